@@ -1,0 +1,38 @@
+"""IronGrad: an ahead-of-time compiler for PyTorch training steps.
+
+`TrainStep` and `compile` need torch (`pip install irongrad[compile]`); `irongrad.runtime` does not.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from irongrad.pipeline.driver import compile as compile
+    from irongrad.pipeline.torch_checkpoint import load_checkpoint as load_checkpoint
+    from irongrad.pipeline.torch_checkpoint import save_checkpoint as save_checkpoint
+    from irongrad.step import TrainStep as TrainStep
+
+__all__ = ["TrainStep", "compile", "load_checkpoint", "save_checkpoint"]
+
+# Imported when first used, so that `import irongrad.runtime` stays free of torch.
+_HOME = {
+    "TrainStep": "irongrad.step",
+    "compile": "irongrad.pipeline.driver",
+    "load_checkpoint": "irongrad.pipeline.torch_checkpoint",
+    "save_checkpoint": "irongrad.pipeline.torch_checkpoint",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'irongrad' has no attribute {name!r}")
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] in ("torch", "torch_mlir", "iree"):
+            raise ImportError(f"irongrad.{name} needs the compiler: pip install 'irongrad[compile]'") from error
+        raise

@@ -1,0 +1,268 @@
+"""TrainStep -> CapturedStep: torch.export of the model with its loss, for training and for evaluation.
+
+torch.export in its non-strict mode runs the model's own Python once on fake tensors (docs.pytorch.org,
+"torch.export"), so what it cannot express is a control-flow decision on a tensor's value or a side effect on a
+Python object. Both are found here and reported at the user's line.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from irongrad.pipeline import usercode
+from irongrad.pipeline.outputs import flatten_outputs, loss_of
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError
+from irongrad.step import Call, TrainStep, call_of
+
+MODEL_PREFIX = "model."
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """The exported programs of one training step.
+
+    Attributes:
+        step: the user's step, whose model holds the initial values.
+        call: which inputs go to the model and which to the loss.
+        train: inputs -> loss, in training mode, with buffer mutations.
+        eval: inputs -> loss, in evaluation mode.
+        predict: model inputs -> the model's outputs, in evaluation mode; None for a model whose only output
+            is its loss.
+        predict_inputs: the inputs that `predict` takes, in order.
+        output_names: names of what `predict` returns, in order.
+    """
+
+    step: TrainStep
+    call: Call
+    train: ExportedProgram
+    eval: ExportedProgram
+    predict: ExportedProgram | None
+    predict_inputs: tuple[str, ...]
+    output_names: tuple[str, ...]
+
+
+class StepModule(nn.Module):
+    """The model and its loss as one module with positional inputs, in the order of `TrainStep.inputs`."""
+
+    def __init__(self, step: TrainStep) -> None:
+        super().__init__()
+        self.model = step.model
+        self._loss = step.loss if not isinstance(step.loss, nn.Module) else None
+        if isinstance(step.loss, nn.Module):
+            self.loss = step.loss
+        self._inside = step.loss is None
+        self._call = call_of(step)
+        self._names = tuple(step.inputs)
+
+    def outputs(self, inputs: dict[str, torch.Tensor]) -> object:
+        """Call the model on the inputs that are its own."""
+        call = self._call
+        keyword = {n: inputs[n] for n in call.keyword if n in inputs}
+        return self.model(*(inputs[n] for n in call.positional), **keyword)
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        """Return the loss, a scalar tensor."""
+        inputs = dict(zip(self._names, values, strict=True))
+        output = self.outputs(inputs)
+        if self._inside:
+            return loss_of(output)
+        loss = self._loss if self._loss is not None else self.loss
+        return loss(output, *(inputs[n] for n in self._call.targets))
+
+
+class PredictModule(nn.Module):
+    """The model alone; its outputs flattened to a tuple of tensors, without the loss where it makes its own."""
+
+    def __init__(self, module: StepModule, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model = module.model
+        self._module = (module,)  # in a tuple, so that its parameters are not registered a second time
+        self._names = names
+
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the model's tensors in the order of `output_names`."""
+        return tuple(self.named(*values).values())
+
+    def named(self, *values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the model's tensors by name."""
+        module = self._module[0]
+        outputs = flatten_outputs(module.outputs(dict(zip(self._names, values, strict=True))))
+        if module._inside:
+            outputs.pop("loss", None)
+        return outputs
+
+
+@contextmanager
+def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put `module` in training or evaluation mode for a while; submodules' own modes are put back after it.
+
+    A module that is in training mode already keeps its submodules' modes, so that a BatchNorm which the user
+    froze with `.eval()` stays frozen in the training graph.
+    """
+    before = [(m, m.training) for m in module.modules()]
+    if not training or not module.training:
+        module.train(training)
+    try:
+        yield
+    finally:
+        for submodule, was in before:
+            submodule.training = was
+
+
+@contextmanager
+def plain_operators() -> Iterator[None]:
+    """Keep attention and recurrent layers in their plain forms, not in the fused kernels of this machine's CPU.
+
+    Only the plain forms decompose to operators that have a backward and that every target compiles.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # leaving mkldnn.flags warns about Intel GPUs
+        with sdpa_kernel([SDPBackend.MATH]), torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+def capture(step: TrainStep) -> CapturedStep:
+    """Export the step's forward for training, evaluation and prediction.
+
+    Raises:
+        CaptureError: a data-dependent branch, a side effect, an unused input, a loss that is not a
+            floating-point scalar; with the user's file and line.
+        UnsupportedOpError: an operator that cannot be compiled yet (random ones).
+    """
+    module = StepModule(step)
+    module.train(step.model.training)
+    values = tuple(step.inputs.values())
+    with mode(module.model, training=True):
+        train = export(module, values)
+    _check_loss(train, step)
+    _check_used(train, step)
+    refuse_random(train)
+    with mode(module.model, training=False):
+        evaluation = export(module, values)
+        predict, predict_inputs, output_names = _export_predict(module, step)
+    return CapturedStep(step, call_of(step), train, evaluation, predict, predict_inputs, output_names)
+
+
+def export(module: nn.Module, values: tuple[torch.Tensor, ...]) -> ExportedProgram:
+    """torch.export `module` and check that running it left nothing behind but buffer updates."""
+    before = usercode.python_state(module)
+    try:
+        with plain_operators(), usercode.quiet_export():
+            program = torch.export.export(module, tuple(v.detach() for v in values), strict=False)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise usercode.capture_error(error, module) from error
+    usercode.check_unchanged(module, before)
+    return program
+
+
+def _export_predict(
+    module: StepModule, step: TrainStep
+) -> tuple[ExportedProgram | None, tuple[str, ...], tuple[str, ...]]:
+    call = call_of(step)
+    names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
+    probe = PredictModule(module, names)
+    with torch.no_grad():
+        outputs = tuple(_run_untouched(probe, tuple(step.inputs[n] for n in names)))
+    if not outputs:
+        return None, (), ()
+    program = export(probe, tuple(step.inputs[n] for n in names))
+    if not module._inside:
+        return program, names, outputs
+    # The labels of a model that makes its own loss: predict takes only what its other outputs depend on.
+    used = _used_inputs(_without_dead_code(program))
+    kept = tuple(n for n, is_used in zip(names, used, strict=True) if is_used)
+    if kept != names and not call.positional:
+        program = export(PredictModule(module, kept), tuple(step.inputs[n] for n in kept))
+        return program, kept, outputs
+    return program, names, outputs
+
+
+def _run_untouched(probe: PredictModule, values: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+    """Run `probe` on copies, so that a model which writes into a buffer in eval mode changes nothing here."""
+    return copy.deepcopy(probe).named(*(v.clone() for v in values))
+
+
+def _without_dead_code(program: ExportedProgram) -> ExportedProgram:
+    program.graph.eliminate_dead_code()
+    return program
+
+
+def _used_inputs(program: ExportedProgram) -> list[bool]:
+    by_name = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    return [bool(by_name[name].users) for name in program.graph_signature.user_inputs if isinstance(name, str)]
+
+
+def _check_loss(program: ExportedProgram, step: TrainStep) -> None:
+    outputs = next(n for n in reversed(program.graph.nodes) if n.op == "output").args[0]
+    name = program.graph_signature.user_outputs[0]
+    node = next((n for n in outputs if getattr(n, "name", None) == name), None)
+    where = usercode.where(step.loss if step.loss is not None else step.model)
+    if node is None or not isinstance(node.meta.get("val"), torch.Tensor):
+        raise CaptureError(f"{where}: the loss is not a tensor. Return a scalar tensor, such as loss.mean()")
+    value = node.meta["val"]
+    if value.shape != () or not value.dtype.is_floating_point:
+        raise CaptureError(
+            f"{where}: the loss has shape {tuple(value.shape)} and dtype {value.dtype}; it must be a floating-point "
+            "scalar. Reduce it in the loss function: return loss.mean() or loss.sum()"
+        )
+
+
+def _check_used(program: ExportedProgram, step: TrainStep) -> None:
+    for name, used in zip(step.inputs, _used_inputs(program), strict=True):
+        if not used:
+            raise CaptureError(
+                f"{usercode.where(step.model)}: input {name!r} is not used by the model or the loss. Remove it from "
+                "TrainStep.inputs, or list the inputs that the model takes in TrainStep.model_inputs if it went to "
+                "the wrong place"
+            )
+
+
+def refuse_random(program: ExportedProgram) -> None:
+    """Refuse random operators by name: the compiled step has no random stream yet.
+
+    Raises:
+        UnsupportedOpError: the first of them, with the user's line.
+    """
+    for node in program.graph.nodes:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            continue
+        if torch.Tag.nondeterministic_seeded not in target.tags or _draws_nothing(node):
+            continue
+        raise UnsupportedOpError(
+            f"{usercode.line_of(node)}: {target} draws random numbers, which a compiled step cannot do yet. Set the "
+            "dropout probability to 0 (model.apply over nn.Dropout, or the configuration's dropout fields), or pass "
+            "the random tensor as an input"
+        )
+
+
+def _draws_nothing(node: torch.fx.Node) -> bool:
+    """Whether a dropout-like call is the identity: its probability is 0, or it is not in training mode."""
+    arguments = dict(node.kwargs)
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    arguments.update({a.name: v for a, v in zip(schema, node.args, strict=False)})
+    for name in ("p", "dropout_p", "dropout"):
+        if arguments.get(name) in (0, 0.0):
+            return True
+    has_probability = any(a.name in ("p", "dropout_p", "dropout") for a in schema)
+    if has_probability:
+        defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
+        probability = next((defaults[n] for n in ("p", "dropout_p", "dropout") if n in defaults), None)
+        named = {"p", "dropout_p", "dropout"} & arguments.keys()
+        if not named and probability == 0.0:
+            return True
+    return arguments.get("train") is False or arguments.get("training") is False
+
+
+__all__ = ["CapturedStep", "PredictModule", "StepModule", "capture", "export", "plain_operators", "mode", "replace"]

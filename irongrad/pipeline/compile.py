@@ -1,0 +1,73 @@
+"""AssembledModule -> .vmfb: iree-compile, in a process of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import iree.compiler.tools.binaries as iree_binaries
+
+from irongrad.pipeline.assemble import AssembledModule
+from irongrad.pipeline.diagnostics import toolchain_error
+from irongrad.runtime.errors import ToolchainError
+from irongrad.targets import Target
+
+# Hyperparameters are float64 scalars of the VM, and their arithmetic stays in float64.
+COMMON_FLAGS = ("--iree-input-demote-f64-to-f32=false", "--iree-vm-target-extension-f64")
+
+_EMPTY = "func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { %y = arith.addf %x, %x : tensor<4xf32> return %y : tensor<4xf32> }"
+
+
+@dataclass(frozen=True)
+class CompiledModule:
+    """A .vmfb in memory.
+
+    Attributes:
+        target: what it was compiled for.
+        flags: all flags of iree-compile.
+        vmfb: its bytes.
+        architecture: the CPU architecture, empty where that does not apply.
+        features: the CPU features that the code was allowed to use.
+    """
+
+    target: Target
+    flags: tuple[str, ...]
+    vmfb: bytes
+    architecture: str
+    features: tuple[str, ...]
+
+
+def compile_module(module: AssembledModule, target: Target, scratch: Path) -> CompiledModule:
+    """Compile `module` for `target`.
+
+    Raises:
+        ToolchainError: IREE failed; with its diagnostic, the user's line where known, and the kept module.
+    """
+    source, output = scratch / "step.mlirbc", scratch / f"step.{target.name}.vmfb"
+    source.write_bytes(module.bytecode)
+    flags = (*COMMON_FLAGS, *target.flags)
+    result = _iree_compile([*flags, str(source), "-o", str(output)])
+    if result.returncode != 0:
+        raise toolchain_error("iree-compile", result, source)
+    architecture, features = _cpu_of(flags, scratch)
+    return CompiledModule(target, flags, output.read_bytes(), architecture, features)
+
+
+def _iree_compile(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    tool = iree_binaries.find_tool("iree-compile")
+    return subprocess.run([tool, *arguments], capture_output=True, text=True, check=False)
+
+
+def _cpu_of(flags: tuple[str, ...], scratch: Path) -> tuple[str, tuple[str, ...]]:
+    """Ask the compiler which CPU its flags mean; `host` says nothing to another machine."""
+    probe = scratch / "probe.mlir"
+    probe.write_text(_EMPTY)
+    result = _iree_compile([*flags, "--compile-to=executable-configurations", str(probe), "-o", "-"])
+    if result.returncode != 0:
+        raise ToolchainError(f"iree-compile cannot describe its target: {result.stderr[-300:]}")
+    triple = re.search(r'target_triple = "([^-"]+)-', result.stdout)
+    features = re.search(r'cpu_features = "([^"]*)"', result.stdout)
+    names = features.group(1).split(",") if features else []
+    return triple.group(1) if triple else "", tuple(dict.fromkeys(n[1:] for n in names if n.startswith("+")))

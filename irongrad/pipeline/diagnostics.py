@@ -1,0 +1,41 @@
+"""What a compiler printed, reduced to what helps: its first error, the user's line, the dumped module."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from irongrad.pipeline.usercode import is_user_file
+from irongrad.runtime.errors import ToolchainError
+
+_LOCATION = re.compile(r'"?([^"\s()<>]+\.py)"?:(\d+)(?::\d+)?')
+_ERROR = re.compile(r"^.*\berror: .*$", re.MULTILINE)
+
+
+def toolchain_error(tool: str, result: subprocess.CompletedProcess[str], module: Path) -> ToolchainError:
+    """Describe a failed run of `tool` on the file `module`, which is copied to where it survives."""
+    kept = Path(tempfile.mkdtemp(prefix="irongrad-")) / module.name
+    shutil.copyfile(module, kept)
+    output = result.stderr or result.stdout
+    errors = _ERROR.findall(output)
+    if result.returncode < 0 and not errors:
+        summary = f"{tool} crashed with signal {-result.returncode}: {output.strip()[-300:]}"
+    else:
+        summary = (errors[0] if errors else output.strip()[-300:])[:600]
+    lines = [f"{tool} failed: {summary}"]
+    if source := _user_line(output):
+        lines.append(f"the operator comes from {source}")
+    lines.append(f"the module is kept at {kept}; the command was: {' '.join(result.args)}")
+    return ToolchainError("\n  ".join(lines))
+
+
+def _user_line(output: str) -> str | None:
+    for path, number in _LOCATION.findall(output):
+        if is_user_file(path) and Path(path).is_file():
+            lines = Path(path).read_text(errors="replace").splitlines()
+            text = lines[int(number) - 1].strip() if 0 < int(number) <= len(lines) else ""
+            return f"{path}:{number}: {text}"
+    return None

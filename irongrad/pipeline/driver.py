@@ -1,0 +1,155 @@
+"""The whole compiler on one page: every stage in order, each a function from one frozen record to the next."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from irongrad.pipeline.assemble import AssembledModule, assemble
+from irongrad.pipeline.capture import CapturedStep, capture
+from irongrad.pipeline.compile import CompiledModule, compile_module
+from irongrad.pipeline.differentiate import JointStep, differentiate
+from irongrad.pipeline.dump import dump_stage
+from irongrad.pipeline.graphs import StepGraph
+from irongrad.pipeline.guards import add_guards
+from irongrad.pipeline.importer import ImportedStep, import_functions
+from irongrad.pipeline.interface import Interface, describe
+from irongrad.pipeline.optimizer import add_optimizer
+from irongrad.pipeline.oracle import golden_of
+from irongrad.pipeline.package import Artifact, check_output, package
+from irongrad.pipeline.ranges import Range, index_ranges
+from irongrad.runtime.errors import UserError
+from irongrad.runtime.golden import Golden
+from irongrad.step import TrainStep
+from irongrad.targets import Target, parse_target
+
+STAGES = ("capture", "differentiate", "optimizer", "guards", "import", "assemble", "compile", "oracle", "package")
+GOLDEN_STEPS = 3
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compile.
+
+    Attributes:
+        output: the artifact's directory.
+        targets: what to compile for.
+        entry_points: which entry points to include; None for all. Fewer compile faster, and without `grad_step` no
+            memory is set aside for accumulated gradients.
+        dump_dir: where to write every stage's readable form; None for nowhere.
+        stop_after: the last stage to run, a name in `STAGES`; None for all.
+        on_stage: called with a stage's name, returns a context manager that is open while it runs.
+    """
+
+    output: Path
+    targets: tuple[Target, ...]
+    entry_points: tuple[str, ...] | None = None
+    dump_dir: Path | None = None
+    stop_after: str | None = None
+    on_stage: Callable[[str], AbstractContextManager[object]] = field(default=lambda name: nullcontext())
+
+
+class Stopped(Exception):
+    """Raised inside the driver when `stop_after` is reached."""
+
+
+def build(step: TrainStep, options: Options) -> tuple[Artifact | None, dict[str, float]]:
+    """Run every stage. Returns the artifact (None when stopped early) and the seconds each stage took."""
+    seconds: dict[str, float] = {}
+
+    def stage(name: str, function: Callable[..., T], *arguments: Any) -> T:
+        start = time.perf_counter()
+        with options.on_stage(name):
+            result = function(*arguments)
+        seconds[name] = time.perf_counter() - start
+        if options.dump_dir is not None:
+            dump_stage(options.dump_dir, STAGES.index(name) + 1, name, result)
+        if options.stop_after == name:
+            raise Stopped
+        return result
+
+    with tempfile.TemporaryDirectory(prefix="irongrad-") as directory:
+        scratch = Path(directory)
+        try:
+            captured: CapturedStep = stage("capture", capture, step)
+            joint: JointStep = stage("differentiate", differentiate, captured)
+            graph: StepGraph = stage("optimizer", add_optimizer, joint)
+            ranges: list[Range] = index_ranges(captured.train, step.inputs)
+            graph = stage("guards", add_guards, graph, ranges)
+            interface: Interface = describe(graph, ranges, options.entry_points)
+            imported: ImportedStep = stage("import", import_functions, graph, scratch)
+            module: AssembledModule = stage("assemble", assemble, imported, interface)
+            compiled: list[CompiledModule] = stage("compile", _compile_all, module, options.targets, scratch)
+            golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
+            artifact: Artifact = stage("package", package, module, compiled, golden, options.output)
+        except Stopped:
+            return None, seconds
+    return artifact, seconds
+
+
+def _compile_all(module: AssembledModule, targets: Sequence[Target], scratch: Path) -> list[CompiledModule]:
+    return [compile_module(module, target, scratch) for target in targets]
+
+
+def compile(  # noqa: A001 (the field's name for it, as in torch.compile)
+    step: TrainStep,
+    output: str | os.PathLike[str],
+    target: str | Sequence[str] = "llvm-cpu",
+    *,
+    entry_points: Sequence[str] | None = None,
+    dump_dir: str | os.PathLike[str] | None = None,
+) -> Artifact:
+    """Compile a training step into an artifact directory, and verify it.
+
+    Args:
+        step: the training step.
+        output: the directory to write; an artifact that is there already is replaced once the new one is verified.
+        target: one target or several, such as `llvm-cpu` or `llvm-cpu:cpu=x86-64-v3`.
+        entry_points: which entry points to include, all by default.
+        dump_dir: where to write every stage's readable form.
+
+    Raises:
+        CaptureError: the step cannot be captured; with the user's line.
+        UnsupportedOpError: it uses an operator that cannot be compiled.
+        ToolchainError: torch-mlir or IREE failed.
+        VerificationError: the compiled step disagrees with the float64 oracle; nothing is written.
+    """
+    artifact, _ = build(step, make_options(output, target, entry_points=entry_points, dump_dir=dump_dir))
+    assert artifact is not None
+    return artifact
+
+
+def make_options(
+    output: str | os.PathLike[str],
+    target: str | Sequence[str] = "llvm-cpu",
+    *,
+    entry_points: Sequence[str] | None = None,
+    dump_dir: str | os.PathLike[str] | None = None,
+    stop_after: str | None = None,
+    on_stage: Callable[[str], AbstractContextManager[object]] | None = None,
+) -> Options:
+    """Check and convert what a caller gives.
+
+    Raises:
+        UserError: an unknown target or stage, or an output that is no place for an artifact.
+    """
+    check_output(Path(output))
+    if stop_after is not None and stop_after not in STAGES:
+        raise UserError(f"there is no stage {stop_after!r}; the stages are {', '.join(STAGES)}")
+    names = [target] if isinstance(target, str) else list(target)
+    return Options(
+        output=Path(output),
+        targets=tuple(parse_target(n) for n in names),
+        entry_points=tuple(entry_points) if entry_points is not None else None,
+        dump_dir=Path(dump_dir) if dump_dir is not None else None,
+        stop_after=stop_after,
+        on_stage=on_stage or (lambda name: nullcontext()),
+    )

@@ -1,0 +1,38 @@
+"""torch dtypes, their numpy names (as the manifest has them) and their MLIR names."""
+
+from __future__ import annotations
+
+import torch
+
+from irongrad.runtime.errors import CaptureError
+
+_NAMES = {
+    torch.float64: ("float64", "f64"),
+    torch.float32: ("float32", "f32"),
+    torch.float16: ("float16", "f16"),
+    torch.bfloat16: ("bfloat16", "bf16"),
+    torch.int64: ("int64", "i64"),
+    torch.int32: ("int32", "i32"),
+    torch.int16: ("int16", "i16"),
+    torch.int8: ("int8", "i8"),
+    torch.uint8: ("uint8", "i8"),
+    torch.bool: ("bool", "i1"),
+}
+
+
+def numpy_name(dtype: torch.dtype) -> str:
+    """numpy's name (ml_dtypes' for bfloat16).
+
+    Raises:
+        CaptureError: a dtype that an artifact cannot hold.
+    """
+    if dtype not in _NAMES:
+        raise CaptureError(f"{dtype} tensors cannot be inputs, outputs or state of a compiled step")
+    return _NAMES[dtype][0]
+
+
+def mlir_type(shape: tuple[int | str, ...], dtype: torch.dtype) -> str:
+    """The tensor type in MLIR's syntax; a named dimension becomes `?`."""
+    numpy_name(dtype)
+    dims = "".join(f"{'?' if isinstance(d, str) else d}x" for d in shape)
+    return f"tensor<{dims}{_NAMES[dtype][1]}>"

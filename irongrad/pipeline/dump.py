@@ -1,0 +1,71 @@
+"""Readable forms of every stage's output, for `--dump-dir`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import singledispatch
+from pathlib import Path
+from typing import Any
+
+from irongrad.pipeline.assemble import AssembledModule
+from irongrad.pipeline.capture import CapturedStep
+from irongrad.pipeline.differentiate import JointStep
+from irongrad.pipeline.graphs import Function, StepGraph
+from irongrad.pipeline.importer import ImportedStep
+from irongrad.runtime.golden import Golden
+
+
+def dump_stage(directory: Path, number: int, name: str, result: object) -> None:
+    """Write the readable form of a stage's output as `<number>_<name>….<extension>`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for suffix, text in readable(result):
+        (directory / f"{number:02d}_{name}{suffix}").write_text(text)
+
+
+@singledispatch
+def readable(result: Any) -> Iterator[tuple[str, str]]:
+    """(suffix, text) of each file that shows `result`; nothing for what is shown elsewhere."""
+    yield from ()
+
+
+@readable.register
+def _(result: CapturedStep) -> Iterator[tuple[str, str]]:
+    yield ".train.txt", str(result.train)
+    yield ".eval.txt", str(result.eval)
+    if result.predict is not None:
+        yield ".predict.txt", str(result.predict)
+
+
+def _code(function: Function) -> str:
+    arguments = "\n".join(f"#   {a.kind} {a.name}" for a in function.arguments)
+    results = "\n".join(f"#   {r.kind} {r.name}" for r in function.results)
+    code = function.graph.print_readable(print_output=False, include_stride=False)
+    return f"# arguments\n{arguments}\n# results\n{results}\n{code}\n"
+
+
+@readable.register
+def _(result: JointStep) -> Iterator[tuple[str, str]]:
+    yield ".joint.fx", _code(result.joint)
+
+
+@readable.register
+def _(result: StepGraph) -> Iterator[tuple[str, str]]:
+    for name, function in result.functions.items():
+        yield f".{name}.fx", _code(function)
+
+
+@readable.register
+def _(result: ImportedStep) -> Iterator[tuple[str, str]]:
+    yield ".torch.mlir", result.torch
+    yield ".linalg.mlir", result.linalg
+
+
+@readable.register
+def _(result: AssembledModule) -> Iterator[tuple[str, str]]:
+    yield ".mlir", result.text
+
+
+@readable.register
+def _(result: Golden) -> Iterator[tuple[str, str]]:
+    rows = (f"{key}\tallowed {result.allowed[key]:.3e}\tshape {value.shape}" for key, value in result.expected.items())
+    yield ".txt", "\n".join([f"oracle {result.oracle}, {result.steps} steps", *rows]) + "\n"

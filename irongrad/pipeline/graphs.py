@@ -1,0 +1,94 @@
+"""What flows between the stages after differentiation: functional FX graphs over named state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import GraphModule
+
+from irongrad.runtime.manifest import Role
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """One tensor of the state.
+
+    Attributes:
+        name: its key in checkpoints; PyTorch's own name for a parameter or buffer,
+            `optimizer/<key>/<parameter>` for optimizer state, `irongrad/steps` for the step count.
+        role: what it is.
+        initial: its value before the first step, on the CPU.
+        aliases: other names of the same tensor in the model (tied weights).
+    """
+
+    name: str
+    role: Role
+    initial: torch.Tensor
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Value:
+    """What an argument or a result of a function is.
+
+    Attributes:
+        kind: `state` (read from, or stored to, the tensor of that name), `input`, `hyper` (a float64
+            hyperparameter, as a rank-0 tensor), `gradient` or `accumulator` (of the parameter of that name),
+            `count` (how many gradients were accumulated, float64) or `output`.
+        name: the state's, input's, hyperparameter's or output's name.
+    """
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Function:
+    """A functional ATen graph: no mutation, no constants over a few elements, no symbolic scalars.
+
+    Attributes:
+        graph: the graph; its placeholders are `arguments` and its outputs `results`, in order.
+        arguments: what each placeholder stands for.
+        results: what each output stands for.
+    """
+
+    graph: GraphModule
+    arguments: tuple[Value, ...]
+    results: tuple[Value, ...]
+
+    def example(self, index: int) -> torch.Tensor:
+        """The fake tensor of the placeholder at `index`."""
+        placeholders = [n for n in self.graph.graph.nodes if n.op == "placeholder"]
+        return placeholders[index].meta["val"]
+
+    def results_like(self) -> list[torch.Tensor]:
+        """The fake tensors of the results."""
+        output = next(n for n in reversed(self.graph.graph.nodes) if n.op == "output")
+        return [n.meta["val"] for n in output.args[0]]
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """Every function of a training step over one state.
+
+    Attributes:
+        state: all of it, in the order of the checkpoint.
+        gradients: names of the parameters that get a gradient and are updated, in order.
+        inputs: the example inputs by name.
+        hypers: run-time hyperparameters and their defaults.
+        fixed: hyperparameters that the graph was specialised on, with their values.
+        functions: `train`, `grad`, `apply`, `eval` and, unless the model has no output but its loss, `predict`.
+    """
+
+    state: tuple[StateTensor, ...]
+    gradients: tuple[str, ...]
+    inputs: Mapping[str, torch.Tensor]
+    hypers: Mapping[str, float]
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    functions: Mapping[str, Function] = field(default_factory=dict)
+
+    def tensor(self, name: str) -> StateTensor:
+        """The state tensor called `name`."""
+        return next(t for t in self.state if t.name == name)

@@ -1,0 +1,47 @@
+"""Range checks as functions of the step graph: `check.<name>` for every function that takes indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from irongrad.pipeline.graphs import Function, StepGraph, Value
+from irongrad.pipeline.ranges import Range
+from irongrad.pipeline.retrace import retrace
+
+
+def add_guards(graph: StepGraph, ranges: Sequence[Range]) -> StepGraph:
+    """Add a function `check.<name>` that returns one true or false for each range that `<name>` relies on.
+
+    The result's name is the message for a false.
+    """
+    checks: dict[str, Function] = {}
+    for name, function in graph.functions.items():
+        taken = {a.name for a in function.arguments if a.kind == "input"}
+        if mine := [r for r in ranges if r.input in taken]:
+            checks[f"check.{name}"] = _check(graph, mine)
+    return replace(graph, functions={**graph.functions, **checks})
+
+
+def message(limit: Range) -> str:
+    """What is said when an input leaves its range."""
+    exempt = f" (or {limit.exempt})" if limit.exempt is not None else ""
+    return f"{limit.input}: every value must be in [{limit.minimum}, {limit.maximum}]{exempt}; the step was not run"
+
+
+def _check(graph: StepGraph, ranges: Sequence[Range]) -> Function:
+    def check(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        return [_inside(t, r) for t, r in zip(tensors, ranges, strict=True)]
+
+    arguments = tuple(Value("input", r.input) for r in ranges)
+    results = tuple(Value("output", message(r)) for r in ranges)
+    return Function(retrace(check, [graph.inputs[r.input] for r in ranges]), arguments, results)
+
+
+def _inside(tensor: torch.Tensor, limit: Range) -> torch.Tensor:
+    wrong = (tensor < limit.minimum) | (tensor > limit.maximum)
+    if limit.exempt is not None:
+        wrong = wrong & (tensor != limit.exempt)
+    return wrong.to(torch.int64).sum() == 0

@@ -1,0 +1,89 @@
+"""Hyperparameters of torch.optim parameter groups as named run-time inputs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+# Zero means "no such state" for these, so their zero is part of the compiled graph; any other zero
+# (a weight decay of 0, say) only switches a term off and stays an input.
+STRUCTURAL_AT_ZERO = frozenset({"momentum"})
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """One floating-point hyperparameter of one parameter group.
+
+    Attributes:
+        name: its name as an input, such as `lr`, `beta1`, or `lr_1` for group 1 of several.
+        key: the group's key, such as `lr` or `betas`.
+        index: the position in the group's tuple; None for a plain number.
+        group: the group's position among all groups of all optimizers.
+        default: its value in the user's optimizer.
+    """
+
+    name: str
+    key: str
+    index: int | None
+    group: int
+    default: float
+
+    @property
+    def structural(self) -> bool:
+        """Whether the graph is specialised on its being zero."""
+        return self.default == 0.0 and self.key in STRUCTURAL_AT_ZERO
+
+
+def groups_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[torch.optim.Optimizer, dict[str, object]]]:
+    """All parameter groups of all optimizers, in order, each with its optimizer."""
+    return [(o, g) for o in optimizers for g in o.param_groups]
+
+
+def hyperparameters(optimizers: Sequence[torch.optim.Optimizer]) -> list[Hyper]:
+    """List the float hyperparameters of every group; integers count where the optimizer declares a float."""
+    groups = groups_of(optimizers)
+    found: list[Hyper] = []
+    for number, (optimizer, group) in enumerate(groups):
+        suffix = f"_{number}" if len(groups) > 1 else ""
+        for key, value in group.items():
+            if key in ("params", "param_names", "initial_lr"):
+                continue
+            if isinstance(value, (tuple, list)):
+                found += [
+                    Hyper(f"{_singular(key)}{i + 1}{suffix}", key, i, number, float(v))
+                    for i, v in enumerate(value)
+                    if isinstance(v, (int, float)) and any(isinstance(w, float) for w in value)
+                ]
+            elif _is_float(optimizer, key, value):
+                found.append(Hyper(f"{key}{suffix}", key, None, number, float(value)))  # type: ignore[arg-type]
+    return found
+
+
+def with_values(group: dict[str, object], hypers: Sequence[Hyper], value: Callable[[Hyper], object]) -> dict[str, object]:
+    """Return a copy of `group` whose hyperparameters are replaced by `value(hyper)`."""
+    changed = dict(group)
+    for hyper in hypers:
+        if hyper.index is None:
+            changed[hyper.key] = value(hyper)
+        else:
+            items = list(changed[hyper.key])  # type: ignore[call-overload]
+            items[hyper.index] = value(hyper)
+            changed[hyper.key] = tuple(items)
+    return changed
+
+
+def _singular(key: str) -> str:
+    return key[:-1] if key.endswith("s") and key != "eps" else key
+
+
+def _is_float(optimizer: torch.optim.Optimizer, key: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, float) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+        return True
+    parameter = inspect.signature(type(optimizer)).parameters.get(key)
+    declared = parameter is not None and (isinstance(parameter.default, float) or "float" in str(parameter.annotation))
+    return isinstance(value, int) and declared

@@ -1,0 +1,123 @@
+"""The entry points of a step graph: names, arguments and results, as the manifest describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from irongrad.pipeline.dtypes import numpy_name
+from irongrad.pipeline.graphs import StepGraph
+from irongrad.pipeline.ranges import Range
+from irongrad.runtime.errors import UserError
+from irongrad.runtime.manifest import EntryPoint, StateSpec, TensorSpec
+
+# The dimension of train_steps' inputs over which it loops.
+STEPS_DIM = "K"
+
+SUMMARIES = {
+    "train_step": "One training step; returns the loss before the update.",
+    "train_steps": "K training steps in one call, over inputs stacked along a first dimension; returns every loss.",
+    "grad_step": "Loss and gradients, added to the accumulators; parameters stay as they are.",
+    "apply_step": "The optimizer's update from the mean of the accumulated gradients, which are then cleared.",
+    "eval_step": "The loss in evaluation mode.",
+    "predict": "The model's outputs in evaluation mode.",
+    "export_state": "Every state tensor, in the manifest's order.",
+    "import_state": "Replaces every state tensor, in the manifest's order.",
+    "export_gradients": "The accumulated sums of gradients, and of how many steps.",
+    "import_gradients": "Replaces the accumulated sums of gradients and their number.",
+    "reset": "Puts the state back to the parameter file that the module was loaded with; clears accumulators.",
+}
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Entry points and state of a step, ready for the manifest.
+
+    Attributes:
+        entry_points: in the order in which they are exported.
+        state: all state tensors.
+    """
+
+    entry_points: tuple[EntryPoint, ...]
+    state: tuple[StateSpec, ...]
+
+    def __contains__(self, name: str) -> bool:
+        return any(e.name == name for e in self.entry_points)
+
+
+def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | None) -> Interface:
+    """List the entry points of `graph`, or the `chosen` ones.
+
+    Raises:
+        UserError: a chosen name that is none.
+    """
+    inputs = {n: _spec(n, t, ranges) for n, t in graph.inputs.items()}
+    state = tuple(
+        StateSpec(t.name, numpy_name(t.initial.dtype), tuple(t.initial.shape), t.role, t.aliases) for t in graph.state
+    )
+    tensors = tuple(TensorSpec(s.name, s.dtype, s.shape) for s in state)
+    hypers = tuple(graph.hypers)
+    loss = _output(graph, "train", "loss")
+    everything = tuple(inputs.values())
+    stacked = tuple(_stacked(s) for s in everything)
+    sums = tuple(_spec(n, graph.tensor(n).initial, ()) for n in graph.gradients)
+    count = TensorSpec("count", "int64", ())
+    made = {
+        "train_step": (everything, hypers, (loss,)),
+        "train_steps": (stacked, hypers, (_stacked(loss, "losses"),)),
+        "grad_step": (everything, (), (loss,)),
+        "apply_step": ((), hypers, ()),
+        "eval_step": (everything, (), (loss,)),
+        "predict": _predict(graph, inputs),
+        "export_state": ((), (), tensors),
+        "import_state": (tensors, (), ()),
+        "export_gradients": ((), (), (*sums, count)),
+        "import_gradients": ((*sums, count), (), ()),
+        "reset": ((), (), ()),
+    }
+    if "predict" not in graph.functions:
+        del made["predict"]
+    names = _chosen(list(made), chosen)
+    points = tuple(EntryPoint(n, *made[n], summary=SUMMARIES[n]) for n in names)
+    return Interface(points, state)
+
+
+def _chosen(available: list[str], chosen: Sequence[str] | None) -> list[str]:
+    if chosen is None:
+        return available
+    if unknown := [n for n in chosen if n not in available]:
+        raise UserError(f"entry points {unknown} do not exist; this step has {available}")
+    # Verification and checkpoints go through these two.
+    return [n for n in available if n in {*chosen, "export_state", "import_state"}]
+
+
+def _predict(
+    graph: StepGraph, inputs: dict[str, TensorSpec]
+) -> tuple[tuple[TensorSpec, ...], tuple[str, ...], tuple[TensorSpec, ...]]:
+    function = graph.functions.get("predict")
+    if function is None:
+        return (), (), ()
+    taken = tuple(inputs[a.name] for a in function.arguments if a.kind == "input")
+    outputs = tuple(_output(graph, "predict", r.name) for r in function.results if r.kind == "output")
+    return taken, (), outputs
+
+
+def _output(graph: StepGraph, function: str, name: str) -> TensorSpec:
+    made = graph.functions[function]
+    for result, value in zip(made.results, made.results_like(), strict=True):
+        if result.kind == "output" and result.name == name:
+            return TensorSpec(name, numpy_name(value.dtype), tuple(value.shape))
+    raise KeyError(name)
+
+
+def _stacked(spec: TensorSpec, name: str | None = None) -> TensorSpec:
+    shape = (STEPS_DIM, *spec.shape)
+    return TensorSpec(name or spec.name, spec.dtype, shape, spec.minimum, spec.maximum, spec.exempt)
+
+
+def _spec(name: str, tensor: torch.Tensor, ranges: Sequence[Range]) -> TensorSpec:
+    found = next((r for r in ranges if r.input == name), None)
+    limits = (found.minimum, found.maximum, found.exempt) if found else (None, None, None)
+    return TensorSpec(name, numpy_name(tensor.dtype), tuple(tensor.shape), *limits)

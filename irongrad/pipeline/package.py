@@ -1,0 +1,173 @@
+"""Compiled modules, state and golden values -> the artifact directory, verified before anyone can see it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from iree import runtime as ireert
+
+import irongrad
+from irongrad.pipeline.assemble import AssembledModule
+from irongrad.pipeline.compile import CompiledModule
+from irongrad.runtime.errors import UserError, VerificationError
+from irongrad.runtime.golden import Golden, write_golden
+from irongrad.runtime.manifest import (
+    FORMAT_VERSION,
+    GOLDEN,
+    INITIAL_STATE,
+    MANIFEST,
+    PORTABLE_MODULE,
+    Certificate,
+    HyperSpec,
+    Manifest,
+    TargetSpec,
+    file_spec,
+    write_manifest,
+)
+from irongrad.runtime.session import Session
+from irongrad.runtime.verification import Report, verify
+
+PACKAGES = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "numpy")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A written artifact.
+
+    Attributes:
+        directory: where it lies.
+        manifest: what it says of itself.
+        reports: the verification of each target that can run here, by target name.
+    """
+
+    directory: Path
+    manifest: Manifest
+    reports: dict[str, Report]
+
+    def load(self, **options: object) -> Session:
+        """Load it; options as those of `irongrad.runtime.load`."""
+        return Session(self.directory, **options)  # type: ignore[arg-type]
+
+
+def check_output(output: Path) -> None:
+    """Refuse to write over a directory that is not an artifact.
+
+    Raises:
+        UserError: naming it.
+    """
+    if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST).exists():
+        raise UserError(f"{output} is a directory with other things in it, not an artifact; give another -o")
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file; give a directory with -o")
+
+
+def package(module: AssembledModule, compiled: Sequence[CompiledModule], golden: Golden, output: Path) -> Artifact:
+    """Write all files to a directory beside `output`, verify each target there, and move it into place.
+
+    Raises:
+        VerificationError: a target's numbers are wrong; nothing is written then.
+    """
+    with _staging(output) as staging:
+        for binary in compiled:
+            (staging / f"step.{binary.target.name}.vmfb").write_bytes(binary.vmfb)
+        (staging / PORTABLE_MODULE).write_bytes(module.bytecode)
+        _write_state(module, staging / INITIAL_STATE)
+        write_golden(golden, staging / GOLDEN)
+        manifest = _manifest(module, compiled, staging)
+        write_manifest(manifest, staging)
+        reports: dict[str, Report] = {}
+        targets: list[TargetSpec] = []
+        for binary, target in zip(compiled, manifest.targets, strict=True):
+            if binary.target.host:
+                reports[target.name] = _verified(Session(staging, target=target.name), golden)
+                target = replace(target, certificate=certificate(reports[target.name], target.device))
+            targets.append(target)
+        manifest = replace(manifest, targets=tuple(targets))
+        write_manifest(manifest, staging)
+        _publish(staging, output)
+    return Artifact(output, manifest, reports)
+
+
+def certificate(report: Report, device: str) -> Certificate:
+    """What the manifest keeps of a report."""
+    worst = report.worst
+    return Certificate(device, report.steps, worst.ratio, f"{worst.entry_point} {worst.key}", report.oracle)
+
+
+def _verified(session: Session, golden: Golden) -> Report:
+    report = verify(session, golden)
+    if not report.passed:
+        bad = sorted((c for c in report.comparisons if c.ratio > 1), key=lambda c: -c.ratio)
+        rows = "\n".join(f"  {c.entry_point:<12} {c.key}: error {c.error:.3g}, allowed {c.allowed:.3g}" for c in bad[:8])
+        raise VerificationError(
+            f"the compiled step disagrees with eager {golden.oracle} in {len(bad)} of {len(report.comparisons)} values, "
+            f"so no artifact was written:\n{rows}\nThis is a bug in IronGrad or its toolchain. Please report it with the "
+            "model; --dump-dir DIR keeps every stage"
+        )
+    return report
+
+
+@contextmanager
+def _staging(output: Path) -> Iterator[Path]:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
+    try:
+        staging.chmod(0o755)
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _publish(staging: Path, output: Path) -> None:
+    old = staging.with_name(staging.name + ".old")
+    if output.exists():
+        os.rename(output, old)
+    os.rename(staging, output)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_state(module: AssembledModule, path: Path) -> None:
+    """Write the initial state as an IREE parameter archive; a tensor of one repeated value takes no room."""
+    index = ireert.ParameterIndex()
+    for tensor in module.graph.state:
+        array = _bytes_of(tensor.initial)
+        first = array[: tensor.initial.element_size()]
+        if tensor.initial.numel() > 1 and np.all(array.reshape(-1, first.size) == first):
+            index.add_splat(tensor.name, first.tobytes(), array.size)
+        else:
+            index.add_buffer(tensor.name, array)
+    index.create_archive_file(str(path))
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], directory: Path) -> Manifest:
+    targets = tuple(
+        TargetSpec(c.target.name, f"step.{c.target.name}.vmfb", c.target.device, c.flags, c.architecture, c.features)
+        for c in compiled
+    )
+    names = [t.file for t in targets] + [PORTABLE_MODULE, INITIAL_STATE, GOLDEN]
+    versions = {"irongrad": irongrad.__version__, "python": platform.python_version()}
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        entry_points=module.interface.entry_points,
+        hypers=tuple(HyperSpec(n, v) for n, v in module.graph.hypers.items()),
+        fixed=dict(module.graph.fixed),
+        state=module.interface.state,
+        gradients=module.graph.gradients,
+        targets=targets,
+        versions=versions | {p: version(p) for p in PACKAGES},
+        files={n: file_spec(directory / n) for n in names},
+    )

@@ -1,0 +1,124 @@
+"""Symbolic scalars of a traced optimizer become rank-0 float64 tensors, so that they are run-time values.
+
+Eager computes hyperparameter arithmetic (`1 - beta1 ** step`) in Python's doubles; float64 here gives the same
+numbers. A rank-0 tensor does not promote the tensors it meets (PyTorch, "Type Promotion"), so parameters keep
+their dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.node import Target
+
+aten = torch.ops.aten
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _add(x: Any, y: Any, *, alpha: Any = 1) -> Any:
+    return x + y * alpha
+
+
+def _sub(x: Any, y: Any, *, alpha: Any = 1) -> Any:
+    return x - y * alpha
+
+
+def _lerp(start: Any, end: Any, weight: Any) -> Any:
+    """ATen's two-sided form, which is exact at both ends (aten/src/ATen/native/Lerp.h)."""
+    difference = end - start
+    return torch.where(abs(weight) < 0.5, start + weight * difference, end - difference * (1 - weight))
+
+
+def _addcmul(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
+    return x + value * a * b
+
+
+def _addcdiv(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
+    return x + value * a / b
+
+
+def _addmm(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return x * beta + torch.mm(a, b) * alpha
+
+
+def _clamp(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None) -> Any:
+    low = min if low is None else low
+    high = max if high is None else high
+    if low is not None:
+        x = torch.maximum(x, _tensor(low, x.dtype))
+    if high is not None:
+        x = torch.minimum(x, _tensor(high, x.dtype))
+    return x
+
+
+def _tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    # torch.tensor(value) would become a constant of the tracing mode's; full is an operator.
+    return value.to(dtype) if isinstance(value, torch.Tensor) else torch.full((), value, dtype=dtype)
+
+
+def _pairwise(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def apply(a: Any, b: Any) -> Any:
+        if not (_number(a) or _number(b)):
+            return min(a, b) if function is torch.minimum else max(a, b)
+        return function(_tensor(a, torch.float64), _tensor(b, torch.float64))
+
+    return apply
+
+
+# Operators whose Scalar argument may now be a tensor, in forms that take one.
+_FORMS: dict[object, Callable[..., Any]] = {
+    aten.add.Tensor: _add,
+    aten.sub.Tensor: _sub,
+    aten.rsub.Scalar: lambda x, y, alpha=1: y - x * alpha,
+    aten.mul.Tensor: lambda x, y: x * y,
+    aten.mul.Scalar: lambda x, y: x * y,
+    aten.div.Tensor: lambda x, y: x / y,
+    aten.div.Scalar: lambda x, y: x / y,
+    aten.lerp.Scalar: _lerp,
+    aten.addcmul.default: _addcmul,
+    aten.addcdiv.default: _addcdiv,
+    aten.addmm.default: _addmm,
+    aten.clamp.default: _clamp,
+    aten.clamp_min.default: lambda x, low: _clamp(x, low),
+    aten.clamp_max.default: lambda x, high: _clamp(x, None, high),
+    aten.pow.Scalar: torch.pow,
+    aten.pow.Tensor_Scalar: torch.pow,
+    aten.gt.Scalar: torch.gt,
+    aten.lt.Scalar: torch.lt,
+    aten.ge.Scalar: torch.ge,
+    aten.le.Scalar: torch.le,
+    aten.eq.Scalar: torch.eq,
+    torch.sym_min: _pairwise(torch.minimum),
+    torch.sym_max: _pairwise(torch.maximum),
+}
+
+
+class ScalarsToTensors(torch.fx.Interpreter):
+    """Interprets a traced update with tensors in place of its symbolic floats."""
+
+    def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one node; `.item()` of a tensor is the tensor itself."""
+        if target is aten._local_scalar_dense.default:
+            return args[0].to(torch.float64)
+        if target is torch.sym_float:
+            return args[0]
+        if target in (aten.full.default, aten.full_like.default, aten.scalar_tensor.default):
+            return self._filled(target, args, kwargs)
+        form = _FORMS.get(target)
+        if form is None:
+            return super().call_function(target, args, kwargs)
+        return form(*args, **kwargs)
+
+    def _filled(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        position = 0 if target is aten.scalar_tensor.default else 1
+        value = args[position]
+        if not isinstance(value, torch.Tensor):
+            return super().call_function(target, args, kwargs)
+        zero = (*args[:position], 0.0, *args[position + 1 :])
+        filled = super().call_function(target, zero, kwargs)
+        return filled + value.to(filled.dtype)

@@ -1,0 +1,124 @@
+"""Between checkpoints and eager PyTorch: a compiled run goes on in eager, and an eager run in compiled code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from torch import nn
+
+from irongrad.runtime.checkpoint import atomic_write
+from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.manifest import STEPS, Manifest, Role, read_manifest
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizers | None = None
+) -> dict[str, torch.Tensor]:
+    """Load a checkpoint of a compiled run into an eager model, and into its optimizer if one is given.
+
+    Args:
+        path: a file that `Session.save` wrote.
+        model: an eager model with the parameters and buffers that the compiled one has.
+        optimizer: the eager optimizer, or several, over the model's parameters.
+
+    Returns:
+        The model's part of the checkpoint, as it was given to `model.load_state_dict`.
+
+    Raises:
+        ArtifactError: the checkpoint does not fit the model.
+    """
+    tensors = load_file(path)
+    wanted = model.state_dict().keys()
+    mine = {n: t for n, t in tensors.items() if n in wanted}
+    if missing := sorted(wanted - mine.keys()):
+        raise ArtifactError(f"{path} has no {', '.join(missing[:4])}: it is a checkpoint of another model")
+    model.load_state_dict(mine)
+    names = {id(p): n for n, p in model.named_parameters()}
+    for one in _each(optimizer):
+        for group in one.param_groups:
+            for parameter in group["params"]:
+                _load_state(one, parameter, names[id(parameter)], tensors)
+    return mine
+
+
+def _load_state(
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]
+) -> None:
+    suffix = f"/{name}"
+    keys = [k.split("/")[1] for k in tensors if k.startswith("optimizer/") and k.endswith(suffix)]
+    loaded = {key: tensors[f"optimizer/{key}/{name}"].clone() for key in keys}
+    if loaded:
+        optimizer.state[parameter] = {**optimizer.state.get(parameter, {}), **loaded}
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: Optimizers | None,
+    artifact: str | os.PathLike[str] | Manifest,
+) -> None:
+    """Write an eager model's and optimizer's state as a checkpoint of the compiled step.
+
+    Args:
+        path: the safetensors file to write, atomically.
+        model: the eager model.
+        optimizer: its optimizer or optimizers. State that they do not hold yet keeps the value that the artifact
+            starts with.
+        artifact: the artifact's directory, or its manifest; it says which tensors a checkpoint has.
+
+    Raises:
+        ArtifactError: the model lacks a tensor, or one has another shape.
+    """
+    manifest = artifact if isinstance(artifact, Manifest) else read_manifest(Path(artifact))
+    names = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    states = {id(p): s for o in _each(optimizer) for p, s in o.state.items()}
+    tensors: dict[str, torch.Tensor] = {}
+    for spec in manifest.state:
+        for key in (spec.name, *spec.aliases):
+            value = _eager_value(key, spec.role, names, states)
+            if value is None:
+                value = _default(spec.name, spec.shape, spec.role, states, artifact)
+            if tuple(value.shape) != spec.shape:
+                raise ArtifactError(f"{key} has shape {tuple(value.shape)}, the compiled step has {spec.shape}")
+            tensors[key] = value.detach().cpu().contiguous().clone()
+    atomic_write(Path(path), save(tensors, metadata={"format": "irongrad-1"}))
+
+
+def _eager_value(
+    key: str, role: Role, names: dict[str, torch.Tensor], states: dict[int, dict[str, torch.Tensor]]
+) -> torch.Tensor | None:
+    if role is Role.OPTIMIZER:
+        _, field, parameter = key.split("/", 2)
+        return states.get(id(names.get(parameter)), {}).get(field)
+    return names.get(key)
+
+
+def _default(
+    name: str,
+    shape: tuple[int, ...],
+    role: Role,
+    states: dict[int, dict[str, torch.Tensor]],
+    artifact: str | os.PathLike[str] | Manifest,
+) -> torch.Tensor:
+    if name == STEPS:
+        counts = [int(s["step"]) for s in states.values() if "step" in s]
+        momentum = any(s.get("momentum_buffer") is not None for s in states.values())
+        return torch.tensor(max([*counts, int(momentum)]), dtype=torch.int64)
+    if isinstance(artifact, Manifest) or role in (Role.PARAMETER, Role.BUFFER):
+        raise ArtifactError(f"the model (or its optimizer) has no {name}, which the compiled step's state has")
+    from irongrad.runtime.session import initial_state
+
+    return torch.from_numpy(np.array(initial_state(Path(artifact))[name]))
+
+
+def _each(optimizer: Optimizers | None) -> tuple[torch.optim.Optimizer, ...]:
+    if optimizer is None:
+        return ()
+    return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)

@@ -1,0 +1,146 @@
+"""Checkpoints: safetensors files whose keys are the state's names, PyTorch's own for parameters and buffers.
+
+The same file stands in for an artifact's `state.irpa` in `iree-run-module --parameters=state=FILE`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.manifest import Manifest, StateSpec
+
+Array = np.ndarray[Any, Any]
+
+
+def write(path: Path, state: Mapping[str, Array], manifest: Manifest) -> None:
+    """Write `state` to `path`; whoever reads it sees the old file or the whole new one."""
+    arrays = {key: np.ascontiguousarray(state[s.name]) for s in manifest.state for key in (s.name, *s.aliases)}
+    atomic_write(path, safetensors.numpy.save(arrays, metadata={"format": "irongrad-1"}))
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read(path: Path, manifest: Manifest) -> dict[str, Array]:
+    """Read the state from a checkpoint.
+
+    Raises:
+        ArtifactError: the file is missing, damaged, or does not hold this model's state.
+    """
+    arrays = _load(path)
+    check_arrays(arrays, manifest, str(path))
+    return {s.name: arrays[s.name] for s in manifest.state}
+
+
+def check(path: Path, manifest: Manifest) -> None:
+    """Check that `path` is a checkpoint of this model, reading its header only.
+
+    Raises:
+        ArtifactError: as `read`.
+    """
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            found = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+            shapes = {key: (tuple(s.get_shape()), _DTYPES.get(s.get_dtype(), s.get_dtype())) for key, s in found.items()}
+    except FileNotFoundError:
+        raise ArtifactError(f"the checkpoint {path} does not exist") from None
+    except Exception as error:
+        raise ArtifactError(f"{path} is not a readable safetensors file: {error}") from None
+    _compare(shapes, manifest, str(path))
+
+
+def check_arrays(arrays: Mapping[str, Array], manifest: Manifest, source: str) -> None:
+    """Check names, shapes and dtypes of `arrays`, and that tied tensors agree.
+
+    Raises:
+        ArtifactError: with the first differences.
+    """
+    _compare({k: (a.shape, a.dtype.name) for k, a in arrays.items()}, manifest, source)
+    for spec in manifest.state:
+        for alias in spec.aliases:
+            if alias in arrays and not np.array_equal(arrays[alias], arrays[spec.name], equal_nan=True):
+                raise ArtifactError(
+                    f"{source}: {alias} and {spec.name} are one tensor in the compiled step, but their values differ"
+                )
+
+
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+def _load(path: Path) -> dict[str, Array]:
+    try:
+        return safetensors.numpy.load(path.read_bytes())
+    except FileNotFoundError:
+        raise ArtifactError(f"the checkpoint {path} does not exist") from None
+    except Exception as error:
+        raise ArtifactError(f"{path} is not a readable safetensors file: {error}") from None
+
+
+def _compare(found: Mapping[str, tuple[tuple[int, ...], str]], manifest: Manifest, source: str) -> None:
+    wanted: dict[str, StateSpec] = {s.name: s for s in manifest.state}
+    aliases = {a for s in manifest.state for a in s.aliases}
+    problems = [f"{n} is missing" for n in wanted if n not in found]
+    problems += [f"{n} is unknown" for n in found if n not in wanted and n not in aliases]
+    for name, spec in wanted.items():
+        if name in found and found[name] != (spec.shape, spec.dtype):
+            shape, dtype = found[name]
+            problems.append(f"{name} is {dtype}{list(shape)}, the step has {spec.dtype}{list(spec.shape)}")
+    if problems:
+        more = f", and {len(problems) - 4} more" if len(problems) > 4 else ""
+        raise ArtifactError(
+            f"{source} does not fit this step (another model or optimizer?): {'; '.join(problems[:4])}{more}"
+        )
+
+
+def from_index(index: Any, manifest: Manifest) -> dict[str, Array]:
+    """Read the state out of an IREE parameter index (`iree.runtime.ParameterIndex`)."""
+    entries = dict(index.items())
+    return {spec.name: _from_entry(entries[spec.name], spec) for spec in manifest.state}
+
+
+def _from_entry(entry: Any, spec: StateSpec) -> Array:
+    dtype = numpy_dtype(spec.dtype)
+    if entry.is_splat:
+        return np.full(spec.shape, np.frombuffer(bytes(entry.splat_pattern), dtype)[0], dtype)
+    return np.frombuffer(entry.file_view, dtype).reshape(spec.shape).copy()
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype called `name`, ml_dtypes' for bfloat16."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)

@@ -1,0 +1,53 @@
+"""Every error that IronGrad raises on purpose; torch-free, so that the runtime can raise them too.
+
+A message says what is wrong, where (the user's file and line, or the entry point and input), and what to do
+next. The command line exits with the class's `exit_code`.
+"""
+
+from __future__ import annotations
+
+
+class IronGradError(Exception):
+    """Base of all of them."""
+
+    exit_code = 1
+
+
+class UserError(IronGradError):
+    """Something that the person calling can put right."""
+
+    exit_code = 2
+
+
+class CaptureError(UserError):
+    """The model, the loss or the optimizer cannot be captured as one graph."""
+
+
+class UnsupportedOpError(UserError):
+    """An operator that cannot be compiled; the message names it and the user's line."""
+
+
+class GuardError(UserError):
+    """An input, a hyperparameter or a request that the compiled step does not accept."""
+
+
+class ArtifactError(UserError):
+    """An artifact or a checkpoint that is missing, damaged, foreign, or made for another machine."""
+
+
+class VerificationError(IronGradError):
+    """The compiled step disagrees with the float64 oracle."""
+
+    exit_code = 3
+
+
+class ToolchainError(IronGradError):
+    """torch-mlir or IREE failed; the message holds its diagnostic and the path of the dumped module."""
+
+    exit_code = 4
+
+
+class InternalError(IronGradError):
+    """A bug in IronGrad: one of its own checks failed."""
+
+    exit_code = 5

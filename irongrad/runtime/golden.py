@@ -1,0 +1,67 @@
+"""Golden values: the example inputs and what the float64 oracle made of them, stored in the artifact."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from irongrad.runtime.errors import ArtifactError
+
+Array = np.ndarray[Any, Any]
+
+
+def key_of(kind: str, step: int, name: str = "") -> str:
+    """The golden key of a value: `loss`, `gradient`, `eval` and `predict` of step `step` (from 0), and the `state`
+    before step `step`."""
+    return f"{kind}/{step}/{name}"
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Expected values of the first steps, all on the same inputs.
+
+    Attributes:
+        steps: how many training steps.
+        oracle: the dtype of the eager run that gave them, `float64` unless the model cannot run in it.
+        inputs: by name, as they are passed to the entry points.
+        expected: by key (see `key_of`), as float64.
+        allowed: the largest absolute error that is right, by key.
+    """
+
+    steps: int
+    oracle: str
+    inputs: Mapping[str, Array]
+    expected: Mapping[str, Array]
+    allowed: Mapping[str, float]
+
+
+def write_golden(golden: Golden, path: Path) -> None:
+    """Store golden values as safetensors."""
+    arrays = {f"input/{n}": np.ascontiguousarray(a) for n, a in golden.inputs.items()}
+    arrays |= {f"expected/{k}": np.ascontiguousarray(a) for k, a in golden.expected.items()}
+    metadata = {"steps": str(golden.steps), "oracle": golden.oracle, "allowed": json.dumps(dict(golden.allowed))}
+    path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
+
+
+def read_golden(path: Path) -> Golden:
+    """Load golden values.
+
+    Raises:
+        ArtifactError: the file is damaged.
+    """
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            metadata = file.metadata()
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except Exception as error:
+        raise ArtifactError(f"{path} is not a readable golden file: {error}") from None
+    inputs = {k.removeprefix("input/"): a for k, a in arrays.items() if k.startswith("input/")}
+    expected = {k.removeprefix("expected/"): a for k, a in arrays.items() if k.startswith("expected/")}
+    return Golden(int(metadata["steps"]), metadata["oracle"], inputs, expected, json.loads(metadata["allowed"]))

@@ -1,0 +1,266 @@
+"""`manifest.json`: everything that a program needs to know about an artifact, as typed records.
+
+Written by the compiler, read by the runtime; JSON through msgspec, which checks the types on the way in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+from irongrad.runtime.errors import ArtifactError
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+INITIAL_STATE = "state.irpa"
+GOLDEN = "golden.safetensors"
+PORTABLE_MODULE = "step.mlirbc"
+
+# The scope under which a .vmfb asks for its state: iree-run-module --parameters=state=FILE
+SCOPE = "state"
+STEPS = "irongrad/steps"
+
+
+class Role(str, Enum):
+    """What a state tensor is."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    OPTIMIZER = "optimizer"
+    COUNTER = "counter"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or an output of an entry point.
+
+    Attributes:
+        name: its name.
+        dtype: numpy's name of its element type, such as `float32`.
+        shape: its dimensions; a string names a dimension that varies.
+        minimum: the smallest value the step accepts, for class indices and the like.
+        maximum: the largest.
+        exempt: a value outside that range that is accepted too, such as cross_entropy's `ignore_index`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    minimum: int | None = None
+    maximum: int | None = None
+    exempt: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class HyperSpec:
+    """A hyperparameter: a float64 argument of an entry point with a default.
+
+    Attributes:
+        name: its name, such as `lr`.
+        default: the value it had in the user's optimizer.
+    """
+
+    name: str
+    default: float
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """An exported function of the .vmfb.
+
+    Attributes:
+        name: the function's name.
+        inputs: tensor arguments, in order.
+        hypers: names of the float64 arguments that follow them; in `train_steps` each is one tensor of shape
+            [K], in the others a scalar.
+        outputs: results, in order.
+        summary: what it does, in a sentence.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    hypers: tuple[str, ...]
+    outputs: tuple[TensorSpec, ...]
+    summary: str
+
+    @property
+    def signature(self) -> str:
+        """The readable signature, as `inspect` prints it."""
+        arguments = ", ".join([*map(str, self.inputs), *(f"{h}: float64" for h in self.hypers)])
+        return f"{self.name}({arguments}) -> ({', '.join(map(str, self.outputs))})"
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A tensor of the state.
+
+    Attributes:
+        name: its key in a checkpoint.
+        dtype: numpy's name of its element type.
+        shape: its dimensions.
+        role: what it is.
+        aliases: further keys under which a checkpoint holds the same tensor (tied weights).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: Role
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The outcome of a verification against the float64 oracle.
+
+    Attributes:
+        device: the IREE device it ran on, such as `local-task`.
+        steps: how many training steps were compared.
+        worst: the largest error found, as a fraction of what was allowed; at most 1.
+        tensor: where that was.
+        oracle: the dtype of the eager run that was compared with.
+    """
+
+    device: str
+    steps: int
+    worst: float
+    tensor: str
+    oracle: str
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """One compiled file.
+
+    Attributes:
+        name: the target, such as `llvm-cpu`.
+        file: the .vmfb's file name.
+        device: the IREE device that runs it unless another is asked for.
+        flags: what iree-compile was called with.
+        architecture: the CPU architecture it is for (`x86_64`), empty where that does not apply.
+        features: the CPU features it needs, in LLVM's names.
+        certificate: how it was verified; None where this has not been done.
+    """
+
+    name: str
+    file: str
+    device: str
+    flags: tuple[str, ...]
+    architecture: str = ""
+    features: tuple[str, ...] = ()
+    certificate: Certificate | None = None
+
+
+@dataclass(frozen=True)
+class FileSpec:
+    """A file of the artifact, with what it must hash to.
+
+    Attributes:
+        sha256: in hexadecimal.
+        size: in bytes.
+    """
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """An artifact's manifest.
+
+    Attributes:
+        format_version: of the artifact's layout.
+        entry_points: the functions of every .vmfb.
+        hypers: run-time hyperparameters with their defaults.
+        fixed: hyperparameters that are compiled in, with their values.
+        state: all state tensors.
+        gradients: names of the parameters that are trained, in the order of `export_gradients`.
+        buckets: shape buckets by dimension name; empty for a step of fixed shapes.
+        targets: one compiled file each.
+        versions: of Python and the packages that made it.
+        files: hashes by file name.
+    """
+
+    format_version: int
+    entry_points: tuple[EntryPoint, ...]
+    hypers: tuple[HyperSpec, ...]
+    fixed: dict[str, float]
+    state: tuple[StateSpec, ...]
+    gradients: tuple[str, ...]
+    targets: tuple[TargetSpec, ...]
+    versions: dict[str, str]
+    buckets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    files: dict[str, FileSpec] = field(default_factory=dict)
+
+    def entry_point(self, name: str) -> EntryPoint | None:
+        """The entry point called `name`, or None."""
+        return next((e for e in self.entry_points if e.name == name), None)
+
+
+def write_manifest(manifest: Manifest, directory: Path) -> None:
+    """Write `manifest` into `directory` as indented JSON."""
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    (directory / MANIFEST).write_bytes(text + b"\n")
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest of the artifact in `directory`.
+
+    Raises:
+        ArtifactError: there is none, or it is damaged, or of another format version.
+    """
+    path = directory / MANIFEST
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ArtifactError(
+            f"{directory} is not an IronGrad artifact: it has no {MANIFEST}. Make one with 'irongrad compile "
+            f"FILE:FUNCTION -o {directory}'"
+        ) from None
+    try:
+        version = msgspec.json.decode(data).get("format_version")
+    except (msgspec.DecodeError, AttributeError) as error:
+        raise ArtifactError(f"{path} is damaged: {error}. Copy or compile the artifact again") from None
+    if version != FORMAT_VERSION:
+        raise ArtifactError(
+            f"{path} has format version {version}; this IronGrad reads version {FORMAT_VERSION}. Compile the step "
+            "again, or install the IronGrad that made it"
+        )
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.ValidationError as error:
+        raise ArtifactError(f"{path} is damaged: {error}. Copy or compile the artifact again") from None
+
+
+def file_spec(path: Path) -> FileSpec:
+    """Hash the file at `path`."""
+    with path.open("rb") as file:
+        return FileSpec(hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size)
+
+
+def check_files(manifest: Manifest, directory: Path, names: tuple[str, ...]) -> None:
+    """Compare files with the manifest's hashes.
+
+    Raises:
+        ArtifactError: one is missing or differs.
+    """
+    for name in names:
+        path = directory / name
+        if name not in manifest.files:
+            raise ArtifactError(f"{directory / MANIFEST} does not list {name}: the artifact is damaged")
+        if not path.is_file():
+            raise ArtifactError(f"{path} is missing from the artifact; copy the whole directory")
+        found = file_spec(path)
+        if found != manifest.files[name]:
+            raise ArtifactError(
+                f"{path} is damaged: it has {found.size} bytes and sha256 {found.sha256[:12]}…, the manifest says "
+                f"{manifest.files[name].size} and {manifest.files[name].sha256[:12]}…. Copy or compile it again"
+            )

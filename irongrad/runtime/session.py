@@ -1,0 +1,344 @@
+"""`Session`: a loaded artifact, its state on a device, and its entry points as methods.
+
+Needs numpy and the IREE runtime only. What must hold is checked by code in the module (shapes, dtypes, index
+ranges), so Python adds names and readable errors, and nothing is checked twice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import iree.runtime as ireert
+import numpy as np
+
+from irongrad.runtime import checkpoint as checkpoints
+from irongrad.runtime.cpu import check_cpu
+from irongrad.runtime.errors import ArtifactError, GuardError, UserError
+from irongrad.runtime.manifest import (
+    INITIAL_STATE,
+    SCOPE,
+    EntryPoint,
+    Manifest,
+    TargetSpec,
+    TensorSpec,
+    check_files,
+    read_manifest,
+)
+
+Array = np.ndarray[Any, Any]
+
+_USAGE = ireert.BufferUsage.DEFAULT
+_MEMORY = ireert.MemoryType.DEVICE_LOCAL
+_STATUS = re.compile(r"(?:[^\s:]+\.c(?:c|pp)?:\d+: )?([A-Z_]+); (.*)", re.DOTALL)
+_OPAQUE_CODE = re.compile(r" \([0-9A-Fa-f]{8}\)")
+
+
+def load(
+    directory: str | os.PathLike[str],
+    *,
+    target: str | None = None,
+    device: str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    strict: bool = False,
+) -> Session:
+    """Load the artifact in `directory`.
+
+    Args:
+        directory: what `irongrad compile -o` wrote.
+        target: which of its targets; the only or first one by default.
+        device: an IREE device URI, such as `local-task`, `local-sync`, `cuda` or `vulkan`; the target's own by
+            default.
+        checkpoint: a checkpoint to start from in place of the initial state.
+        strict: refuse inputs and hyperparameters that are not finite.
+
+    Raises:
+        ArtifactError: the artifact or checkpoint is missing, damaged or foreign, or its target cannot run here.
+    """
+    return Session(Path(directory), target=target, device=device, checkpoint=checkpoint, strict=strict)
+
+
+def initial_state(directory: Path) -> dict[str, Array]:
+    """Return the state that the artifact in `directory` was compiled with."""
+    index = ireert.ParameterIndex()
+    index.load(str(directory / INITIAL_STATE))
+    return checkpoints.from_index(index, read_manifest(directory))
+
+
+class Session:
+    """A loaded artifact. Every method runs an entry point of the compiled module over one shared state.
+
+    Inputs are numpy arrays, anything with `__dlpack__` on the CPU (a torch tensor, say), or device arrays from
+    `to_device`; shapes and dtypes are those of `manifest`. No call writes into an input. A refused call (a
+    GuardError) leaves the state as it was.
+
+    Attributes:
+        manifest: what the artifact says of itself.
+        directory: where it lies.
+        target: the target that was loaded.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        target: str | None = None,
+        device: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        strict: bool = False,
+    ) -> None:
+        self.directory = directory
+        self.manifest: Manifest = read_manifest(directory)
+        self.target = _choose_target(self.manifest, directory, target)
+        self._strict = strict
+        self._device_uri = device or self.target.device
+        check_files(self.manifest, directory, (self.target.file, INITIAL_STATE))
+        check_cpu(self.target, directory)
+        state = Path(checkpoint) if checkpoint is not None else directory / INITIAL_STATE
+        if checkpoint is not None:
+            checkpoints.check(state, self.manifest)
+        self._open(state)
+
+    def _open(self, state: Path) -> None:
+        try:
+            self._device = ireert.get_device(self._device_uri)
+        except Exception as error:
+            known = ", ".join(ireert.query_available_drivers())
+            raise ArtifactError(
+                f"the device {self._device_uri!r} cannot be opened: {_reason(error)}. Drivers in this IREE: {known}"
+            ) from error
+        instance = ireert.VmInstance()
+        index = ireert.ParameterIndex()
+        index.load(str(state))
+        parameters = ireert.create_io_parameters_module(instance, index.create_provider(scope=SCOPE))
+        path = self.directory / self.target.file
+        try:
+            module = ireert.VmModule.mmap(instance, str(path))
+            hal = ireert.create_hal_module(instance, self._device)
+            self._context = ireert.VmContext(instance, modules=[hal, parameters, module])
+        except Exception as error:
+            raise ArtifactError(
+                f"{path} does not load on {self._device_uri}: {_reason(error)}. Is the artifact made for this target, "
+                "and by the IREE version in its manifest?"
+            ) from error
+        self._functions = {
+            e.name: (e, module.lookup_function(e.name)) for e in self.manifest.entry_points
+        }
+        self._defaults = {h.name: h.default for h in self.manifest.hypers}
+
+    # --- entry points ---------------------------------------------------------------------------------------------
+
+    def train_step(self, **arguments: Any) -> float:
+        """Train one step; inputs and hyperparameters by name. Returns the loss before the update."""
+        return float(self.call("train_step", arguments)[0])
+
+    def train_steps(self, **arguments: Any) -> Array:
+        """Train K steps inside the module.
+
+        Each input is stacked along a new first dimension of size K; a hyperparameter is a number, or K of them.
+        Returns the K losses.
+        """
+        return self.call("train_steps", arguments)[0]
+
+    def grad_step(self, **inputs: Any) -> float:
+        """Add the gradients of one batch to the accumulators. Returns its loss."""
+        return float(self.call("grad_step", inputs)[0])
+
+    def apply_step(self, **hypers: float) -> None:
+        """Update from the mean of the accumulated gradients, and clear them."""
+        self.call("apply_step", hypers)
+
+    def eval_step(self, **inputs: Any) -> float:
+        """Return the loss in evaluation mode."""
+        return float(self.call("eval_step", inputs)[0])
+
+    def predict(self, **inputs: Any) -> Array | dict[str, Array]:
+        """Return the model's output in evaluation mode: an array, or a dictionary where it has several."""
+        outputs = self.call("predict", inputs)
+        names = [s.name for s in self._function("predict")[0].outputs]
+        return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))
+
+    def reset(self) -> None:
+        """Put the state back to what it was after `load`, and clear accumulated gradients."""
+        self.call("reset", {})
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Array]:
+        """Return a copy of every state tensor by name."""
+        outputs = self.call("export_state", {})
+        return {s.name: a for s, a in zip(self.manifest.state, outputs, strict=True)}
+
+    def initial_state(self) -> dict[str, Array]:
+        """Return the state that the artifact was compiled with, whatever this session was started from."""
+        return initial_state(self.directory)
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Replace the whole state.
+
+        Raises:
+            ArtifactError: a tensor is missing, unknown, or has another shape or dtype.
+        """
+        checkpoints.check_arrays(state, self.manifest, "the given state")
+        self._invoke("import_state", [state[s.name] for s in self.manifest.state])
+
+    def gradients(self) -> tuple[dict[str, Array], int]:
+        """Return the accumulated sums of gradients by parameter, and how many were added."""
+        *sums, count = self.call("export_gradients", {})
+        return dict(zip(self.manifest.gradients, sums, strict=True)), int(count)
+
+    def load_gradients(self, sums: Mapping[str, Array], count: int) -> None:
+        """Replace the accumulators, for instance with sums over several devices."""
+        arrays = [sums[n] for n in self.manifest.gradients]
+        self._invoke("import_gradients", [*arrays, np.array(count, np.int64)])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a safetensors checkpoint, atomically.
+
+        Parameters and buffers have their PyTorch names; accumulated gradients are not part of it.
+        """
+        checkpoints.write(Path(path), self.state(), self.manifest)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Replace the state with a checkpoint's.
+
+        Raises:
+            ArtifactError: it is missing, damaged, or of another model or optimizer; the state is unchanged.
+        """
+        self.load_state(checkpoints.read(Path(path), self.manifest))
+
+    def to_device(self, array: Any) -> ireert.DeviceArray:
+        """Copy an array to the device, for inputs that are used many times."""
+        return ireert.DeviceArray(self._device, self._buffer_view(np.asarray(array)), implicit_host_transfer=True)
+
+    # --- calls ----------------------------------------------------------------------------------------------------
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> list[Array]:
+        """Call the entry point `name` with inputs and hyperparameters by name; return its outputs in order.
+
+        Raises:
+            GuardError: an argument is missing, unknown, or not what the step was compiled for.
+            UserError: there is no such entry point.
+        """
+        entry, _ = self._function(name)
+        given = dict(arguments)
+        inputs = [_take(given, spec.name, entry) for spec in entry.inputs]
+        hypers = [self._hyper(given, h) for h in entry.hypers]
+        _refuse_leftovers(given, entry, self.manifest)
+        if self._strict:
+            _check_finite(entry, inputs, hypers)
+        if name == "train_steps":
+            hypers = _per_step(entry, inputs, hypers)
+        return self._invoke(name, [*inputs, *hypers])
+
+    def _function(self, name: str) -> tuple[EntryPoint, Any]:
+        try:
+            return self._functions[name]
+        except KeyError:
+            raise UserError(
+                f"this artifact has no entry point {name!r}; it has {', '.join(self._functions)}. Entry points are "
+                "chosen at compile time"
+            ) from None
+
+    def _hyper(self, given: dict[str, Any], name: str) -> Any:
+        if name in given:
+            return given.pop(name)
+        base, _, group = name.rpartition("_")
+        if group.isdigit() and base in given:
+            return given[base]  # without a group's number: for every group
+        return self._defaults[name]
+
+    def _invoke(self, name: str, values: Sequence[Any]) -> list[Array]:
+        entry, function = self._function(name)
+        arguments = ireert.VmVariantList(len(values))
+        for value in values:
+            if isinstance(value, float):
+                arguments.push_float(value)
+            elif isinstance(value, ireert.DeviceArray):
+                arguments.push_ref(value._buffer_view)
+            else:
+                arguments.push_ref(self._buffer_view(value))
+        results = ireert.VmVariantList(len(entry.outputs))
+        try:
+            self._context.invoke(function, arguments, results)
+        except Exception as error:
+            raise GuardError(f"{name}: {_reason(error)}\n  expected {entry.signature}") from error
+        return [self._to_host(results, i, spec) for i, spec in enumerate(entry.outputs)]
+
+    def _buffer_view(self, array: Any) -> Any:
+        host = array if isinstance(array, np.ndarray) else _to_numpy(array)
+        kind = host.dtype.type
+        if host.dtype.hasobject or kind in (np.str_, np.bytes_):
+            raise GuardError(f"an array of {host.dtype} cannot be an input")
+        element = ireert.array_interop.map_dtype_to_hal_element_type(host.dtype)
+        return self._device.allocator.allocate_buffer_copy(
+            memory_type=_MEMORY,
+            allowed_usage=_USAGE,
+            device=self._device,
+            buffer=np.ascontiguousarray(host) if host.ndim else host.copy(),
+            element_type=element,
+        )
+
+    def _to_host(self, results: Any, index: int, spec: TensorSpec) -> Array:
+        view = results.get_as_object(index, ireert.HalBufferView)
+        host = ireert.DeviceArray(self._device, view, implicit_host_transfer=True).to_host()
+        return np.array(host, dtype=np.dtype(spec.dtype) if spec.dtype != "bfloat16" else host.dtype)
+
+
+def _choose_target(manifest: Manifest, directory: Path, name: str | None) -> TargetSpec:
+    for target in manifest.targets:
+        if name is None or target.name == name:
+            return target
+    raise ArtifactError(f"{directory} has no target {name!r}; it has {', '.join(t.name for t in manifest.targets)}")
+
+
+def _take(given: dict[str, Any], name: str, entry: EntryPoint) -> Any:
+    try:
+        return given.pop(name)
+    except KeyError:
+        raise GuardError(f"{entry.name}: the input {name!r} is missing\n  expected {entry.signature}") from None
+
+
+def _refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Manifest) -> None:
+    for name in given:
+        if any(h.startswith(f"{name}_") and h[len(name) + 1 :].isdigit() for h in entry.hypers):
+            continue
+        if name in manifest.fixed:
+            raise GuardError(
+                f"{entry.name}: {name} is compiled in as {manifest.fixed[name]}, because the optimizer has no state for "
+                "another value. Compile with the value you want, or any that is not 0"
+            )
+        raise GuardError(f"{entry.name} takes no argument {name!r}\n  expected {entry.signature}")
+
+
+def _check_finite(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any]) -> None:
+    names = [s.name for s in entry.inputs] + list(entry.hypers)
+    for name, value in zip(names, [*inputs, *hypers], strict=True):
+        array = np.asarray(value)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            bad = int(array.size - np.isfinite(array).sum())
+            raise GuardError(f"{entry.name}: {name} has {bad} values that are NaN or infinite (strict mode)")
+
+
+def _per_step(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any]) -> list[Array]:
+    """Hyperparameters of `train_steps` as one float64 array of K values each."""
+    steps = np.shape(inputs[0])[0] if np.ndim(inputs[0]) else 0
+    arrays = [np.asarray(h, np.float64) for h in hypers]
+    return [np.full(steps, a) if a.ndim == 0 else a for a in arrays]
+
+
+def _to_numpy(value: Any) -> Array:
+    if hasattr(value, "__dlpack__"):
+        return np.from_dlpack(value)
+    return np.asarray(value)
+
+
+def _reason(error: Exception) -> str:
+    """The message in an IREE status, without its source position and call stack."""
+    text = str(error)
+    match = _STATUS.search(text)
+    body = (match.group(2) if match else text).split("; while ")[0].split("\n[ ")[0]
+    return _OPAQUE_CODE.sub("", body).strip().rstrip(";")

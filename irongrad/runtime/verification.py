@@ -1,0 +1,129 @@
+"""Verification: run the golden steps through a loaded artifact and compare everything; needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from irongrad.runtime.golden import Golden, key_of
+from irongrad.runtime.session import Session
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One compared value.
+
+    Attributes:
+        entry_point: what produced it.
+        key: which value (`irongrad.runtime.golden.key_of`).
+        error: the largest absolute difference from the oracle.
+        allowed: the largest that is right.
+    """
+
+    entry_point: str
+    key: str
+    error: float
+    allowed: float
+
+    @property
+    def ratio(self) -> float:
+        """The error as a fraction of what is allowed; infinite for NaN against a number."""
+        if self.error == 0.0:
+            return 0.0
+        return self.error / self.allowed if self.allowed > 0 else float("inf")
+
+
+@dataclass(frozen=True)
+class Report:
+    """All comparisons of a verification."""
+
+    comparisons: tuple[Comparison, ...]
+    steps: int
+    oracle: str
+
+    @property
+    def worst(self) -> Comparison:
+        """The comparison with the largest ratio."""
+        return max(self.comparisons, key=lambda c: c.ratio)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every value is within what is allowed."""
+        return self.worst.ratio <= 1.0
+
+
+def verify(session: Session, golden: Golden) -> Report:
+    """Run the golden steps through every entry point that the artifact has; the session's state is put back.
+
+    Losses, every gradient and every state tensor of each step are compared, from `train_step`, from `grad_step` with
+    `apply_step`, and from `train_steps`.
+    """
+    found: list[Comparison] = []
+    has = {e.name for e in session.manifest.entry_points}
+    before = session.state()
+    # The golden values start from the artifact's own initial state, whatever checkpoint the session holds.
+    initial = session.initial_state()
+    session.load_state(initial)
+    try:
+        _inference(session, golden, has, found)
+        if "train_step" in has:
+            for step in range(golden.steps):
+                loss = session.train_step(**golden.inputs)
+                _compare(found, golden, "train_step", key_of("loss", step), np.asarray(loss))
+                _compare_state(found, golden, "train_step", step + 1, session.state())
+        if {"grad_step", "apply_step", "export_gradients"} <= has:
+            session.load_state(initial)
+            for step in range(golden.steps):
+                loss = session.grad_step(**golden.inputs)
+                _compare(found, golden, "grad_step", key_of("loss", step), np.asarray(loss))
+                for name, gradient in session.gradients()[0].items():
+                    _compare(found, golden, "grad_step", key_of("gradient", step, name), gradient)
+                session.apply_step()
+                _compare_state(found, golden, "apply_step", step + 1, session.state())
+        if "train_steps" in has:
+            session.load_state(initial)
+            stacked = {n: np.stack([a] * golden.steps) for n, a in golden.inputs.items()}
+            for step, loss in enumerate(session.train_steps(**stacked)):
+                _compare(found, golden, "train_steps", key_of("loss", step), np.asarray(loss))
+            _compare_state(found, golden, "train_steps", golden.steps, session.state())
+    finally:
+        session.load_state(before)
+    return Report(tuple(found), golden.steps, golden.oracle)
+
+
+def _inference(session: Session, golden: Golden, has: set[str], found: list[Comparison]) -> None:
+    if "eval_step" in has:
+        loss = session.eval_step(**golden.inputs)
+        _compare(found, golden, "eval_step", key_of("eval", 0), np.asarray(loss))
+    if "predict" in has:
+        entry = session.manifest.entry_point("predict")
+        assert entry is not None
+        outputs = session.call("predict", {s.name: golden.inputs[s.name] for s in entry.inputs})
+        for spec, output in zip(entry.outputs, outputs, strict=True):
+            _compare(found, golden, "predict", key_of("predict", 0, spec.name), output)
+
+
+def _compare_state(found: list[Comparison], golden: Golden, entry: str, step: int, state: Mapping[str, Array]) -> None:
+    for name, value in state.items():
+        _compare(found, golden, entry, key_of("state", step, name), value)
+
+
+def _compare(found: list[Comparison], golden: Golden, entry: str, key: str, value: Array) -> None:
+    found.append(Comparison(entry, key, largest_error(value, golden.expected[key]), golden.allowed[key]))
+
+
+def largest_error(value: Array, expected: Array) -> float:
+    """The largest absolute difference; equal infinities and NaN in the same place count as equal."""
+    wide = np.asarray(value).astype(np.float64)
+    if wide.shape != expected.shape:
+        return float("inf")
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(wide - expected)
+    same = (wide == expected) | (np.isnan(wide) & np.isnan(expected))
+    difference = np.where(same, 0.0, difference)
+    return float(np.max(np.where(np.isnan(difference), np.inf, difference), initial=0.0))

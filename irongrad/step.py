@@ -1,0 +1,132 @@
+"""`TrainStep`: what the user hands to the compiler."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from irongrad.runtime.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """One training step of an ordinary PyTorch model.
+
+    Args:
+        model: any `nn.Module`. Tied weights, buffers and frozen parameters are kept as they are. The training
+            graph is captured with the modules' modes as they stand if `model.training` is true, else after
+            `model.train()`; evaluation and prediction always after `model.eval()`.
+        loss: `loss(model_output, *targets) -> scalar tensor`, a function or an `nn.Module`. None when the model
+            returns its own loss: a scalar tensor, or an output with the field or key `loss`
+            (as Hugging Face's ModelOutput has).
+        optimizer: a `torch.optim` optimizer over the model's parameters, or several over disjoint parts of
+            them. State that it already holds is taken over.
+        inputs: an example batch, name to tensor. Shapes and dtypes are compiled in; the values are used to
+            verify the result, so they should be valid (class indices in range, and so on).
+        model_inputs: names of the inputs that are handed to the model; the others go to the loss in the order
+            of `inputs`. By default, those that `model.forward` names as parameters; when it names none of
+            them, as many from the front as it has required positional parameters, handed over by position.
+        clip_grad_norm: the `max_norm` of `torch.nn.utils.clip_grad_norm_`, applied before the update.
+        clip_grad_value: the `clip_value` of `torch.nn.utils.clip_grad_value_`, applied before the update.
+
+    Raises:
+        CaptureError: an input that is no tensor or has no usable name, an optimizer over other parameters.
+    """
+
+    model: nn.Module
+    loss: Callable[..., torch.Tensor] | None
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+    inputs: Mapping[str, torch.Tensor]
+    model_inputs: Sequence[str] | None = None
+    clip_grad_norm: float | None = None
+    clip_grad_value: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_inputs(self.inputs)
+        for name in self.model_inputs or ():
+            if name not in self.inputs:
+                raise CaptureError(f"model_inputs names {name!r}, which is not in inputs {list(self.inputs)}")
+        _check_optimizers(self)
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """The optimizers, always as a tuple."""
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            return (self.optimizer,)
+        return tuple(self.optimizer)
+
+
+@dataclass(frozen=True)
+class Call:
+    """How the inputs are handed to the model and the loss.
+
+    Attributes:
+        positional: names of inputs passed to the model by position.
+        keyword: names of inputs passed to the model by keyword.
+        targets: names of inputs passed to the loss after the model's output.
+    """
+
+    positional: tuple[str, ...]
+    keyword: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+def call_of(step: TrainStep) -> Call:
+    """Divide the inputs between model and loss, as `TrainStep.model_inputs` says."""
+    parameters = inspect.signature(step.model.forward).parameters
+    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = list(step.inputs)
+    chosen = list(step.model_inputs) if step.model_inputs is not None else None
+    if chosen is None and step.loss is None:
+        chosen = names
+    by_name = [n for n in (names if chosen is None else chosen) if n in parameters or (chosen and accepts_any)]
+    if by_name and (chosen is None or len(by_name) == len(chosen)):
+        return Call((), tuple(by_name), tuple(n for n in names if n not in by_name))
+    if chosen is None:
+        required = [
+            p
+            for p in parameters.values()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        chosen = names[: max(1, len(required))]
+    return Call(tuple(chosen), (), tuple(n for n in names if n not in chosen))
+
+
+def _check_inputs(inputs: Mapping[str, torch.Tensor]) -> None:
+    if not inputs:
+        raise CaptureError("inputs is empty: give an example batch, such as inputs={'x': x, 'y': y}")
+    for name, value in inputs.items():
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise CaptureError(f"input name {name!r} is not an identifier; it becomes an argument of the entry points")
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(
+                f"input {name!r} is a {type(value).__name__}, not a torch.Tensor. A Python number would become a "
+                "constant of the compiled step: pass torch.tensor(...) to keep it an input, or bind it in the model"
+            )
+
+
+def _check_optimizers(step: TrainStep) -> None:
+    known = {id(p) for p in step.model.parameters()}
+    if isinstance(step.loss, nn.Module):
+        known |= {id(p) for p in step.loss.parameters()}
+    seen: set[int] = set()
+    for optimizer in step.optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise CaptureError(f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in known:
+                    raise CaptureError(
+                        f"{type(optimizer).__name__} holds a parameter of shape {tuple(parameter.shape)} that is not in "
+                        "the model (nor in the loss). Was the model copied, moved or loaded after the optimizer was "
+                        "made? Build the optimizer last, from model.parameters()"
+                    )
+                if id(parameter) in seen:
+                    raise CaptureError("two optimizers hold the same parameter; each may be updated by one only")
+                seen.add(id(parameter))
+    if not seen:
+        raise CaptureError("the optimizer holds no parameters")
