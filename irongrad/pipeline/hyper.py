@@ -62,7 +62,9 @@ def hyperparameters(optimizers: Sequence[torch.optim.Optimizer]) -> list[Hyper]:
     return found
 
 
-def with_values(group: dict[str, object], hypers: Sequence[Hyper], value: Callable[[Hyper], object]) -> dict[str, object]:
+def with_values(
+    group: dict[str, object], hypers: Sequence[Hyper], value: Callable[[Hyper], object]
+) -> dict[str, object]:
     """Return a copy of `group` whose hyperparameters are replaced by `value(hyper)`."""
     changed = dict(group)
     for hyper in hypers:

@@ -20,8 +20,7 @@ from irongrad.pipeline.graphs import StepGraph
 from irongrad.runtime.errors import ToolchainError
 
 _LOWERING = (
-    "builtin.module(torchdynamo-export-to-torch-backend-pipeline,"
-    "torch-backend-to-linalg-on-tensors-backend-pipeline)"
+    "builtin.module(torchdynamo-export-to-torch-backend-pipeline,torch-backend-to-linalg-on-tensors-backend-pipeline)"
 )
 
 

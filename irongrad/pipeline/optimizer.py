@@ -92,9 +92,7 @@ def trace_update(joint: JointStep) -> Update:
     names = {id(p): n for n, p in _named_parameters(joint)}
     with_gradient = {v.name for v in joint.joint.results if v.kind == "gradient"}
     held = {id(p) for o in step.optimizers for g in o.param_groups for p in g["params"]}
-    parameters = {
-        n: p for n, p in _named_parameters(joint) if id(p) in held and n in with_gradient
-    }
+    parameters = {n: p for n, p in _named_parameters(joint) if id(p) in held and n in with_gradient}
     if not parameters:
         raise CaptureError("no parameter that the optimizer holds gets a gradient from the loss")
     initial = _initial_state(step.optimizers, parameters)

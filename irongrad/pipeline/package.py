@@ -108,7 +108,9 @@ def _verified(session: Session, golden: Golden) -> Report:
     report = verify(session, golden)
     if not report.passed:
         bad = sorted((c for c in report.comparisons if c.ratio > 1), key=lambda c: -c.ratio)
-        rows = "\n".join(f"  {c.entry_point:<12} {c.key}: error {c.error:.3g}, allowed {c.allowed:.3g}" for c in bad[:8])
+        rows = "\n".join(
+            f"  {c.entry_point:<12} {c.key}: error {c.error:.3g}, allowed {c.allowed:.3g}" for c in bad[:8]
+        )
         raise VerificationError(
             f"the compiled step disagrees with eager {golden.oracle} in {len(bad)} of {len(report.comparisons)} values, "
             f"so no artifact was written:\n{rows}\nThis is a bug in IronGrad or its toolchain. Please report it with the "

@@ -69,7 +69,9 @@ def capture_error(error: Exception, module: nn.Module) -> CaptureError:
     """Translate what torch.export raised into the user's line and what to write instead."""
     frames = traceback.extract_tb(error.__traceback__)
     mine = [f for f in frames if is_user_file(f.filename)]
-    place = f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else where(getattr(module, "model", module))
+    place = (
+        f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else where(getattr(module, "model", module))
+    )
     text = str(error).strip()
     return CaptureError(f"{place}\n  {_advice(type(error).__name__, text)}")
 

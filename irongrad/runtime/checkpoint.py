@@ -62,7 +62,9 @@ def check(path: Path, manifest: Manifest) -> None:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             found = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-            shapes = {key: (tuple(s.get_shape()), _DTYPES.get(s.get_dtype(), s.get_dtype())) for key, s in found.items()}
+            shapes = {
+                key: (tuple(s.get_shape()), _DTYPES.get(s.get_dtype(), s.get_dtype())) for key, s in found.items()
+            }
     except FileNotFoundError:
         raise ArtifactError(f"the checkpoint {path} does not exist") from None
     except Exception as error:

@@ -124,9 +124,7 @@ class Session:
                 f"{path} does not load on {self._device_uri}: {_reason(error)}. Is the artifact made for this target, "
                 "and by the IREE version in its manifest?"
             ) from error
-        self._functions = {
-            e.name: (e, module.lookup_function(e.name)) for e in self.manifest.entry_points
-        }
+        self._functions = {e.name: (e, module.lookup_function(e.name)) for e in self.manifest.entry_points}
         self._defaults = {h.name: h.default for h in self.manifest.hypers}
 
     # --- entry points ---------------------------------------------------------------------------------------------
