@@ -261,7 +261,7 @@ def _apply_step(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     yield "%n = util.global.load @accumulated : i64"
     yield "%zero = arith.constant 0 : i64"
     yield "%some = arith.cmpi sgt, %n, %zero : i64"
-    yield 'cf.assert %some, "apply_step: no gradients are accumulated; call grad_step first"'
+    yield 'cf.assert %some, "no gradients are accumulated; call grad_step first"'
     yield "%nf = arith.sitofp %n : i64 to f64"
     yield "%count = tensor.from_elements %nf : tensor<f64>"
     values = {Value("count", "accumulated"): "%count"}
@@ -294,7 +294,7 @@ def _train_steps(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     for i in range(1, len(kinds)):
         yield f"%k{i} = tensor.dim %arg{i}, %c0 : {kinds[i]}"
         yield f"%same{i} = arith.cmpi eq, %k, %k{i} : index"
-        text = f"train_steps: {names[i]} and {names[0]} are stacked over different numbers of steps (dimension 0)"
+        text = f"{names[i]} and {names[0]} are stacked over different numbers of steps (dimension 0)"
         yield f'cf.assert %same{i}, "{text}"'
     if "check.train" in graph.functions:
         yield "scf.for %i = %c0 to %k step %c1 {"
@@ -304,9 +304,9 @@ def _train_steps(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
         for line in _guards("train", graph, values, "%ok"):
             yield f"  {line}"
         yield "}"
-    yield "%none = tensor.empty(%k) : tensor<?xf32>"
     loss_kind = _outputs(function)[0][1]
     element = loss_kind.removeprefix("tensor<").removesuffix(">")
+    yield f"%none = tensor.empty(%k) : tensor<?x{element}>"
     yield f"%losses = scf.for %i = %c0 to %k step %c1 iter_args(%acc = %none) -> (tensor<?x{element}>) {{"
     values = {}
     for line in _slices(entry, values, "%i", "s"):

@@ -37,7 +37,8 @@ class CapturedStep:
         eval: inputs -> loss, in evaluation mode.
         predict: model inputs -> the model's outputs, in evaluation mode; None for a model whose only output
             is its loss.
-        predict_inputs: the inputs that `predict` takes, in order.
+        predict_inputs: the inputs that `predict` takes, in order; among them a label from which the model makes
+            its own loss, though nothing that `predict` returns depends on it.
         output_names: names of what `predict` returns, in order.
     """
 
@@ -176,26 +177,12 @@ def _export_predict(
         outputs = tuple(_run_untouched(probe, tuple(step.inputs[n] for n in names)))
     if not outputs:
         return None, (), ()
-    program = export(probe, tuple(step.inputs[n] for n in names))
-    if not module._inside:
-        return program, names, outputs
-    # The labels of a model that makes its own loss: predict takes only what its other outputs depend on.
-    used = _used_inputs(_without_dead_code(program))
-    kept = tuple(n for n, is_used in zip(names, used, strict=True) if is_used)
-    if kept != names and not call.positional:
-        program = export(PredictModule(module, kept), tuple(step.inputs[n] for n in kept))
-        return program, kept, outputs
-    return program, names, outputs
+    return export(probe, tuple(step.inputs[n] for n in names)), names, outputs
 
 
 def _run_untouched(probe: PredictModule, values: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
     """Run `probe` on copies, so that a model which writes into a buffer in eval mode changes nothing here."""
     return copy.deepcopy(probe).named(*(v.clone() for v in values))
-
-
-def _without_dead_code(program: ExportedProgram) -> ExportedProgram:
-    program.graph.eliminate_dead_code()
-    return program
 
 
 def _used_inputs(program: ExportedProgram) -> list[bool]:

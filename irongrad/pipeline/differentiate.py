@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from irongrad.pipeline import usercode
 from irongrad.pipeline.capture import MODEL_PREFIX, CapturedStep, StepModule, plain_operators
 from irongrad.pipeline.graphs import Function, StateTensor, Value
-from irongrad.pipeline.retrace import retrace
+from irongrad.pipeline.retrace import interpret, retrace
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import Role
 
@@ -62,6 +62,8 @@ def differentiate(captured: CapturedStep) -> JointStep:
     predict = None
     if captured.predict is not None:
         predict = _inference(captured.predict, names, captured.predict_inputs, captured.output_names)
+        if captured.step.loss is None:
+            predict = _without_unused_inputs(predict)
     return JointStep(captured, tuple(names.state.values()), joint, evaluation, predict)
 
 
@@ -155,15 +157,11 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
 
     def run(*values: torch.Tensor) -> list[torch.Tensor]:
         ones = torch.ones((), dtype=placeholders[-1].meta["val"].dtype)
-        outputs = _interpret(joint, (*values, ones))
+        outputs = interpret(joint, (*values, ones))
         return [outputs[i] for i in kept]
 
     graph = retrace(run, [e for e, n in zip(examples, placeholders, strict=True) if not _is_tangent(n)])
     return Function(graph, tuple(arguments), tuple(results))
-
-
-def _interpret(graph: torch.fx.GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    return torch.fx.Interpreter(graph).run(*values, enable_io_processing=False)
 
 
 def _is_tangent(node: torch.fx.Node) -> bool:
@@ -189,6 +187,20 @@ def _joint_results(joint: torch.fx.GraphModule, names: _StateNames) -> tuple[lis
         results.append(value)
         kept.append(index)
     return results, kept
+
+
+def _without_unused_inputs(function: Function) -> Function:
+    """Drop inputs that no result depends on: the labels of a model that makes its own loss."""
+    graph = copy.deepcopy(function.graph)
+    arguments: list[Value] = []
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    for node, argument in zip(placeholders, function.arguments, strict=True):
+        if argument.kind == "input" and not node.users:
+            graph.graph.erase_node(node)
+        else:
+            arguments.append(argument)
+    graph.recompile()
+    return Function(graph, tuple(arguments), function.results)
 
 
 def _inference(
@@ -222,5 +234,5 @@ def _inference(
             results.append(Value("output", left.pop(0)))
         else:
             raise CaptureError(f"evaluation writes into an input ({spec}); return the new value instead")
-    graph = retrace(lambda *v: list(_interpret(program.graph_module, v)), examples)
+    graph = retrace(lambda *v: list(interpret(program.graph_module, v)), examples)
     return Function(graph, tuple(arguments), tuple(results))

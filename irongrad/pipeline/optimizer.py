@@ -29,10 +29,13 @@ from irongrad.pipeline.capture import StepModule
 from irongrad.pipeline.differentiate import JointStep, name_of
 from irongrad.pipeline.graphs import Function, StateTensor, StepGraph, Value
 from irongrad.pipeline.hyper import Hyper, groups_of, hyperparameters, with_values
-from irongrad.pipeline.retrace import retrace
+from irongrad.pipeline.retrace import interpret, retrace
 from irongrad.pipeline.scalars import ScalarsToTensors
 from irongrad.runtime.errors import CaptureError, InternalError
 from irongrad.runtime.manifest import STEPS, Role
+
+# State that is one number for a parameter of any shape, and rises in lockstep within a parameter group.
+_SCALAR_STATE = frozenset({"step", "mu_product", "mu", "eta"})
 
 # The hint that a symbolic float is traced with when its default is zero: any value that takes the general branch.
 _NONZERO_HINT = 0.01
@@ -163,13 +166,13 @@ def _group_of(
 def _shared_scalars(
     state: dict[tuple[str, str], StateTensor], group_of: Mapping[str, int]
 ) -> dict[tuple[str, str], StateTensor]:
-    """Let parameters of one group share their step counts and other rank-0 state, which change in lockstep.
+    """Let parameters of one group share their step counts and other scalar state, which change in lockstep.
 
     One counter in place of hundreds is one kernel in place of hundreds. The other names become aliases.
     """
     owners: dict[tuple[str, int, float], list[tuple[str, str]]] = {}
     for (name, key), tensor in state.items():
-        if tensor.initial.ndim == 0:
+        if key in _SCALAR_STATE:
             owners.setdefault((key, group_of[name], float(tensor.initial)), []).append((name, key))
     shared = dict(state)
     for keys in owners.values():
@@ -269,7 +272,7 @@ def _trace(
         for parameter in fresh.values():
             parameter.grad = next(taken).clone()  # type: ignore[attr-defined]
         whole = {t.name: next(taken) for t in unique}
-        state = {key: _working(whole[initial[key].name]) for key in keys}  # type: ignore[arg-type]
+        state = {(n, k): _working(k, whole[initial[n, k].name]) for n, k in keys}  # type: ignore[arg-type]
         steps: torch.Tensor = next(taken)  # type: ignore[assignment]
         traced = dict(zip(hypers, taken, strict=True))
         started = (steps > 0).to(torch.float64).item()
@@ -308,9 +311,9 @@ def _symbolic_float(env: ShapeEnv, hyper: Hyper) -> torch.SymFloat:
     return env.create_symfloatnode(symbol, hint=hint, source=source)  # type: ignore[return-value]
 
 
-def _working(tensor: torch.Tensor) -> torch.Tensor:
-    """Rank-0 float state (step counts, running products) is worked on in float64, as eager's Python floats are."""
-    wide = torch.float64 if tensor.ndim == 0 and tensor.is_floating_point() else tensor.dtype
+def _working(key: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Scalar state (step counts, running products) is worked on in float64, as eager's Python floats are."""
+    wide = torch.float64 if key in _SCALAR_STATE else tensor.dtype
     return tensor.to(wide, copy=True)
 
 
@@ -413,9 +416,7 @@ def _train_function(joint: JointStep, update: Update) -> Function:
 
     def train(*tensors: torch.Tensor) -> list[torch.Tensor]:
         values = dict(zip(arguments, tensors, strict=True))
-        outputs = torch.fx.Interpreter(joint.joint.graph).run(
-            *(values[a] for a in joint.joint.arguments), enable_io_processing=False
-        )
+        outputs = interpret(joint.joint.graph, [values[a] for a in joint.joint.arguments])
         values |= dict(zip(joint.joint.results, outputs, strict=True))
         values |= _run_update(update, values)
         return [values[r] for r in results]
@@ -452,7 +453,7 @@ def _grad_function(joint: JointStep, update: Update) -> Function:
 
     def grad(*tensors: torch.Tensor) -> list[torch.Tensor]:
         inner = tensors[: len(joint.joint.arguments)]
-        outputs = torch.fx.Interpreter(joint.joint.graph).run(*inner, enable_io_processing=False)
+        outputs = interpret(joint.joint.graph, inner)
         values = dict(zip(joint.joint.results, outputs, strict=True))
         sums = zip(update.parameters, tensors[len(inner) :], strict=True)
         return [*(values[r] for r in kept), *(total + values[Value("gradient", n)] for n, total in sums)]

@@ -1,16 +1,16 @@
 """The float64 oracle: eager PyTorch runs of the user's own step, and how far a float32 run may be from it.
 
-A compiled float32 result is right when its error against eager float64 is within a small factor of the error of
-eager float32 itself. One float32 run is one sample of rounding; where the step is badly conditioned (a gradient
-that is zero but for rounding, an Adam update of it, a ReLU at its corner) others would differ from it as much as
-from the truth. So several are run, each with other rounding (`RoundingNoise`).
+A compiled result is right when its error against eager float64 is within a small factor of the error of eager in
+the step's own dtypes, float32 as a rule. One such run is one sample of rounding; where the step is badly
+conditioned (a gradient that is zero but for rounding, an Adam update of it, a ReLU at its corner) others would
+differ from it as much as from the truth. So several are run, each with other rounding (`RoundingNoise`).
 """
 
 from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -25,85 +25,106 @@ from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import STEPS, Role
 from irongrad.step import TrainStep
 
-FACTOR = 4.0  # how much worse than eager float32 a compiled float32 result may be
+FACTOR = 4.0  # how much worse than eager in the same dtypes a compiled result may be
 FLOOR_ULPS = 16.0  # what is allowed in any case, in last-place units of the largest element
 NOISY_RUNS = 3
 NOISE_ULPS = 2.0  # a sum in another order rounds more often than the one operator that eager has for it
 
-_Values = dict[str, np.ndarray]
+# Operators that move values and round nothing.
+_MOVES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.copy_.default})
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one eager run gave: every loss, gradient, state tensor and prediction, by golden key, as float64."""
+    """What one eager run gave, by golden key.
 
-    values: _Values
+    Attributes:
+        values: every loss, gradient, state tensor and prediction, as float64.
+        eps: the machine epsilon of the dtype that each was computed in; 0 for integers and booleans.
+    """
+
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    eps: dict[str, float] = field(default_factory=dict)
+
+    def record(self, key: str, tensor: torch.Tensor) -> None:
+        """Keep a copy of `tensor`."""
+        self.values[key] = np.array(tensor.detach().cpu().to(torch.float64).numpy())
+        self.eps[key] = float(torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
 
 
 def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
-    """Run the oracle and the float32 runs, and return expected values with allowed errors."""
+    """Run the oracle and the runs in the step's own dtypes, and return expected values with allowed errors."""
     step = captured.step
+    samples = [run_eager(captured, graph, None, steps, seed) for seed in (None, *range(NOISY_RUNS))]
     try:
         exact, oracle = run_eager(captured, graph, torch.float64, steps, seed=None), "float64"
     except RuntimeError:
-        # A model with float32 constants in its code cannot run in float64; its own float32 run stands in.
-        exact, oracle = run_eager(captured, graph, torch.float32, steps, seed=None), "float32"
-    samples = [run_eager(captured, graph, torch.float32, steps, seed) for seed in (None, *range(NOISY_RUNS))]
-    allowed = {key: _allowed(value, [s.values[key] for s in samples]) for key, value in exact.values.items()}
+        # A model with float32 constants in its code cannot run in float64; its own run stands in.
+        own = next(step.model.parameters()).dtype
+        exact, oracle = samples[0], str(own).removeprefix("torch.")
+    eps = samples[0].eps
+    allowed = {k: _allowed(value, [s.values[k] for s in samples], eps[k]) for k, value in exact.values.items()}
     inputs = {n: t.detach().cpu().contiguous().numpy() for n, t in step.inputs.items()}
     return Golden(steps, oracle, inputs, exact.values, allowed)
 
 
-def _allowed(exact: np.ndarray, samples: list[np.ndarray]) -> float:
+def _allowed(exact: np.ndarray, samples: list[np.ndarray], eps: float) -> float:
     with np.errstate(invalid="ignore"):
         spread = max((float(np.max(np.abs(s - exact), initial=0.0)) for s in samples), default=0.0)
         scale = float(np.max(np.abs(exact), initial=0.0))
-    return FACTOR * spread + FLOOR_ULPS * float(np.finfo(np.float32).eps) * scale
+    return FACTOR * spread + FLOOR_ULPS * eps * scale
 
 
-def run_eager(captured: CapturedStep, graph: StepGraph, dtype: torch.dtype, steps: int, seed: int | None) -> Run:
-    """Train `steps` steps eagerly in `dtype`, on copies; with a seed, under `RoundingNoise`."""
+def run_eager(captured: CapturedStep, graph: StepGraph, dtype: torch.dtype | None, steps: int, seed: int | None) -> Run:
+    """Train `steps` steps eagerly in `dtype` (None: in the step's own dtypes), on copies; with a seed, under
+    `RoundingNoise`."""
     twin = twin_of(captured.step, dtype)
     module = StepModule(twin)
-    inputs = {n: t.to(dtype) if t.is_floating_point() else t.clone() for n, t in twin.inputs.items()}
-    values: _Values = {}
+    inputs = {n: t.to(dtype) if dtype and t.is_floating_point() else t.clone() for n, t in twin.inputs.items()}
+    run = Run()
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
     with noise:
-        _record_inference(captured, module, inputs, values)
+        # On a copy of its own: a forward may write into buffers in evaluation mode too.
+        _record_inference(captured, StepModule(twin_of(twin, None)), inputs, run)
     with noise, mode(module.model, training=True):
         for number in range(steps):
             for optimizer in twin.optimizers:
                 optimizer.zero_grad(set_to_none=True)
             loss = module(*(t.clone() for t in inputs.values()))
             loss.backward()
-            values[key_of("loss", number)] = _array(loss)
+            run.record(key_of("loss", number), loss)
             gradients = {name_of(n): p.grad for n, p in module.named_parameters()}
             for name in graph.gradients:
-                values[key_of("gradient", number, name)] = _array(gradients[name])
+                run.record(key_of("gradient", number, name), gradients[name])
             _clip(twin)
             for optimizer in twin.optimizers:
                 optimizer.step()
             for name, tensor in eager_state(module, twin, graph, number + 1).items():
-                values[key_of("state", number + 1, name)] = _array(tensor)
-    return Run(values)
+                run.record(key_of("state", number + 1, name), tensor)
+    return run
 
 
-def twin_of(step: TrainStep, dtype: torch.dtype) -> TrainStep:
-    """A deep copy of the step whose floating-point parameters, buffers and optimizer state have `dtype`."""
+def twin_of(step: TrainStep, dtype: torch.dtype | None) -> TrainStep:
+    """A deep copy of the step; its floating-point parameters, buffers and optimizer state have `dtype` unless None."""
     model, loss, optimizers = copy.deepcopy((step.model, step.loss, list(step.optimizers)))
-    model.to(dtype)
-    if isinstance(loss, nn.Module):
-        loss.to(dtype)
-    for optimizer in optimizers:
-        for state in optimizer.state.values():
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor) and value.is_floating_point() and value.ndim:
-                    state[key] = value.to(dtype)
-        for group in optimizer.param_groups:
-            if isinstance(optimizer, torch.optim.Adafactor) and group["eps"][0] is None:
-                # None means the epsilon of the parameters' dtype, which is float32 in the compiled step.
-                group["eps"] = (torch.finfo(torch.float32).eps, group["eps"][1])
+    if dtype is not None:
+        for optimizer in optimizers:
+            _cast_optimizer(optimizer, dtype)
+        model.to(dtype)
+        if isinstance(loss, nn.Module):
+            loss.to(dtype)
     return TrainStep(model, loss, optimizers, step.inputs, step.model_inputs, step.clip_grad_norm, step.clip_grad_value)
+
+
+def _cast_optimizer(optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> None:
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                state[key] = value.to(dtype)
+    for group in optimizer.param_groups:
+        if isinstance(optimizer, torch.optim.Adafactor) and group["eps"][0] is None:
+            # None means the epsilon of the parameters' dtype, which is that of the compiled step.
+            group["eps"] = (torch.finfo(group["params"][0].dtype).eps, group["eps"][1])
 
 
 def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: int) -> dict[str, torch.Tensor]:
@@ -124,9 +145,10 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
 
 
 class RoundingNoise(TorchDispatchMode):
-    """Multiply every computed floating-point value by 1 + u, |u| up to two units in the last place of float32.
+    """Multiply every computed floating-point value by 1 + u, |u| up to two units in the last place of its own dtype.
 
-    Monte Carlo arithmetic (D. S. Parker, "Monte Carlo Arithmetic", UCLA CSD-970002, 1997): the spread of such runs
+    A bfloat16 value (in Muon's Newton-Schulz iteration, say) is so noisy in its eighth bit, a float32 one in its
+    twenty-fourth, as compiled code that sums in another order is. Monte Carlo arithmetic (D. S. Parker, "Monte Carlo Arithmetic", UCLA CSD-970002, 1997): the spread of such runs
     shows how far rounding alone may move each result.
     """
 
@@ -136,12 +158,13 @@ class RoundingNoise(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))
-        if func.is_view or func._schema.is_mutable and result is not None and _is_scalar(result):
+        if func.is_view or func in _MOVES or func._schema.is_mutable and result is not None and _is_scalar(result):
             return result  # a step count is no rounded value
         for tensor in torch.utils._pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-                unit = torch.rand(tensor.shape, generator=self._generator, dtype=torch.float32) * 2 - 1
-                tensor.mul_(1 + unit.to(tensor.dtype) * NOISE_ULPS * torch.finfo(torch.float32).eps)
+                wide = torch.promote_types(tensor.dtype, torch.float32)
+                unit = torch.rand(tensor.shape, generator=self._generator, dtype=wide) * 2 - 1
+                tensor.copy_(tensor * (1 + unit * NOISE_ULPS * torch.finfo(tensor.dtype).eps))
         return result
 
 
@@ -158,16 +181,12 @@ def _clip(step: TrainStep) -> None:
 
 
 def _record_inference(
-    captured: CapturedStep, module: StepModule, inputs: dict[str, torch.Tensor], values: _Values
+    captured: CapturedStep, module: StepModule, inputs: dict[str, torch.Tensor], run: Run
 ) -> None:
     with torch.no_grad(), mode(module.model, training=False):
-        values[key_of("eval", 0)] = _array(module(*(t.clone() for t in inputs.values())))
+        run.record(key_of("eval", 0), module(*(t.clone() for t in inputs.values())))
         if captured.predict is not None:
             probe = PredictModule(module, captured.predict_inputs)
             outputs = probe.named(*(inputs[n].clone() for n in captured.predict_inputs))
             for name in captured.output_names:
-                values[key_of("predict", 0, name)] = _array(outputs[name])
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().cpu().to(torch.float64).numpy().copy()
+                run.record(key_of("predict", 0, name), outputs[name])

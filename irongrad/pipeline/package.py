@@ -20,7 +20,7 @@ import irongrad
 from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.compile import CompiledModule
 from irongrad.runtime.errors import UserError, VerificationError
-from irongrad.runtime.golden import Golden, write_golden
+from irongrad.runtime.golden import Golden, read_golden, write_golden
 from irongrad.runtime.manifest import (
     FORMAT_VERSION,
     GOLDEN,
@@ -83,13 +83,14 @@ def package(module: AssembledModule, compiled: Sequence[CompiledModule], golden:
         (staging / PORTABLE_MODULE).write_bytes(module.bytecode)
         _write_state(module, staging / INITIAL_STATE)
         write_golden(golden, staging / GOLDEN)
+        stored = read_golden(staging / GOLDEN)
         manifest = _manifest(module, compiled, staging)
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []
         for binary, target in zip(compiled, manifest.targets, strict=True):
             if binary.target.host:
-                reports[target.name] = _verified(Session(staging, target=target.name), golden)
+                reports[target.name] = _verified(Session(staging, target=target.name), stored)
                 target = replace(target, certificate=certificate(reports[target.name], target.device))
             targets.append(target)
         manifest = replace(manifest, targets=tuple(targets))

@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 def write(path: Path, state: Mapping[str, Array], manifest: Manifest) -> None:
     """Write `state` to `path`; whoever reads it sees the old file or the whole new one."""
-    arrays = {key: np.ascontiguousarray(state[s.name]) for s in manifest.state for key in (s.name, *s.aliases)}
+    arrays = {key: np.asarray(state[s.name], order="C") for s in manifest.state for key in (s.name, *s.aliases)}
     atomic_write(path, safetensors.numpy.save(arrays, metadata={"format": "irongrad-1"}))
 
 

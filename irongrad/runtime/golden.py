@@ -44,8 +44,8 @@ class Golden:
 
 def write_golden(golden: Golden, path: Path) -> None:
     """Store golden values as safetensors."""
-    arrays = {f"input/{n}": np.ascontiguousarray(a) for n, a in golden.inputs.items()}
-    arrays |= {f"expected/{k}": np.ascontiguousarray(a) for k, a in golden.expected.items()}
+    arrays = {f"input/{n}": np.asarray(a, order="C") for n, a in golden.inputs.items()}
+    arrays |= {f"expected/{k}": np.asarray(a, order="C") for k, a in golden.expected.items()}
     metadata = {"steps": str(golden.steps), "oracle": golden.oracle, "allowed": json.dumps(dict(golden.allowed))}
     path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
 

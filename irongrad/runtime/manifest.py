@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -25,7 +25,7 @@ SCOPE = "state"
 STEPS = "irongrad/steps"
 
 
-class Role(str, Enum):
+class Role(StrEnum):
     """What a state tensor is."""
 
     PARAMETER = "parameter"

@@ -14,6 +14,7 @@ from typing import Any
 
 import iree.runtime as ireert
 import numpy as np
+from iree.runtime.array_interop import map_dtype_to_hal_element_type
 
 from irongrad.runtime import checkpoint as checkpoints
 from irongrad.runtime.cpu import check_cpu
@@ -226,6 +227,8 @@ class Session:
         inputs = [_take(given, spec.name, entry) for spec in entry.inputs]
         hypers = [self._hyper(given, h) for h in entry.hypers]
         _refuse_leftovers(given, entry, self.manifest)
+        if name != "train_steps":
+            hypers = [_number(entry, n, v) for n, v in zip(entry.hypers, hypers, strict=True)]
         if self._strict:
             _check_finite(entry, inputs, hypers)
         if name == "train_steps":
@@ -246,7 +249,7 @@ class Session:
             return given.pop(name)
         base, _, group = name.rpartition("_")
         if group.isdigit() and base in given:
-            return given[base]  # without a group's number: for every group
+            return given[base]  # a name without a group's number means every group
         return self._defaults[name]
 
     def _invoke(self, name: str, values: Sequence[Any]) -> list[Array]:
@@ -268,10 +271,9 @@ class Session:
 
     def _buffer_view(self, array: Any) -> Any:
         host = array if isinstance(array, np.ndarray) else _to_numpy(array)
-        kind = host.dtype.type
-        if host.dtype.hasobject or kind in (np.str_, np.bytes_):
-            raise GuardError(f"an array of {host.dtype} cannot be an input")
-        element = ireert.array_interop.map_dtype_to_hal_element_type(host.dtype)
+        element = map_dtype_to_hal_element_type(host.dtype)
+        if element is None:
+            raise GuardError(f"{str(value)[:60]!r} is no array of numbers, so it cannot be an input")
         return self._device.allocator.allocate_buffer_copy(
             memory_type=_MEMORY,
             allowed_usage=_USAGE,
@@ -323,15 +325,29 @@ def _check_finite(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any
 
 def _per_step(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any]) -> list[Array]:
     """Hyperparameters of `train_steps` as one float64 array of K values each."""
-    steps = np.shape(inputs[0])[0] if np.ndim(inputs[0]) else 0
-    arrays = [np.asarray(h, np.float64) for h in hypers]
+    steps = inputs[0].shape[0] if getattr(inputs[0], "shape", ()) else 0
+    try:
+        arrays = [np.asarray(h, np.float64) for h in hypers]
+    except (TypeError, ValueError) as error:
+        raise GuardError(f"{entry.name}: a hyperparameter is neither a number nor {steps} numbers: {error}") from None
     return [np.full(steps, a) if a.ndim == 0 else a for a in arrays]
 
 
 def _to_numpy(value: Any) -> Array:
-    if hasattr(value, "__dlpack__"):
+    """A view of `value` where it offers one (DLPack), else a copy."""
+    if not hasattr(value, "__dlpack__"):
+        return np.asarray(value)
+    try:
         return np.from_dlpack(value)
-    return np.asarray(value)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise GuardError(f"a {type(value).__name__} cannot be read through DLPack: {error}") from None
+
+
+def _number(entry: EntryPoint, name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise GuardError(f"{entry.name}: {name} must be a number, not {value!r:.60}") from None
 
 
 def _reason(error: Exception) -> str:

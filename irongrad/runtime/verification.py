@@ -71,6 +71,7 @@ def verify(session: Session, golden: Golden) -> Report:
     session.load_state(initial)
     try:
         _inference(session, golden, has, found)
+        session.load_state(initial)  # a forward may write into buffers in evaluation mode too
         if "train_step" in has:
             for step in range(golden.steps):
                 loss = session.train_step(**golden.inputs)

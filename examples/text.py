@@ -1,0 +1,34 @@
+"""Text for the language models: the reference that Python ships for its own `help()`, about 700 KB of English."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+from pydoc_data.topics import topics
+
+VOCABULARY = 128  # ASCII; what is outside becomes a question mark
+
+
+@functools.cache
+def corpus() -> np.ndarray:
+    """The whole text as character codes, int64 [characters]."""
+    text = "\n\n".join(topics[name] for name in sorted(topics))
+    return np.frombuffer(text.encode("ascii", "replace"), np.uint8).astype(np.int64)
+
+
+def windows(batch: int, length: int, count: int, seed: int, *, train: bool) -> Iterator[np.ndarray]:
+    """Yield `count` batches of random windows, int64 [batch, length]; the last tenth of the text is held out."""
+    codes = corpus()
+    border = len(codes) * 9 // 10
+    codes = codes[:border] if train else codes[border:]
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        starts = rng.integers(0, len(codes) - length, batch)
+        yield np.stack([codes[s : s + length] for s in starts])
+
+
+def decode(codes: np.ndarray) -> str:
+    """The characters of `codes`, int64 [characters], as a string."""
+    return bytes(codes.astype(np.uint8)).decode("ascii")

@@ -1,0 +1,5 @@
+"""`python -m irongrad`."""
+
+from irongrad.cli.main import main
+
+main()

@@ -1,0 +1,72 @@
+"""Options and output that several verbs share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+
+from irongrad.runtime.errors import GuardError, UserError
+
+console = Console()
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for scripts.")
+device_option = click.option("--device", help="IREE device URI, such as local-task, local-sync or cuda.")
+target_option = click.option("--target", help="Which of the artifact's targets; its first by default.")
+directory_argument = click.argument("directory", type=click.Path(path_type=Path))
+
+
+def print_json(value: Any) -> None:
+    """Print `value` as one JSON document."""
+    print(json.dumps(value, indent=2, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return str(value)
+
+
+def pairs(items: tuple[str, ...], option: str) -> dict[str, str]:
+    """Split `name=value` options.
+
+    Raises:
+        UserError: one has no `=`.
+    """
+    result: dict[str, str] = {}
+    for item in items:
+        name, separator, value = item.partition("=")
+        if not separator:
+            raise UserError(f"{option} {item!r} is not NAME=VALUE")
+        result[name] = value
+    return result
+
+
+def numbers(items: tuple[str, ...], option: str) -> dict[str, float]:
+    """Split `name=number` options.
+
+    Raises:
+        UserError: one is no number.
+    """
+    try:
+        return {n: float(v) for n, v in pairs(items, option).items()}
+    except ValueError as error:
+        raise UserError(f"{option}: {error}") from None
+
+
+def load_npy(name: str, path: str) -> np.ndarray[Any, Any]:
+    """Read one .npy file.
+
+    Raises:
+        GuardError: it cannot be read, naming the input.
+    """
+    try:
+        return np.asarray(np.load(path, allow_pickle=False))
+    except (OSError, ValueError) as error:
+        raise GuardError(f"the file for input {name!r} cannot be read: {error}") from None

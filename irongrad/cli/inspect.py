@@ -1,0 +1,104 @@
+"""`irongrad inspect`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import numpy as np
+from rich.table import Table
+
+from irongrad.cli.common import console, directory_argument, json_option, print_json
+from irongrad.runtime.checkpoint import numpy_dtype
+from irongrad.runtime.commands import command_line
+from irongrad.runtime.manifest import Manifest, StateSpec, check_files, read_manifest
+
+
+@click.command(
+    epilog="""\b
+Example:
+  irongrad inspect build/digits
+"""
+)
+@directory_argument
+@json_option
+def command(directory: Path, as_json: bool) -> None:
+    """Show what the artifact in DIRECTORY holds, and how to run it with iree-run-module."""
+    manifest = read_manifest(directory)
+    check_files(manifest, directory, tuple(manifest.files))
+    commands = {e.name: command_line(manifest, directory, e.name) for e in manifest.entry_points}
+    if as_json:
+        report: dict[str, Any] = json.loads(msgspec.json.encode(manifest))
+        signatures = {e.name: e.signature for e in manifest.entry_points}
+        print_json({**report, "signatures": signatures, "commands": commands})
+        return
+    _entry_points(manifest)
+    _hypers(manifest)
+    _state(manifest)
+    _files(manifest)
+    console.rule("commands", align="left")
+    for text in commands.values():
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _entry_points(manifest: Manifest) -> None:
+    console.rule("entry points", align="left")
+    for entry in manifest.entry_points:
+        short = entry.name in ("export_state", "import_state", "export_gradients", "import_gradients")
+        signature = f"{entry.name}(…)" if short else entry.signature
+        console.print(signature, markup=False, highlight=False, soft_wrap=True)
+        console.print(f"    {entry.summary}", style="dim")
+        for spec in entry.inputs:
+            if spec.minimum is not None and not short:
+                exempt = f" or {spec.exempt}" if spec.exempt is not None else ""
+                console.print(f"    {spec.name} in [{spec.minimum}, {spec.maximum}]{exempt}", markup=False)
+    buckets = ", ".join(f"{n}: {list(v)}" for n, v in manifest.buckets.items())
+    console.print(f"buckets: {buckets or 'none (fixed shapes)'}", markup=False)
+
+
+def _hypers(manifest: Manifest) -> None:
+    console.rule("hyperparameters", align="left")
+    table = Table("name", "default", "", box=None)
+    for hyper in manifest.hypers:
+        table.add_row(hyper.name, f"{hyper.default:g}", "run-time input")
+    for name, value in manifest.fixed.items():
+        table.add_row(name, f"{value:g}", "compiled in")
+    console.print(table)
+
+
+def size_of(spec: StateSpec) -> int:
+    """Bytes of a state tensor."""
+    return int(np.prod(spec.shape, dtype=np.int64)) * numpy_dtype(spec.dtype).itemsize
+
+
+def _state(manifest: Manifest) -> None:
+    console.rule("state", align="left")
+    table = Table("name", "role", "dtype", "shape", "bytes", box=None)
+    for spec in manifest.state:
+        name = f"{spec.name} (= {spec.aliases[0]}{', …' if len(spec.aliases) > 1 else ''})" if spec.aliases else spec.name
+        table.add_row(name, spec.role.value, spec.dtype, str(list(spec.shape)), f"{size_of(spec):,}")
+    total = sum(size_of(s) for s in manifest.state)
+    table.add_row("total", "", "", "", f"{total:,}", style="bold")
+    console.print(table)
+
+
+def _files(manifest: Manifest) -> None:
+    console.rule("targets and files", align="left")
+    for target in manifest.targets:
+        certificate = target.certificate
+        note = "not verified"
+        if certificate is not None:
+            note = (
+                f"verified on {certificate.device}: {certificate.steps} steps against eager {certificate.oracle}, worst "
+                f"error {certificate.worst:.0%} of what is allowed ({certificate.tensor})"
+            )
+        console.print(f"{target.name} ({target.file}) {note}", highlight=False)
+        console.print(f"    {' '.join(target.flags)}", style="dim", soft_wrap=True)
+    table = Table("file", "bytes", "sha256", box=None)
+    for name, spec in manifest.files.items():
+        table.add_row(name, f"{spec.size:,}", spec.sha256)
+    console.print(table)
+    console.print(", ".join(f"{n} {v}" for n, v in manifest.versions.items()), highlight=False)

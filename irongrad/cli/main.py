@@ -1,0 +1,52 @@
+"""The `irongrad` command: finds the verbs, and turns errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from irongrad.runtime.errors import IronGradError
+
+VERBS = ("compile", "train", "run", "inspect", "verify", "golden")
+
+
+class _Verbs(click.Group):
+    """Imports a verb when it is used: `irongrad train` never imports torch."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        command: click.Command = import_module(f"irongrad.cli.{name}").command
+        return command
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="irongrad")
+def cli() -> None:
+    """Compile PyTorch training steps ahead of time, and run them without PyTorch.
+
+    \b
+    Example:
+      irongrad compile examples/digits.py:make_step -o build/digits
+      irongrad train build/digits --data digits.npz --epochs 10 --checkpoint digits.safetensors
+    """
+
+
+def main() -> None:
+    """Run the command line; exits with the error class's code (see `irongrad.runtime.errors`)."""
+    try:
+        cli(standalone_mode=True)
+    except IronGradError as error:
+        if "--json" in sys.argv:
+            print(json.dumps({"error": {"class": type(error).__name__, "message": str(error)}}))
+        else:
+            Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        sys.exit(error.exit_code)

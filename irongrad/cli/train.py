@@ -1,0 +1,179 @@
+"""`irongrad train`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from irongrad.cli.common import (
+    console,
+    device_option,
+    directory_argument,
+    json_option,
+    numbers,
+    print_json,
+    target_option,
+)
+from irongrad.runtime import Session, load
+from irongrad.runtime.errors import GuardError
+from irongrad.runtime.manifest import STEPS
+
+Data = dict[str, np.ndarray[Any, Any]]
+
+
+@click.command(
+    epilog="""\b
+Example:
+  irongrad train build/digits --data digits.npz --epochs 10 --lr 0.001 --checkpoint digits.safetensors
+"""
+)
+@directory_argument
+@click.option("--data", required=True, type=click.Path(path_type=Path), help="An .npz with one array per input.")
+@click.option("--epochs", default=1, show_default=True, type=click.IntRange(1), help="Passes over the data.")
+@click.option("--batch-size", type=click.IntRange(1), help="The compiled batch size or a multiple of it (accumulated).")
+@click.option("--lr", type=float, help="Learning rate; the compiled default otherwise.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another hyperparameter; repeatable.")
+@click.option("--validation", type=click.Path(path_type=Path), help="An .npz for the evaluation loss after each epoch.")
+@click.option("--resume", type=click.Path(path_type=Path), help="A checkpoint to start from.")
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="Where to save the state after each epoch.")
+@click.option("--seed", default=0, show_default=True, help="Of the order of the samples.")
+@click.option("--strict", is_flag=True, help="Refuse inputs that are NaN or infinite.")
+@target_option
+@device_option
+@json_option
+def command(
+    directory: Path,
+    data: Path,
+    epochs: int,
+    batch_size: int | None,
+    lr: float | None,
+    settings: tuple[str, ...],
+    validation: Path | None,
+    resume: Path | None,
+    checkpoint: Path | None,
+    seed: int,
+    strict: bool,
+    target: str | None,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    """Train the artifact in DIRECTORY on the arrays in an .npz file; needs no PyTorch.
+
+    The order of samples depends on the seed and the step count only, so a resumed run goes on as the first one would
+    have.
+    """
+    session = load(directory, target=target, device=device, checkpoint=resume, strict=strict)
+    hypers = numbers(settings, "--set") | ({"lr": lr} if lr is not None else {})
+    arrays = read_data(data, session)
+    held_out = read_data(validation, session) if validation is not None else None
+    compiled, factor = _batch(session, batch_size)
+    size = len(next(iter(arrays.values())))
+    per_epoch = size // (compiled * factor)
+    if per_epoch == 0:
+        raise GuardError(f"{data} has {size} samples, fewer than one batch of {compiled * factor}")
+    if factor > 1 and not as_json:
+        console.print(f"each step accumulates {factor} batches of {compiled}; BatchNorm sees {compiled} at a time")
+    report: list[dict[str, Any]] = []
+    step = int(session.state()[STEPS])
+    with _progress(as_json) as progress:
+        for epoch in range(epochs):
+            task = progress.add_task(f"epoch {epoch + 1}/{epochs}", total=per_epoch, loss="")
+            losses = []
+            for _ in range(per_epoch):
+                order = _order(size, seed, step // per_epoch)
+                rows = order[step % per_epoch * compiled * factor :][: compiled * factor]
+                losses.append(_step(session, arrays, rows.reshape(factor, compiled), hypers))
+                step += 1
+                progress.update(task, advance=1, loss=f"loss {np.mean(losses):.4f}")
+            record = {"epoch": epoch + 1, "steps": step, "loss": float(np.mean(losses))}
+            if held_out is not None:
+                record["validation_loss"] = evaluate(session, held_out, compiled)
+                progress.update(task, loss=f"loss {record['loss']:.4f}, validation {record['validation_loss']:.4f}")
+            report.append(record)
+            if checkpoint is not None:
+                session.save(checkpoint)
+    if as_json:
+        print_json({"epochs": report, "checkpoint": str(checkpoint) if checkpoint else None})
+    elif checkpoint is not None:
+        console.print(f"saved {checkpoint}")
+
+
+def read_data(path: Path, session: Session) -> Data:
+    """Read the arrays of an .npz that the step's inputs name.
+
+    Raises:
+        GuardError: the file cannot be read, lacks an input, or its arrays differ in length.
+    """
+    entry = session.manifest.entry_point("train_step") or session.manifest.entry_point("grad_step")
+    if entry is None:
+        raise GuardError("this artifact was compiled without train_step and without grad_step")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise GuardError(f"{path} cannot be read as an .npz file: {error}") from None
+    if missing := [s.name for s in entry.inputs if s.name not in arrays]:
+        raise GuardError(f"{path} has the arrays {', '.join(arrays)}; the step also needs {', '.join(missing)}")
+    chosen = {s.name: arrays[s.name] for s in entry.inputs}
+    if len({len(a) for a in chosen.values()}) > 1:
+        lengths = ", ".join(f"{n}: {len(a)}" for n, a in chosen.items())
+        raise GuardError(f"{path}: the arrays have different numbers of samples ({lengths})")
+    for spec in entry.inputs:
+        array = chosen[spec.name]
+        if array.dtype.name != spec.dtype or array.shape[1:] != spec.shape[1:]:
+            raise GuardError(
+                f"{path}: {spec.name} is {array.dtype}[{', '.join(map(str, array.shape))}], the step takes "
+                f"{spec.dtype}[N{''.join(f', {d}' for d in spec.shape[1:])}]; convert it before saving"
+            )
+    return chosen
+
+
+def evaluate(session: Session, data: Data, batch: int) -> float:
+    """The mean evaluation loss over the whole batches of `data`."""
+    count = len(next(iter(data.values()))) // batch
+    losses = [session.eval_step(**{n: a[i * batch : (i + 1) * batch] for n, a in data.items()}) for i in range(count)]
+    return float(np.mean(losses)) if losses else float("nan")
+
+
+def _batch(session: Session, wanted: int | None) -> tuple[int, int]:
+    """The compiled batch size, and how many of them make one step of the wanted size."""
+    entry = session.manifest.entry_point("train_step") or session.manifest.entry_point("grad_step")
+    assert entry is not None
+    compiled = int(entry.inputs[0].shape[0])
+    if wanted is None or wanted == compiled:
+        return compiled, 1
+    if wanted % compiled or session.manifest.entry_point("grad_step") is None:
+        raise GuardError(
+            f"--batch-size {wanted}: the step is compiled for batches of {compiled}; use that, or a multiple of it"
+        )
+    return compiled, wanted // compiled
+
+
+def _order(size: int, seed: int, epoch: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng((seed, epoch)).permutation(size)
+
+
+def _step(session: Session, data: Data, rows: np.ndarray[Any, Any], hypers: dict[str, float]) -> float:
+    batches: Iterator[Data] = ({n: a[part] for n, a in data.items()} for part in rows)
+    if len(rows) == 1:
+        return session.train_step(**next(batches), **hypers)
+    losses = [session.grad_step(**batch) for batch in batches]
+    session.apply_step(**hypers)
+    return float(np.mean(losses))
+
+
+def _progress(quiet: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[loss]}"),
+        console=console,
+        disable=quiet,
+    )

@@ -1,0 +1,36 @@
+# Sourced by the other scripts: makes .venv with the project and the extras named in $1, unless it is up to date.
+# Needs Python 3.11 with the venv module.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3.11 python3 python; do
+        [ -n "$candidate" ] || continue
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "IronGrad needs Python 3.11 (torch-mlir has no wheel for others here). Install it, or name it: PYTHON=/path/to/python3.11 $0" >&2
+    exit 1
+}
+
+make_environment() {
+    local extras="$1" stamp python
+    stamp=".venv/.installed-${extras//,/-}"
+    if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
+        python="$(find_python)"
+        if [ ! -x .venv/bin/python ]; then
+            if ! "$python" -m venv .venv; then
+                echo "cannot make a virtual environment; on Debian: apt-get install python3.11-venv" >&2
+                exit 1
+            fi
+        fi
+        echo "installing irongrad[$extras] into .venv (some minutes the first time)"
+        .venv/bin/python -m pip install --quiet --editable ".[$extras]"
+        touch "$stamp"
+    fi
+    export PATH="$PWD/.venv/bin:$PATH"
+}
