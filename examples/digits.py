@@ -1,7 +1,7 @@
 """A small convolutional network on scikit-learn's handwritten digits.
 
-    irongrad compile examples/digits.py:make_step -o build/digits
-    python examples/digits.py build/digits      # writes the data, trains, saves a checkpoint
+irongrad compile examples/digits.py:make_step -o build/digits
+python examples/digits.py build/digits      # writes the data, trains, saves a checkpoint
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from pydoc_data.topics import topics
 
 import numpy as np
-from pydoc_data.topics import topics
 
 VOCABULARY = 128  # ASCII; what is outside becomes a question mark
 

@@ -28,7 +28,9 @@ Example:
 )
 @click.argument("source", metavar="FILE:FUNCTION")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The artifact's directory.")
-@click.option("--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for.")
+@click.option(
+    "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for."
+)
 @click.option("--entry-point", "entry_points", multiple=True, help="Include only these entry points; repeatable.")
 @click.option("--dump-dir", type=click.Path(path_type=Path), help="Write every stage's readable form here.")
 @click.option("--stop-after", metavar="STAGE", help="Stop after this stage.")
@@ -122,7 +124,10 @@ def _summary(artifact: Artifact | None, seconds: dict[str, float]) -> dict[str, 
     if artifact is not None:
         result["output"] = str(artifact.directory)
         result["targets"] = {
-            t.name: {"bytes": artifact.manifest.files[t.file].size, "worst": t.certificate.worst if t.certificate else None}
+            t.name: {
+                "bytes": artifact.manifest.files[t.file].size,
+                "worst": t.certificate.worst if t.certificate else None,
+            }
             for t in artifact.manifest.targets
         }
     return result

@@ -78,7 +78,9 @@ def _state(manifest: Manifest) -> None:
     console.rule("state", align="left")
     table = Table("name", "role", "dtype", "shape", "bytes", box=None)
     for spec in manifest.state:
-        name = f"{spec.name} (= {spec.aliases[0]}{', …' if len(spec.aliases) > 1 else ''})" if spec.aliases else spec.name
+        name = (
+            f"{spec.name} (= {spec.aliases[0]}{', …' if len(spec.aliases) > 1 else ''})" if spec.aliases else spec.name
+        )
         table.add_row(name, spec.role.value, spec.dtype, str(list(spec.shape)), f"{size_of(spec):,}")
     total = sum(size_of(s) for s in manifest.state)
     table.add_row("total", "", "", "", f"{total:,}", style="bold")

@@ -73,7 +73,9 @@ def command(
         print_json({"outputs": left, "files": files})
         return
     for name, array in left.items():
-        console.print(f"{name}: {array.dtype}{list(array.shape)} = {np.array2string(array, threshold=20)}", markup=False)
+        console.print(
+            f"{name}: {array.dtype}{list(array.shape)} = {np.array2string(array, threshold=20)}", markup=False
+        )
     for name, path in files.items():
         console.print(f"{name} -> {path}")
 

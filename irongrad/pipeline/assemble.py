@@ -79,9 +79,9 @@ def _bytecode(module: ir.Module) -> bytes:
 
 def _replace_declarations(module: ir.Module, functions: ir.Module, needed: set[str]) -> None:
     """Move the imported functions into `module` in place of their declarations."""
-    declared = {op.name.value: op for op in module.body.operations if op.operation.name == "func.func"}  # type: ignore[attr-defined]
+    declared = {op.name.value: op for op in module.body.operations if op.operation.name == "func.func"}
     for function in list(functions.body.operations):
-        name = function.name.value  # type: ignore[attr-defined]
+        name = function.name.value
         if name.removeprefix("graph.").removeprefix("check.") not in needed:
             continue
         declared[name].operation.erase()
@@ -177,7 +177,7 @@ def _outputs(function: Function) -> list[tuple[int, str]]:
 
 
 def _arguments(entry: EntryPoint) -> str:
-    hyper = f"tensor<?xf64>" if entry.name == "train_steps" else "f64"
+    hyper = "tensor<?xf64>" if entry.name == "train_steps" else "f64"
     named = [(s.name, _spec_type(s)) for s in entry.inputs] + [(h, hyper) for h in entry.hypers]
     return ", ".join(f'%arg{i}: {kind} {{iree.abi.name = "{_quoted(n)}"}}' for i, (n, kind) in enumerate(named))
 

@@ -11,7 +11,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -250,6 +250,3 @@ def _draws_nothing(node: torch.fx.Node) -> bool:
         if not named and probability == 0.0:
             return True
     return arguments.get("train") is False or arguments.get("training") is False
-
-
-__all__ = ["CapturedStep", "PredictModule", "StepModule", "capture", "export", "plain_operators", "mode", "replace"]

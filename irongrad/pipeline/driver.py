@@ -99,7 +99,7 @@ def _compile_all(module: AssembledModule, targets: Sequence[Target], scratch: Pa
     return [compile_module(module, target, scratch) for target in targets]
 
 
-def compile(  # noqa: A001 (the field's name for it, as in torch.compile)
+def compile(
     step: TrainStep,
     output: str | os.PathLike[str],
     target: str | Sequence[str] = "llvm-cpu",

@@ -178,7 +178,7 @@ def _shared_scalars(
     for keys in owners.values():
         first = state[keys[0]]
         merged = replace(first, aliases=tuple(state[k].name for k in keys[1:]))
-        shared |= {k: merged for k in keys}
+        shared |= dict.fromkeys(keys, merged)
     return shared
 
 

@@ -158,7 +158,7 @@ class RoundingNoise(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))
-        if func.is_view or func in _MOVES or func._schema.is_mutable and result is not None and _is_scalar(result):
+        if func.is_view or func in _MOVES or (func._schema.is_mutable and result is not None and _is_scalar(result)):
             return result  # a step count is no rounded value
         for tensor in torch.utils._pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
@@ -180,9 +180,7 @@ def _clip(step: TrainStep) -> None:
         clip_grad_norm_(held, step.clip_grad_norm)
 
 
-def _record_inference(
-    captured: CapturedStep, module: StepModule, inputs: dict[str, torch.Tensor], run: Run
-) -> None:
+def _record_inference(captured: CapturedStep, module: StepModule, inputs: dict[str, torch.Tensor], run: Run) -> None:
     with torch.no_grad(), mode(module.model, training=False):
         run.record(key_of("eval", 0), module(*(t.clone() for t in inputs.values())))
         if captured.predict is not None:

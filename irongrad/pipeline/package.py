@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -152,8 +153,9 @@ def _write_state(module: AssembledModule, path: Path) -> None:
     index.create_archive_file(str(path))
 
 
-def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    array: np.ndarray[Any, np.dtype[np.uint8]] = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return array
 
 
 def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], directory: Path) -> Manifest:

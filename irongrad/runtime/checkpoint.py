@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -141,8 +142,4 @@ def _from_entry(entry: Any, spec: StateSpec) -> Array:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype called `name`, ml_dtypes' for bfloat16."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

@@ -273,7 +273,7 @@ class Session:
         host = array if isinstance(array, np.ndarray) else _to_numpy(array)
         element = map_dtype_to_hal_element_type(host.dtype)
         if element is None:
-            raise GuardError(f"{str(value)[:60]!r} is no array of numbers, so it cannot be an input")
+            raise GuardError(f"{str(array)[:60]!r} is no array of numbers, so it cannot be an input")
         return self._device.allocator.allocate_buffer_copy(
             memory_type=_MEMORY,
             allowed_usage=_USAGE,

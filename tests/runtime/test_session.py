@@ -1,0 +1,243 @@
+"""The session's entry points: what they return, refuse and leave alone."""
+
+from __future__ import annotations
+
+import re
+
+import iree.runtime as ireert
+import numpy as np
+import pytest
+import torch
+
+from irongrad.runtime import Session
+from irongrad.runtime.errors import ArtifactError, GuardError, UserError
+
+
+def snapshot(session: Session) -> dict[str, np.ndarray]:
+    return session.state()
+
+
+def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def test_train_steps_is_train_step_in_a_loop(session, batches):
+    alone = [session.train_step(**b) for b in batches]
+    after = snapshot(session)
+    session.reset()
+    stacked = {n: np.stack([b[n] for b in batches]) for n in batches[0]}
+    losses = session.train_steps(**stacked)
+    np.testing.assert_array_equal(losses, np.float32(alone))
+    assert_same(snapshot(session), after)
+
+
+def test_train_steps_takes_a_schedule(session, batches):
+    rates = np.geomspace(1e-2, 1e-4, len(batches))
+    alone = [session.train_step(**b, lr=lr) for b, lr in zip(batches, rates, strict=True)]
+    session.reset()
+    stacked = {n: np.stack([b[n] for b in batches]) for n in batches[0]}
+    np.testing.assert_array_equal(session.train_steps(**stacked, lr=rates), np.float32(alone))
+
+
+def test_grad_step_then_apply_step_is_train_step(session, batches):
+    for batch in batches[:3]:
+        session.train_step(**batch)
+    expected = snapshot(session)
+    session.reset()
+    for batch in batches[:3]:
+        session.grad_step(**batch)
+        session.apply_step()
+    for name, value in snapshot(session).items():
+        np.testing.assert_allclose(value, expected[name], rtol=2e-6, atol=1e-8, err_msg=name)
+
+
+def test_accumulators_hold_sums_and_can_be_set(session, batches):
+    session.grad_step(**batches[0])
+    first, count = session.gradients()
+    assert count == 1
+    session.grad_step(**batches[0])
+    both, count = session.gradients()
+    assert count == 2
+    for name in first:
+        np.testing.assert_array_equal(both[name], first[name] + first[name], err_msg=name)
+    session.load_gradients(first, 1)
+    session.apply_step()
+    after = snapshot(session)
+    zeroed, count = session.gradients()
+    assert count == 0
+    assert not any(g.any() for g in zeroed.values())
+    session.reset()
+    session.train_step(**batches[0])
+    expected = snapshot(session)
+    np.testing.assert_allclose(after["0.weight"], expected["0.weight"], rtol=1e-6)
+
+
+def test_evaluation_changes_nothing(session, batches):
+    before = snapshot(session)
+    session.eval_step(**batches[0])
+    session.predict(x=batches[0]["x"])
+    assert_same(snapshot(session), before)
+
+
+def test_reset_puts_back_what_was_loaded(mlp_artifact, batches, tmp_path):
+    session = Session(mlp_artifact)
+    start = snapshot(session)
+    session.train_step(**batches[0])
+    session.save(tmp_path / "one.safetensors")
+    one = snapshot(session)
+    session.reset()
+    assert_same(snapshot(session), start)
+    resumed = Session(mlp_artifact, checkpoint=tmp_path / "one.safetensors")
+    assert_same(snapshot(resumed), one)
+    resumed.train_step(**batches[1])
+    resumed.reset()
+    assert_same(snapshot(resumed), one)
+
+
+def test_inputs_by_dlpack_and_from_the_device(session, batches):
+    batch = batches[0]
+    expected = session.eval_step(**batch)
+    assert session.eval_step(**{n: torch.from_numpy(a) for n, a in batch.items()}) == expected
+    assert session.eval_step(**{n: session.to_device(a) for n, a in batch.items()}) == expected
+    with pytest.raises(GuardError, match="DLPack"):
+        session.eval_step(x=torch.from_numpy(batch["x"]).requires_grad_(), y=batch["y"])
+
+
+def test_non_contiguous_inputs_are_read_right(session, batches):
+    x = np.asfortranarray(batches[0]["x"])
+    assert session.predict(x=x).tolist() == session.predict(x=batches[0]["x"]).tolist()
+
+
+@pytest.mark.parametrize("device", ["local-task", "local-sync"])
+def test_no_call_writes_into_its_inputs(mlp_artifact, batches, device):
+    """iree-org/iree#16168: a program that updates an argument may write into the caller's buffer."""
+    session = Session(mlp_artifact, device=device)
+    stacked = {n: np.stack([b[n] for b in batches]) for n in batches[0]}
+    state = session.state()
+    on_device = {n: session.to_device(a) for n, a in batches[0].items()}
+    stacked_on_device = {n: session.to_device(a) for n, a in stacked.items()}
+    state_on_device = {n: session.to_device(a) for n, a in state.items()}
+    session.train_step(**on_device)
+    session.train_steps(**stacked_on_device)
+    session.grad_step(**on_device)
+    sums, count = session.gradients()
+    sums_on_device = {n: session.to_device(a) for n, a in sums.items()}
+    session.load_gradients(sums_on_device, count)
+    session.eval_step(**on_device)
+    session.predict(x=on_device["x"])
+    session.apply_step()
+    session._invoke("import_state", list(state_on_device.values()))
+    for _ in range(3):
+        session.train_step(**on_device)
+    for kept, given in (
+        (batches[0], on_device),
+        (stacked, stacked_on_device),
+        (state, state_on_device),
+        (sums, sums_on_device),
+    ):
+        for name in kept:
+            np.testing.assert_array_equal(kept[name], given[name].to_host(), err_msg=name)
+
+
+def test_exported_state_stays_as_it_was(session, batches):
+    entry, function = session._function("export_state")
+    results = ireert.VmVariantList(len(entry.outputs))
+    session._context.invoke(function, ireert.VmVariantList(0), results)
+    views = [results.get_as_object(i, ireert.HalBufferView) for i in range(len(entry.outputs))]
+    arrays = [ireert.DeviceArray(session._device, v, implicit_host_transfer=True) for v in views]
+    copies = [a.to_host().copy() for a in arrays]
+    for batch in batches[:5]:
+        session.train_step(**batch)
+    for array, copy, spec in zip(arrays, copies, entry.outputs, strict=True):
+        np.testing.assert_array_equal(array.to_host(), copy, err_msg=spec.name)
+
+
+BAD_CALLS = {
+    "shape": (lambda b: {**b, "x": b["x"][:3]}, "x shape dimension 0 mismatch; expected 6 but have 3"),
+    "rank": (lambda b: {**b, "x": b["x"][0]}, "x shape rank mismatch; expected 2 but have 1"),
+    "dtype": (lambda b: {**b, "x": b["x"].astype(np.float64)}, "x element type mismatch; expected f32 but have f64"),
+    "integer dtype": (lambda b: {**b, "y": b["y"].astype(np.int32)}, "y element type mismatch; expected i64"),
+    "class index": (lambda b: {**b, "y": b["y"] + 4}, r"y: every value must be in \[0, 3\]"),
+    "missing": (lambda b: {"x": b["x"]}, "the input 'y' is missing"),
+    "extra": (lambda b: {**b, "z": b["x"]}, "takes no argument 'z'"),
+    "no array": (lambda b: {**b, "x": "words"}, "'words' is no array of numbers"),
+    "None": (lambda b: {**b, "x": None}, "'None' is no array of numbers"),
+    "hyperparameter": (lambda b: {**b, "lr": "fast"}, "lr must be a number, not 'fast'"),
+    "several numbers": (lambda b: {**b, "lr": [1, 2]}, "lr must be a number"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+@pytest.mark.parametrize("entry", ["train_step", "grad_step", "eval_step"])
+def test_a_bad_call_is_refused_and_changes_nothing(session, batches, case, entry):
+    change, message = BAD_CALLS[case]
+    before = snapshot(session)
+    if entry != "train_step" and case in ("hyperparameter", "several numbers"):
+        message = "takes no argument 'lr'"
+    with pytest.raises(GuardError, match=re.compile(message)):
+        getattr(session, entry)(**change(batches[0]))
+    assert_same(snapshot(session), before)
+    assert session.gradients()[1] == 0
+
+
+def test_stacked_inputs_must_agree_and_be_valid_to_the_last(session, batches):
+    stacked = {n: np.stack([b[n] for b in batches[:4]]) for n in batches[0]}
+    before = snapshot(session)
+    with pytest.raises(GuardError, match="y and x are stacked over different numbers of steps"):
+        session.train_steps(x=stacked["x"], y=stacked["y"][:2])
+    with pytest.raises(GuardError, match="lr and x are stacked"):
+        session.train_steps(**stacked, lr=[0.1, 0.2])
+    stacked["y"][3, 0] = 9
+    with pytest.raises(GuardError, match="y: every value must be in"):
+        session.train_steps(**stacked)
+    assert_same(snapshot(session), before)
+    assert session.train_steps(x=stacked["x"][:0], y=stacked["y"][:0]).shape == (0,)
+
+
+def test_ignore_index_is_accepted(session, batches):
+    y = batches[0]["y"].copy()
+    y[:2] = -100
+    assert np.isfinite(session.train_step(x=batches[0]["x"], y=y))
+
+
+def test_apply_step_needs_gradients(session):
+    with pytest.raises(GuardError, match="no gradients are accumulated; call grad_step first"):
+        session.apply_step()
+
+
+def test_strict_mode_refuses_nan(mlp_artifact, batches):
+    strict = Session(mlp_artifact, strict=True)
+    x = batches[0]["x"].copy()
+    x[1, 2] = np.nan
+    with pytest.raises(GuardError, match="x has 1 values that are NaN or infinite"):
+        strict.train_step(x=x, y=batches[0]["y"])
+    with pytest.raises(GuardError, match="lr has 1 values"):
+        strict.train_step(**batches[0], lr=float("inf"))
+    assert np.isnan(Session(mlp_artifact).train_step(x=x, y=batches[0]["y"]))
+
+
+def test_an_unknown_entry_point_is_named(session):
+    with pytest.raises(UserError, match="no entry point 'fit'; it has train_step"):
+        session.call("fit", {})
+
+
+def test_an_unknown_device_is_named(mlp_artifact):
+    with pytest.raises(ArtifactError, match="the device 'nonsense' cannot be opened"):
+        Session(mlp_artifact, device="nonsense")
+
+
+def test_hyperparameters_take_numpy_and_integers(session, batches):
+    first = session.train_step(**batches[0], lr=np.float32(0.5))
+    after = snapshot(session)
+    session.reset()
+    assert session.train_step(**batches[0], lr=0.5) == first
+    assert_same(snapshot(session), after)
+    session.train_step(**batches[0], lr=0)
+
+
+def test_train_steps_names_the_bad_hyperparameter(session, batches):
+    stacked = {n: np.stack([b[n] for b in batches[:2]]) for n in batches[0]}
+    with pytest.raises(GuardError, match="hyperparameter"):
+        session.train_steps(**stacked, lr="fast")
