@@ -50,14 +50,16 @@ class MixtureOfExperts(nn.Module):
         self.layers = nn.ModuleList(Experts(width, experts) for _ in range(2))
         self.classifier = nn.Linear(8 * width, 10)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return `loss` and `logits` float32 [N, 10] of `x` float32 [N, 8, 8] and `y` int64 [N]."""
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """Return `logits` float32 [N, 10] of `x` float32 [N, 8, 8] and, where there are labels int64 [N], `loss`."""
         hidden = (self.embedding(x) + self.positions).flatten(0, 1)
         balance = torch.zeros((), dtype=x.dtype)
         for layer in self.layers:
             mixed, unbalanced = layer(F.layer_norm(hidden, hidden.shape[-1:]))
             hidden, balance = hidden + mixed, balance + unbalanced
-        logits = self.classifier(hidden.unflatten(0, x.shape[:1] + (-1,)).flatten(1))
+        logits = self.classifier(hidden.unflatten(0, (-1, 8)).flatten(1))
+        if y is None:
+            return {"logits": logits}
         return {"loss": F.cross_entropy(logits, y) + 0.01 * balance, "logits": logits}
 
 

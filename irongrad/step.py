@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from irongrad.pipeline.usercode import where
 from irongrad.runtime.errors import CaptureError
 
 
@@ -50,6 +51,7 @@ class TrainStep:
         for name in self.model_inputs or ():
             if name not in self.inputs:
                 raise CaptureError(f"model_inputs names {name!r}, which is not in inputs {list(self.inputs)}")
+        _check_call(self)
         _check_optimizers(self)
 
     @property
@@ -107,6 +109,35 @@ def _check_inputs(inputs: Mapping[str, torch.Tensor]) -> None:
                 f"input {name!r} is a {type(value).__name__}, not a torch.Tensor. A Python number would become a "
                 "constant of the compiled step: pass torch.tensor(...) to keep it an input, or bind it in the model"
             )
+
+
+def _check_call(step: TrainStep) -> None:
+    call = call_of(step)
+    _check_binds(step.model, call.positional, call.keyword, f"the model gets {_listed(call.positional + call.keyword)}")
+    if step.loss is not None:
+        arguments = ("model_output", *call.targets)
+        _check_binds(step.loss, arguments, (), f"the loss gets {_listed(arguments)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"({', '.join(names)})"
+
+
+def _check_binds(
+    thing: nn.Module | Callable[..., object], positional: Sequence[str], keyword: Sequence[str], given: str
+) -> None:
+    function = thing.forward if isinstance(thing, nn.Module) else thing
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function written in C has none
+        return
+    try:
+        signature.bind(*positional, **dict.fromkeys(keyword))
+    except TypeError as error:
+        raise CaptureError(
+            f"{where(thing)}: {given}, but its signature is {signature}: {error}. Which inputs go to the model is "
+            "TrainStep.model_inputs; the others go to the loss, in the order of TrainStep.inputs"
+        ) from None
 
 
 def _check_optimizers(step: TrainStep) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
 
+import irongrad
 from irongrad.cli.common import console, json_option, print_json
 from irongrad.runtime.errors import UserError
+from irongrad.runtime.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from irongrad.pipeline.package import Artifact
@@ -65,18 +69,19 @@ def command(
         stop_after=stop_after,
         on_stage=None if as_json else show,
     )
-    step, files = load_step(source)
+    before = dict(sys.modules)
+    step = load_step(source)
     artifact, seconds = build(step, options)
     if depfile is not None and artifact is not None:
-        _write_depfile(depfile, output, files)
+        _write_depfile(depfile, output, _user_files(before))
     if as_json:
         print_json(_summary(artifact, seconds))
     else:
         _print(artifact, seconds)
 
 
-def load_step(source: str) -> tuple[TrainStep, list[Path]]:
-    """Import FILE and call FUNCTION; also return the Python files that this imported from beside FILE.
+def load_step(source: str) -> TrainStep:
+    """Import FILE and call FUNCTION.
 
     Raises:
         UserError: no such file or function, or it returns something else.
@@ -89,7 +94,6 @@ def load_step(source: str) -> tuple[TrainStep, list[Path]]:
     file = Path(path).resolve()
     if not file.is_file():
         raise UserError(f"{path} does not exist")
-    before = set(sys.modules)
     sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
@@ -103,20 +107,32 @@ def load_step(source: str) -> tuple[TrainStep, list[Path]]:
     step = function()
     if not isinstance(step, TrainStep):
         raise UserError(f"{source} returned a {type(step).__name__}; it must return an irongrad.TrainStep")
-    return step, [file, *_local_modules(before, file.parent)]
+    return step
 
 
-def _local_modules(before: set[str], directory: Path) -> list[Path]:
-    new = [sys.modules[n] for n in set(sys.modules) - before]
-    files = {Path(f).resolve() for m in new if (f := getattr(m, "__file__", None))}
-    return sorted(f for f in files if f.is_relative_to(directory) and "site-packages" not in f.parts)
+def _user_files(before: Mapping[str, ModuleType]) -> list[Path]:
+    """The files of modules imported since `before`, without Python's own, installed packages and IronGrad."""
+    own = {Path(sysconfig.get_path(n)) for n in ("stdlib", "platstdlib")} | {Path(irongrad.__file__).parent}
+    new = [m for n, m in sys.modules.items() if before.get(n) is not m]
+    files = {Path(f).resolve() for m in new if isinstance(f := getattr(m, "__file__", None), str)}
+    return sorted(
+        f
+        for f in files
+        if f.is_file()
+        and not {"site-packages", "dist-packages"} & set(f.parts)
+        and not any(f.is_relative_to(d.resolve()) for d in own)
+    )
 
 
-def _write_depfile(path: Path, output: Path, files: list[Path]) -> None:
+def _write_depfile(path: Path, output: Path, files: Sequence[Path]) -> None:
     """A Makefile rule, as `cc -MD` writes, that Ninja and Make read."""
-    escaped = " ".join(str(f).replace(" ", "\\ ") for f in dict.fromkeys(files))
+    target, *needed = (_make_path(f) for f in (output / MANIFEST, *files))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{str(output / 'manifest.json').replace(' ', chr(92) + ' ')}: {escaped}\n")
+    path.write_text(f"{target}: {' '.join(needed)}\n")
+
+
+def _make_path(path: Path) -> str:
+    return str(path).replace("$", "$$").replace(" ", "\\ ").replace("#", "\\#")
 
 
 def _summary(artifact: Artifact | None, seconds: dict[str, float]) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from irongrad.pipeline import usercode
+from irongrad.pipeline import sideeffects, usercode
+from irongrad.pipeline.exported import FlatGraph
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.step import Call, TrainStep, call_of
@@ -76,8 +77,14 @@ class StepModule(nn.Module):
         output = self.outputs(inputs)
         if self._inside:
             return loss_of(output)
-        loss = self._loss if self._loss is not None else self.loss
-        return loss(output, *(inputs[n] for n in self._call.targets))
+        function = self._loss if self._loss is not None else self.loss
+        loss = function(output, *(inputs[n] for n in self._call.targets))
+        if not isinstance(loss, torch.Tensor):
+            raise CaptureError(
+                f"{usercode.where(function)}: the loss is a {type(loss).__name__}, not a tensor. Return a scalar tensor "
+                "alone, such as loss.mean()"
+            )
+        return loss
 
 
 class PredictModule(nn.Module):
@@ -146,7 +153,6 @@ def capture(step: TrainStep) -> CapturedStep:
         train = export(module, values)
     _check_loss(train, step)
     _check_used(train, step)
-    refuse_random(train)
     with mode(module.model, training=False):
         evaluation = export(module, values)
         predict, predict_inputs, output_names = _export_predict(module, step)
@@ -154,16 +160,27 @@ def capture(step: TrainStep) -> CapturedStep:
 
 
 def export(module: nn.Module, values: tuple[torch.Tensor, ...]) -> ExportedProgram:
-    """torch.export `module` and check that running it left nothing behind but buffer updates."""
-    before = usercode.python_state(module)
+    """torch.export `module` and check that it is a function of its inputs and buffers, and draws nothing.
+
+    Raises:
+        CaptureError: it is not.
+        UnsupportedOpError: it draws random numbers.
+    """
     try:
-        with plain_operators(), usercode.quiet_export():
+        with (
+            plain_operators(),
+            usercode.quiet_export(),
+            usercode.user_frames(),
+            sideeffects.refused(module),
+            sideeffects.assignments_as_updates(module),
+        ):
             program = torch.export.export(module, tuple(v.detach() for v in values), strict=False)
     except CaptureError:
         raise
     except Exception as error:
-        raise usercode.capture_error(error, module) from error
-    usercode.check_unchanged(module, before)
+        raise usercode.capture_error(error, getattr(module, "model", module)) from error
+    sideeffects.check_graph(program)
+    refuse_random(program)
     return program
 
 
@@ -190,19 +207,24 @@ def _used_inputs(program: ExportedProgram) -> list[bool]:
     return [bool(by_name[name].users) for name in program.graph_signature.user_inputs if isinstance(name, str)]
 
 
-def _check_loss(program: ExportedProgram, step: TrainStep) -> None:
+def loss_node(program: ExportedProgram) -> torch.fx.Node:
+    """The node of `CapturedStep.train` or `.eval` that computes the loss."""
     outputs = next(n for n in reversed(program.graph.nodes) if n.op == "output").args[0]
-    name = program.graph_signature.user_outputs[0]
-    node = next((n for n in outputs if getattr(n, "name", None) == name), None)
-    where = usercode.where(step.loss if step.loss is not None else step.model)
-    if node is None or not isinstance(node.meta.get("val"), torch.Tensor):
-        raise CaptureError(f"{where}: the loss is not a tensor. Return a scalar tensor, such as loss.mean()")
+    node = next(n for n in outputs if n.name == program.graph_signature.user_outputs[0])
+    return FlatGraph(program).origin(node)
+
+
+def _check_loss(program: ExportedProgram, step: TrainStep) -> None:
+    node = loss_node(program)
     value = node.meta["val"]
-    if value.shape != () or not value.dtype.is_floating_point:
-        raise CaptureError(
-            f"{where}: the loss has shape {tuple(value.shape)} and dtype {value.dtype}; it must be a floating-point "
-            "scalar. Reduce it in the loss function: return loss.mean() or loss.sum()"
-        )
+    if value.shape == () and value.dtype.is_floating_point:
+        return
+    place = usercode.line_of(node, otherwise=usercode.where(step.loss if step.loss is not None else step.model))
+    inside = "" if step.loss is not None else " TrainStep.loss is None, so the model's own output is taken for the loss."
+    raise CaptureError(
+        f"{place}\n  the loss has shape {tuple(value.shape)} and dtype {value.dtype}; it must be a floating-point "
+        f"scalar.{inside} Reduce it in the loss function: return loss.mean() or loss.sum()"
+    )
 
 
 def _check_used(program: ExportedProgram, step: TrainStep) -> None:
@@ -221,7 +243,7 @@ def refuse_random(program: ExportedProgram) -> None:
     Raises:
         UnsupportedOpError: the first of them, with the user's line.
     """
-    for node in program.graph.nodes:
+    for node in FlatGraph(program).nodes:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             continue

@@ -8,11 +8,15 @@ from collections.abc import Callable
 import torch
 from torch._decomp import get_decompositions
 
+from irongrad.pipeline.decompose_convolution import convolution_decompositions
+from irongrad.pipeline.decompose_reductions import reduction_decompositions
+
 aten = torch.ops.aten
 
 # Backward operators and fused forms that torch-mlir 20261001 has no lowering for, beyond its own table.
 _MORE = [
     aten._safe_softmax,
+    aten._softmax,
     aten._softmax_backward_data,
     aten._log_softmax_backward_data,
     aten.nll_loss_forward,
@@ -50,6 +54,9 @@ def decomposition_table() -> dict[torch._ops.OperatorBase, Callable[..., object]
     table.update(get_decompositions(_MORE))
     table.update({op: _with_positive_dim(op) for op in _DIM_AT_ONE})
     table[aten.embedding_dense_backward.default] = _embedding_dense_backward
+    del table[aten.stack.default]  # so that `stack_scalars_first` finds it
+    table.update(convolution_decompositions())
+    table.update(reduction_decompositions())
     return table
 
 

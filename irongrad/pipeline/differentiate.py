@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from irongrad.pipeline import usercode
-from irongrad.pipeline.capture import MODEL_PREFIX, CapturedStep, StepModule, plain_operators
+from irongrad.pipeline.capture import MODEL_PREFIX, CapturedStep, StepModule, loss_node, plain_operators
 from irongrad.pipeline.graphs import Function, StateTensor, Value
 from irongrad.pipeline.retrace import interpret, retrace
 from irongrad.runtime.errors import CaptureError
@@ -150,10 +150,7 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
                 raise CaptureError(f"AOTAutograd made an argument that IronGrad does not know: {other}")
     results, kept = _joint_results(joint, names)
     if not any(r.kind == "gradient" for r in results):
-        raise CaptureError(
-            f"{usercode.where(captured.step.model)}: no parameter gets a gradient. Is the loss computed under "
-            "torch.no_grad(), from detached tensors, or is every parameter frozen?"
-        )
+        raise CaptureError(_no_gradient(captured))
 
     def run(*values: torch.Tensor) -> list[torch.Tensor]:
         ones = torch.ones((), dtype=placeholders[-1].meta["val"].dtype)
@@ -162,6 +159,14 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
 
     graph = retrace(run, [e for e, n in zip(examples, placeholders, strict=True) if not _is_tangent(n)])
     return Function(graph, tuple(arguments), tuple(results))
+
+
+def _no_gradient(captured: CapturedStep) -> str:
+    model = captured.step.model
+    if not any(p.requires_grad for p in model.parameters()):
+        return f"{usercode.where(model)}: every parameter of the model is frozen (requires_grad=False)"
+    place = usercode.line_of(loss_node(captured.train), otherwise=usercode.where(model))
+    return f"{place}\n  no parameter gets a gradient. Is it computed under torch.no_grad(), or from detached tensors?"
 
 
 def _is_tangent(node: torch.fx.Node) -> bool:

@@ -23,7 +23,7 @@ from irongrad.pipeline.interface import Interface, describe
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.oracle import golden_of
 from irongrad.pipeline.package import Artifact, check_output, package
-from irongrad.pipeline.ranges import Range, index_ranges
+from irongrad.pipeline.ranges import Range, step_ranges
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.golden import Golden
 from irongrad.step import TrainStep
@@ -82,7 +82,7 @@ def build(step: TrainStep, options: Options) -> tuple[Artifact | None, dict[str,
             captured: CapturedStep = stage("capture", capture, step)
             joint: JointStep = stage("differentiate", differentiate, captured)
             graph: StepGraph = stage("optimizer", add_optimizer, joint)
-            ranges: list[Range] = index_ranges(captured.train, step.inputs)
+            ranges: list[Range] = step_ranges(captured)
             graph = stage("guards", add_guards, graph, ranges)
             interface: Interface = describe(graph, ranges, options.entry_points)
             imported: ImportedStep = stage("import", import_functions, graph, scratch)

@@ -79,7 +79,9 @@ class StepGraph:
         inputs: the example inputs by name.
         hypers: run-time hyperparameters and their defaults.
         fixed: hyperparameters that the graph was specialised on, with their values.
-        functions: `train`, `grad`, `apply`, `eval` and, unless the model has no output but its loss, `predict`.
+        functions: `joint` (forward and backward), `update` (the optimizer), `accumulate` and `mean` (of gradients),
+            `eval` and, unless the model has no output but its loss, `predict`; with `check.<name>` for those whose
+            inputs have a range. `irongrad.pipeline.assemble` chains them.
     """
 
     state: tuple[StateTensor, ...]

@@ -49,8 +49,8 @@ def hyperparameters(optimizers: Sequence[torch.optim.Optimizer]) -> list[Hyper]:
     for number, (optimizer, group) in enumerate(groups):
         suffix = f"_{number}" if len(groups) > 1 else ""
         for key, value in group.items():
-            if key in ("params", "param_names", "initial_lr"):
-                continue
+            if key not in optimizer.defaults:
+                continue  # the parameters themselves, and what a learning-rate scheduler keeps for itself
             if isinstance(value, (tuple, list)):
                 found += [
                     Hyper(f"{_singular(key)}{i + 1}{suffix}", key, i, number, float(v))

@@ -64,7 +64,7 @@ class Update:
 
 
 def add_optimizer(joint: JointStep) -> StepGraph:
-    """Trace the update and build the functions `train`, `grad` and `apply` beside `eval` and `predict`.
+    """Trace the update and build the functions of the step graph.
 
     Raises:
         CaptureError: an optimizer whose state or update cannot be captured, or a hyperparameter that has the
@@ -78,9 +78,10 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     if clash := sorted(set(hypers) & set(inputs)):
         raise CaptureError(f"inputs {clash} have the names of the optimizer's hyperparameters; rename the inputs")
     functions = {
-        "train": _train_function(joint, update),
-        "grad": _grad_function(joint, update),
-        "apply": _apply_function(joint, update),
+        "joint": _joint_function(joint, update),
+        "update": _update_function(joint, update),
+        "accumulate": _accumulate_function(joint, update),
+        "mean": _mean_function(joint, update),
         "eval": joint.eval,
     }
     if joint.predict is not None:
@@ -401,62 +402,60 @@ def _examples(joint: JointStep, update: Update) -> dict[Value, torch.Tensor]:
     examples = {Value("state", t.name): t.initial for t in (*joint.state, *update.state)}
     examples[Value("state", STEPS)] = torch.zeros((), dtype=torch.int64)
     examples |= {Value("hyper", h.name): torch.zeros((), dtype=torch.float64) for h in update.hypers}
-    examples |= {Value("accumulator", n): examples[Value("state", n)] for n in update.parameters}
+    for kind in ("gradient", "accumulator"):
+        examples |= {Value(kind, n): examples[Value("state", n)] for n in update.parameters}
     examples[COUNT] = torch.ones((), dtype=torch.float64)
     examples |= {Value("input", n): t for n, t in joint.captured.step.inputs.items()}
     return examples
 
 
-def _train_function(joint: JointStep, update: Update) -> Function:
-    arguments = list(dict.fromkeys([*joint.joint.arguments, *_update_arguments(update)]))
-    arguments = [a for a in arguments if a.kind != "gradient"]
-    loss = Value("output", "loss")
-    buffers = [v for v in joint.joint.results if v.kind == "state"]
-    results = [loss, *buffers, *_update_results(update), Value("state", STEPS)]
-
-    def train(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        values = dict(zip(arguments, tensors, strict=True))
-        outputs = interpret(joint.joint.graph, [values[a] for a in joint.joint.arguments])
-        values |= dict(zip(joint.joint.results, outputs, strict=True))
-        values |= _run_update(update, values)
-        return [values[r] for r in results]
-
-    examples = _examples(joint, update)
-    return Function(retrace(train, [examples[a] for a in arguments]), tuple(arguments), tuple(results))
-
-
-def _apply_function(joint: JointStep, update: Update) -> Function:
-    """The update alone, from accumulated gradients: their sum divided by their number."""
-    inner = _update_arguments(update)
-    arguments = [Value("accumulator", a.name) if a.kind == "gradient" else a for a in inner]
-    arguments.append(COUNT)
+def _update_function(joint: JointStep, update: Update) -> Function:
+    arguments = _update_arguments(update)
     results = [*_update_results(update), Value("state", STEPS)]
 
-    def apply(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        values = dict(zip(arguments, tensors, strict=True))
-        count = values[COUNT]
-        for name in update.parameters:
-            values[Value("gradient", name)] = values[Value("accumulator", name)] / count
-        new = _run_update(update, values)
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        new = _run_update(update, dict(zip(arguments, tensors, strict=True)))
         return [new[r] for r in results]
 
     examples = _examples(joint, update)
-    return Function(retrace(apply, [examples[a] for a in arguments]), tuple(arguments), tuple(results))
+    return Function(retrace(run, [examples[a] for a in arguments]), tuple(arguments), tuple(results))
 
 
-def _grad_function(joint: JointStep, update: Update) -> Function:
-    """The joint graph with each gradient of an updated parameter added to its accumulator."""
-    accumulators = [Value("accumulator", n) for n in update.parameters]
-    arguments = [*joint.joint.arguments, *accumulators]
-    kept = [r for r in joint.joint.results if r.kind != "gradient"]
-    results = [*kept, *accumulators]
+def _joint_function(joint: JointStep, update: Update) -> Function:
+    """The joint graph without gradients of parameters that no optimizer holds."""
+    kept = [r for r in joint.joint.results if r.kind != "gradient" or r.name in update.parameters]
 
-    def grad(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        inner = tensors[: len(joint.joint.arguments)]
-        outputs = interpret(joint.joint.graph, inner)
-        values = dict(zip(joint.joint.results, outputs, strict=True))
-        sums = zip(update.parameters, tensors[len(inner) :], strict=True)
-        return [*(values[r] for r in kept), *(total + values[Value("gradient", n)] for n, total in sums)]
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        values = dict(zip(joint.joint.results, interpret(joint.joint.graph, tensors), strict=True))
+        return [values[r] for r in kept]
 
     examples = _examples(joint, update)
-    return Function(retrace(grad, [examples[a] for a in arguments]), tuple(arguments), tuple(results))
+    graph = retrace(run, [examples[a] for a in joint.joint.arguments])
+    return Function(graph, joint.joint.arguments, tuple(kept))
+
+
+def _accumulate_function(joint: JointStep, update: Update) -> Function:
+    """Gradients added to the accumulators."""
+    gradients = [Value("gradient", n) for n in update.parameters]
+    accumulators = [Value("accumulator", n) for n in update.parameters]
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        half = len(gradients)
+        return [total + gradient for gradient, total in zip(tensors[:half], tensors[half:], strict=True)]
+
+    examples = _examples(joint, update)
+    arguments = (*gradients, *accumulators)
+    return Function(retrace(run, [examples[a] for a in arguments]), arguments, tuple(accumulators))
+
+
+def _mean_function(joint: JointStep, update: Update) -> Function:
+    """Accumulated sums divided by their number."""
+    arguments = (*(Value("accumulator", n) for n in update.parameters), COUNT)
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        *sums, count = tensors
+        return [total / count for total in sums]
+
+    examples = _examples(joint, update)
+    results = tuple(Value("gradient", n) for n in update.parameters)
+    return Function(retrace(run, [examples[a] for a in arguments]), arguments, results)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from types import CellType, FunctionType
 
 import numpy as np
 import torch
@@ -27,8 +28,10 @@ from irongrad.step import TrainStep
 
 FACTOR = 4.0  # how much worse than eager in the same dtypes a compiled result may be
 FLOOR_ULPS = 16.0  # what is allowed in any case, in last-place units of the largest element
-NOISY_RUNS = 3
-NOISE_ULPS = 2.0  # a sum in another order rounds more often than the one operator that eager has for it
+NOISY_RUNS = 6
+NOISE_ULPS = 4.0  # a sum in another order rounds more often than the one operator that eager has for it
+
+_NOISE_POOL = 1 << 20
 
 # Operators that move values and round nothing.
 _MOVES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.copy_.default})
@@ -106,7 +109,9 @@ def run_eager(captured: CapturedStep, graph: StepGraph, dtype: torch.dtype | Non
 
 def twin_of(step: TrainStep, dtype: torch.dtype | None) -> TrainStep:
     """A deep copy of the step; its floating-point parameters, buffers and optimizer state have `dtype` unless None."""
-    model, loss, optimizers = copy.deepcopy((step.model, step.loss, list(step.optimizers)))
+    memo: dict[int, object] = {}
+    model, optimizers = copy.deepcopy(step.model, memo), copy.deepcopy(list(step.optimizers), memo)
+    loss = _rebound(step.loss, memo) if isinstance(step.loss, FunctionType) else copy.deepcopy(step.loss, memo)
     if dtype is not None:
         for optimizer in optimizers:
             _cast_optimizer(optimizer, dtype)
@@ -114,6 +119,15 @@ def twin_of(step: TrainStep, dtype: torch.dtype | None) -> TrainStep:
         if isinstance(loss, nn.Module):
             loss.to(dtype)
     return TrainStep(model, loss, optimizers, step.inputs, step.model_inputs, step.clip_grad_norm, step.clip_grad_value)
+
+
+def _rebound(function: FunctionType, memo: dict[int, object]) -> FunctionType:
+    """A copy of `function` that sees the copies in `memo` where it names the model itself (to penalise its weights)."""
+    outside = {n: memo.get(id(v), v) for n, v in function.__globals__.items()}
+    cells = tuple(CellType(memo.get(id(c.cell_contents), c.cell_contents)) for c in function.__closure__ or ())
+    twin = FunctionType(function.__code__, outside, function.__name__, function.__defaults__, cells)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
 
 
 def _cast_optimizer(optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> None:
@@ -145,16 +159,19 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
 
 
 class RoundingNoise(TorchDispatchMode):
-    """Multiply every computed floating-point value by 1 + u, |u| up to two units in the last place of its own dtype.
+    """Multiply every computed floating-point value by 1 + u, |u| up to `NOISE_ULPS` last-place units of its dtype.
 
-    A bfloat16 value (in Muon's Newton-Schulz iteration, say) is so noisy in its eighth bit, a float32 one in its
-    twenty-fourth, as compiled code that sums in another order is. Monte Carlo arithmetic (D. S. Parker, "Monte Carlo Arithmetic", UCLA CSD-970002, 1997): the spread of such runs
-    shows how far rounding alone may move each result.
+    A bfloat16 value (in Muon's Newton-Schulz iteration, say) is so noisy in its last bits, a float32 one in its own,
+    as compiled code that sums in another order is. This is Monte Carlo arithmetic (D. S. Parker, "Monte Carlo
+    Arithmetic", UCLA CSD-970002, 1997): the spread of such runs shows how far rounding alone may move each result.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._generator = torch.Generator().manual_seed(seed)
+        # Drawing a number for every value would take longer than the run: each tensor takes a random stretch of these.
+        self._units = torch.rand(_NOISE_POOL, generator=self._generator) * 2 - 1
+        self._factors: dict[torch.dtype, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))
@@ -162,10 +179,25 @@ class RoundingNoise(TorchDispatchMode):
             return result  # a step count is no rounded value
         for tensor in torch.utils._pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-                wide = torch.promote_types(tensor.dtype, torch.float32)
-                unit = torch.rand(tensor.shape, generator=self._generator, dtype=wide) * 2 - 1
-                tensor.copy_(tensor * (1 + unit * NOISE_ULPS * torch.finfo(tensor.dtype).eps))
+                self._perturb(tensor)
         return result
+
+    def _perturb(self, tensor: torch.Tensor) -> None:
+        if not tensor.is_contiguous():
+            copy = tensor.contiguous()
+            self._perturb(copy)
+            tensor.copy_(copy)
+            return
+        factors = self._factors_of(tensor.dtype)
+        start = int(torch.randint(_NOISE_POOL // 2, (), generator=self._generator))
+        for part in tensor.view(-1).split(_NOISE_POOL // 2):
+            part.mul_(factors[start : start + len(part)])  # float32 factors, also for a bfloat16 part
+
+    def _factors_of(self, dtype: torch.dtype) -> torch.Tensor:
+        if dtype not in self._factors:
+            wide = torch.promote_types(dtype, torch.float32)
+            self._factors[dtype] = 1 + self._units.to(wide) * (NOISE_ULPS * torch.finfo(dtype).eps)
+        return self._factors[dtype]
 
 
 def _is_scalar(result: object) -> bool:

@@ -6,15 +6,20 @@ else. So the range is found here, from the exported graph, and checked at the en
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
+from irongrad.pipeline.capture import CapturedStep
+from irongrad.pipeline.exported import FlatGraph
+
 aten = torch.ops.aten
 
-# Operators through which every element of the result is an element of the first argument.
+# Operators whose result holds elements of their integer arguments, and constants, unchanged.
 _SAME_VALUES = frozenset(
     str(p)
     for p in (
@@ -37,7 +42,21 @@ _SAME_VALUES = frozenset(
         aten.to,
         aten._to_copy,
         aten.lift_fresh_copy,
-        aten._assert_tensor_metadata,
+        aten.pad,
+        aten.constant_pad_nd,
+        aten.cat,
+        aten.stack,
+        aten.repeat,
+        aten.repeat_interleave,
+        aten.flip,
+        aten.roll,
+        aten.movedim,
+        aten.swapaxes,
+        aten.expand_as,
+        aten.view_as,
+        aten.split,
+        aten.chunk,
+        aten.unbind,
     )
 )
 
@@ -59,24 +78,32 @@ class Range:
     exempt: int | None = None
 
 
+def step_ranges(captured: CapturedStep) -> list[Range]:
+    """Find the ranges of a step's inputs: what training, evaluation and prediction all accept."""
+    found = [*index_ranges(captured.train, captured.step.inputs), *index_ranges(captured.eval, captured.step.inputs)]
+    if captured.predict is not None:
+        found += index_ranges(captured.predict, captured.predict_inputs)
+    merged: dict[str, Range] = {}
+    for limit in found:
+        merged[limit.input] = _intersect(merged.get(limit.input), limit)
+    return list(merged.values())
+
+
 def index_ranges(program: ExportedProgram, inputs: Iterable[str]) -> list[Range]:
     """Find the range of each input of `program` that is used as an index, the intersection of all its uses."""
     placeholders = dict(zip(program.graph_signature.user_inputs, inputs, strict=True))
-    source: dict[torch.fx.Node, str] = {}
+    graph = FlatGraph(program)
+    source: dict[object, set[str]] = {}
     found: dict[str, Range] = {}
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in placeholders and _is_integer(node):
-            source[node] = placeholders[node.name]
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        if str(node.target._overloadpacket) in _SAME_VALUES and node.args and node.args[0] in source:
-            if _is_integer(node):
-                source[node] = source[node.args[0]]  # type: ignore[index]
-            continue
-        for index, low, high, exempt in _uses(node):
-            if index in source:
-                name = source[index]
-                found[name] = _intersect(found.get(name), Range(name, low, high, exempt))
+    for node in graph.nodes:
+        if node.op == "placeholder" and graph.origin(node) is node and node.name in placeholders and _is_integer(node):
+            source[node] = {placeholders[node.name]}
+        if node.target is operator.getitem or str(getattr(node.target, "_overloadpacket", "")) in _SAME_VALUES:
+            source[node] = set().union(*(source.get(graph.origin(n), ()) for n in node.all_input_nodes))
+        elif isinstance(node.target, torch._ops.OpOverload):
+            for index, low, high, exempt in _uses(node):
+                for name in source.get(graph.origin(index), ()):
+                    found[name] = _intersect(found.get(name), Range(name, low, high, exempt))
     return list(found.values())
 
 
@@ -105,26 +132,46 @@ def _arguments(node: torch.fx.Node) -> dict[str, object]:
     return values
 
 
-def _uses(node: torch.fx.Node) -> list[tuple[torch.fx.Node, int, int, int | None]]:
+def _uses(node: torch.fx.Node) -> list[tuple[object, int, int, int | None]]:
     """(index node, minimum, maximum, exempt) for every argument of `node` that is an index."""
-    values = _arguments(node)
-    packet = node.target._overloadpacket  # type: ignore[union-attr]
-    if packet is aten.embedding:
-        return [(values["indices"], 0, _size(values["weight"], 0) - 1, None)]  # type: ignore[arg-type,list-item]
-    if packet in (aten.cross_entropy_loss, aten.nll_loss, aten.nll_loss_nd, aten.nll_loss2d):
-        scores: torch.fx.Node = values["self"]  # type: ignore[assignment]
+    values: dict[str, Any] = _arguments(node)
+    name = str(node.target._overloadpacket).removeprefix("aten.").rstrip("_")
+    if name in ("embedding", "embedding_bag"):
+        return [(values["indices"], 0, _size(values["weight"], 0) - 1, None)]
+    if name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"):
+        scores = values["self"]
         classes = _size(scores, 1 if scores.meta["val"].ndim > 1 else 0)
-        return [(values["target"], 0, classes - 1, int(values["ignore_index"]))]  # type: ignore[list-item,call-overload]
-    if packet in (aten.gather, aten.scatter, aten.scatter_add, aten.scatter_reduce):
-        size = _size(values["self"], int(values["dim"]))  # type: ignore[arg-type,call-overload]
-        return [(values["index"], 0, size - 1, None)]  # type: ignore[list-item]
-    if packet in (aten.index_select, aten.index_add, aten.index_copy):
-        size = _size(values["self"], int(values["dim"]))  # type: ignore[arg-type,call-overload]
-        return [(values["index"], 0, size - 1, None)]  # type: ignore[list-item]
-    if packet is aten.one_hot and int(values["num_classes"]) > 0:  # type: ignore[call-overload]
-        return [(values["self"], 0, int(values["num_classes"]) - 1, None)]  # type: ignore[list-item,call-overload]
-    if packet in (aten.index, aten.index_put):
-        indices: list[torch.fx.Node | None] = values["indices"]  # type: ignore[assignment]
-        sized = [(i, _size(values["self"], d)) for d, i in enumerate(indices) if i is not None]  # type: ignore[arg-type]
-        return [(i, -size, size - 1, None) for i, size in sized]
+        return [(values["target"], 0, classes - 1, int(values["ignore_index"]))]
+    if name == "multi_margin_loss":
+        return [(values["target"], 0, _size(values["self"], -1) - 1, None)]
+    if name in ("gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add", "index_copy"):
+        return [(values["index"], 0, _size(values["self"], int(values["dim"])) - 1, None)]
+    if name == "index_fill":
+        size = _size(values["self"], int(values["dim"]))
+        return [(values["index"], -size, size - 1, None)]
+    if name in ("take", "put"):
+        size = values["self"].meta["val"].numel()
+        return [(values["index"], -size, size - 1, None)]
+    if name == "take_along_dim" and values["dim"] is not None:
+        size = _size(values["self"], int(values["dim"]))
+        return [(values["indices"], -size, size - 1, None)]
+    if name == "one_hot" and int(values["num_classes"]) > 0:
+        return [(values["self"], 0, int(values["num_classes"]) - 1, None)]
+    if name in ("index", "index_put"):
+        return list(_tensor_indices(values["self"], values["indices"]))
     return []
+
+
+def _tensor_indices(
+    tensor: torch.fx.Node, indices: Sequence[torch.fx.Node | None]
+) -> Iterator[tuple[object, int, int, int | None]]:
+    """The uses in `tensor[indices]`; a mask takes as many dimensions as it has."""
+    dim = 0
+    for index in indices:
+        if index is not None and index.meta["val"].dtype in (torch.bool, torch.uint8):
+            dim += index.meta["val"].ndim
+            continue
+        if index is not None:
+            size = _size(tensor, dim)
+            yield index, -size, size - 1, None
+        dim += 1

@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import Target
 from torch.fx.traceback import preserve_node_meta
 
+from irongrad.pipeline.decompose_stacks import stack_scalars_first
 from irongrad.pipeline.decompositions import decomposition_table
 
 
@@ -33,6 +34,7 @@ def retrace(
     with mode, torch.no_grad(), preserve_node_meta():
         graph = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
     graph = GraphModule(graph, fx_graph_cse(graph.graph))
+    stack_scalars_first(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph

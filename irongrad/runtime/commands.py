@@ -22,7 +22,7 @@ _ELEMENT_TYPES = {
 }
 
 # What a varying dimension is in a command that someone pastes: three steps for train_steps.
-_EXAMPLE_SIZE = 3
+EXAMPLE_SIZE = 3
 
 
 def run_module(
@@ -30,12 +30,13 @@ def run_module(
     directory: Path,
     entry: str,
     *,
-    inputs: Mapping[str, Path] | None = None,
+    inputs: Mapping[str, Path | str] | None = None,
     hypers: Mapping[str, float] | None = None,
     state: Path | None = None,
     target: str | None = None,
     device: str | None = None,
     outputs: Mapping[str, Path] | None = None,
+    size: int = EXAMPLE_SIZE,
 ) -> list[str]:
     """Build the argument list that runs `entry` with iree-run-module.
 
@@ -43,12 +44,14 @@ def run_module(
         manifest: of the artifact.
         directory: the artifact.
         entry: an entry point's name.
-        inputs: .npy files by input name; an input without one is filled with its smallest valid value.
+        inputs: by name a file (see `file_value`) or a value in iree-run-module's notation; an input without one is
+            filled with its smallest valid value.
         hypers: values by name; the defaults otherwise.
         state: a checkpoint or parameter file; the artifact's initial state otherwise.
         target: the target's name; the first otherwise.
         device: an IREE device URI; the target's own otherwise.
         outputs: .npy files to write, by output name; outputs are printed where none is given.
+        size: what varying dimensions are; the number of steps of `train_steps`.
 
     Raises:
         KeyError: no such entry point.
@@ -64,8 +67,8 @@ def run_module(
         f"--parameters={SCOPE}={state or directory / INITIAL_STATE}",
         f"--function={entry}",
     ]
-    command += [f"--input={_input(spec, inputs or {})}" for spec in point.inputs]
-    command += [f"--input={_hyper(point, name, manifest, hypers or {})}" for name in point.hypers]
+    command += [f"--input={_input(spec, inputs or {}, size)}" for spec in point.inputs]
+    command += [f"--input={_hyper(point, name, manifest, hypers or {}, size)}" for name in point.hypers]
     if outputs:
         command += [f"--output=@{outputs[s.name]}" if s.name in outputs else "--output=-" for s in point.outputs]
     return command
@@ -76,14 +79,30 @@ def command_line(manifest: Manifest, directory: Path, entry: str) -> str:
     return shlex.join(run_module(manifest, directory, entry))
 
 
-def _input(spec: TensorSpec, files: Mapping[str, Path]) -> str:
-    if spec.name in files:
-        return f"@{files[spec.name]}"
-    dims = "".join(f"{_EXAMPLE_SIZE if isinstance(d, str) else d}x" for d in spec.shape)
-    return f"{dims}{_ELEMENT_TYPES[spec.dtype]}={spec.minimum or 0}"
+def file_value(spec: TensorSpec, file: Path, size: int = EXAMPLE_SIZE) -> str:
+    """How a flag of iree-run-module names the tensor in `file`, a .npy file or else raw bytes."""
+    return f"@{file}" if file.suffix == ".npy" else f"{_type(spec, size)}=@{file}"
 
 
-def _hyper(entry: EntryPoint, name: str, manifest: Manifest, values: Mapping[str, float]) -> str:
+def filled_value(spec: TensorSpec, value: int, size: int = EXAMPLE_SIZE) -> str:
+    """How a flag of iree-run-module writes a tensor whose elements are all `value`; of a bool, only all false."""
+    # The tool spreads one number over a tensor, but reads booleans as hexadecimal bytes and wants every one.
+    return _type(spec, size) if spec.dtype == "bool" else f"{_type(spec, size)}={value}"
+
+
+def _type(spec: TensorSpec, size: int) -> str:
+    dims = "".join(f"{size if isinstance(d, str) else d}x" for d in spec.shape)
+    return f"{dims}{_ELEMENT_TYPES[spec.dtype]}"
+
+
+def _input(spec: TensorSpec, given: Mapping[str, Path | str], size: int) -> str:
+    value = given.get(spec.name)
+    if value is None:
+        return filled_value(spec, spec.minimum or 0, size)
+    return value if isinstance(value, str) else file_value(spec, value, size)
+
+
+def _hyper(entry: EntryPoint, name: str, manifest: Manifest, values: Mapping[str, float], size: int) -> str:
     default = next(h.default for h in manifest.hypers if h.name == name)
     value = repr(float(values.get(name, default)))
-    return f"{_EXAMPLE_SIZE}xf64={value}" if entry.name == "train_steps" else value
+    return f"{size}xf64={value}" if entry.name == "train_steps" else value

@@ -16,11 +16,25 @@ from irongrad.runtime.errors import ArtifactError
 
 Array = np.ndarray[Any, Any]
 
+# How many elements of a larger tensor an artifact keeps.
+SAMPLE = 4096
+
 
 def key_of(kind: str, step: int, name: str = "") -> str:
     """The golden key of a value: `loss`, `gradient`, `eval` and `predict` of step `step` (from 0), and the `state`
     before step `step`."""
     return f"{kind}/{step}/{name}"
+
+
+def sampled(value: Array) -> Array:
+    """The elements of `value` that golden values keep, flat: all of a small tensor, a fixed random part of a large one.
+
+    Whole float64 copies of every step would make the golden file thirty times as large as the model.
+    """
+    flat = np.asarray(value).reshape(-1)
+    if flat.size <= SAMPLE:
+        return flat
+    return flat[np.sort(np.random.default_rng(0).choice(flat.size, SAMPLE, replace=False))]
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,8 @@ class Golden:
         steps: how many training steps.
         oracle: the dtype of the eager run that gave them, `float64` unless the model cannot run in it.
         inputs: by name, as they are passed to the entry points.
-        expected: by key (see `key_of`), as float64.
+        expected: by key (see `key_of`), as float64; whole tensors, or flat samples of them (see `sampled`) where
+            the golden values come from an artifact.
         allowed: the largest absolute error that is right, by key.
     """
 
@@ -43,9 +58,10 @@ class Golden:
 
 
 def write_golden(golden: Golden, path: Path) -> None:
-    """Store golden values as safetensors."""
+    """Store golden values as safetensors, large tensors as samples."""
+    expected = golden.expected.items()
     arrays = {f"input/{n}": np.asarray(a, order="C") for n, a in golden.inputs.items()}
-    arrays |= {f"expected/{k}": np.asarray(a, order="C") for k, a in golden.expected.items()}
+    arrays |= {f"expected/{k}": sampled(a) if a.size > SAMPLE else np.asarray(a, order="C") for k, a in expected}
     metadata = {"steps": str(golden.steps), "oracle": golden.oracle, "allowed": json.dumps(dict(golden.allowed))}
     path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
 

@@ -308,8 +308,8 @@ def _refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Man
             continue
         if name in manifest.fixed:
             raise GuardError(
-                f"{entry.name}: {name} is compiled in as {manifest.fixed[name]}, because the optimizer has no state for "
-                "another value. Compile with the value you want, or any that is not 0"
+                f"{entry.name}: {name} is compiled in as {manifest.fixed[name]}, because the optimizer has no state "
+                "for another value. Compile with the value you want, or any that is not 0"
             )
         raise GuardError(f"{entry.name} takes no argument {name!r}\n  expected {entry.signature}")
 

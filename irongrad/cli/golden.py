@@ -1,0 +1,74 @@
+"""`irongrad golden`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from irongrad.cli.common import console, device_option, directory_argument, json_option, print_json
+from irongrad.runtime.checkpoint import atomic_write
+from irongrad.runtime.errors import UserError
+from irongrad.runtime.golden import read_golden
+from irongrad.runtime.golden_plan import ARTIFACT, FILES, Plan, ctest_script, make_plan, write_files
+from irongrad.runtime.manifest import GOLDEN, INITIAL_STATE, check_files, read_manifest
+from irongrad.runtime.session import initial_state
+
+CTEST_FILE = "CTestTestfile.cmake"
+
+
+@click.command(
+    epilog="""\b
+Example:
+  irongrad golden build/digits -o build/digits.golden
+  ctest --test-dir build/digits.golden
+"""
+)
+@directory_argument
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Where to write the files.")
+@click.option("--target", help="Check only this one of the artifact's targets; all by default.")
+@device_option
+@json_option
+def command(directory: Path, output: Path, target: str | None, device: str | None, as_json: bool) -> None:
+    """Unpack the golden values of the artifact in DIRECTORY for tools without Python.
+
+    Writes inputs and expected results as .npy files (raw .bin where iree-run-module needs it), checkpoints of the
+    state before each later step, and a CTestTestfile.cmake that runs every entry point on them with iree-run-module.
+    """
+    manifest = read_manifest(directory)
+    check_files(manifest, directory, (GOLDEN, INITIAL_STATE))
+    names = [t.name for t in manifest.targets]
+    if target is not None and target not in names:
+        raise UserError(f"{directory} has no target {target!r}; it has {', '.join(names)}")
+    golden = read_golden(directory / GOLDEN)
+    plan = make_plan(manifest, golden, initial_state(directory), target=target, device=device)
+    write_files(plan, manifest, output)
+    # Relative, so that both directories can be copied to another machine side by side.
+    artifact = Path(os.path.relpath(directory.resolve(), output.resolve()))
+    script = ctest_script(plan, artifact, f"{directory.resolve().name}.")
+    atomic_write(output / CTEST_FILE, script.encode())
+    if as_json:
+        print_json(_report(plan, directory, output))
+        return
+    count = len(plan.arrays) + len(plan.states)
+    console.print(f"{output}: {count} files for {len(plan.checks)} checks", highlight=False)
+    console.print(f"run them with: ctest --test-dir {output}", highlight=False, soft_wrap=True)
+
+
+def _report(plan: Plan, directory: Path, output: Path) -> dict[str, object]:
+    roots = {ARTIFACT: str(directory), FILES: str(output)}
+
+    def placed(argument: str) -> str:
+        for name, path in roots.items():
+            argument = argument.replace(name, path)
+        return argument
+
+    return {
+        "output": output,
+        "files": sorted([*plan.arrays, *plan.states, CTEST_FILE]),
+        "checks": [
+            {"name": c.name, "target": c.target, "command": [placed(a) for a in c.command], "refusal": c.refusal}
+            for c in plan.checks
+        ],
+    }

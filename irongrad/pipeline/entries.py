@@ -1,0 +1,221 @@
+"""The public functions of the module: guards, copies of the caller's tensors, and a call of a core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from irongrad.pipeline.cores import (
+    CHAIN_OF,
+    call,
+    call_core,
+    quoted,
+    return_line,
+    returned_by,
+    spec_type,
+    symbol,
+    tensor_type,
+    torch_dtype,
+)
+from irongrad.pipeline.dtypes import mlir_type
+from irongrad.pipeline.graphs import StepGraph, Value
+from irongrad.pipeline.interface import STEPS_DIM
+from irongrad.runtime.manifest import SCOPE, EntryPoint, TensorSpec
+
+
+def _arguments(entry: EntryPoint) -> str:
+    hyper = "tensor<?xf64>" if entry.name == "train_steps" else "f64"
+    named = [(s.name, spec_type(s)) for s in entry.inputs] + [(h, hyper) for h in entry.hypers]
+    return ", ".join(f'%arg{i}: {kind} {{iree.abi.name = "{quoted(n)}"}}' for i, (n, kind) in enumerate(named))
+
+
+def entry_point(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+    """The exported function of an entry point."""
+    results = ", ".join(f'{spec_type(s)} {{iree.abi.name = "{quoted(s.name)}"}}' for s in entry.outputs)
+    yield f"  func.func @{entry.name}({_arguments(entry)}) -> ({results}) {{"
+    body = {
+        "train_steps": _train_steps,
+        "apply_step": _apply_step,
+        "export_state": _export_state,
+        "import_state": _import_state,
+        "export_gradients": _export_gradients,
+        "import_gradients": _import_gradients,
+        "reset": _reset,
+    }.get(entry.name, _run_once)
+    yield from (f"    {line}" for line in body(entry, graph))
+    yield "  }"
+
+
+def _private(value: str, kind: str, name: str) -> Iterator[str]:
+    """A copy of an input that IREE cannot see through, so that it never writes into the caller's buffer."""
+    yield f"{name}.c = flow.tensor.clone {value} : {kind}"
+    yield f"{name} = util.optimization_barrier {name}.c : {kind}"
+
+
+def _copied(value: str, kind: str, name: str) -> Iterator[str]:
+    """A copy between the state and a caller's buffer."""
+    yield f"{name} = flow.tensor.clone {value} : {kind}"
+
+
+def _guards(chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str]) -> Iterator[str]:
+    """Check the ranges of integer inputs with the function `check.<name>`; a refusal comes before any effect."""
+    check = graph.functions.get(f"check.{chain[0]}")
+    if check is None:
+        return
+    yield from call(f"graph.check.{chain[0]}", check, values, "%ok")
+    for i, result in enumerate(check.results):
+        yield f"%ok.{i} = tensor.extract %ok#{i}[] : tensor<i1>"
+        yield f'cf.assert %ok.{i}, "{quoted(result.name)}"'
+
+
+def _run_once(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+    """`train_step`, `grad_step`, `eval_step` and `predict`."""
+    chain = CHAIN_OF[entry.name]
+    values: dict[Value, str] = {}
+    for i, spec in enumerate(entry.inputs):
+        yield from _private(f"%arg{i}", spec_type(spec), f"%in{i}")
+        values[Value("input", spec.name)] = f"%in{i}"
+    yield from _hypers(entry, values)
+    yield from _guards(chain, graph, values)
+    yield from call_core(chain, graph, values, "%out")
+    if entry.name == "grad_step":
+        yield "%n0 = util.global.load @accumulated : i64"
+        yield "%one = arith.constant 1 : i64"
+        yield "%n1 = arith.addi %n0, %one : i64"
+        yield "util.global.store %n1, @accumulated : i64"
+    kinds = list(returned_by(chain, graph).values())
+    yield return_line([f"%out#{i}" for i in range(len(kinds))], kinds)
+
+
+def _hypers(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:
+    """Scalar hyperparameters as rank-0 tensors."""
+    for i, hyper in enumerate(entry.hypers, len(entry.inputs)):
+        yield f"%h{i} = tensor.from_elements %arg{i} : tensor<f64>"
+        values[Value("hyper", hyper)] = f"%h{i}"
+
+
+def _apply_step(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+    yield "%n = util.global.load @accumulated : i64"
+    yield "%zero = arith.constant 0 : i64"
+    yield "%some = arith.cmpi sgt, %n, %zero : i64"
+    yield 'cf.assert %some, "no gradients are accumulated; call grad_step first"'
+    yield "%nf = arith.sitofp %n : i64 to f64"
+    yield "%count = tensor.from_elements %nf : tensor<f64>"
+    values = {Value("count", "accumulated"): "%count"}
+    yield from _hypers(entry, values)
+    yield from call_core(CHAIN_OF["apply_step"], graph, values, "%out")
+    yield from _clear(graph)
+    yield "return"
+
+
+def _clear(graph: StepGraph) -> Iterator[str]:
+    """Set the accumulators back to zero."""
+    for i, name in enumerate(graph.gradients):
+        kind = tensor_type(graph.tensor(name).initial)
+        yield f"%clear{i} = arith.constant dense<0.0> : {kind}"
+        yield f"util.global.store %clear{i}, {symbol('accumulator', name)} : {kind}"
+    yield "%cleared = arith.constant 0 : i64"
+    yield "util.global.store %cleared, @accumulated : i64"
+
+
+def _train_steps(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+    """Two loops over the stacked inputs: all guards first, so that a refused call changes nothing; then the steps."""
+    chain = CHAIN_OF["train_steps"]
+    yield "%c0 = arith.constant 0 : index"
+    yield "%c1 = arith.constant 1 : index"
+    kinds = [spec_type(s) for s in entry.inputs] + ["tensor<?xf64>"] * len(entry.hypers)
+    names = [s.name for s in entry.inputs] + list(entry.hypers)
+    yield f"%k = tensor.dim %arg0, %c0 : {kinds[0]}"
+    for i in range(1, len(kinds)):
+        yield f"%k{i} = tensor.dim %arg{i}, %c0 : {kinds[i]}"
+        yield f"%same{i} = arith.cmpi eq, %k, %k{i} : index"
+        text = f"{names[i]} and {names[0]} are stacked over different numbers of steps (dimension 0)"
+        yield f'cf.assert %same{i}, "{text}"'
+    if f"check.{chain[0]}" in graph.functions:
+        yield "scf.for %i = %c0 to %k step %c1 {"
+        values: dict[Value, str] = {}
+        yield from (f"  {line}" for line in _slices(entry, values))
+        yield from (f"  {line}" for line in _guards(chain, graph, values))
+        yield "}"
+    (loss,) = returned_by(chain, graph).values()
+    element = loss.removeprefix("tensor<").removesuffix(">")
+    yield f"%none = tensor.empty(%k) : tensor<?x{element}>"
+    yield f"%losses = scf.for %i = %c0 to %k step %c1 iter_args(%acc = %none) -> (tensor<?x{element}>) {{"
+    values = {}
+    yield from (f"  {line}" for line in _slices(entry, values))
+    yield from (f"  {line}" for line in call_core(chain, graph, values, "%out"))
+    yield f"  %row = tensor.expand_shape %out#0 [] output_shape [1] : {loss} into tensor<1x{element}>"
+    yield f"  %next = tensor.insert_slice %row into %acc[%i][1][1] : tensor<1x{element}> into tensor<?x{element}>"
+    yield f"  scf.yield %next : tensor<?x{element}>"
+    yield "}"
+    yield f"return %losses : tensor<?x{element}>"
+
+
+def _slices(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:
+    """Slice `%i` of every stacked input and hyperparameter; a slice is a copy, so the caller's is safe.
+
+    Behind a barrier, so that the kernels are those of `train_step` and are compiled once.
+    """
+    for i, spec in enumerate(entry.inputs):
+        inner = tuple(d for d in spec.shape if d != STEPS_DIM)
+        yield from _slice(i, spec_type(spec), inner, mlir_type(inner, torch_dtype(spec.dtype)))
+        values[Value("input", spec.name)] = f"%in{i}"
+    for i, hyper in enumerate(entry.hypers, len(entry.inputs)):
+        yield from _slice(i, "tensor<?xf64>", (), "tensor<f64>")
+        values[Value("hyper", hyper)] = f"%in{i}"
+
+
+def _slice(number: int, whole: str, shape: tuple[int | str, ...], kind: str) -> Iterator[str]:
+    offsets = ", ".join(["%i", *("0" for _ in shape)])
+    sizes = ", ".join(["1", *map(str, shape)])
+    ones = ", ".join("1" for _ in range(len(shape) + 1))
+    yield f"%in{number}.s = tensor.extract_slice %arg{number}[{offsets}][{sizes}][{ones}] : {whole} to {kind}"
+    yield f"%in{number} = util.optimization_barrier %in{number}.s : {kind}"
+
+
+def _export_state(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+    yield from _export([("state", s) for s in entry.outputs], ())
+
+
+def _export_gradients(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+    tail = ("%n = util.global.load @accumulated : i64", "%count = tensor.from_elements %n : tensor<i64>")
+    yield from _export([("accumulator", s) for s in entry.outputs[:-1]], tail)
+
+
+def _export(specs: Sequence[tuple[str, TensorSpec]], tail: Sequence[str]) -> Iterator[str]:
+    kinds = [spec_type(s) for _, s in specs]
+    for i, (kind, spec) in enumerate(specs):
+        yield f"%g{i} = util.global.load {symbol(kind, spec.name)} : {kinds[i]}"
+        yield from _copied(f"%g{i}", kinds[i], f"%o{i}")
+    yield from tail
+    names = [f"%o{i}" for i in range(len(specs))] + (["%count"] if tail else [])
+    yield f"return {', '.join(names)} : {', '.join(kinds + (['tensor<i64>'] if tail else []))}"
+
+
+def _import_state(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+    yield from _import([("state", s) for s in entry.inputs])
+    yield "return"
+
+
+def _import_gradients(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+    last = len(entry.inputs) - 1
+    yield f"%n = tensor.extract %arg{last}[] : tensor<i64>"
+    yield from _import([("accumulator", s) for s in entry.inputs[:-1]])
+    yield "util.global.store %n, @accumulated : i64"
+    yield "return"
+
+
+def _import(specs: Sequence[tuple[str, TensorSpec]]) -> Iterator[str]:
+    for i, (kind, spec) in enumerate(specs):
+        yield from _copied(f"%arg{i}", spec_type(spec), f"%i{i}")
+        yield f"util.global.store %i{i}, {symbol(kind, spec.name)} : {spec_type(spec)}"
+
+
+def _reset(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+    for i, tensor in enumerate(graph.state):
+        kind = tensor_type(tensor.initial)
+        attribute = f'#flow.parameter.named<"{SCOPE}"::"{quoted(tensor.name)}">'
+        yield f"%p{i} = flow.tensor.constant {attribute} : {kind}"
+        yield from _copied(f"%p{i}", kind, f"%v{i}")
+        yield f"util.global.store %v{i}, {symbol('state', tensor.name)} : {kind}"
+    yield from _clear(graph)
+    yield "return"

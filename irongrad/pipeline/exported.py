@@ -1,0 +1,57 @@
+"""Reading an exported graph as one list of operators, whatever regions torch.export has put them into.
+
+Code under `torch.no_grad()` or `torch.autocast` becomes a graph of its own, called by a higher-order operator.
+"""
+
+from __future__ import annotations
+
+import operator
+
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+
+class FlatGraph:
+    """The nodes of an exported program, those inside regions in place of the region.
+
+    Attributes:
+        nodes: all nodes in the order of execution.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.nodes: list[Node] = []
+        self._origin: dict[Node, Node] = {}
+        self._results: dict[Node, list[Node]] = {}
+        self._add(program.graph_module)
+
+    def origin(self, value: Any) -> Any:
+        """The node that computes what `value`, a node or anything else, stands for inside or outside a region."""
+        while isinstance(value, Node) and value in self._origin:
+            value = self._origin[value]
+        return value
+
+    def _add(self, graph: GraphModule) -> None:
+        for node in graph.graph.nodes:
+            region = next((i for i, a in enumerate(node.args) if _region(graph, a) is not None), None)
+            if region is not None:
+                self._enter(node, region, _region(graph, node.args[region]))
+            elif node.target is operator.getitem and node.args[0] in self._results:
+                self._origin[node] = self._results[node.args[0]][node.args[1]]
+            else:
+                self.nodes.append(node)
+
+    def _enter(self, call: Node, position: int, region: GraphModule) -> None:
+        placeholders = [n for n in region.graph.nodes if n.op == "placeholder"]
+        self._origin |= dict(zip(placeholders, call.args[position + 1 :], strict=False))
+        self._add(region)
+        output = next(n for n in reversed(region.graph.nodes) if n.op == "output").args[0]
+        self._results[call] = list(output) if isinstance(output, (tuple, list)) else [output]
+
+
+def _region(graph: GraphModule, argument: object) -> GraphModule | None:
+    if not (isinstance(argument, Node) and argument.op == "get_attr"):
+        return None
+    target = getattr(graph, str(argument.target), None)
+    return target if isinstance(target, GraphModule) else None

@@ -1,0 +1,164 @@
+"""Five model families, compiled and trained on twenty real batches beside eager PyTorch.
+
+Loss and full state of every step are held to the project's number contract: what differs from eager float64 may be a
+small factor of what eager float32 differs by, over runs with other rounding. Such runs drift apart as training goes
+on, and so may the compiled step.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+import irongrad as ig
+from irongrad.pipeline.capture import StepModule
+from irongrad.pipeline.graphs import StateTensor, StepGraph
+from irongrad.pipeline.oracle import FACTOR, FLOOR_ULPS, NOISY_RUNS, RoundingNoise, eager_state, twin_of
+from irongrad.runtime.session import Session
+from irongrad.runtime.verification import largest_error
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STEPS = 20
+
+Batch = dict[str, np.ndarray]
+States = list[dict[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """An example and the sizes to test it at; `data` goes to `make_step` and `batches`, `sizes` to `make_step`."""
+
+    name: str
+    data: dict[str, Any]
+    sizes: dict[str, Any]
+
+    def load(self) -> ModuleType:
+        return importlib.import_module(self.name)
+
+    def step(self) -> ig.TrainStep:
+        return self.load().make_step(**self.data, **self.sizes)
+
+    def batches(self) -> list[Batch]:
+        known = {k: v for k, v in self.data.items() if k != "cell"}
+        return list(islice(self.load().batches(**known, seed=1), STEPS))
+
+
+_RNN = {"batch": 4, "length": 6}
+_RNN_SIZES = {"width": 12}
+
+SMALL = {
+    "mlp": Family("mlp", {"batch": 16}, {"hidden": 32}),
+    "resnet18": Family("resnet18", {"batch": 8}, {"width": 4}),
+    "lstm": Family("rnn", _RNN, {"cell": "lstm", **_RNN_SIZES}),
+    "gru": Family("rnn", _RNN, {"cell": "gru", **_RNN_SIZES}),
+    "bidirectional lstm": Family("rnn", {**_RNN, "bidirectional": True}, {"cell": "lstm", **_RNN_SIZES}),
+    "bidirectional gru": Family("rnn", {**_RNN, "bidirectional": True}, {"cell": "gru", **_RNN_SIZES}),
+    "gpt": Family("gpt", {"batch": 2, "length": 16}, {"width": 16, "heads": 2, "layers": 2}),
+    "moe": Family("moe", {"batch": 8}, {"width": 16}),
+}
+
+MEDIUM = {
+    "mlp": Family("mlp", {}, {}),
+    "resnet18": Family("resnet18", {"batch": 32}, {"width": 16}),
+    "two-layer lstm": Family("rnn", {"batch": 16, "length": 16}, {"cell": "lstm", "width": 32, "layers": 2}),
+    "two-layer bidirectional gru": Family(
+        "rnn", {"batch": 16, "length": 12, "bidirectional": True}, {"cell": "gru", "width": 32, "layers": 2}
+    ),
+    "gpt": Family("gpt", {"batch": 8, "length": 32}, {"width": 64, "layers": 3}),
+    "moe": Family("moe", {}, {"experts": 8}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _examples_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_family_trains_as_eager_does(name: str, tmp_path: Path) -> None:
+    check(SMALL[name], tmp_path / "artifact")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEDIUM)
+def test_larger_family_trains_as_eager_does(name: str, tmp_path: Path) -> None:
+    check(MEDIUM[name], tmp_path / "artifact")
+
+
+def test_the_comparison_refuses_a_wrong_state(tmp_path: Path) -> None:
+    """A step with a learning rate of one part in a thousand more is not right, so the tests above can fail."""
+    step, batches = SMALL["mlp"].step(), SMALL["mlp"].batches()
+    session = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",)).load()
+    found = run_compiled(session, batches, lr=1.001e-3)
+    with pytest.raises(AssertionError, match="3.weight"):
+        compare(found, *oracle(step, session, batches))
+
+
+def check(family: Family, output: Path) -> None:
+    """Compile a family, train it on real batches, and compare every loss and state with eager PyTorch."""
+    step, batches = family.step(), family.batches()
+    assert len(batches) == STEPS
+    session = ig.compile(step, output, entry_points=("train_step",)).load()
+    compare(run_compiled(session, batches), *oracle(step, session, batches))
+
+
+def run_compiled(session: Session, batches: Sequence[Batch], **hypers: float) -> States:
+    """The state after each step, and the loss before it under the name `loss`."""
+    return [{"loss": np.asarray(session.train_step(**b, **hypers)), **session.state()} for b in batches]
+
+
+def oracle(step: ig.TrainStep, session: Session, batches: Sequence[Batch]) -> tuple[States, list[States]]:
+    """The run in float64, and those in float32: one as it is, the others with other rounding."""
+    initial = session.initial_state()
+    state = tuple(StateTensor(s.name, s.role, torch.from_numpy(initial[s.name])) for s in session.manifest.state)
+    graph = StepGraph(state, (), step.inputs, {})
+    exact = list(run_eager(step, graph, batches, torch.float64, None))
+    samples = [list(run_eager(step, graph, batches, torch.float32, s)) for s in (None, *range(NOISY_RUNS))]
+    return exact, samples
+
+
+def run_eager(
+    step: ig.TrainStep, graph: StepGraph, batches: Sequence[Batch], dtype: torch.dtype, seed: int | None
+) -> Iterator[dict[str, np.ndarray]]:
+    """Train a copy of `step` eagerly; yields what `run_compiled` returns, as float64."""
+    twin = twin_of(step, dtype)
+    module = StepModule(twin).train()
+    with RoundingNoise(seed) if seed is not None else nullcontext():
+        for number, batch in enumerate(batches, start=1):
+            tensors = [torch.from_numpy(batch[name]) for name in twin.inputs]
+            for optimizer in twin.optimizers:
+                optimizer.zero_grad()
+            loss = module(*(t.to(dtype) if t.is_floating_point() else t for t in tensors))
+            loss.backward()
+            if twin.clip_grad_norm is not None:
+                clip_grad_norm_(module.parameters(), twin.clip_grad_norm)
+            for optimizer in twin.optimizers:
+                optimizer.step()
+            state = {"loss": loss, **eager_state(module, twin, graph, number)}
+            yield {n: t.detach().to(torch.float64).numpy().copy() for n, t in state.items()}
+
+
+def compare(found: States, exact: States, samples: list[States]) -> None:
+    """Assert that every value of every step is within the number contract."""
+    for number, (got, expected) in enumerate(zip(found, exact, strict=True)):
+        assert got.keys() == expected.keys()
+        for name, value in got.items():
+            allowed = _allowed(expected[name], [s[number][name] for s in samples])
+            error = largest_error(value, expected[name])
+            assert error <= allowed, f"{name} after step {number + 1} is off by {error}, allowed is {allowed}"
+
+
+def _allowed(exact: np.ndarray, samples: list[np.ndarray]) -> float:
+    spread = max(largest_error(s, exact) for s in samples)
+    return FACTOR * spread + FLOOR_ULPS * float(np.finfo(np.float32).eps) * float(np.max(np.abs(exact), initial=0.0))

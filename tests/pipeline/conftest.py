@@ -1,0 +1,50 @@
+"""Compiling small steps, and judging their numbers as the compiler itself does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import irongrad as ig
+from irongrad.pipeline import driver
+from irongrad.pipeline.oracle import FACTOR, FLOOR_ULPS
+from irongrad.pipeline.package import Artifact
+
+Compile = Callable[..., Artifact]
+Agree = Callable[[Mapping[str, np.ndarray], Mapping[str, torch.Tensor], Sequence[Mapping[str, torch.Tensor]]], None]
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
+    """`compiled(step, *entry_points, steps=3)`: compile, verified against eager float64 over so many steps."""
+    number = 0
+
+    def run(step: ig.TrainStep, *entry_points: str, steps: int = 3) -> Artifact:
+        nonlocal number
+        number += 1
+        monkeypatch.setattr(driver, "GOLDEN_STEPS", steps)
+        return ig.compile(step, tmp_path / f"artifact{number}", entry_points=entry_points or None)
+
+    return run
+
+
+@pytest.fixture
+def agree() -> Agree:
+    """`agree(found, exact, samples)`: `found` is as near to eager float64 as eager float32 runs are, within FACTOR."""
+
+    def check(
+        found: Mapping[str, np.ndarray],
+        exact: Mapping[str, torch.Tensor],
+        samples: Sequence[Mapping[str, torch.Tensor]],
+    ) -> None:
+        for name, truth in exact.items():
+            spread = max(float((s[name].double() - truth).abs().max()) for s in samples)
+            floor = FLOOR_ULPS * torch.finfo(torch.float32).eps * float(truth.abs().max())
+            error = float((torch.from_numpy(np.asarray(found[name], np.float64)) - truth).abs().max())
+            assert error <= FACTOR * spread + floor, f"{name}: error {error}, eager float32 {spread}, floor {floor}"
+
+    return check
