@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from irongrad.runtime.errors import IronGradError
 
-VERBS = ("compile", "train", "run", "inspect", "verify", "golden")
+VERBS = ("compile", "train", "run", "inspect", "verify", "golden", "cmake-dir")
 
 
 class _Verbs(click.Group):
@@ -24,7 +24,7 @@ class _Verbs(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        command: click.Command = import_module(f"irongrad.cli.{name}").command
+        command: click.Command = import_module(f"irongrad.cli.{name.replace('-', '_')}").command
         return command
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from iree.compiler import ir
 
-from irongrad.pipeline.cores import CHAIN_OF, core, declaration, quoted, symbol, tensor_type
+from irongrad.pipeline.cores import CHAIN_OF, core, declaration, quoted, stored_type, symbol, tensor_type
 from irongrad.pipeline.entries import entry_point
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.importer import ImportedStep
@@ -85,7 +85,7 @@ def _shell(graph: StepGraph, interface: Interface) -> Iterator[str]:
     yield "module @irongrad {"
     for tensor in graph.state:
         attribute = f'#flow.parameter.named<"{SCOPE}"::"{quoted(tensor.name)}">'
-        name, kind = symbol("state", tensor.name), tensor_type(tensor.initial)
+        name, kind = symbol("state", tensor.name), stored_type(tensor_type(tensor.initial))
         yield f"  util.global private mutable {name} = {attribute} : {kind}"
     if any(name in interface for name in ("grad_step", "apply_step", "export_gradients", "import_gradients")):
         yield from _accumulators(graph)

@@ -147,7 +147,6 @@ def capture(step: TrainStep) -> CapturedStep:
         UnsupportedOpError: an operator that cannot be compiled yet (random ones).
     """
     module = StepModule(step)
-    module.train(step.model.training)
     values = tuple(step.inputs.values())
     with mode(module.model, training=True):
         train = export(module, values)
@@ -220,7 +219,9 @@ def _check_loss(program: ExportedProgram, step: TrainStep) -> None:
     if value.shape == () and value.dtype.is_floating_point:
         return
     place = usercode.line_of(node, otherwise=usercode.where(step.loss if step.loss is not None else step.model))
-    inside = "" if step.loss is not None else " TrainStep.loss is None, so the model's own output is taken for the loss."
+    inside = (
+        "" if step.loss is not None else " TrainStep.loss is None, so the model's own output is taken for the loss."
+    )
     raise CaptureError(
         f"{place}\n  the loss has shape {tuple(value.shape)} and dtype {value.dtype}; it must be a floating-point "
         f"scalar.{inside} Reduce it in the loss function: return loss.mean() or loss.sum()"

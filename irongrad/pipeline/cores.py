@@ -42,6 +42,35 @@ def symbol(kind: str, name: str) -> str:
     return f'@"{kind}:{name}"'
 
 
+def stored_type(kind: str) -> str:
+    """The type of the global that holds a tensor of type `kind`.
+
+    Booleans are stored as bytes: with --iree-opt-data-tiling, IREE 3.13.0 fails on a parameter of i1 elements.
+    """
+    return f"{kind.removesuffix('i1>')}i8>" if kind.endswith("i1>") else kind
+
+
+def load(result: str, name: str, kind: str) -> Iterator[str]:
+    """Load the global `name` as `kind`."""
+    stored = stored_type(kind)
+    if stored == kind:
+        yield f"{result} = util.global.load {name} : {kind}"
+        return
+    yield f"{result}.bytes = util.global.load {name} : {stored}"
+    yield f"{result} = arith.trunci {result}.bytes : {stored} to {kind}"
+
+
+def store(value: str, name: str, kind: str) -> Iterator[str]:
+    """Store `value` of type `kind` in the global `name`."""
+    stored = stored_type(kind)
+    if stored == kind:
+        yield f"util.global.store {value}, {name} : {kind}"
+        return
+    converted = f"{value.replace('#', '.')}.bytes"
+    yield f"{converted} = arith.extui {value} : {kind} to {stored}"
+    yield f"util.global.store {converted}, {name} : {stored}"
+
+
 def quoted(text: str) -> str:
     """`text` as it stands between quotes in MLIR."""
     return text.replace("\\", "\\\\").replace('"', '\\"')
@@ -67,7 +96,7 @@ def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
         for value, kind in _typed_arguments(function):
             if value not in values:
                 values[value] = f"%s{len(values)}"
-                yield f"    {values[value]} = util.global.load {symbol(value.kind, value.name)} : {kind}"
+                yield from (f"    {line}" for line in load(values[value], symbol(value.kind, value.name), kind))
         for line in call(f"graph.{name}", function, values, f"%r{position}"):
             yield f"    {line}"
         for i, (value, kind) in enumerate(_typed_results(function)):
@@ -80,7 +109,7 @@ def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
     kinds = {v: k for name in chain for v, k in _typed_results(graph.functions[name])}
     for value, name in new.items():
         if value.kind in ("state", "accumulator"):
-            yield f"    util.global.store {name}, {symbol(value.kind, value.name)} : {kinds[value]}"
+            yield from (f"    {line}" for line in store(name, symbol(value.kind, value.name), kinds[value]))
     yield return_line([new[v] for v in returned], list(returned.values()), indent="    ")
     yield "  }"
 

@@ -24,7 +24,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from irongrad.pipeline import usercode
 from irongrad.pipeline.capture import MODEL_PREFIX, CapturedStep, StepModule, loss_node, plain_operators
 from irongrad.pipeline.graphs import Function, StateTensor, Value
-from irongrad.pipeline.retrace import interpret, retrace
+from irongrad.pipeline.retrace import interpret_eager, retrace
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import Role
 
@@ -154,7 +154,7 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
 
     def run(*values: torch.Tensor) -> list[torch.Tensor]:
         ones = torch.ones((), dtype=placeholders[-1].meta["val"].dtype)
-        outputs = interpret(joint, (*values, ones))
+        outputs = interpret_eager(joint, (*values, ones))
         return [outputs[i] for i in kept]
 
     graph = retrace(run, [e for e, n in zip(examples, placeholders, strict=True) if not _is_tangent(n)])
@@ -239,5 +239,5 @@ def _inference(
             results.append(Value("output", left.pop(0)))
         else:
             raise CaptureError(f"evaluation writes into an input ({spec}); return the new value instead")
-    graph = retrace(lambda *v: list(interpret(program.graph_module, v)), examples)
+    graph = retrace(lambda *v: list(interpret_eager(program.graph_module, v)), examples)
     return Function(graph, tuple(arguments), tuple(results))

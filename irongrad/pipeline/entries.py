@@ -8,10 +8,13 @@ from irongrad.pipeline.cores import (
     CHAIN_OF,
     call,
     call_core,
+    load,
     quoted,
     return_line,
     returned_by,
     spec_type,
+    store,
+    stored_type,
     symbol,
     tensor_type,
     torch_dtype,
@@ -184,7 +187,7 @@ def _export_gradients(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
 def _export(specs: Sequence[tuple[str, TensorSpec]], tail: Sequence[str]) -> Iterator[str]:
     kinds = [spec_type(s) for _, s in specs]
     for i, (kind, spec) in enumerate(specs):
-        yield f"%g{i} = util.global.load {symbol(kind, spec.name)} : {kinds[i]}"
+        yield from load(f"%g{i}", symbol(kind, spec.name), kinds[i])
         yield from _copied(f"%g{i}", kinds[i], f"%o{i}")
     yield from tail
     names = [f"%o{i}" for i in range(len(specs))] + (["%count"] if tail else [])
@@ -207,12 +210,12 @@ def _import_gradients(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
 def _import(specs: Sequence[tuple[str, TensorSpec]]) -> Iterator[str]:
     for i, (kind, spec) in enumerate(specs):
         yield from _copied(f"%arg{i}", spec_type(spec), f"%i{i}")
-        yield f"util.global.store %i{i}, {symbol(kind, spec.name)} : {spec_type(spec)}"
+        yield from store(f"%i{i}", symbol(kind, spec.name), spec_type(spec))
 
 
 def _reset(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     for i, tensor in enumerate(graph.state):
-        kind = tensor_type(tensor.initial)
+        kind = stored_type(tensor_type(tensor.initial))
         attribute = f'#flow.parameter.named<"{SCOPE}"::"{quoted(tensor.name)}">'
         yield f"%p{i} = flow.tensor.constant {attribute} : {kind}"
         yield from _copied(f"%p{i}", kind, f"%v{i}")

@@ -6,7 +6,6 @@ Code under `torch.no_grad()` or `torch.autocast` becomes a graph of its own, cal
 from __future__ import annotations
 
 import operator
-
 from typing import Any
 
 from torch.export import ExportedProgram

@@ -9,6 +9,7 @@ differ from it as much as from the truth. So several are run, each with other ro
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import CellType, FunctionType
@@ -24,11 +25,14 @@ from irongrad.pipeline.differentiate import name_of
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import STEPS, Role
+from irongrad.runtime.verification import largest_error
 from irongrad.step import TrainStep
 
 FACTOR = 4.0  # how much worse than eager in the same dtypes a compiled result may be
 FLOOR_ULPS = 16.0  # what is allowed in any case, in last-place units of the largest element
 NOISY_RUNS = 6
+NOISY_RUNS_OF_LARGE_STEPS = 3  # large: a state of more than LARGE elements, where a run takes seconds
+LARGE = 1_000_000
 NOISE_ULPS = 4.0  # a sum in another order rounds more often than the one operator that eager has for it
 
 _NOISE_POOL = 1 << 20
@@ -37,74 +41,105 @@ _NOISE_POOL = 1 << 20
 _MOVES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.copy_.default})
 
 
+# Takes a loss, gradient, state tensor or prediction of an eager run, by its golden key.
+Recorder = Callable[[str, torch.Tensor], None]
+
+
 @dataclass(frozen=True)
-class Run:
-    """What one eager run gave, by golden key.
+class Values:
+    """Every value of one eager run.
 
     Attributes:
-        values: every loss, gradient, state tensor and prediction, as float64.
-        eps: the machine epsilon of the dtype that each was computed in; 0 for integers and booleans.
+        arrays: by golden key, as float64.
     """
 
-    values: dict[str, np.ndarray] = field(default_factory=dict)
-    eps: dict[str, float] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
     def record(self, key: str, tensor: torch.Tensor) -> None:
         """Keep a copy of `tensor`."""
-        self.values[key] = np.array(tensor.detach().cpu().to(torch.float64).numpy())
+        self.arrays[key] = np.array(tensor.detach().cpu().to(torch.float64).numpy())
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far runs in the step's own dtypes are from the exact values; nothing of the runs themselves is kept.
+
+    Attributes:
+        exact: the exact values.
+        largest: the largest absolute difference of any run, by golden key.
+        eps: the machine epsilon of the dtype in which each value is computed; 0 for integers and booleans.
+    """
+
+    exact: Values
+    largest: dict[str, float] = field(default_factory=dict)
+    eps: dict[str, float] = field(default_factory=dict)
+
+    def record(self, key: str, tensor: torch.Tensor) -> None:
+        """Compare `tensor` with its exact value."""
+        error = largest_error(tensor.detach().cpu().to(torch.float64).numpy(), self.exact.arrays[key])
+        self.largest[key] = max(self.largest.get(key, 0.0), error)
         self.eps[key] = float(torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
+
+    def allowed(self, key: str) -> float:
+        """The largest error of a compiled value that is right."""
+        with np.errstate(invalid="ignore"):
+            scale = float(np.max(np.abs(self.exact.arrays[key]), initial=0.0))
+        return FACTOR * self.largest[key] + FLOOR_ULPS * self.eps[key] * scale
 
 
 def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
     """Run the oracle and the runs in the step's own dtypes, and return expected values with allowed errors."""
     step = captured.step
-    samples = [run_eager(captured, graph, None, steps, seed) for seed in (None, *range(NOISY_RUNS))]
+    exact, oracle = Values(), "float64"
     try:
-        exact, oracle = run_eager(captured, graph, torch.float64, steps, seed=None), "float64"
+        run_eager(captured, graph, torch.float64, steps, None, exact.record)
     except RuntimeError:
         # A model with float32 constants in its code cannot run in float64; its own run stands in.
-        own = next(step.model.parameters()).dtype
-        exact, oracle = samples[0], str(own).removeprefix("torch.")
-    eps = samples[0].eps
-    allowed = {k: _allowed(value, [s.values[k] for s in samples], eps[k]) for k, value in exact.values.items()}
+        oracle = str(next(step.model.parameters()).dtype).removeprefix("torch.")
+        run_eager(captured, graph, None, steps, None, exact.record)
+    spread = Spread(exact)
+    elements = sum(t.initial.numel() for t in graph.state)
+    for seed in (None, *range(NOISY_RUNS if elements <= LARGE else NOISY_RUNS_OF_LARGE_STEPS)):
+        run_eager(captured, graph, None, steps, seed, spread.record)
     inputs = {n: t.detach().cpu().contiguous().numpy() for n, t in step.inputs.items()}
-    return Golden(steps, oracle, inputs, exact.values, allowed)
+    return Golden(steps, oracle, inputs, exact.arrays, {key: spread.allowed(key) for key in exact.arrays})
 
 
-def _allowed(exact: np.ndarray, samples: list[np.ndarray], eps: float) -> float:
-    with np.errstate(invalid="ignore"):
-        spread = max((float(np.max(np.abs(s - exact), initial=0.0)) for s in samples), default=0.0)
-        scale = float(np.max(np.abs(exact), initial=0.0))
-    return FACTOR * spread + FLOOR_ULPS * eps * scale
+def run_eager(
+    captured: CapturedStep, graph: StepGraph, dtype: torch.dtype | None, steps: int, seed: int | None, record: Recorder
+) -> None:
+    """Train `steps` steps eagerly on copies, and hand every value to `record`.
 
-
-def run_eager(captured: CapturedStep, graph: StepGraph, dtype: torch.dtype | None, steps: int, seed: int | None) -> Run:
-    """Train `steps` steps eagerly in `dtype` (None: in the step's own dtypes), on copies; with a seed, under
-    `RoundingNoise`."""
+    Args:
+        captured: the step.
+        graph: names the values.
+        dtype: of the floating-point parameters and inputs; None for the step's own.
+        steps: how many.
+        seed: of `RoundingNoise`; None for none.
+        record: takes the values.
+    """
     twin = twin_of(captured.step, dtype)
     module = StepModule(twin)
     inputs = {n: t.to(dtype) if dtype and t.is_floating_point() else t.clone() for n, t in twin.inputs.items()}
-    run = Run()
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
     with noise:
         # On a copy of its own: a forward may write into buffers in evaluation mode too.
-        _record_inference(captured, StepModule(twin_of(twin, None)), inputs, run)
+        _record_inference(captured, StepModule(twin_of(twin, None)), inputs, record)
     with noise, mode(module.model, training=True):
         for number in range(steps):
             for optimizer in twin.optimizers:
                 optimizer.zero_grad(set_to_none=True)
             loss = module(*(t.clone() for t in inputs.values()))
             loss.backward()
-            run.record(key_of("loss", number), loss)
+            record(key_of("loss", number), loss)
             gradients = {name_of(n): p.grad for n, p in module.named_parameters()}
             for name in graph.gradients:
-                run.record(key_of("gradient", number, name), gradients[name])
+                record(key_of("gradient", number, name), gradients[name])
             _clip(twin)
             for optimizer in twin.optimizers:
                 optimizer.step()
             for name, tensor in eager_state(module, twin, graph, number + 1).items():
-                run.record(key_of("state", number + 1, name), tensor)
-    return run
+                record(key_of("state", number + 1, name), tensor)
 
 
 def twin_of(step: TrainStep, dtype: torch.dtype | None) -> TrainStep:
@@ -212,11 +247,13 @@ def _clip(step: TrainStep) -> None:
         clip_grad_norm_(held, step.clip_grad_norm)
 
 
-def _record_inference(captured: CapturedStep, module: StepModule, inputs: dict[str, torch.Tensor], run: Run) -> None:
+def _record_inference(
+    captured: CapturedStep, module: StepModule, inputs: dict[str, torch.Tensor], record: Recorder
+) -> None:
     with torch.no_grad(), mode(module.model, training=False):
-        run.record(key_of("eval", 0), module(*(t.clone() for t in inputs.values())))
+        record(key_of("eval", 0), module(*(t.clone() for t in inputs.values())))
         if captured.predict is not None:
             probe = PredictModule(module, captured.predict_inputs)
             outputs = probe.named(*(inputs[n].clone() for n in captured.predict_inputs))
             for name in captured.output_names:
-                run.record(key_of("predict", 0, name), outputs[name])
+                record(key_of("predict", 0, name), outputs[name])

@@ -42,15 +42,41 @@ def retrace(
 
 def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Run `graph` on flat `values` and return its flat outputs."""
-    outputs: Sequence[torch.Tensor] = _Contiguous(graph).run(*values, enable_io_processing=False)
+    outputs: Sequence[torch.Tensor] = torch.fx.Interpreter(graph).run(*values, enable_io_processing=False)
     return outputs
 
 
-class _Contiguous(torch.fx.Interpreter):
-    """Runs a graph that was traced with the user's strides (channels-last weights, say) on contiguous tensors."""
+def interpret_eager(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """As `interpret`, for a graph that PyTorch made for its own kernels."""
+    outputs: Sequence[torch.Tensor] = _Portable(graph).run(*values, enable_io_processing=False)
+    return outputs
+
+
+aten = torch.ops.aten
+
+
+class _Portable(torch.fx.Interpreter):
+    """Runs a graph without what only eager's kernels understand: strides and negative indices."""
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # view asks for strides that fit; reshape is the same function of the values without that demand.
-        if target is torch.ops.aten.view.default:
-            target = torch.ops.aten.reshape.default
+        if target is aten.view.default:
+            target = aten.reshape.default
+        # torch-mlir 20261001 scatters to a negative index as it stands.
+        if target in (aten.index.Tensor, aten.index_put.default):
+            args = (args[0], _without_negatives(args[0], args[1]), *args[2:])
         return super().call_function(target, args, kwargs)
+
+
+def _without_negatives(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Count indices from the front; a mask is left as it is, and takes as many dimensions as it has."""
+    result: list[torch.Tensor | None] = []
+    dim = 0
+    for index in indices:
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        if index is not None and not is_mask:
+            result.append(torch.where(index < 0, index + tensor.shape[dim], index))
+        else:
+            result.append(index)
+        dim += index.ndim if is_mask else 1
+    return result

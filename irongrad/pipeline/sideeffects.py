@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from irongrad.pipeline.exported import FlatGraph
-from irongrad.pipeline.usercode import is_user_file, line_of, where
+from irongrad.pipeline.usercode import KEEP_SHAPE, VALUES_AS_SHAPE, is_user_file, line_of, where
 from irongrad.runtime.errors import CaptureError
 
 aten = torch.ops.aten
@@ -218,10 +218,7 @@ def _unknown(node: torch.fx.Node) -> str:
             "a tensor's value is taken out as a number (.item(), int(), float()), which would be fixed at compile time. "
             "Keep it a tensor: arithmetic takes a tensor of no dimensions wherever it takes a number"
         )
-    return (
-        f"{node.target} gives a tensor whose shape depends on values, such as x[mask], nonzero or unique. Keep the "
-        "shape: multiply by the mask, or use torch.where(mask, x, 0)"
-    )
+    return f"{node.target}: {VALUES_AS_SHAPE} {KEEP_SHAPE}"
 
 
 def _is_written(argument: torch._C.Argument) -> bool:
@@ -234,6 +231,9 @@ def _check_write(node: torch.fx.Node, spec: InputSpec | None) -> None:
     name = str(spec.target).split(".")[-1]
     what, instead = {
         InputKind.USER_INPUT: ("an input of the step", "Make a new tensor: x = x * 2 in place of x.mul_(2)"),
-        InputKind.PARAMETER: (f"the parameter {name}", "Only the optimizer may update parameters; compute a new tensor"),
+        InputKind.PARAMETER: (
+            f"the parameter {name}",
+            "Only the optimizer may update parameters; compute a new tensor",
+        ),
     }.get(spec.kind, (f"the constant tensor {name}", "Register it with self.register_buffer(...) in __init__"))
     raise CaptureError(f"{line_of(node)}\n  {node.target} writes into {what}. {instead}")

@@ -103,10 +103,16 @@ DECISION = (
 )
 
 
+VALUES_AS_SHAPE = "a tensor's shape depends on values, such as that of x[mask], nonzero or unique."
+KEEP_SHAPE = "Keep the shape: multiply by the mask, or use torch.where(mask, x, 0)"
+
+
 def _advice(kind: str, text: str) -> str:
     first = (text.splitlines()[0] if text else kind)[:_LONGEST]
     if "data-dependent" in text or "GuardOnDataDependent" in kind or "control flow" in text.lower():
         return DECISION
+    if "unbacked symbol" in text:
+        return f"{VALUES_AS_SHAPE} {KEEP_SHAPE}"
     if ".numpy()" in text or ".tolist()" in text:
         return "a tensor leaves PyTorch (.numpy(), .tolist()); its values are not known at compile time. Use torch"
     if "were assigned during export" in text:

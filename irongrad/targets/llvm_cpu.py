@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from irongrad.targets.base import Target, take_option
 
-
 # IREE 3.13.0 refuses some matmuls of ordinary linear layers (2048 x 2048, batch 32) because its own tile sizes ask
 # for 33 KiB of stack, over its default limit of 32 KiB. Threads have 512 KiB at the least.
 # tests/targets/test_llvm_cpu.py tells when this is no longer needed.

@@ -1,0 +1,26 @@
+"""`irongrad cmake-dir`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+import irongrad
+from irongrad.cli.common import json_option, print_json
+
+
+@click.command(
+    epilog="""\b
+Example:
+  cmake -B build -DIronGrad_DIR=$(irongrad cmake-dir)
+"""
+)
+@json_option
+def command(as_json: bool) -> None:
+    """Print the directory of IronGradConfig.cmake, for CMake's find_package(IronGrad)."""
+    directory = str(Path(irongrad.__file__).resolve().parent / "cmake")
+    if as_json:
+        print_json({"directory": directory})
+    else:
+        print(directory)

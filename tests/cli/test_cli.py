@@ -1,0 +1,274 @@
+"""The command line as a person and a script meet it, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from irongrad.cli.main import VERBS
+from irongrad.runtime import Session
+
+STEP = """
+import torch
+from torch import nn
+
+import irongrad as ig
+from sizes import HIDDEN
+
+
+def make_step():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 3))
+    return ig.TrainStep(
+        model=model,
+        loss=nn.functional.cross_entropy,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        inputs={"x": torch.randn(8, 4), "y": torch.randint(0, 3, (8,))},
+    )
+
+
+def make_nothing():
+    return 3
+
+
+def make_branch():
+    step = make_step()
+
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = step.model
+
+        def forward(self, x):
+            if x.sum() > 0:  # the line that is at fault
+                return self.inner(x)
+            return self.inner(-x)
+
+    model = Branch()
+    return ig.TrainStep(model, step.loss, torch.optim.SGD(model.parameters(), lr=0.1), step.inputs)
+"""
+
+
+def irongrad(*arguments: object, code: int = 0) -> str:
+    command = [sys.executable, "-m", "irongrad", *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == code, result.stdout + result.stderr
+    return result.stdout if code == 0 else result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a script, its artifact in `build/`, and data."""
+    directory = tmp_path_factory.mktemp("project")
+    (directory / "step.py").write_text(STEP)
+    (directory / "sizes.py").write_text("HIDDEN = 16\n")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((80, 4)).astype(np.float32)
+    np.savez(directory / "data.npz", x=x, y=x[:, :3].argmax(1))
+    np.save(directory / "x.npy", x[:8])
+    out = irongrad(
+        "compile", f"{directory / 'step.py'}:make_step", "-o", directory / "build", "--json",
+        "--dump-dir", directory / "dump", "--depfile", directory / "step.d",
+    )  # fmt: skip
+    report = json.loads(out)
+    assert report["targets"]["llvm-cpu"]["worst"] <= 1
+    return directory
+
+
+def test_every_verb_has_help_with_an_example():
+    for verb in VERBS:
+        text = irongrad(verb, "--help")
+        assert "Example:" in text
+        assert f"irongrad {verb}" in text
+        assert "--json" in text
+
+
+def test_the_depfile_names_the_script_and_what_it_imports(project):
+    text = (project / "step.d").read_text()
+    assert str(project / "step.py") in text
+    assert str(project / "sizes.py") in text
+
+
+def test_every_stage_is_dumped(project):
+    names = {p.name for p in (project / "dump").iterdir()}
+    assert {
+        "01_capture.train.txt",
+        "02_differentiate.joint.fx",
+        "03_optimizer.update.fx",
+        "05_import.linalg.mlir",
+    } <= names
+    assert any(n.startswith("06_assemble") for n in names)
+    assert "util.global private mutable" in (project / "dump" / "06_assemble.mlir").read_text()
+
+
+def test_train_learns_and_resumes_where_it_left_off(project, tmp_path):
+    common = ("train", project / "build", "--data", project / "data.npz", "--json")
+    whole = json.loads(irongrad(*common, "--epochs", 4, "--checkpoint", tmp_path / "whole.safetensors"))
+    losses = [e["loss"] for e in whole["epochs"]]
+    assert losses[-1] < losses[0] / 2
+    irongrad(*common, "--epochs", 2, "--checkpoint", tmp_path / "half.safetensors")
+    rest = ("--epochs", 2, "--resume", tmp_path / "half.safetensors", "--checkpoint", tmp_path / "rest.safetensors")
+    irongrad(*common, *rest)
+    assert (tmp_path / "rest.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+
+
+def test_train_shows_progress_and_takes_hyperparameters(project, tmp_path):
+    out = irongrad(
+        "train", project / "build", "--data", project / "data.npz", "--epochs", 2, "--lr", 0.05,
+        "--set", "momentum=0.5", "--validation", project / "data.npz", "--checkpoint", tmp_path / "c.safetensors",
+    )  # fmt: skip
+    assert "epoch 2/2" in out
+    assert "validation" in out
+    assert "saved" in out
+
+
+def test_a_larger_batch_is_accumulated(project):
+    common = ("train", project / "build", "--data", project / "data.npz", "--json", "--batch-size")
+    assert json.loads(irongrad(*common, 16))["epochs"][0]["steps"] == 5
+    assert "compiled for batches of 8" in irongrad(*common, 12, code=2)
+
+
+BAD_DATA = {
+    "missing": (lambda a: {"x": a["x"]}, "the step also needs y"),
+    "dtype": (lambda a: {**a, "x": a["x"].astype(np.float64)}, "x is float64[80, 4], the step takes float32[N, 4]"),
+    "length": (lambda a: {**a, "y": a["y"][:7]}, "different numbers of samples"),
+    "few": (lambda a: {n: v[:5] for n, v in a.items()}, "fewer than one batch of 8"),
+    "classes": (lambda a: {**a, "y": a["y"] + 3}, "y: every value must be in [0, 2]"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_DATA)
+def test_train_refuses_bad_data(project, tmp_path, case):
+    change, message = BAD_DATA[case]
+    with np.load(project / "data.npz") as file:
+        arrays = {n: file[n] for n in file.files}
+    np.savez(tmp_path / "bad.npz", **change(arrays))
+    report = json.loads(irongrad("train", project / "build", "--data", tmp_path / "bad.npz", "--json", code=2))
+    assert message in report["error"]["message"]
+
+
+def test_run_writes_and_prints_outputs(project, tmp_path):
+    predict = ("run", project / "build", "predict", "--input", f"x={project / 'x.npy'}")
+    irongrad(*predict, "--output", tmp_path / "out.npy")
+    expected = Session(project / "build").predict(x=np.load(project / "x.npy"))
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
+    assert np.allclose(json.loads(irongrad(*predict, "--json"))["outputs"]["output"], expected)
+    assert "output: float32[8, 3]" in irongrad(*predict)
+    assert "no such output" in irongrad(*predict, "--output", "loss=a.npy", code=2)
+    assert "no entry point 'fit'" in irongrad("run", project / "build", "fit", code=2)
+
+
+def test_run_can_save_the_state(project, tmp_path):
+    np.save(tmp_path / "y.npy", np.zeros(8, np.int64))
+    irongrad(
+        "run", project / "build", "train_step", "--input", f"x={project / 'x.npy'}",
+        "--input", f"y={tmp_path / 'y.npy'}", "--set", "lr=0.5", "--save", tmp_path / "after.safetensors",
+    )  # fmt: skip
+    session = Session(project / "build")
+    session.train_step(x=np.load(project / "x.npy"), y=np.zeros(8, np.int64), lr=0.5)
+    expected = session.state()
+    session.restore(tmp_path / "after.safetensors")
+    for name, value in session.state().items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_inspect_shows_everything(project):
+    text = irongrad("inspect", project / "build")
+    parts = (
+        "train_step(x: float32[8, 4], y: int64[8], lr: float64",
+        "optimizer/momentum_buffer/0.weight",
+        "y in [0, 2] or -100",
+        "buckets: none",
+        "torch 2.13.0",
+        "sha256",
+        "iree-run-module --device=local-task",
+    )
+    assert [p for p in parts if p not in text] == []
+    report = json.loads(irongrad("inspect", project / "build", "--json"))
+    assert {"entry_points", "state", "targets", "versions", "files", "commands", "signatures"} <= report.keys()
+
+
+def test_a_pasted_command_runs_through_a_shell(project):
+    report = json.loads(irongrad("inspect", project / "build", "--json"))
+    for entry in ("train_step", "train_steps", "predict"):
+        result = subprocess.run(report["commands"][entry], shell=True, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+
+
+def test_verify_passes_and_fails(project, tmp_path):
+    report = json.loads(irongrad("verify", project / "build", "--device", "local-sync", "--json"))
+    assert report["passed"]
+    assert report["compared"] > 50
+    assert "ratio" in irongrad("verify", project / "build")
+
+
+def test_verify_tells_a_wrong_artifact(project, tmp_path):
+    """The same model from another seed has other numbers: its binary fails against these golden values."""
+    import shutil
+
+    from irongrad.runtime.golden import read_golden, write_golden
+    from irongrad.runtime.manifest import GOLDEN, file_spec, read_manifest, write_manifest
+
+    wrong = shutil.copytree(project / "build", tmp_path / "wrong")
+    golden = read_golden(wrong / GOLDEN)
+    golden.expected["gradient/1/0.weight"][2, 1] += 1e-4  # type: ignore[index]
+    write_golden(golden, wrong / GOLDEN)
+    manifest = read_manifest(wrong)
+    manifest.files[GOLDEN] = file_spec(wrong / GOLDEN)
+    write_manifest(manifest, wrong)
+    text = irongrad("verify", wrong, code=3)
+    assert "gradient/1/0.weight" in text
+    assert "1 wrong" in text
+
+
+WRONG_COMPILES = [
+    ("step.py:nope", (), "has no function 'nope'; it has make_step"),
+    ("step.py:make_nothing", (), "must return an irongrad.TrainStep"),
+    ("nowhere.py:f", (), "does not exist"),
+    ("step.py", (), "not FILE:FUNCTION"),
+    ("step.py:make_step", ("--target", "llvm"), "did you mean 'llvm-cpu'"),
+    ("step.py:make_step", ("--target", "llvm-cpu:cpus=host"), "has no option 'cpus'"),
+    ("step.py:make_step", ("--stop-after", "linking"), "no stage 'linking'"),
+    ("step.py:make_step", ("--entry-point", "fit"), "entry points ['fit'] do not exist"),
+]
+
+
+@pytest.mark.parametrize(("source", "options", "message"), WRONG_COMPILES)
+def test_compile_says_what_is_wrong(project, tmp_path, source, options, message):
+    text = irongrad("compile", project / source, "-o", tmp_path / "out", *options, code=2)
+    assert message in text.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_compile_never_replaces_something_else(project, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert "not an artifact" in irongrad("compile", f"{project / 'step.py'}:make_step", "-o", tmp_path, code=2)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_compile_points_at_the_users_line(project, tmp_path):
+    text = irongrad("compile", f"{project / 'step.py'}:make_branch", "-o", tmp_path / "out", code=2)
+    line = next(i for i, x in enumerate(STEP.splitlines(), 1) if "the line that is at fault" in x)
+    assert f"step.py:{line}" in text.replace("\n", "")
+    assert "torch.where" in text.replace("\n", " ")
+
+
+def test_stop_after_writes_no_artifact(project, tmp_path):
+    text = irongrad(
+        "compile", f"{project / 'step.py'}:make_step", "-o", tmp_path / "out", "--stop-after", "differentiate",
+        "--dump-dir", tmp_path / "dump",
+    )  # fmt: skip
+    assert "stopped as asked" in text
+    assert not (tmp_path / "out").exists()
+    assert {p.name[:2] for p in (tmp_path / "dump").iterdir()} == {"01", "02"}
+
+
+def test_an_artifact_that_is_none(tmp_path):
+    assert "not an IronGrad artifact" in irongrad("inspect", tmp_path, code=2)
+    report = json.loads(irongrad("inspect", tmp_path, "--json", code=2))
+    assert report["error"]["class"] == "ArtifactError"
