@@ -152,8 +152,8 @@ def _check_optimizers(step: TrainStep) -> None:
             for parameter in group["params"]:
                 if id(parameter) not in known:
                     raise CaptureError(
-                        f"{type(optimizer).__name__} holds a parameter of shape {tuple(parameter.shape)} that is not in "
-                        "the model (nor in the loss). Was the model copied, moved or loaded after the optimizer was "
+                        f"{type(optimizer).__name__} holds a parameter of shape {tuple(parameter.shape)} that is not "
+                        "in the model (nor in the loss). Was the model copied, moved or loaded after the optimizer was "
                         "made? Build the optimizer last, from model.parameters()"
                     )
                 if id(parameter) in seen:

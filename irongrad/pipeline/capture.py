@@ -81,8 +81,8 @@ class StepModule(nn.Module):
         loss = function(output, *(inputs[n] for n in self._call.targets))
         if not isinstance(loss, torch.Tensor):
             raise CaptureError(
-                f"{usercode.where(function)}: the loss is a {type(loss).__name__}, not a tensor. Return a scalar tensor "
-                "alone, such as loss.mean()"
+                f"{usercode.where(function)}: the loss is a {type(loss).__name__}, not a tensor. Return a scalar "
+                "tensor alone, such as loss.mean()"
             )
         return loss
 
@@ -260,7 +260,7 @@ def refuse_random(program: ExportedProgram) -> None:
 def _draws_nothing(node: torch.fx.Node) -> bool:
     """Whether a dropout-like call is the identity: its probability is 0, or it is not in training mode."""
     arguments = dict(node.kwargs)
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    schema = node.target._schema.arguments
     arguments.update({a.name: v for a, v in zip(schema, node.args, strict=False)})
     for name in ("p", "dropout_p", "dropout"):
         if arguments.get(name) in (0, 0.0):

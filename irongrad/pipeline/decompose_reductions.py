@@ -89,9 +89,7 @@ def _mean(
     return aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype) / count
 
 
-def _var(
-    x: torch.Tensor, dim: _Dims = None, *, correction: float | None = None, keepdim: bool = False
-) -> torch.Tensor:
+def _var(x: torch.Tensor, dim: _Dims = None, *, correction: float | None = None, keepdim: bool = False) -> torch.Tensor:
     return _var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
 
 

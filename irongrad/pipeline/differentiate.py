@@ -123,6 +123,7 @@ class _StateNames:
 
 def _joint(captured: CapturedStep, names: _StateNames) -> Function:
     exported = captured.train.module(check_guards=False)
+    _constants_as_buffers(exported)
     names.tie(exported)
     inputs = captured.step.inputs
     try:
@@ -159,6 +160,15 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
 
     graph = retrace(run, [e for e, n in zip(examples, placeholders, strict=True) if not _is_tangent(n)])
     return Function(graph, tuple(arguments), tuple(results))
+
+
+def _constants_as_buffers(exported: nn.Module) -> None:
+    """Make the tensor constants of a forward arguments of its graph; AOTAutograd would write them into it."""
+    for module in exported.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor):
+                delattr(module, name)
+                module.register_buffer(name, value, persistent=False)
 
 
 def _no_gradient(captured: CapturedStep) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -37,7 +38,7 @@ class Hyper:
         return self.default == 0.0 and self.key in STRUCTURAL_AT_ZERO
 
 
-def groups_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[torch.optim.Optimizer, dict[str, object]]]:
+def groups_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
     """All parameter groups of all optimizers, in order, each with its optimizer."""
     return [(o, g) for o in optimizers for g in o.param_groups]
 
@@ -58,7 +59,7 @@ def hyperparameters(optimizers: Sequence[torch.optim.Optimizer]) -> list[Hyper]:
                     if isinstance(v, (int, float)) and any(isinstance(w, float) for w in value)
                 ]
             elif _is_float(optimizer, key, value):
-                found.append(Hyper(f"{key}{suffix}", key, None, number, float(value)))  # type: ignore[arg-type]
+                found.append(Hyper(f"{key}{suffix}", key, None, number, float(value)))
     return found
 
 

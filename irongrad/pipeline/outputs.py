@@ -53,10 +53,8 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
 
 def _walk(value: object, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     for name, child in _children(value):
-        if prefix:
-            path = f"{prefix}.{name}"
-        else:
-            path = f"output{name}" if name.isdigit() else name
+        first = f"output{name}" if name.isdigit() else name
+        path = f"{prefix}.{name}" if prefix else first
         if isinstance(child, torch.Tensor):
             yield path, child
         else:

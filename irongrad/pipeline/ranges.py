@@ -125,7 +125,7 @@ def _size(node: torch.fx.Node, dim: int) -> int:
 
 
 def _arguments(node: torch.fx.Node) -> dict[str, object]:
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    schema = node.target._schema.arguments
     values: dict[str, object] = {a.name: a.default_value for a in schema if a.has_default_value()}
     values.update({a.name: v for a, v in zip(schema, node.args, strict=False)})
     values.update(node.kwargs)

@@ -73,10 +73,13 @@ def _without_negatives(tensor: torch.Tensor, indices: Sequence[torch.Tensor | No
     result: list[torch.Tensor | None] = []
     dim = 0
     for index in indices:
-        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
-        if index is not None and not is_mask:
-            result.append(torch.where(index < 0, index + tensor.shape[dim], index))
-        else:
+        if index is None:
+            result.append(None)
+            dim += 1
+        elif index.dtype in (torch.bool, torch.uint8):
             result.append(index)
-        dim += index.ndim if is_mask else 1
+            dim += index.ndim
+        else:
+            result.append(torch.where(index < 0, index + tensor.shape[dim], index))
+            dim += 1
     return result

@@ -70,8 +70,8 @@ def assignments_as_updates(module: nn.Module) -> Iterator[None]:
                 continue
             if old is None or new is None or (old.shape, old.dtype) != (new.shape, new.dtype):
                 raise CaptureError(
-                    f"{_line_that_changes(name, module)}: the buffer {name} is assigned a tensor of another shape or dtype. "
-                    "State keeps its shape and dtype; convert the new value, or make the buffer as it will be"
+                    f"{_line_that_changes(name, module)}: the buffer {name} is assigned a tensor of another shape or "
+                    "dtype. State keeps its shape and dtype; convert the new value, or make the buffer as it will be"
                 )
             old.copy_(new.detach())
             modules[path]._buffers[name] = old
@@ -105,9 +105,9 @@ def _check_unchanged(module: nn.Module, before: _Snapshot) -> None:
             continue
         spelled = f"self.{name}" if path in modules else name
         raise CaptureError(
-            f"{_line_that_changes(name, module)}: running the step changes {spelled}, a Python value. That would happen "
-            "once, at capture, and in no compiled step. Keep such state in a buffer (self.register_buffer) and update it "
-            "in place, or return it"
+            f"{_line_that_changes(name, module)}: running the step changes {spelled}, a Python value. That would "
+            "happen once, at capture, and in no compiled step. Keep such state in a buffer (self.register_buffer) and "
+            "update it in place, or return it"
         )
 
 

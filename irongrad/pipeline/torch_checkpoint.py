@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from irongrad.runtime.checkpoint import atomic_write
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.manifest import STEPS, Manifest, Role, read_manifest
 
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
 def load_checkpoint(

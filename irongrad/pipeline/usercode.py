@@ -65,7 +65,7 @@ def quiet_export() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), mock.patch("torch.export._trace.print", lambda *a, **k: None, create=True):
+        with warnings.catch_warnings(), mock.patch("torch.export._trace.print", create=True):
             warnings.simplefilter("ignore")
             yield
     finally:

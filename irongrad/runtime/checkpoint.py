@@ -130,14 +130,10 @@ def _compare(found: Mapping[str, tuple[tuple[int, ...], str]], manifest: Manifes
 def from_index(index: Any, manifest: Manifest) -> dict[str, Array]:
     """Read the state out of an IREE parameter index (`iree.runtime.ParameterIndex`)."""
     entries = dict(index.items())
-    return {spec.name: _from_entry(entries[spec.name], spec) for spec in manifest.state}
-
-
-def _from_entry(entry: Any, spec: StateSpec) -> Array:
-    dtype = numpy_dtype(spec.dtype)
-    if entry.is_splat:
-        return np.full(spec.shape, np.frombuffer(bytes(entry.splat_pattern), dtype)[0], dtype)
-    return np.frombuffer(entry.file_view, dtype).reshape(spec.shape).copy()
+    return {
+        spec.name: np.frombuffer(entries[spec.name].file_view, numpy_dtype(spec.dtype)).reshape(spec.shape).copy()
+        for spec in manifest.state
+    }
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

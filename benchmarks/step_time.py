@@ -1,0 +1,194 @@
+"""Training-step time of IronGrad, eager PyTorch and torch.compile, side by side.
+
+    python benchmarks/step_time.py [--family gpt] [--size small] [--rounds 7] [--json]
+
+Each backend lives in a process of its own, so that their thread pools never meet; the parent asks one after the
+other to run a few steps, round by round, so that a change in the machine's speed falls on all of them. The ratios are
+medians of per-round ratios to eager: below 1 is faster than eager.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+# Keyword arguments of each example's make_step.
+CASES: dict[str, dict[str, dict[str, object]]] = {
+    "mlp": {"small": {}, "medium": {"batch": 128, "hidden": 1024}},
+    "resnet18": {"small": {"batch": 16, "width": 8}, "medium": {"batch": 16, "width": 32}},
+    "rnn": {"small": {"batch": 16, "length": 8, "width": 32}, "medium": {"batch": 32, "length": 16, "width": 128}},
+    "gpt": {
+        "small": {"batch": 8, "length": 32, "width": 64, "layers": 2},
+        "medium": {"batch": 8, "length": 128, "width": 256, "layers": 4, "heads": 8},
+    },
+    "moe": {"small": {}, "medium": {"batch": 256, "width": 128, "experts": 8}},
+}
+BACKENDS = ("eager", "torch.compile", "irongrad")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One family at one size: medians over the rounds.
+
+    Attributes:
+        family: the example.
+        size: small or medium.
+        milliseconds: of one training step, by backend.
+        ratio: to eager's step time, by backend.
+        ready: seconds from an imported model to a first finished step (compilation included), by backend.
+    """
+
+    family: str
+    size: str
+    milliseconds: dict[str, float]
+    ratio: dict[str, float]
+    ready: dict[str, float]
+
+
+def make_step(family: str, arguments: dict[str, object]):
+    """Build the example's training step; every process builds the same one."""
+    sys.path.insert(0, str(EXAMPLES))
+    return importlib.import_module(family).make_step(**arguments)
+
+
+def torch_step(family: str, arguments: dict[str, object], *, compiled: bool) -> Callable[[], object]:
+    """Return a function that takes one eager or torch.compile step."""
+    import torch
+
+    from irongrad.pipeline.capture import StepModule
+
+    step = make_step(family, arguments)
+    module = StepModule(step)
+    module.train()
+    (optimizer,) = step.optimizers
+    held = [p for g in optimizer.param_groups for p in g["params"]]
+    values = tuple(step.inputs.values())
+
+    def forward_backward() -> torch.Tensor:
+        loss = module(*values)
+        loss.backward()
+        return loss
+
+    def update() -> None:
+        if step.clip_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(held, step.clip_grad_norm)
+        optimizer.step()
+
+    if compiled:
+        forward_backward, update = torch.compile(forward_backward), torch.compile(update)
+
+    def run() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = forward_backward()
+        update()
+        return float(loss)
+
+    return run
+
+
+def irongrad_step(family: str, arguments: dict[str, object], directory: str) -> Callable[[], object]:
+    """Return a function that takes one compiled step, as a deployed process would."""
+    import irongrad as ig
+    from irongrad.runtime import Session
+
+    step = make_step(family, arguments)
+    inputs = {n: t.numpy() for n, t in step.inputs.items()}
+    ig.compile(step, Path(directory) / "artifact", entry_points=("train_step",))
+    session = Session(Path(directory) / "artifact")
+    return lambda: session.train_step(**inputs)
+
+
+def worker(connection: Connection, backend: str, family: str, arguments: dict[str, object]) -> None:
+    """Serve requests to run so many steps, answering with the seconds they took."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as directory:
+        if backend == "irongrad":
+            run = irongrad_step(family, arguments, directory)
+        else:
+            run = torch_step(family, arguments, compiled=backend == "torch.compile")
+        run()
+        connection.send(time.perf_counter() - start)
+        while count := connection.recv():
+            start = time.perf_counter()
+            for _ in range(count):
+                run()
+            connection.send((time.perf_counter() - start) / count)
+
+
+def measure(family: str, size: str, rounds: int) -> Row:
+    """Measure one case on all backends, interleaved."""
+    context = multiprocessing.get_context("spawn")
+    pipes: dict[str, Connection] = {}
+    ready: dict[str, float] = {}
+    processes = []
+    for backend in BACKENDS:
+        mine, theirs = context.Pipe()
+        process = context.Process(target=worker, args=(theirs, backend, family, CASES[family][size]))
+        process.start()
+        pipes[backend] = mine
+        processes.append(process)
+        ready[backend] = mine.recv()
+    times: dict[str, list[float]] = {b: [] for b in BACKENDS}
+    counts = {b: max(2, int(0.3 / _ask(pipes[b], 3))) for b in BACKENDS}
+    for _ in range(rounds):
+        for backend, pipe in pipes.items():
+            times[backend].append(_ask(pipe, counts[backend]))
+    for pipe, process in zip(pipes.values(), processes, strict=True):
+        pipe.send(0)
+        process.join()
+    ratio = {b: statistics.median(t / e for t, e in zip(times[b], times["eager"], strict=True)) for b in BACKENDS}
+    return Row(family, size, {b: 1e3 * statistics.median(t) for b, t in times.items()}, ratio, ready)
+
+
+def _ask(pipe: Connection, count: int) -> float:
+    pipe.send(count)
+    return pipe.recv()
+
+
+def main() -> None:
+    """Measure every chosen case and print a table, or JSON."""
+    from rich.console import Console
+    from rich.table import Table
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=CASES, action="append")
+    parser.add_argument("--size", choices=("small", "medium"), action="append")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    console = Console(stderr=options.json)
+    rows = []
+    for family in options.family or CASES:
+        for size in options.size or ("small", "medium"):
+            with console.status(f"{family} {size}"):
+                rows.append(measure(family, size, options.rounds))
+    if options.json:
+        print(json.dumps([asdict(r) for r in rows], indent=2))
+        return
+    table = Table(
+        "family", "size", "eager ms", "torch.compile ms", "IronGrad ms", "torch.compile / eager", "IronGrad / eager"
+    )
+    for row in rows:
+        times = [f"{row.milliseconds[b]:.2f}" for b in BACKENDS]
+        table.add_row(row.family, row.size, *times, f"{row.ratio['torch.compile']:.2f}", f"{row.ratio['irongrad']:.2f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
