@@ -33,6 +33,11 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(_HOME[name]), name)
     except ModuleNotFoundError as error:
-        if error.name and error.name.partition(".")[0] in ("torch", "torch_mlir", "iree"):
-            raise ImportError(f"irongrad.{name} needs the compiler: pip install 'irongrad[compile]'") from error
-        raise
+        raise (compiler_missing(f"irongrad.{name}", error) or error) from error
+
+
+def compiler_missing(what: str, error: ModuleNotFoundError) -> ImportError | None:
+    """The error to raise where `what` could not import the compiler; None where `error` is about something else."""
+    if (error.name or "").partition(".")[0] not in ("torch", "torch_mlir", "iree"):
+        return None
+    return ImportError(f"{what} needs the compiler, which is not installed: pip install 'irongrad[compile]'")

@@ -10,7 +10,8 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from irongrad.runtime.errors import IronGradError
+from irongrad import compiler_missing
+from irongrad.runtime.errors import IronGradError, UserError
 
 VERBS = ("compile", "train", "run", "inspect", "verify", "golden", "cmake-dir")
 
@@ -45,8 +46,18 @@ def main() -> None:
     try:
         cli(standalone_mode=True)
     except IronGradError as error:
-        if "--json" in sys.argv:
-            print(json.dumps({"error": {"class": type(error).__name__, "message": str(error)}}))
-        else:
-            Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        _report(error)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        missing = compiler_missing("this command", error)
+        if missing is None:
+            raise
+        _report(missing)
+        sys.exit(UserError.exit_code)
+
+
+def _report(error: Exception) -> None:
+    if "--json" in sys.argv:
+        print(json.dumps({"error": {"class": type(error).__name__, "message": str(error)}}))
+    else:
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)

@@ -87,7 +87,7 @@ def _embedding_dense_backward(
 ) -> torch.Tensor:
     """The gradient of a row is the sum of the output gradients of the positions that looked it up."""
     if scale_grad_by_freq:
-        return NotImplemented  # type: ignore[return-value]
+        return NotImplemented
     rows = grad.reshape(-1, grad.shape[-1])
     flat = indices.reshape(-1)
     if padding_idx >= 0:

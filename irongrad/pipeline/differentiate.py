@@ -101,9 +101,17 @@ class _StateNames:
         return self._canonical[path]
 
     def constant(self, path: str, tensor: torch.Tensor) -> str:
-        """Register a tensor constant of an exported graph and return its state name."""
-        name = f"constant/{path}"
-        self.state.setdefault(name, StateTensor(name, Role.CONSTANT, tensor.detach().cpu()))
+        """Register a tensor constant of an exported graph and return its state name.
+
+        The programs of one step number their constants each for itself, so a path says nothing; equal ones are shared.
+        """
+        value = tensor.detach().cpu()
+        constants = [t for t in self.state.values() if t.role is Role.CONSTANT]
+        for known in constants:
+            if known.initial.dtype == value.dtype and torch.equal(known.initial, value):
+                return known.name
+        name = f"constant/{len(constants)}.{path.rpartition('.')[2]}"
+        self.state[name] = StateTensor(name, Role.CONSTANT, value)
         return name
 
     def tie(self, exported: nn.Module) -> None:

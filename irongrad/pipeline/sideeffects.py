@@ -215,7 +215,7 @@ def check_graph(program: ExportedProgram) -> None:
 def _unknown(node: torch.fx.Node) -> str:
     if not isinstance(node.meta["val"], torch.Tensor):
         return (
-            "a tensor's value is taken out as a number (.item(), int(), float()), which would be fixed at compile time. "
+            "a tensor's value is taken out as a number (.item(), int(), float()), which is not known at compile time. "
             "Keep it a tensor: arithmetic takes a tensor of no dimensions wherever it takes a number"
         )
     return f"{node.target}: {VALUES_AS_SHAPE} {KEEP_SHAPE}"

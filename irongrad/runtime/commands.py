@@ -64,8 +64,8 @@ def run_module(
         "iree-run-module",
         f"--device={device or chosen.device}",
         f"--module={directory / chosen.file}",
-        # Read from the file as they are needed, parameters race with the allocation of their buffers on IREE 3.13.0's
-        # local-task: one load in seven fails ("transient buffer has not been committed").
+        # Reading the file while the process runs makes IREE 3.13.0's local-task hang at exit, once in 25 runs of an
+        # entry point without results, and fail to load splats.
         "--parameter_mode=preload",
         f"--parameters={SCOPE}={state or directory / INITIAL_STATE}",
         f"--function={entry}",

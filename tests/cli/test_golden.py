@@ -26,7 +26,7 @@ from irongrad.runtime.session import initial_state
 
 def iree_run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     tool = shutil.which(arguments[0]) or str(Path(sys.executable).with_name(arguments[0]))
-    return subprocess.run([tool, *arguments[1:]], capture_output=True, text=True, check=False)
+    return subprocess.run([tool, *arguments[1:]], capture_output=True, text=True, check=False, timeout=60)
 
 
 def ctest(directory: Path) -> subprocess.CompletedProcess[str]:

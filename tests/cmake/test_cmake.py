@@ -125,7 +125,7 @@ def test_what_is_built_again(generator, tmp_path):
     scripts = Path(sys.executable).parent
     stub = write_stub(tmp_path / "python", scripts)
     call = f"s SCRIPT step.py FUNCTION f TARGETS llvm-cpu:cpu=generic DEPENDS data.csv PYTHON {stub}"
-    source, build = write_project(tmp_path / "a folder #1", call), tmp_path / "a build"
+    source, build = write_project(tmp_path / "a folder", call), tmp_path / "a build"
     result = configure(source, build, "-G", generator)
     assert result.returncode == 0, result.stderr
     assert f"vmfb {build}/irongrad/s/step.llvm-cpu.vmfb" in result.stdout

@@ -28,7 +28,7 @@ def failures(command: list[str]) -> int:
 def digits_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's artifact, whose state is large enough for the race to be frequent."""
     directory = tmp_path_factory.mktemp("artifacts") / "digits"
-    ig.compile(load_step(f"{EXAMPLES / 'digits.py'}:make_step")[0], directory)
+    ig.compile(load_step(f"{EXAMPLES / 'digits.py'}:make_step"), directory)
     return directory
 
 
