@@ -94,8 +94,8 @@ def _files(manifest: Manifest) -> None:
         note = "not verified"
         if certificate is not None:
             note = (
-                f"verified on {certificate.device}: {certificate.steps} steps against eager {certificate.oracle}, worst "
-                f"error {certificate.worst:.0%} of what is allowed ({certificate.tensor})"
+                f"verified on {certificate.device}: {certificate.steps} steps against eager {certificate.oracle}, "
+                f"worst error {certificate.worst:.0%} of what is allowed ({certificate.tensor})"
             )
         console.print(f"{target.name} ({target.file}) {note}", highlight=False)
         console.print(f"    {' '.join(target.flags)}", style="dim", soft_wrap=True)

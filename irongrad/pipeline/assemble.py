@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
 
 from iree.compiler import ir
 
-from irongrad.pipeline.cores import CHAIN_OF, core, declaration, quoted, stored_type, symbol, tensor_type
+from irongrad.pipeline.cores import core, declaration, quoted, stored_type, symbol, tensor_type
 from irongrad.pipeline.entries import entry_point
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.importer import ImportedStep
-from irongrad.pipeline.interface import Interface
+from irongrad.pipeline.interface import CHAIN_OF, Interface
 from irongrad.runtime.errors import InternalError
 from irongrad.runtime.manifest import SCOPE
 
@@ -52,29 +53,23 @@ def assemble(step: ImportedStep, interface: Interface) -> AssembledModule:
             functions = ir.Module.parse(step.linalg)
         except ir.MLIRError as error:
             raise InternalError(f"the assembled module does not parse: {error}") from error
-        needed = {name for e in interface.entry_points for name in CHAIN_OF.get(e.name, ())}
-        _replace_declarations(module, functions, needed)
+        _replace_declarations(module, functions)
         if not module.operation.verify():
             raise InternalError("the assembled module does not verify")
         return AssembledModule(step.graph, interface, str(module), _bytecode(module))
 
 
 def _bytecode(module: ir.Module) -> bytes:
-    from io import BytesIO
-
     buffer = BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()
 
 
-def _replace_declarations(module: ir.Module, functions: ir.Module, needed: set[str]) -> None:
+def _replace_declarations(module: ir.Module, functions: ir.Module) -> None:
     """Move the imported functions into `module` in place of their declarations."""
     declared = {op.name.value: op for op in module.body.operations if op.operation.name == "func.func"}
     for function in list(functions.body.operations):
-        name = function.name.value
-        if name.removeprefix("graph.").removeprefix("check.") not in needed:
-            continue
-        declared[name].operation.erase()
+        declared[function.name.value].operation.erase()
         function.operation.attributes["sym_visibility"] = ir.StringAttr.get("private")
         function.detach_from_parent()
         module.body.append(function)
@@ -87,14 +82,11 @@ def _shell(graph: StepGraph, interface: Interface) -> Iterator[str]:
         attribute = f'#flow.parameter.named<"{SCOPE}"::"{quoted(tensor.name)}">'
         name, kind = symbol("state", tensor.name), stored_type(tensor_type(tensor.initial))
         yield f"  util.global private mutable {name} = {attribute} : {kind}"
-    if any(name in interface for name in ("grad_step", "apply_step", "export_gradients", "import_gradients")):
+    if interface.accumulates:
         yield from _accumulators(graph)
-    chains = dict.fromkeys(CHAIN_OF[e.name] for e in interface.entry_points if e.name in CHAIN_OF)
-    names = dict.fromkeys(name for chain in chains for name in chain)
-    for name in [*names, *(f"check.{name}" for name in names)]:
-        if name in graph.functions:
-            yield from declaration(name, graph.functions[name])
-    for chain in chains:
+    for name, function in graph.functions.items():
+        yield from declaration(name, function)
+    for chain in dict.fromkeys(CHAIN_OF[e.name] for e in interface.entry_points if e.name in CHAIN_OF):
         yield from core(chain, graph)
     for entry in interface.entry_points:
         yield from entry_point(entry, graph)

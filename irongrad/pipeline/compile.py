@@ -17,7 +17,12 @@ from irongrad.targets import Target
 # Hyperparameters are float64 scalars of the VM, and their arithmetic stays in float64.
 COMMON_FLAGS = ("--iree-input-demote-f64-to-f32=false", "--iree-vm-target-extension-f64")
 
-_EMPTY = "func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { %y = arith.addf %x, %x : tensor<4xf32> return %y : tensor<4xf32> }"
+_PROBE = """
+func.func @probe(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %y = arith.addf %x, %x : tensor<4xf32>
+  return %y : tensor<4xf32>
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def _iree_compile(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 def _cpu_of(flags: tuple[str, ...], scratch: Path) -> tuple[str, tuple[str, ...]]:
     """Ask the compiler which CPU its flags mean; `host` says nothing to another machine."""
     probe = scratch / "probe.mlir"
-    probe.write_text(_EMPTY)
+    probe.write_text(_PROBE)
     result = _iree_compile([*flags, "--compile-to=executable-configurations", str(probe), "-o", "-"])
     if result.returncode != 0:
         raise ToolchainError(f"iree-compile cannot describe its target: {result.stderr[-300:]}")

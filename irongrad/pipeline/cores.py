@@ -10,16 +10,6 @@ from irongrad.pipeline.dtypes import mlir_type
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.runtime.manifest import TensorSpec
 
-# The functions of the step graph that each entry point runs, one after the other.
-CHAIN_OF = {
-    "train_step": ("joint", "update"),
-    "train_steps": ("joint", "update"),
-    "grad_step": ("joint", "accumulate"),
-    "apply_step": ("mean", "update"),
-    "eval_step": ("eval",),
-    "predict": ("predict",),
-}
-
 
 def tensor_type(tensor: torch.Tensor) -> str:
     """The MLIR type of `tensor`."""

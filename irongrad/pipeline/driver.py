@@ -19,7 +19,7 @@ from irongrad.pipeline.dump import dump_stage
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.importer import ImportedStep, import_functions
-from irongrad.pipeline.interface import Interface, describe
+from irongrad.pipeline.interface import Interface, describe, selected
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.oracle import golden_of
 from irongrad.pipeline.package import Artifact, check_output, package
@@ -57,7 +57,7 @@ class Options:
     on_stage: Callable[[str], AbstractContextManager[object]] = field(default=lambda name: nullcontext())
 
 
-class Stopped(Exception):
+class StoppedEarly(Exception):  # noqa: N818 (it is no error)
     """Raised inside the driver when `stop_after` is reached."""
 
 
@@ -73,7 +73,7 @@ def build(step: TrainStep, options: Options) -> tuple[Artifact | None, dict[str,
         if options.dump_dir is not None:
             dump_stage(options.dump_dir, STAGES.index(name) + 1, name, result)
         if options.stop_after == name:
-            raise Stopped
+            raise StoppedEarly
         return result
 
     with tempfile.TemporaryDirectory(prefix="irongrad-") as directory:
@@ -85,12 +85,13 @@ def build(step: TrainStep, options: Options) -> tuple[Artifact | None, dict[str,
             ranges: list[Range] = step_ranges(captured)
             graph = stage("guards", add_guards, graph, ranges)
             interface: Interface = describe(graph, ranges, options.entry_points)
+            graph = selected(graph, interface)
             imported: ImportedStep = stage("import", import_functions, graph, scratch)
             module: AssembledModule = stage("assemble", assemble, imported, interface)
             compiled: list[CompiledModule] = stage("compile", _compile_all, module, options.targets, scratch)
             golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
             artifact: Artifact = stage("package", package, module, compiled, golden, options.output)
-        except Stopped:
+        except StoppedEarly:
             return None, seconds
     return artifact, seconds
 

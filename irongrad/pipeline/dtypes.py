@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import ml_dtypes
+import numpy as np
 import torch
 
 from irongrad.runtime.errors import CaptureError
@@ -36,3 +40,11 @@ def mlir_type(shape: tuple[int | str, ...], dtype: torch.dtype) -> str:
     numpy_name(dtype)
     dims = "".join(f"{'?' if isinstance(d, str) else d}x" for d in shape)
     return f"tensor<{dims}{_NAMES[dtype][1]}>"
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A contiguous numpy array of a tensor's values, on the CPU; bfloat16 becomes ml_dtypes' bfloat16."""
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype == torch.bfloat16:
+        return np.asarray(plain.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
+    return np.asarray(plain.numpy())

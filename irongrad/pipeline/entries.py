@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from irongrad.pipeline.cores import (
-    CHAIN_OF,
     call,
     call_core,
     load,
@@ -21,8 +20,8 @@ from irongrad.pipeline.cores import (
 )
 from irongrad.pipeline.dtypes import mlir_type
 from irongrad.pipeline.graphs import StepGraph, Value
-from irongrad.pipeline.interface import STEPS_DIM
-from irongrad.runtime.manifest import SCOPE, EntryPoint, TensorSpec
+from irongrad.pipeline.interface import CHAIN_OF, STEPS_DIM
+from irongrad.runtime.manifest import SCOPE, STEPS, EntryPoint, TensorSpec
 
 
 def _arguments(entry: EntryPoint) -> str:
@@ -107,11 +106,13 @@ def _apply_step(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     yield from _hypers(entry, values)
     yield from call_core(CHAIN_OF["apply_step"], graph, values, "%out")
     yield from _clear(graph)
-    yield "return"
+    yield from _return_steps(graph)
 
 
 def _clear(graph: StepGraph) -> Iterator[str]:
-    """Set the accumulators back to zero."""
+    """Set the accumulators back to zero, where there are any."""
+    if not graph.gradients:
+        return
     for i, name in enumerate(graph.gradients):
         kind = tensor_type(graph.tensor(name).initial)
         yield f"%clear{i} = arith.constant dense<0.0> : {kind}"
@@ -196,7 +197,15 @@ def _export(specs: Sequence[tuple[str, TensorSpec]], tail: Sequence[str]) -> Ite
 
 def _import_state(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     yield from _import([("state", s) for s in entry.inputs])
-    yield "return"
+    yield from _return_steps(graph)
+
+
+def _return_steps(graph: StepGraph) -> Iterator[str]:
+    # Through the host: IREE 3.13.0 cannot give one buffer to a global and to the caller.
+    yield f"%steps = util.global.load {symbol('state', STEPS)} : tensor<i64>"
+    yield "%step = tensor.extract %steps[] : tensor<i64>"
+    yield "%result = tensor.from_elements %step : tensor<i64>"
+    yield "return %result : tensor<i64>"
 
 
 def _import_gradients(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
@@ -204,7 +213,8 @@ def _import_gradients(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     yield f"%n = tensor.extract %arg{last}[] : tensor<i64>"
     yield from _import([("accumulator", s) for s in entry.inputs[:-1]])
     yield "util.global.store %n, @accumulated : i64"
-    yield "return"
+    yield "%count = tensor.from_elements %n : tensor<i64>"
+    yield "return %count : tensor<i64>"
 
 
 def _import(specs: Sequence[tuple[str, TensorSpec]]) -> Iterator[str]:
@@ -221,4 +231,4 @@ def _reset(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
         yield from _copied(f"%p{i}", kind, f"%v{i}")
         yield f"util.global.store %v{i}, {symbol('state', tensor.name)} : {kind}"
     yield from _clear(graph)
-    yield "return"
+    yield from _return_steps(graph)

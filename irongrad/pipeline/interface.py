@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,18 +16,28 @@ from irongrad.runtime.manifest import EntryPoint, StateSpec, TensorSpec
 # The dimension of train_steps' inputs over which it loops.
 STEPS_DIM = "K"
 
+# The functions of the step graph that each entry point runs, one after the other.
+CHAIN_OF = {
+    "train_step": ("joint", "update"),
+    "train_steps": ("joint", "update"),
+    "grad_step": ("joint", "accumulate"),
+    "apply_step": ("mean", "update"),
+    "eval_step": ("eval",),
+    "predict": ("predict",),
+}
+
 SUMMARIES = {
     "train_step": "One training step; returns the loss before the update.",
     "train_steps": "K training steps in one call, over inputs stacked along a first dimension; returns every loss.",
     "grad_step": "Loss and gradients, added to the accumulators; parameters stay as they are.",
-    "apply_step": "The optimizer's update from the mean of the accumulated gradients, which are then cleared.",
+    "apply_step": "The update from the mean of the accumulated gradients, then cleared; returns the step count.",
     "eval_step": "The loss in evaluation mode.",
     "predict": "The model's outputs in evaluation mode.",
     "export_state": "Every state tensor, in the manifest's order.",
-    "import_state": "Replaces every state tensor, in the manifest's order.",
+    "import_state": "Replaces every state tensor, in the manifest's order; returns the step count.",
     "export_gradients": "The accumulated sums of gradients, and of how many steps.",
-    "import_gradients": "Replaces the accumulated sums of gradients and their number.",
-    "reset": "Puts the state back to the parameter file that the module was loaded with; clears accumulators.",
+    "import_gradients": "Replaces the accumulated sums of gradients and their number, which it returns.",
+    "reset": "Puts the state back to the loaded parameter file, clears the accumulators; returns the step count.",
 }
 
 
@@ -42,6 +52,11 @@ class Interface:
 
     entry_points: tuple[EntryPoint, ...]
     state: tuple[StateSpec, ...]
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether an entry point reads or writes accumulated gradients."""
+        return any(n in self for n in ("grad_step", "apply_step", "export_gradients", "import_gradients"))
 
     def __contains__(self, name: str) -> bool:
         return any(e.name == name for e in self.entry_points)
@@ -64,24 +79,33 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
     stacked = tuple(_stacked(s) for s in everything)
     sums = tuple(_spec(n, graph.tensor(n).initial, ()) for n in graph.gradients)
     count = TensorSpec("count", "int64", ())
+    # A call without a result is not waited for: iree-run-module of IREE 3.13.0 then hangs at exit now and then.
+    steps = TensorSpec("steps", "int64", ())
     made = {
         "train_step": (everything, hypers, (loss,)),
         "train_steps": (stacked, hypers, (_stacked(loss, "losses"),)),
         "grad_step": (everything, (), (loss,)),
-        "apply_step": ((), hypers, ()),
+        "apply_step": ((), hypers, (steps,)),
         "eval_step": (everything, (), (loss,)),
         "predict": _predict(graph, inputs),
         "export_state": ((), (), tensors),
-        "import_state": (tensors, (), ()),
+        "import_state": (tensors, (), (steps,)),
         "export_gradients": ((), (), (*sums, count)),
-        "import_gradients": ((*sums, count), (), ()),
-        "reset": ((), (), ()),
+        "import_gradients": ((*sums, count), (), (count,)),
+        "reset": ((), (), (steps,)),
     }
     if "predict" not in graph.functions:
         del made["predict"]
     names = _chosen(list(made), chosen)
     points = tuple(EntryPoint(n, *made[n], summary=SUMMARIES[n]) for n in names)
     return Interface(points, state)
+
+
+def selected(graph: StepGraph, interface: Interface) -> StepGraph:
+    """`graph` with what the entry points of `interface` need, and no more."""
+    names = {name for e in interface.entry_points for name in CHAIN_OF.get(e.name, ())}
+    functions = {n: f for n, f in graph.functions.items() if n.removeprefix("check.") in names}
+    return replace(graph, functions=functions, gradients=graph.gradients if interface.accumulates else ())
 
 
 def _chosen(available: list[str], chosen: Sequence[str] | None) -> list[str]:

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from irongrad.pipeline.capture import CapturedStep, PredictModule, StepModule, mode
 from irongrad.pipeline.differentiate import name_of
+from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import STEPS, Role
@@ -101,7 +102,7 @@ def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
     elements = sum(t.initial.numel() for t in graph.state)
     for seed in (None, *range(NOISY_RUNS if elements <= LARGE else NOISY_RUNS_OF_LARGE_STEPS)):
         run_eager(captured, graph, None, steps, seed, spread.record)
-    inputs = {n: t.detach().cpu().contiguous().numpy() for n, t in step.inputs.items()}
+    inputs = {n: to_numpy(t) for n, t in step.inputs.items()}
     return Golden(steps, oracle, inputs, exact.arrays, {key: spread.allowed(key) for key in exact.arrays})
 
 

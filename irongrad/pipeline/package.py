@@ -20,6 +20,7 @@ from iree import runtime as ireert
 import irongrad
 from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.compile import CompiledModule
+from irongrad.pipeline.dtypes import to_numpy
 from irongrad.runtime.errors import InternalError, UserError, VerificationError
 from irongrad.runtime.golden import Golden, read_golden, write_golden
 from irongrad.runtime.manifest import (
@@ -147,18 +148,18 @@ def _write_state(module: AssembledModule, path: Path) -> None:
     """Write the initial state as an IREE parameter archive.
 
     Without splat entries, although zeros would then take no room: loading them races on local-task in IREE 3.13.0
-    ("transient buffer has not been committed", in 4 of 40 starts of iree-run-module, and in two of three with
-    --parameter_mode=preload). tests/runtime/test_iree_bugs.py tells when it no longer does.
+    ("transient buffer has not been committed", in about one start of iree-run-module in ten).
+    tests/runtime/test_iree_bugs.py tells when it no longer does.
     """
     index = ireert.ParameterIndex()
     for tensor in module.graph.state:
         index.add_buffer(tensor.name, _bytes_of(tensor.initial))
     index.create_archive_file(str(path))
+    path.chmod(0o644)  # IREE makes it unreadable for others
 
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    array: np.ndarray[Any, np.dtype[np.uint8]] = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return array
+    return to_numpy(tensor).reshape(-1).view(np.uint8)
 
 
 def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], directory: Path) -> Manifest:

@@ -37,10 +37,18 @@ def atomic_write(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(temporary, _default_mode())
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _default_mode() -> int:
+    """The permissions that an ordinary new file gets; a temporary file has fewer."""
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask
 
 
 def read(path: Path, manifest: Manifest) -> dict[str, Array]:

@@ -146,9 +146,9 @@ class Session:
         """Add the gradients of one batch to the accumulators. Returns its loss."""
         return float(self.call("grad_step", inputs)[0])
 
-    def apply_step(self, **hypers: float) -> None:
-        """Update from the mean of the accumulated gradients, and clear them."""
-        self.call("apply_step", hypers)
+    def apply_step(self, **hypers: float) -> int:
+        """Update from the mean of the accumulated gradients, and clear them. Returns the step count."""
+        return int(self.call("apply_step", hypers)[0])
 
     def eval_step(self, **inputs: Any) -> float:
         """Return the loss in evaluation mode."""
@@ -308,8 +308,8 @@ def _refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Man
             continue
         if name in manifest.fixed:
             raise GuardError(
-                f"{entry.name}: {name} is compiled in as {manifest.fixed[name]}, because the optimizer has no state "
-                "for another value. Compile with the value you want, or any that is not 0"
+                f"{entry.name}: {name} is compiled in as {manifest.fixed[name]}: at that value the optimizer's update "
+                "does not read it, or keeps no state for it. Compile with the value you want"
             )
         raise GuardError(f"{entry.name} takes no argument {name!r}\n  expected {entry.signature}")
 
