@@ -10,6 +10,7 @@ from torch._decomp import get_decompositions
 
 from irongrad.pipeline.decompose_convolution import convolution_decompositions
 from irongrad.pipeline.decompose_reductions import reduction_decompositions
+from irongrad.pipeline.decompose_sorts import sort_decompositions
 
 aten = torch.ops.aten
 
@@ -57,6 +58,7 @@ def decomposition_table() -> dict[torch._ops.OperatorBase, Callable[..., object]
     del table[aten.stack.default]  # so that `stack_scalars_first` finds it
     table.update(convolution_decompositions())
     table.update(reduction_decompositions())
+    table.update(sort_decompositions())
     return table
 
 

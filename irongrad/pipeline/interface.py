@@ -113,6 +113,8 @@ def _chosen(available: list[str], chosen: Sequence[str] | None) -> list[str]:
         return available
     if unknown := [n for n in chosen if n not in available]:
         raise UserError(f"entry points {unknown} do not exist; this step has {available}")
+    if not any(n in CHAIN_OF for n in chosen):
+        raise UserError(f"entry points {list(chosen)} compute nothing; add one of {', '.join(CHAIN_OF)}")
     # Verification and checkpoints go through these two.
     return [n for n in available if n in {*chosen, "export_state", "import_state"}]
 

@@ -9,8 +9,9 @@ differ from it as much as from the truth. So several are run, each with other ro
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import CellType, FunctionType
 
@@ -36,7 +37,7 @@ NOISY_RUNS_OF_LARGE_STEPS = 3  # large: a state of more than LARGE elements, whe
 LARGE = 1_000_000
 NOISE_ULPS = 4.0  # a sum in another order rounds more often than the one operator that eager has for it
 
-_NOISE_POOL = 1 << 20
+_STRETCH = 1 << 17
 
 # Operators that move values and round nothing.
 _MOVES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.copy_.default})
@@ -123,24 +124,24 @@ def run_eager(
     module = StepModule(twin)
     inputs = {n: t.to(dtype) if dtype and t.is_floating_point() else t.clone() for n, t in twin.inputs.items()}
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
-    with noise:
-        # On a copy of its own: a forward may write into buffers in evaluation mode too.
-        _record_inference(captured, StepModule(twin_of(twin, None)), inputs, record)
-    with noise, mode(module.model, training=True):
-        for number in range(steps):
+    # On a copy of its own: a forward may write into buffers in evaluation mode too.
+    _record_inference(captured, StepModule(twin_of(twin, None)), inputs, noise, record)
+    for number in range(steps):
+        with noise, mode(module.model, training=True):
             for optimizer in twin.optimizers:
                 optimizer.zero_grad(set_to_none=True)
             loss = module(*(t.clone() for t in inputs.values()))
             loss.backward()
-            record(key_of("loss", number), loss)
-            gradients = {name_of(n): p.grad for n, p in module.named_parameters()}
-            for name in graph.gradients:
-                record(key_of("gradient", number, name), gradients[name])
+        record(key_of("loss", number), loss)
+        gradients = {name_of(n): p.grad for n, p in module.named_parameters()}
+        for name in graph.gradients:
+            record(key_of("gradient", number, name), gradients[name])
+        with noise:
             _clip(twin)
             for optimizer in twin.optimizers:
                 optimizer.step()
-            for name, tensor in eager_state(module, twin, graph, number + 1).items():
-                record(key_of("state", number + 1, name), tensor)
+        for name, tensor in eager_state(module, twin, graph, number + 1).items():
+            record(key_of("state", number + 1, name), tensor)
 
 
 def twin_of(step: TrainStep, dtype: torch.dtype | None) -> TrainStep:
@@ -204,9 +205,9 @@ class RoundingNoise(TorchDispatchMode):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._generator = torch.Generator().manual_seed(seed)
+        self._random = random.Random(seed)
         # Drawing a number for every value would take longer than the run: each tensor takes a random stretch of these.
-        self._units = torch.rand(_NOISE_POOL, generator=self._generator) * 2 - 1
+        self._units = torch.rand(2 * _STRETCH, generator=torch.Generator().manual_seed(seed)) * 2 - 1
         self._factors: dict[torch.dtype, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -219,15 +220,16 @@ class RoundingNoise(TorchDispatchMode):
         return result
 
     def _perturb(self, tensor: torch.Tensor) -> None:
-        if not tensor.is_contiguous():
-            copy = tensor.contiguous()
-            self._perturb(copy)
-            tensor.copy_(copy)
+        start = self._random.randrange(_STRETCH)
+        stretch = self._factors_of(tensor.dtype)[start : start + _STRETCH]
+        if tensor.numel() <= _STRETCH:
+            tensor.mul_(stretch[: tensor.numel()].view(tensor.shape))
             return
-        factors = self._factors_of(tensor.dtype)
-        start = int(torch.randint(_NOISE_POOL // 2, (), generator=self._generator))
-        for part in tensor.view(-1).split(_NOISE_POOL // 2):
-            part.mul_(factors[start : start + len(part)])  # float32 factors, also for a bfloat16 part
+        flat = tensor.reshape(-1)
+        for part in flat.split(_STRETCH):
+            part.mul_(stretch[: len(part)])
+        if not tensor.is_contiguous():
+            tensor.copy_(flat.view(tensor.shape))
 
     def _factors_of(self, dtype: torch.dtype) -> torch.Tensor:
         if dtype not in self._factors:
@@ -249,12 +251,18 @@ def _clip(step: TrainStep) -> None:
 
 
 def _record_inference(
-    captured: CapturedStep, module: StepModule, inputs: dict[str, torch.Tensor], record: Recorder
+    captured: CapturedStep,
+    module: StepModule,
+    inputs: dict[str, torch.Tensor],
+    noise: AbstractContextManager[object],
+    record: Recorder,
 ) -> None:
-    with torch.no_grad(), mode(module.model, training=False):
-        record(key_of("eval", 0), module(*(t.clone() for t in inputs.values())))
+    outputs: dict[str, torch.Tensor] = {}
+    with torch.no_grad(), noise, mode(module.model, training=False):
+        loss = module(*(t.clone() for t in inputs.values()))
         if captured.predict is not None:
             probe = PredictModule(module, captured.predict_inputs)
             outputs = probe.named(*(inputs[n].clone() for n in captured.predict_inputs))
-            for name in captured.output_names:
-                record(key_of("predict", 0, name), outputs[name])
+    record(key_of("eval", 0), loss)
+    for name in captured.output_names:
+        record(key_of("predict", 0, name), outputs[name])
