@@ -64,7 +64,7 @@ def _convolution_backward(
     Shapes: `grad` [N, O, *out], `x` [N, C, *in], `weight` [O, C / groups, *kernel].
     """
     if transposed:
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
         grad_x = _input_gradient(grad, x, weight, stride, padding, dilation, groups)

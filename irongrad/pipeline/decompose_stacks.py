@@ -23,15 +23,15 @@ def stack_scalars_first(graph: GraphModule) -> None:
 
 def _sink(graph: Graph, stack: Node) -> Node | None:
     """Move what `stack` stacks behind it; the new stack, or None where its operands are not computed alike."""
-    operands: list[Node] = stack.args[0]  # type: ignore[assignment]
+    operands: list[Node] = stack.args[0]
     first = operands[0]
     if not all(_is_scalar_map(o) and _key(o) == _key(first) for o in operands):
         return None
     sources = [o.args[0] for o in operands]
     with graph.inserting_before(stack):
         before = graph.call_function(aten.stack.default, (sources,))
-        after = graph.call_function(first.target, (before, *first.args[1:]), first.kwargs)  # type: ignore[arg-type]
-    before.meta = {**stack.meta, "val": sources[0].meta["val"].new_empty(len(operands))}  # type: ignore[union-attr]
+        after = graph.call_function(first.target, (before, *first.args[1:]), first.kwargs)
+    before.meta = {**stack.meta, "val": sources[0].meta["val"].new_empty(len(operands))}
     after.meta = dict(stack.meta)
     stack.replace_all_uses_with(after)
     graph.erase_node(stack)
@@ -51,4 +51,4 @@ def _is_scalar_map(node: Node) -> bool:
 
 
 def _key(node: Node) -> tuple[object, ...]:
-    return node.target, node.args[1:], node.kwargs, node.args[0].meta["val"].dtype  # type: ignore[union-attr]
+    return node.target, node.args[1:], node.kwargs, node.args[0].meta["val"].dtype

@@ -85,6 +85,15 @@ def _examples_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Eager's operators are tiny here; several threads on a busy machine mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_family_trains_as_eager_does(name: str, tmp_path: Path) -> None:
     check(SMALL[name], tmp_path / "artifact")
