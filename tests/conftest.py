@@ -12,6 +12,9 @@ from torch import nn
 import irongrad as ig
 from irongrad.runtime import Session
 
+# The steps here are small: a thread pool slows their eager runs down, several times where the machine is busy.
+torch.set_num_threads(1)
+
 
 def make_mlp_step(hidden: int = 16, seed: int = 0) -> ig.TrainStep:
     torch.manual_seed(seed)

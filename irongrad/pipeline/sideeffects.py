@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
 
@@ -43,12 +43,8 @@ def refused(module: nn.Module) -> Iterator[None]:
     def compare(module: nn.Module, inputs: object, output: object) -> None:
         _check_unchanged(module, before.pop())
 
-    hooks = [module.register_forward_pre_hook(record), module.register_forward_hook(compare)]
-    try:
+    with _around_calls(module, record, compare):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager
@@ -76,7 +72,14 @@ def assignments_as_updates(module: nn.Module) -> Iterator[None]:
             old.copy_(new.detach())
             modules[path]._buffers[name] = old
 
-    hooks = [module.register_forward_pre_hook(record), module.register_forward_hook(write)]
+    with _around_calls(module, record, write):
+        yield
+
+
+@contextmanager
+def _around_calls(module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> Iterator[None]:
+    """Have `before` and `after` run around every call of `module`."""
+    hooks = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
     try:
         yield
     finally:
