@@ -8,7 +8,7 @@ an entry point is its guards and a call of that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 
 from iree.compiler import ir
@@ -88,8 +88,9 @@ def _shell(graph: StepGraph, interface: Interface) -> Iterator[str]:
         yield from declaration(name, function)
     for chain in dict.fromkeys(CHAIN_OF[e.name] for e in interface.entry_points if e.name in CHAIN_OF):
         yield from core(chain, graph)
+    accumulated = graph if interface.accumulates else replace(graph, gradients=())
     for entry in interface.entry_points:
-        yield from entry_point(entry, graph)
+        yield from entry_point(entry, accumulated)
     yield "}"
 
 

@@ -102,10 +102,10 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
 
 
 def selected(graph: StepGraph, interface: Interface) -> StepGraph:
-    """`graph` with what the entry points of `interface` need, and no more."""
+    """`graph` with the functions that the entry points of `interface` need, and no more."""
     names = {name for e in interface.entry_points for name in CHAIN_OF.get(e.name, ())}
     functions = {n: f for n, f in graph.functions.items() if n.removeprefix("check.") in names}
-    return replace(graph, functions=functions, gradients=graph.gradients if interface.accumulates else ())
+    return replace(graph, functions=functions)
 
 
 def _chosen(available: list[str], chosen: Sequence[str] | None) -> list[str]:

@@ -182,8 +182,7 @@ class Manifest:
         hypers: run-time hyperparameters with their defaults.
         fixed: hyperparameters that are compiled in, with their values.
         state: all state tensors.
-        gradients: names of the parameters that are trained, in the order of `export_gradients`; none
-            where the artifact has no entry point for gradients.
+        gradients: names of the parameters that are trained, in the order of `export_gradients`.
         buckets: shape buckets by dimension name; empty for a step of fixed shapes.
         targets: one compiled file each.
         versions: of Python and the packages that made it.
