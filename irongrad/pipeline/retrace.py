@@ -59,6 +59,7 @@ class _Portable(torch.fx.Interpreter):
     """Runs a graph without what only eager's kernels understand: strides and negative indices."""
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one node in its portable form."""
         # What it asserts was known, and true, at capture; as an effect it would keep dead code alive.
         if target is aten._assert_tensor_metadata.default:
             return None

@@ -111,6 +111,7 @@ class _Planner:
         self._initial = initial
 
     def plan(self, target: TargetSpec, device: str | None) -> None:
+        """Add the checks of one target, every entry point in turn."""
         self._target, self._device = target, device
         for point in self._manifest.entry_points:
             inputs = self._inputs(point)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from irongrad.targets.base import Target, take_option
 
-# IREE 3.13.0 refuses some matmuls of ordinary linear layers (2048 x 2048, batch 32) because its own tile sizes ask
-# for 33 KiB of stack, over its default limit of 32 KiB. Threads have 512 KiB at the least.
-# tests/targets/test_llvm_cpu.py tells when this is no longer needed.
+# By default IREE 3.13.0 refuses a dispatch for which its own tile sizes ask for more than 32 KiB of stack (33 KiB for
+# what tests/pipeline/test_toolchain.py compiles). Every thread has 512 KiB at the least.
 _STACK_BYTES = 128 * 1024
 
 
 def target(options: dict[str, str]) -> Target:
-    """The target with options `cpu` (an LLVM CPU name, `host` by default) and `features` (`+avx2,-fma`)."""
+    """The target with the option `cpu`: an LLVM CPU name such as `x86-64-v3`, or `host`, the default."""
     take_option(options, "llvm-cpu", ("cpu",))
     cpu = options.get("cpu", "host")
     return Target(
