@@ -19,7 +19,7 @@ from irongrad.pipeline.cores import (
     torch_dtype,
 )
 from irongrad.pipeline.dtypes import mlir_type
-from irongrad.pipeline.graphs import StepGraph, Value
+from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.interface import CHAIN_OF, STEPS_DIM
 from irongrad.runtime.manifest import SCOPE, STEPS, EntryPoint, TensorSpec
 
@@ -61,12 +61,37 @@ def _copied(value: str, kind: str, name: str) -> Iterator[str]:
 def _guards(chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str]) -> Iterator[str]:
     """Check the ranges of integer inputs with the function `check.<name>`; a refusal comes before any effect."""
     check = graph.functions.get(f"check.{chain[0]}")
+    if check is not None:
+        yield from call(f"graph.check.{chain[0]}", check, values, "%ok")
+        yield from _assert_all(check, "%ok")
+
+
+def _assert_all(check: Function, results: str) -> Iterator[str]:
+    """Refuse with the message of the first of a check's results that is false."""
+    for i, result in enumerate(check.results):
+        yield f"%ok.{i} = tensor.extract {results}#{i}[] : tensor<i1>"
+        yield f'cf.assert %ok.{i}, "{quoted(result.name)}"'
+
+
+def _guards_of_all_steps(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+    """Check every slice of the stacked inputs, and wait for the outcome once."""
+    name = f"check.{CHAIN_OF[entry.name][0]}"
+    check = graph.functions.get(name)
     if check is None:
         return
-    yield from call(f"graph.check.{chain[0]}", check, values, "%ok")
-    for i, result in enumerate(check.results):
-        yield f"%ok.{i} = tensor.extract %ok#{i}[] : tensor<i1>"
-        yield f'cf.assert %ok.{i}, "{quoted(result.name)}"'
+    count = len(check.results)
+    kinds = ", ".join(["tensor<i1>"] * count)
+    yield "%true = arith.constant dense<true> : tensor<i1>"
+    carried = ", ".join(f"%so{i} = %true" for i in range(count))
+    yield f"%all:{count} = scf.for %i = %c0 to %k step %c1 iter_args({carried}) -> ({kinds}) {{"
+    values: dict[Value, str] = {}
+    yield from (f"  {line}" for line in _slices(entry, values))
+    yield from (f"  {line}" for line in call(f"graph.{name}", check, values, "%ok"))
+    for i in range(count):
+        yield f"  %and{i} = arith.andi %so{i}, %ok#{i} : tensor<i1>"
+    yield f"  scf.yield {', '.join(f'%and{i}' for i in range(count))} : {kinds}"
+    yield "}"
+    yield from _assert_all(check, "%all")
 
 
 def _run_once(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
@@ -134,17 +159,12 @@ def _train_steps(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
         yield f"%same{i} = arith.cmpi eq, %k, %k{i} : index"
         text = f"{names[i]} and {names[0]} are stacked over different numbers of steps (dimension 0)"
         yield f'cf.assert %same{i}, "{text}"'
-    if f"check.{chain[0]}" in graph.functions:
-        yield "scf.for %i = %c0 to %k step %c1 {"
-        values: dict[Value, str] = {}
-        yield from (f"  {line}" for line in _slices(entry, values))
-        yield from (f"  {line}" for line in _guards(chain, graph, values))
-        yield "}"
+    yield from _guards_of_all_steps(entry, graph)
     (loss,) = returned_by(chain, graph).values()
     element = loss.removeprefix("tensor<").removesuffix(">")
     yield f"%none = tensor.empty(%k) : tensor<?x{element}>"
     yield f"%losses = scf.for %i = %c0 to %k step %c1 iter_args(%acc = %none) -> (tensor<?x{element}>) {{"
-    values = {}
+    values: dict[Value, str] = {}
     yield from (f"  {line}" for line in _slices(entry, values))
     yield from (f"  {line}" for line in call_core(chain, graph, values, "%out"))
     yield f"  %row = tensor.expand_shape %out#0 [] output_shape [1] : {loss} into tensor<1x{element}>"
