@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -65,26 +66,29 @@ def _convolution_backward(
     """
     if transposed:
         return NotImplemented  # type: ignore[no-any-return]
+    geometry = _Geometry(stride, padding, dilation, groups)
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
-        grad_x = _input_gradient(grad, x, weight, stride, padding, dilation, groups)
+        grad_x = _input_gradient(grad, x, weight, geometry)
     if output_mask[1]:
-        grad_weight = _weight_gradient(grad, x, weight, stride, padding, dilation, groups)
+        grad_weight = _weight_gradient(grad, x, weight, geometry)
     if output_mask[2]:
         grad_bias = aten.sum.dim_IntList(grad, [0, *range(2, grad.ndim)])
     return grad_x, grad_weight, grad_bias
 
 
-def _input_gradient(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
+class _Geometry(NamedTuple):
+    """How a convolution moves over its input: one number for each spatial dimension, and the groups."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+
+
+def _input_gradient(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: _Geometry) -> torch.Tensor:
     """A convolution of the output's gradient, spread out by the stride, with the flipped and transposed weight."""
+    stride, padding, dilation, groups = geometry
     spread = _spread(grad, stride)
     pads: list[int] = []
     for size, out, kernel, pad, dil in reversed(
@@ -120,20 +124,13 @@ def _pad(x: torch.Tensor, pads: Sequence[int]) -> torch.Tensor:
     return aten.constant_pad_nd.default(x, positive) if any(positive) else x
 
 
-def _weight_gradient(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
+def _weight_gradient(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: _Geometry) -> torch.Tensor:
     """Output gradients times the inputs that each place of the kernel met, summed over batch and output positions.
 
     One product of matrices, [O, positions] times [positions, C * width of the kernel], for every row of the kernel:
     gathering along the width alone copies the input a few times, gathering whole windows would copy it nine times.
     """
+    stride, padding, dilation, groups = geometry
     out, kernel = grad.shape[2:], weight.shape[2:]
     padded = _pad(x, [p for pad in reversed(padding) for p in (pad, pad)])
     left = grad.transpose(0, 1).reshape(groups, weight.shape[0] // groups, -1)
