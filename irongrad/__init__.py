@@ -12,16 +12,18 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from irongrad.pipeline.driver import compile as compile
+    from irongrad.pipeline.functions import compile_function as compile_function
     from irongrad.pipeline.torch_checkpoint import load_checkpoint as load_checkpoint
     from irongrad.pipeline.torch_checkpoint import save_checkpoint as save_checkpoint
     from irongrad.step import TrainStep as TrainStep
 
-__all__ = ["TrainStep", "compile", "load_checkpoint", "save_checkpoint"]
+__all__ = ["TrainStep", "compile", "compile_function", "load_checkpoint", "save_checkpoint"]
 
 # Imported when first used, so that `import irongrad.runtime` stays free of torch.
 _HOME = {
     "TrainStep": "irongrad.step",
     "compile": "irongrad.pipeline.driver",
+    "compile_function": "irongrad.pipeline.functions",
     "load_checkpoint": "irongrad.pipeline.torch_checkpoint",
     "save_checkpoint": "irongrad.pipeline.torch_checkpoint",
 }

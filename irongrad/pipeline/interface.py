@@ -24,6 +24,7 @@ CHAIN_OF = {
     "apply_step": ("mean", "update"),
     "eval_step": ("eval",),
     "predict": ("predict",),
+    "call": ("call",),
 }
 
 SUMMARIES = {
@@ -33,6 +34,7 @@ SUMMARIES = {
     "apply_step": "The update from the mean of the accumulated gradients, then cleared; returns the step count.",
     "eval_step": "The loss in evaluation mode.",
     "predict": "The model's outputs in evaluation mode.",
+    "call": "The compiled function.",
     "export_state": "Every state tensor, in the manifest's order.",
     "import_state": "Replaces every state tensor, in the manifest's order; returns the step count.",
     "export_gradients": "The accumulated sums of gradients, and of how many steps.",
@@ -99,6 +101,14 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
     names = _chosen(list(made), chosen)
     points = tuple(EntryPoint(n, *made[n], summary=SUMMARIES[n]) for n in names)
     return Interface(points, state)
+
+
+def describe_function(graph: StepGraph) -> Interface:
+    """The one entry point of a compiled function."""
+    function = graph.functions["call"]
+    inputs = tuple(_spec(n, t, ()) for n, t in graph.inputs.items())
+    outputs = tuple(_output(graph, "call", r.name) for r in function.results)
+    return Interface((EntryPoint("call", inputs, (), outputs, SUMMARIES["call"]),), ())
 
 
 def selected(graph: StepGraph, interface: Interface) -> StepGraph:

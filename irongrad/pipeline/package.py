@@ -30,6 +30,7 @@ from irongrad.runtime.manifest import (
     MANIFEST,
     PORTABLE_MODULE,
     Certificate,
+    FunctionSpec,
     HyperSpec,
     Manifest,
     TargetSpec,
@@ -73,7 +74,13 @@ def check_output(output: Path) -> None:
         raise UserError(f"{output} is a file; give a directory with -o")
 
 
-def package(module: AssembledModule, compiled: Sequence[CompiledModule], golden: Golden, output: Path) -> Artifact:
+def package(
+    module: AssembledModule,
+    compiled: Sequence[CompiledModule],
+    golden: Golden,
+    output: Path,
+    function: FunctionSpec | None = None,
+) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
 
     Raises:
@@ -87,7 +94,7 @@ def package(module: AssembledModule, compiled: Sequence[CompiledModule], golden:
         write_golden(golden, staging / GOLDEN)
         # Everything is compared here; what the artifact keeps of it, for later, must be right as well.
         stored = read_golden(staging / GOLDEN)
-        manifest = _manifest(module, compiled, staging)
+        manifest = replace(_manifest(module, compiled, staging), function=function)
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []

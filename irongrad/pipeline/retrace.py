@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import Target
 from torch.fx.traceback import preserve_node_meta
 
-from irongrad.pipeline.decompose_stacks import stack_scalars_first
-from irongrad.pipeline.decompositions import decomposition_table
+from irongrad.decompositions import decomposition_table
+from irongrad.pipeline.stacks import stack_scalars_first
 
 
 def retrace(

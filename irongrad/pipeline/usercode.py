@@ -24,7 +24,8 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _OURS = tuple(str(Path(p).resolve()) for p in (Path(irongrad.__file__).parent, Path(torch.__file__).parent))
 _LIBRARIES = tuple({sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")})
 _LAYERS = str(Path(torch.__file__).parent / "nn")
-_ENTRY = str(Path(irongrad.__file__).parent / "pipeline" / "capture.py")  # calls the model and the loss
+# Where the user's code is called from: the model and the loss, and functions.
+_ENTRIES = tuple(str(Path(irongrad.__file__).parent / "pipeline" / n) for n in ("capture.py", "functions.py"))
 _LONGEST = 300
 
 
@@ -77,7 +78,7 @@ def user_frames() -> Iterator[None]:
     """Let traced nodes keep the stack frames of all code from the model or the loss inward, not of forwards only."""
 
     def kept(tracer: object, frames: traceback.StackSummary) -> traceback.StackSummary:
-        entries = [i for i, f in enumerate(frames) if f.filename == _ENTRY]
+        entries = [i for i, f in enumerate(frames) if f.filename in _ENTRIES]
         inner = frames[entries[-1] + 1 :] if entries else frames
         return traceback.StackSummary.from_list([f for f in inner if _is_layer_or_outside(f.filename)])
 

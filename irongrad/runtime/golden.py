@@ -21,8 +21,8 @@ SAMPLE = 4096
 
 
 def key_of(kind: str, step: int, name: str = "") -> str:
-    """The golden key of a value: `loss`, `gradient`, `eval` and `predict` of step `step` (from 0), and the `state`
-    before step `step`."""
+    """The golden key of a value: `loss`, `gradient`, `eval` and `predict` of step `step` (from 0), the `state` before
+    step `step`, and the `call` of a compiled function (step 0)."""
     return f"{kind}/{step}/{name}"
 
 

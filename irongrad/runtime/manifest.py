@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.structure import Structure
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -173,6 +174,19 @@ class FileSpec:
 
 
 @dataclass(frozen=True)
+class FunctionSpec:
+    """How a compiled function (`ig.compile_function`) is called; its entry point is `call`.
+
+    Attributes:
+        arguments: the structure of its positional arguments, a tuple.
+        result: the structure of what it returns.
+    """
+
+    arguments: Structure
+    result: Structure
+
+
+@dataclass(frozen=True)
 class Manifest:
     """An artifact's manifest.
 
@@ -187,6 +201,7 @@ class Manifest:
         targets: one compiled file each.
         versions: of Python and the packages that made it.
         files: hashes by file name.
+        function: how it is called, where it is a compiled function and no training step.
     """
 
     format_version: int
@@ -199,6 +214,7 @@ class Manifest:
     versions: dict[str, str]
     buckets: dict[str, tuple[int, ...]] = field(default_factory=dict)
     files: dict[str, FileSpec] = field(default_factory=dict)
+    function: FunctionSpec | None = None
 
     def entry_point(self, name: str) -> EntryPoint | None:
         """The entry point called `name`, or None."""

@@ -65,6 +65,9 @@ def verify(session: Session, golden: Golden) -> Report:
     """
     found: list[Comparison] = []
     has = {e.name for e in session.manifest.entry_points}
+    if "call" in has:
+        _inference(session, golden, has, found)
+        return Report(tuple(found), golden.steps, golden.oracle)
     before = session.state()
     # The golden values start from the artifact's own initial state, whatever checkpoint the session holds.
     initial = session.initial_state()
@@ -109,12 +112,12 @@ def _inference(session: Session, golden: Golden, has: set[str], found: list[Comp
     if "eval_step" in has:
         loss = session.eval_step(**golden.inputs)
         _compare(found, golden, "eval_step", key_of("eval", 0), np.asarray(loss))
-    if "predict" in has:
-        entry = session.manifest.entry_point("predict")
+    for name in has & {"predict", "call"}:
+        entry = session.manifest.entry_point(name)
         assert entry is not None
-        outputs = session.call("predict", {s.name: golden.inputs[s.name] for s in entry.inputs})
+        outputs = session.call(name, {s.name: golden.inputs[s.name] for s in entry.inputs})
         for spec, output in zip(entry.outputs, outputs, strict=True):
-            _compare(found, golden, "predict", key_of("predict", 0, spec.name), output)
+            _compare(found, golden, name, key_of(name, 0, spec.name), output)
 
 
 def _compare_state(found: list[Comparison], golden: Golden, entry: str, step: int, state: Mapping[str, Array]) -> None:

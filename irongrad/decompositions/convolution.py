@@ -7,19 +7,17 @@ of eager's speed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
+from irongrad.decompositions.registry import decomposes
+
 aten = torch.ops.aten
 
 
-def convolution_decompositions() -> dict[torch._ops.OperatorBase, Callable[..., object]]:
-    """What convolutions and their backward are expanded to; those that compile as they are stay."""
-    return {aten.convolution.default: _convolution, aten.convolution_backward.default: _convolution_backward}
-
-
+@decomposes(aten.convolution.default)
 def _convolution(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -47,6 +45,7 @@ def _convolution(
     return aten.convolution.default(_pad(x, pads), weight, bias, stride, zeros, dilation, False, zeros, groups)
 
 
+@decomposes(aten.convolution_backward.default)
 def _convolution_backward(
     grad: torch.Tensor,
     x: torch.Tensor,

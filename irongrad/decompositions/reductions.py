@@ -9,9 +9,11 @@ J. Sci. Comput. 14, 1993).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
+
+from irongrad.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
@@ -22,20 +24,7 @@ _UNEVEN = 8  # a chunk may be this much smaller than wanted before padding is th
 _Dims = Sequence[int] | None
 
 
-def reduction_decompositions() -> dict[torch._ops.OperatorBase, Callable[..., object]]:
-    """What operators that sum are expanded to; those whose sums are short stay as they are."""
-    return {
-        aten.sum.dim_IntList: _sum,
-        aten.mean.default: _mean,
-        aten.mean.dim: _mean,
-        aten.var.correction: _var,
-        aten.var_mean.correction: _var_mean,
-        aten.linalg_vector_norm.default: _vector_norm,
-        aten.mm.default: _mm,
-        aten.bmm.default: _bmm,
-    }
-
-
+@decomposes(aten.sum.dim_IntList)
 def _sum(
     x: torch.Tensor, dim: _Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
@@ -80,6 +69,7 @@ def _in_chunks(x: torch.Tensor, dim: int, chunk: int) -> torch.Tensor:
     return x.reshape([*x.shape[:dim], -1, chunk, *x.shape[dim + 1 :]])
 
 
+@decomposes(aten.mean.default, aten.mean.dim)
 def _mean(
     x: torch.Tensor, dim: _Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
@@ -89,10 +79,12 @@ def _mean(
     return aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype) / count
 
 
+@decomposes(aten.var.correction)
 def _var(x: torch.Tensor, dim: _Dims = None, *, correction: float | None = None, keepdim: bool = False) -> torch.Tensor:
     return _var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
 
 
+@decomposes(aten.var_mean.correction)
 def _var_mean(
     x: torch.Tensor, dim: _Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,6 +101,7 @@ def _var_mean(
     return variance, mean if keepdim else mean.reshape(variance.shape)
 
 
+@decomposes(aten.linalg_vector_norm.default)
 def _vector_norm(
     x: torch.Tensor, ord: float = 2, dim: _Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
@@ -119,12 +112,14 @@ def _vector_norm(
     return aten.sum.dim_IntList(x * x, dim, keepdim).sqrt()
 
 
+@decomposes(aten.mm.default)
 def _mm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if x.shape[1] <= LONGEST_PRODUCT or x.dtype != torch.float32:
         return NotImplemented
     return aten.bmm.default(x.unsqueeze(0), y.unsqueeze(0)).squeeze(0)
 
 
+@decomposes(aten.bmm.default)
 def _bmm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """[B, M, K] times [B, K, N] as a sum of products over chunks of K.
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import irongrad as ig
-from irongrad.pipeline.decompose_convolution import convolution_decompositions
+from irongrad.decompositions import decomposition_table
 
 aten = torch.ops.aten
 
@@ -45,7 +45,7 @@ def test_gradients_equal_atens(geometry):
     out = aten.convolution.default(x, weight, None, *shared)
     grad = torch.randn(out.shape, dtype=torch.float64, generator=generator)
     arguments = (grad, x, weight, [weight.shape[0]], *shared, [True, True, True])
-    decomposed = convolution_decompositions()[aten.convolution_backward.default]
+    decomposed = decomposition_table()[aten.convolution_backward.default]
     for found, expected in zip(decomposed(*arguments), aten.convolution_backward.default(*arguments), strict=True):
         torch.testing.assert_close(found, expected)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.pipeline.decompose_sorts import LONGEST_COUNTED
+from irongrad.decompositions.sorting import LONGEST_COUNTED
 from irongrad.pipeline.retrace import retrace
 
 TIED = torch.tensor([[2.0, -math.inf, 2.0, math.nan, -math.inf, math.inf, 0.0], [1.0, 3.0, 2.0, 5.0, 4.0, 0.0, 6.0]])

@@ -7,20 +7,16 @@ Its sort is also serial and takes quadratic time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
+
+from irongrad.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
 LONGEST_COUNTED = 128  # every element is compared with every other, in memory too
 
 
-def sort_decompositions() -> dict[torch._ops.OperatorBase, Callable[..., object]]:
-    """What `topk` and `sort` over at most `LONGEST_COUNTED` elements are expanded to."""
-    return {aten.topk.default: _topk, aten.sort.default: _sort, aten.sort.stable: _stable_sort}
-
-
+@decomposes(aten.topk.default)
 def _topk(
     x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,10 +25,12 @@ def _topk(
     return _first(x, k, dim, descending=largest)
 
 
+@decomposes(aten.sort.default)
 def _sort(x: torch.Tensor, dim: int = -1, descending: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     return _stable_sort(x, stable=True, dim=dim, descending=descending)
 
 
+@decomposes(aten.sort.stable)
 def _stable_sort(
     x: torch.Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
