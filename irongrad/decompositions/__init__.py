@@ -9,18 +9,29 @@ from __future__ import annotations
 import functools
 from importlib import import_module
 
-from torch._decomp import get_decompositions
+from irongrad.decompositions.registry import Decomposition, Operator, decomposes, keeps, merged, uses_pytorch
 
-from irongrad.decompositions.pytorch import PYTORCH
-from irongrad.decompositions.registry import Decomposition, Operator, decomposes, keeps, merged
-
-__all__ = ["decomposes", "decomposition_table", "keeps"]
+__all__ = ["decomposes", "decomposition_table", "keeps", "uses_pytorch"]
 
 FAMILIES = (
+    "attention",
     "convolution",
+    "elementwise",
+    "fft",
     "indexing",
+    "linalg_eigen",
+    "linalg_factor",
+    "linalg_solve",
+    "loss",
+    "normalisation",
+    "padding",
+    "pooling",
     "reductions",
+    "resampling",
+    "scans",
+    "shapes",
     "sorting",
+    "special",
 )
 
 
@@ -31,4 +42,4 @@ def decomposition_table() -> dict[Operator, Decomposition]:
 
     for family in FAMILIES:
         import_module(f"irongrad.decompositions.{family}")
-    return merged({**get_decomposition_table(), **get_decompositions(PYTORCH)})
+    return merged(get_decomposition_table())

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
 import torch
+from torch._decomp import get_decompositions
 
 Operator: TypeAlias = torch._ops.OperatorBase
 Decomposition: TypeAlias = Callable[..., object]
 F = TypeVar("F", bound=Decomposition)
 
 _REGISTERED: dict[Operator, Decomposition] = {}
+_PYTORCH: list[Operator | torch._ops.OpOverloadPacket] = []
 _KEPT: set[Operator] = set()
 
 
@@ -35,6 +37,14 @@ def decomposes(*operators: Operator) -> Callable[[F], F]:
     return register
 
 
+def uses_pytorch(*operators: Operator | torch._ops.OpOverloadPacket) -> None:
+    """Use PyTorch's own decomposition of `operators`.
+
+    One by one: all that PyTorch has would expand operators to primitives that torch-mlir lacks.
+    """
+    _PYTORCH.extend(operators)
+
+
 def keeps(*operators: Operator) -> None:
     """Have `operators` left as they are, although PyTorch or torch-mlir would decompose them."""
     _KEPT.update(operators)
@@ -42,4 +52,5 @@ def keeps(*operators: Operator) -> None:
 
 def merged(table: dict[Operator, Decomposition]) -> dict[Operator, Decomposition]:
     """`table` with what is registered here over it."""
-    return {op: f for op, f in table.items() if op not in _KEPT} | _REGISTERED
+    both = {**table, **get_decompositions(_PYTORCH)}
+    return {op: f for op, f in both.items() if op not in _KEPT} | _REGISTERED

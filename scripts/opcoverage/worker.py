@@ -74,7 +74,9 @@ def combined(samples: Sequence[Case]) -> tuple[Callable[..., Any], list[torch.Te
     Returns the function, its example arguments, and whether it has gradients.
     """
     torch.manual_seed(1)
-    outputs = [s.run(*(t.clone().requires_grad_(d) for t, d in zip(s.tensors, s.differentiable))) for s in samples]
+    outputs = [
+        s.run(*(t.clone().requires_grad_(d) for t, d in zip(s.tensors, s.differentiable, strict=True))) for s in samples
+    ]
     weights = [torch.randn(o.shape) for out in outputs for o in out]
     has_gradient = any(o.requires_grad for out in outputs for o in out)
     tensors = [t for s in samples for t in s.tensors]
@@ -93,6 +95,11 @@ def combined(samples: Sequence[Case]) -> tuple[Callable[..., Any], list[torch.Te
         return loss, [o.detach() for o in found]
 
     return run, tensors + (weights if has_gradient else []), has_gradient
+
+
+def _leaves(case: Case) -> list[torch.Tensor]:
+    pairs = zip(case.tensors, case.differentiable, strict=True)
+    return [t.clone().requires_grad_(wanted) for t, wanted in pairs]
 
 
 def attempt(samples: Sequence[Case]) -> tuple[str, str]:

@@ -1,0 +1,3 @@
+"""Fourier transforms."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Symmetric eigenvalues and singular values, without LAPACK."""
+
+from __future__ import annotations

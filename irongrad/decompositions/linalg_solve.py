@@ -1,0 +1,3 @@
+"""Triangular and general solves, inverses and determinants, from factorisations."""
+
+from __future__ import annotations

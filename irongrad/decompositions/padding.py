@@ -1,0 +1,3 @@
+"""Padding and its backward."""
+
+from __future__ import annotations

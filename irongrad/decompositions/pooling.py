@@ -1,0 +1,3 @@
+"""Pooling and its backward."""
+
+from __future__ import annotations

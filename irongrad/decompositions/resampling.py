@@ -1,0 +1,3 @@
+"""Upsampling, grid sampling and their backward."""
+
+from __future__ import annotations

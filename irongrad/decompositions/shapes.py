@@ -1,0 +1,17 @@
+"""Views, slices and other changes of shape, and their backward."""
+
+from __future__ import annotations
+
+import torch
+
+from irongrad.decompositions.registry import uses_pytorch
+
+aten = torch.ops.aten
+
+# Backward operators and fused forms that torch-mlir 20261001 has no lowering for, beyond its own table.
+uses_pytorch(
+    aten.select_backward,
+    aten.slice_backward,
+    aten.tril,
+    aten.triu,
+)

@@ -1,0 +1,3 @@
+"""Special functions: error functions, gamma functions, Bessel functions."""
+
+from __future__ import annotations
