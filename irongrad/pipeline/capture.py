@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from irongrad.pipeline import sideeffects, usercode
+from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.exported import FlatGraph
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
@@ -189,7 +190,7 @@ def _export_predict(
     call = call_of(step)
     names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
     probe = PredictModule(module, names)
-    with torch.no_grad():
+    with torch.no_grad(), eager_control_flow():
         outputs = tuple(_run_untouched(probe, tuple(step.inputs[n] for n in names)))
     if not outputs:
         return None, (), ()

@@ -10,6 +10,7 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import Target
 from torch.fx.traceback import preserve_node_meta
 
@@ -28,7 +29,7 @@ def retrace(
         decompose: expand operators with IronGrad's decomposition table.
     """
     table = decomposition_table() if decompose else {}
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     with mode:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
     with mode, torch.no_grad(), preserve_node_meta():
