@@ -22,6 +22,7 @@ from irongrad.pipeline import sideeffects, usercode
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.exported import FlatGraph
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
+from irongrad.pipeline.regions import aliases_allowed
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.step import Call, TrainStep, call_of
 
@@ -135,7 +136,7 @@ def plain_operators() -> Iterator[None]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # leaving mkldnn.flags warns about Intel GPUs
-        with sdpa_kernel([SDPBackend.MATH]), torch.backends.mkldnn.flags(enabled=False):
+        with sdpa_kernel([SDPBackend.MATH]), torch.backends.mkldnn.flags(enabled=False), aliases_allowed():
             yield
 
 
