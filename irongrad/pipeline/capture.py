@@ -22,8 +22,9 @@ from irongrad.pipeline import sideeffects, usercode
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.exported import FlatGraph
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
+from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.regions import aliases_allowed
-from irongrad.runtime.errors import CaptureError, UnsupportedOpError
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.step import Call, TrainStep, call_of
 
 MODEL_PREFIX = "model."
@@ -170,13 +171,14 @@ def export(module: nn.Module, values: tuple[torch.Tensor, ...]) -> ExportedProgr
     try:
         with (
             plain_operators(),
+            recurrent_layers(),
             usercode.quiet_export(),
             usercode.user_frames(),
             sideeffects.refused(module),
             sideeffects.assignments_as_updates(module),
         ):
             program = torch.export.export(module, tuple(v.detach() for v in values), strict=False)
-    except CaptureError:
+    except UserError:
         raise
     except Exception as error:
         raise usercode.capture_error(error, getattr(module, "model", module)) from error

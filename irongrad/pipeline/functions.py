@@ -30,8 +30,9 @@ from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
 from irongrad.pipeline.package import package
+from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.retrace import interpret_eager, retrace
-from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.errors import CaptureError, UserError
 from irongrad.runtime.function import CompiledFunction
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import FunctionSpec
@@ -140,9 +141,9 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
     """
     examples = list(flat.examples.values())
     try:
-        with usercode.quiet_export(), usercode.user_frames(), plain_operators():
+        with usercode.quiet_export(), usercode.user_frames(), plain_operators(), recurrent_layers():
             graph = _trace(flat.run, examples)
-    except CaptureError:
+    except UserError:
         raise
     except Exception as error:
         raise usercode.capture_error(error, fn) from error
