@@ -27,6 +27,7 @@ FAMILIES = (
     "normalisation",
     "padding",
     "pooling",
+    "recurrent",
     "reductions",
     "resampling",
     "scans",
