@@ -13,6 +13,8 @@ import torch
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
+LONGEST_UNROLLED = 1  # a loop compiles in the time of about two of its iterations
+
 
 def repeat(count: int, body: Callable[..., Tensors], carried: Tensors, constants: Tensors = ()) -> Tensors:
     """Apply `carried = body(number, *carried, *constants)` for the numbers from 0 to `count`.
@@ -25,9 +27,17 @@ def repeat(count: int, body: Callable[..., Tensors], carried: Tensors, constants
     """
     if carried[0].numel() == 0:
         return carried
-    for number in range(count):
-        carried = body(torch.full((), number, dtype=torch.int64), *carried, *constants)
-    return carried
+    if count <= LONGEST_UNROLLED:
+        for number in range(count):
+            carried = body(torch.full((), number, dtype=torch.int64), *carried, *constants)
+        return carried
+    split = len(carried)
+
+    def step(*values: torch.Tensor) -> list[torch.Tensor]:
+        return list(body(values[split], *values[:split], *values[split + 1 :]))
+
+    initial = [c.contiguous() for c in carried]
+    return tuple(torch.ops.higher_order.scan(step, initial, [torch.arange(count)], constants))
 
 
 def column(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
