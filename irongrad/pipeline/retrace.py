@@ -14,6 +14,7 @@ from torch.fx.node import Target
 from torch.fx.traceback import preserve_node_meta
 
 from irongrad.decompositions import decomposition_table
+from irongrad.pipeline.empties import fold_empty_tensors
 from irongrad.pipeline.stacks import stack_scalars_first
 
 
@@ -35,6 +36,7 @@ def retrace(
         graph = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
     graph = GraphModule(graph, fx_graph_cse(graph.graph))
     stack_scalars_first(graph)
+    fold_empty_tensors(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
