@@ -26,6 +26,7 @@ FAMILIES = (
     "normalisation",
     "padding",
     "pooling",
+    "recurrent",
     "reductions",
     "resampling",
     "scans",

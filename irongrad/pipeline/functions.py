@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
 from irongrad.pipeline import usercode
@@ -25,13 +26,15 @@ from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.capture import plain_operators
 from irongrad.pipeline.compile import compile_module
 from irongrad.pipeline.dtypes import to_numpy
+from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
 from irongrad.pipeline.package import package
+from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.retrace import interpret_eager, retrace
-from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.errors import CaptureError, UserError
 from irongrad.runtime.function import CompiledFunction
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import FunctionSpec
@@ -121,7 +124,7 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
             made = torch.autograd.grad(outputs[0], wanted, allow_unused=True, materialize_grads=True)
         return [o.detach() for o in outputs] + [g.detach() for g in made]
 
-    with torch.no_grad(), plain_operators():
+    with torch.no_grad(), plain_operators(), eager_control_flow():
         outputs = value(*(t.clone() for t in tensors))
     result = found[0]
     if gradients:
@@ -141,9 +144,9 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
     """
     examples = list(flat.examples.values())
     try:
-        with usercode.quiet_export(), usercode.user_frames(), plain_operators():
+        with usercode.quiet_export(), usercode.user_frames(), plain_operators(), recurrent_layers():
             graph = _trace(flat.run, examples)
-    except CaptureError:
+    except UserError:
         raise
     except Exception as error:
         raise usercode.capture_error(error, fn) from error
@@ -155,7 +158,7 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
 
 
 def _trace(run: Callable[..., list[torch.Tensor]], examples: Sequence[torch.Tensor]) -> GraphModule:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     with mode:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
     # Under anomaly detection autograd's nodes keep the stack traces of the forward operators that made them.
@@ -180,6 +183,7 @@ def golden_of_function(flat: FlatFunction, graph: StepGraph) -> Golden:
     return Golden(0, oracle, inputs, exact.arrays, {n: spread.allowed(n) for n in names})
 
 
+@eager_control_flow()
 def _run(
     flat: FlatFunction, dtype: torch.dtype | None, names: Sequence[str], record: Callable[[str, torch.Tensor], None]
 ) -> None:
