@@ -21,6 +21,7 @@ FAMILIES = (
     "indexing",
     "linalg_eigen",
     "linalg_factor",
+    "linalg_qr",
     "linalg_solve",
     "loss",
     "normalisation",
