@@ -15,14 +15,12 @@ import click
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from zoo import MODELS
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent.parent / "docs" / "models.md"
 PACKAGES = ("torch", "torch-mlir", "iree-base-compiler", "transformers", "ultralytics")
 console = Console()
-
-sys.path.insert(0, str(HERE))
-from zoo import MODELS
 
 
 def measure(name: str, limit: float) -> dict[str, Any]:
@@ -57,13 +55,15 @@ def document(outcomes: list[dict[str, Any]]) -> str:
         "| --- | ---: | ---: | ---: | ---: | --- |",
     ]
     for o in outcomes:
-        if o["verdict"] == "agrees":
-            numbers = f"{o['seconds']:.0f} | {o['kib']:.0f} | {o['worst']:.0%}"
-        else:
-            numbers = "| | "
-        verdict = o["verdict"] if o["verdict"] == "agrees" else f"{o['verdict']}: {o['detail'].splitlines()[0][:160]}"
-        lines.append(f"| {o['name']} | {o.get('parameters', '')} | {numbers} | {verdict} |")
+        lines.append(_row(o))
     return "\n".join(lines) + "\n"
+
+
+def _row(outcome: dict[str, Any]) -> str:
+    start = f"| {outcome['name']} | {outcome.get('parameters', '')}"
+    if outcome["verdict"] != "agrees":
+        return f"{start} | | | | {outcome['verdict']}: {outcome['detail'].splitlines()[0][:160]} |"
+    return f"{start} | {outcome['seconds']:.0f} | {outcome['kib']:.0f} | {outcome['worst']:.0%} | agrees |"
 
 
 @click.command()

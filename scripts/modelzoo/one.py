@@ -1,4 +1,4 @@
-"""Compile one model of the zoo and print the outcome as a line of JSON: python scripts/modelzoo/one.py NAME DIRECTORY."""
+"""Compile one model of the zoo and print the outcome as a line of JSON: one.py NAME DIRECTORY."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from zoo import MODELS
 
 import irongrad as ig
