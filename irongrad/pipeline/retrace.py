@@ -15,6 +15,7 @@ from torch.fx.node import Target
 from torch.fx.traceback import preserve_node_meta
 
 from irongrad.decompositions import decomposition_table
+from irongrad.pipeline.empties import fold_empty_tensors
 from irongrad.pipeline.regions import aliases_allowed, simplified
 from irongrad.pipeline.stacks import stack_scalars_first
 
@@ -35,7 +36,7 @@ def retrace(
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
     with mode, torch.no_grad(), preserve_node_meta(), aliases_allowed():
         graph = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
-    return simplified(graph, [stack_scalars_first])
+    return simplified(graph, [stack_scalars_first, fold_empty_tensors])
 
 
 def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
