@@ -29,6 +29,7 @@ FAMILIES = (
     "reductions",
     "resampling",
     "scans",
+    "scatter",
     "shapes",
     "sorting",
     "special",
