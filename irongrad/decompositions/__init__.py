@@ -31,6 +31,7 @@ FAMILIES = (
     "reductions",
     "resampling",
     "scans",
+    "scatter",
     "shapes",
     "sorting",
     "special",
