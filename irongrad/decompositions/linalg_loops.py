@@ -40,6 +40,13 @@ def repeat(count: int, body: Callable[..., Tensors], carried: Tensors, constants
     return tuple(torch.ops.higher_order.scan(step, initial, [torch.arange(count)], constants))
 
 
+def repeat_while(
+    condition: Callable[..., torch.Tensor], body: Callable[..., Tensors], carried: Tensors, constants: Tensors = ()
+) -> Tensors:
+    """Apply `carried = body(*carried, *constants)` as long as `condition(*carried, *constants)`."""
+    return tuple(torch.ops.higher_order.while_loop(condition, body, carried, constants))
+
+
 def column(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
     """Column `number` of matrices, as [..., rows, 1]."""
     return x.index_select(-1, number.reshape(1))
