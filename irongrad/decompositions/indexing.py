@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import torch
 
-from irongrad.decompositions.registry import decomposes, keeps, uses_pytorch
+from irongrad.decompositions.registry import decomposes, keeps
 
 aten = torch.ops.aten
 
@@ -16,6 +13,8 @@ keeps(aten.stack.default)  # so that `stack_scalars_first` finds it
 
 @decomposes(aten.gather.default)
 def _gather(x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> torch.Tensor:
+    if index.numel() == 0:
+        return x.new_zeros(index.shape)
     if x.ndim == 0 or index.ndim == 0:
         gathered = aten.gather.default(_at_least_1d(x), 0, _at_least_1d(index))
         return gathered.reshape(index.shape)
