@@ -17,6 +17,7 @@ FAMILIES = (
     "attention",
     "convolution",
     "elementwise",
+    "extremes",
     "fft",
     "indexing",
     "linalg_eigen",

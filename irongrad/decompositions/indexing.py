@@ -13,6 +13,8 @@ keeps(aten.stack.default)  # so that `stack_scalars_first` finds it
 
 @decomposes(aten.gather.default)
 def _gather(x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> torch.Tensor:
+    if index.numel() == 0:
+        return x.new_zeros(index.shape)
     if x.ndim == 0 or index.ndim == 0:
         gathered = aten.gather.default(_at_least_1d(x), 0, _at_least_1d(index))
         return gathered.reshape(index.shape)

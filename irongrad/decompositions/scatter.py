@@ -54,7 +54,7 @@ def _index_put(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumul
     others = [d for d in range(x.ndim) if d not in dims]
     shape = tensors[0].shape
     rows, columns = math.prod(x.shape[d] for d in dims), [x.shape[d] for d in others]
-    if x.ndim <= 2 and dims == [0] and len(shape) == 1 and values.shape == (*shape, *x.shape[1:]):
+    if x.ndim <= 2 and dims == [0] and rows > 1 and len(shape) == 1 and values.shape == (*shape, *x.shape[1:]):
         return NotImplemented
     adjacent = dims[-1] - dims[0] == len(dims) - 1
     place = sum(d < dims[0] for d in others) if adjacent else 0
@@ -62,10 +62,12 @@ def _index_put(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumul
     front = full.movedim(list(range(place, place + len(shape))), list(range(len(shape))))
     size = [math.prod(columns)] if columns else []
     order = dims + others
-    matrix = x.permute(order).reshape([rows, *size])
-    written = aten.index_put.default(
-        matrix, [_row(tensors, [x.shape[d] for d in dims])], front.reshape([-1, *size]), accumulate
-    )
+    matrix, new = x.permute(order).reshape([rows, *size]), front.reshape([-1, *size])
+    if rows == 1:  # one place, the last to write to it wins
+        written = matrix + new.sum(0, keepdim=True, dtype=x.dtype) if accumulate else new[-1:]
+    else:
+        row = _row(tensors, [x.shape[d] for d in dims])
+        written = aten.index_put.default(matrix, [row], new, accumulate)
     back = sorted(range(x.ndim), key=lambda d: order[d])
     return written.reshape([x.shape[d] for d in order]).permute(back)
 
