@@ -18,6 +18,7 @@ FAMILIES = (
     "convolution",
     "elementwise",
     "fft",
+    "halves",
     "indexing",
     "linalg_eigen",
     "linalg_factor",
