@@ -19,6 +19,7 @@ FAMILIES = (
     "elementwise",
     "extremes",
     "fft",
+    "halves",
     "indexing",
     "linalg_eigen",
     "linalg_distances",
