@@ -26,12 +26,14 @@ FAMILIES = (
     "normalisation",
     "padding",
     "pooling",
+    "pooling_max",
     "reductions",
     "resampling",
     "scans",
     "shapes",
     "sorting",
     "special",
+    "unfolding",
 )
 
 
