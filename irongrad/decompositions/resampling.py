@@ -54,9 +54,9 @@ def _nearest(axis: Axis, *, exact: bool = False) -> Taps:
     """In the input's precision and then rounded to float32, as ATen's: on that it depends what is nearest."""
     number = np.float64 if axis.dtype == torch.float64 else np.float32
     step = number(1 / axis.scale) if axis.scale else number(axis.size) / number(axis.count)
-    half = number(0.5)
     if exact:
-        sources = [(number(i) + half) * step - half + half for i in range(axis.count)]
+        # ATen's `step * (i + 0.5) - 0.5` is a fused product and sum, rounded once.
+        sources = [number(float(step) * (i + 0.5) - 0.5) + number(0.5) for i in range(axis.count)]
     else:
         sources = [number(i) * step for i in range(axis.count)]
     return Taps.gather([min(math.floor(np.float32(s)), axis.size - 1) for s in sources], axis.size)
