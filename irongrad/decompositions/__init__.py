@@ -18,6 +18,7 @@ FAMILIES = (
     "convolution",
     "elementwise",
     "fft",
+    "grid_sampling",
     "indexing",
     "linalg_eigen",
     "linalg_factor",
