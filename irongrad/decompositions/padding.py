@@ -16,7 +16,8 @@ aten = torch.ops.aten
 def _constant_pad(x: torch.Tensor, pad: Sequence[int], value: float = 0) -> torch.Tensor:
     """Negative pads become slices, which torch-mlir 20261001 does not make of them.
 
-    Of an empty tensor nothing is left in the result: IREE 3.13.0 does not compile its pad ("offset 0 is out-of-bounds").
+    Nothing of an empty tensor is left in the result, and IREE 3.13.0 does not compile its pad ("offset 0 is
+    out-of-bounds").
     """
     if not x.numel():
         sums = [before + after for before, after in zip(pad[::2], pad[1::2], strict=True)]
