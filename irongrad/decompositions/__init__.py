@@ -15,14 +15,16 @@ __all__ = ["decomposes", "decomposition_table", "keeps", "uses_pytorch"]
 
 FAMILIES = (
     "attention",
+    "batch_norm",
     "convolution",
     "elementwise",
     "extremes",
     "fft",
+    "grid_sampling",
     "halves",
     "indexing",
-    "linalg_eigen",
     "linalg_distances",
+    "linalg_eigen",
     "linalg_factor",
     "linalg_functions",
     "linalg_products",
@@ -32,6 +34,7 @@ FAMILIES = (
     "normalisation",
     "padding",
     "pooling",
+    "pooling_max",
     "recurrent",
     "reductions",
     "resampling",
@@ -40,6 +43,7 @@ FAMILIES = (
     "shapes",
     "sorting",
     "special",
+    "unfolding",
 )
 
 
