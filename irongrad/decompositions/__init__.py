@@ -18,6 +18,7 @@ FAMILIES = (
     "convolution",
     "elementwise",
     "fft",
+    "hyperbolic",
     "indexing",
     "linalg_eigen",
     "linalg_factor",
@@ -31,7 +32,10 @@ FAMILIES = (
     "scans",
     "shapes",
     "sorting",
-    "special",
+    "special_bessel",
+    "special_erf",
+    "special_gamma",
+    "trigonometric",
 )
 
 
