@@ -22,6 +22,7 @@ FAMILIES = (
     "fft",
     "grid_sampling",
     "halves",
+    "hyperbolic",
     "indexing",
     "linalg_distances",
     "linalg_eigen",
@@ -42,7 +43,10 @@ FAMILIES = (
     "scatter",
     "shapes",
     "sorting",
-    "special",
+    "special_bessel",
+    "special_erf",
+    "special_gamma",
+    "trigonometric",
     "unfolding",
 )
 
