@@ -22,6 +22,7 @@ from irongrad.pipeline import usercode
 from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.capture import plain_operators
 from irongrad.pipeline.compile import compile_module
+from irongrad.pipeline.complex import in_reals
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.importer import import_functions
@@ -29,7 +30,7 @@ from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
 from irongrad.pipeline.package import package
 from irongrad.pipeline.retrace import interpret_eager, retrace
-from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.errors import CaptureError, UserError
 from irongrad.runtime.function import CompiledFunction
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import FunctionSpec
@@ -139,8 +140,8 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
     examples = list(flat.examples.values())
     try:
         with usercode.quiet_export(), usercode.user_frames(), plain_operators():
-            graph = _trace(flat.run, examples)
-    except CaptureError:
+            graph = in_reals(_trace(flat.run, examples))
+    except UserError:
         raise
     except Exception as error:
         raise usercode.capture_error(error, fn) from error
