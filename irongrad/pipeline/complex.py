@@ -6,17 +6,18 @@ nothing after this stage sees a complex number. `irongrad.decompositions.pairs` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.func import functionalize
 from torch.fx import GraphModule, Node
 from torch.fx.node import Target
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from irongrad.decompositions.pairs import Pair, pair_rules
-from irongrad.decompositions.pairs.moves import real_dtype
+from irongrad.decompositions.pairs.pair import real_dtype
 from irongrad.decompositions.registry import Decomposition, Operator
 from irongrad.pipeline import usercode
 from irongrad.pipeline.retrace import Portable, interpret_eager, traced
@@ -55,7 +56,8 @@ def _refuse_complex_interface(graph: GraphModule) -> None:
 
 
 def _is_complex(value: Any) -> bool:
-    return any(v.is_complex() if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in tree_leaves(value))
+    leaves = tree_leaves(value)
+    return any(v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in leaves)
 
 
 def _expansions() -> dict[Operator, Decomposition]:
@@ -95,26 +97,23 @@ class _InPairs(Portable):
     def get_attr(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Split a constant."""
         value = super().get_attr(target, args, kwargs)
-        if isinstance(value, torch.Tensor) and value.is_complex():
-            parts = torch.view_as_real(value.resolve_conj())
-            return Pair(parts[..., 0].clone(), parts[..., 1].clone())
-        return value
+        if not _is_complex(value):
+            return value
+        with _disable_current_modes():
+            return Pair(*(part.contiguous() for part in torch.view_as_real(value.resolve_conj()).unbind(-1)))
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on pairs where it takes or makes complex values."""
-        made = self.node.meta.get("val")
-        if not _is_complex((self.node.args, self.node.kwargs)) and not _is_complex(made):
-            if not any(_is_complex(n.meta.get("val")) for n in self.node.all_input_nodes):
-                return super().call_function(target, args, kwargs)
-        if not isinstance(target, torch._ops.OpOverload):
+        node = self.node
+        values = (node.meta.get("val"), [n.meta.get("val") for n in node.all_input_nodes], node.args, node.kwargs)
+        if not isinstance(target, torch._ops.OpOverload) or not _is_complex(values):
             return super().call_function(target, args, kwargs)
         if target not in pair_rules():
             raise UnsupportedOpError(
-                f"{usercode.line_of(self.node)}\n  {target} of complex numbers cannot be compiled. Write it as a "
-                "function of the real and the imaginary part (z.real, z.imag)"
+                f"{usercode.line_of(node)}\n  {target} of complex numbers cannot be compiled. Write it as a function "
+                "of the real and the imaginary part (z.real, z.imag)"
             )
-        result = pair_rules()[target](*args, **kwargs)
-        return _cast(result, made)
+        return _cast(pair_rules()[target](*args, **kwargs), node.meta.get("val"))
 
 
 def _cast(result: Any, like: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 from irongrad.decompositions.pairs.pair import Number, Pair, Value, as_pair, chosen, nonzero, on_pairs, parts
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 
 
 @on_pairs(aten.add.Tensor, aten.add.Scalar)
@@ -33,10 +34,9 @@ def rsub(self: Value, other: Value, alpha: Number = 1) -> Pair:
 
 def scaled(value: Value, factor: Number) -> Pair:
     """`value` times a number."""
-    re, im = parts(value)
     if isinstance(value, Tensor) and isinstance(factor, complex):
-        return Pair(re * factor.real, re * factor.imag)
-    return (value if isinstance(value, Pair) else as_pair(re)) * factor
+        return Pair(value * factor.real, value * factor.imag)
+    return as_pair(value) * factor
 
 
 @on_pairs(aten.mul.Tensor, aten.mul.Scalar)
@@ -47,8 +47,9 @@ def mul(self: Value, other: Value) -> Pair:
     if isinstance(self, Pair):
         return self * other
     if isinstance(self, Tensor):
-        return scaled(self, complex(other))
-    return scaled(other, complex(self))
+        self, other = other, self
+    assert not isinstance(self, Tensor | Pair)
+    return scaled(other, self)
 
 
 @on_pairs(aten.div.Tensor, aten.div.Scalar)
@@ -147,14 +148,20 @@ def sgn(self: Pair) -> Pair:
     return chosen(size == 0, 0.0, self / torch.where(size == 0, 1, size))
 
 
-@on_pairs(aten.eq.Tensor, aten.eq.Scalar)
+@on_pairs(aten.where.self, prims.where.default)
+def where(condition: Tensor, self: Value, other: Value) -> Pair:
+    """self where `condition` holds, else other."""
+    return chosen(condition, self, other)
+
+
+@on_pairs(aten.eq.Tensor, aten.eq.Scalar, prims.eq.default)
 def eq(self: Value, other: Value) -> Tensor:
     """Whether both parts are equal."""
     (a, b), (c, d) = parts(self), parts(other)
     return _truth(a == c) & _truth(b == d)
 
 
-@on_pairs(aten.ne.Tensor, aten.ne.Scalar)
+@on_pairs(aten.ne.Tensor, aten.ne.Scalar, prims.ne.default)
 def ne(self: Value, other: Value) -> Tensor:
     """Whether a part differs."""
     return ~eq(self, other)

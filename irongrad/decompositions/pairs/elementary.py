@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from irongrad.decompositions.pairs.arithmetic import absolute
-from irongrad.decompositions.pairs.pair import Number, Pair, Value, as_pair, chosen, on_pairs
+from irongrad.decompositions.pairs.pair import Pair, Value, as_pair, chosen, on_pairs
 
 aten = torch.ops.aten
 

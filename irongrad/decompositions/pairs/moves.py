@@ -7,43 +7,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from irongrad.decompositions.pairs.pair import Pair, Rule, Value, as_pair, nonzero, on_pairs
+from irongrad.decompositions.pairs.pair import Pair, Rule, Value, as_pair, nonzero, on_pairs, real_dtype
 from irongrad.decompositions.registry import Operator
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
 _MOVES = """
-    reshape expand permute transpose.int t slice.Tensor select.int squeeze squeeze.dim squeeze.dims
-    unsqueeze as_strided unbind.int split.Tensor split_with_sizes diagonal diag_embed unfold flip roll rot90 repeat
+    reshape expand permute transpose.int t slice.Tensor select.int squeeze squeeze.dim squeeze.dims unsqueeze
+    as_strided unbind.int split.Tensor split_with_sizes diagonal diag_embed unfold flip roll rot90 repeat
     tril triu trace alias detach clone contiguous lift_fresh lift_fresh_copy positive
-    index.Tensor _unsafe_index.Tensor index_select gather take cat stack where.self constant_pad_nd
+    index.Tensor _unsafe_index.Tensor index_select gather take cat stack constant_pad_nd
     reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
     reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
     replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
-    index_put _unsafe_index_put index_add index_copy index_fill.int_Scalar index_fill.int_Tensor scatter.src
-    scatter.value scatter_add slice_scatter select_scatter diagonal_scatter as_strided_scatter masked_fill.Scalar
+    index_put _unsafe_index_put index_add index_copy index_fill.int_Scalar index_fill.int_Tensor put scatter.src
+    scatter.value scatter_add slice_scatter select_scatter diagonal_scatter masked_fill.Scalar
     masked_fill.Tensor masked_scatter fill.Scalar fill.Tensor copy
-    slice_backward select_backward diagonal_backward unfold_backward im2col col2im
+    slice_backward select_backward diagonal_backward unfold_backward masked_scatter_backward im2col col2im
     view_copy expand_copy permute_copy transpose_copy.int t_copy slice_copy.Tensor select_copy.int squeeze_copy
     squeeze_copy.dim unsqueeze_copy as_strided_copy diagonal_copy alias_copy detach_copy
     neg _neg_view _neg_view_copy sum sum.dim_IntList mean mean.dim nansum cumsum
     zeros zeros_like new_zeros empty.memory_format empty_like new_empty empty_strided new_empty_strided
-    full full_like new_full scalar_tensor
-""".split()
+    empty_permuted full full_like new_full scalar_tensor
+"""
 
 # The names of the arguments that hold values, in all of the above; any of them may be real where another is complex.
 # What other arguments hold (indices, masks, sizes) is the same for both parts.
 _VALUES = frozenset(
-    "self other values value src source tensors input grad_output grad grad_in fill_value s".split()  # noqa: SIM905
+    {"self", "other", "values", "value", "src", "source", "tensors", "input", "fill_value", "s"}
+    | {"grad", "grad_output", "grad_in"}
 )
-
-_REAL = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
-
-
-def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a complex dtype's parts; another dtype itself."""
-    return _REAL.get(dtype, dtype)
 
 
 def _on_both_parts(operator: torch._ops.OpOverload) -> Rule:
@@ -83,7 +77,7 @@ def _operator(name: str) -> torch._ops.OpOverload:
     return getattr(getattr(aten, packet), overload or "default")
 
 
-for _name in _MOVES:
+for _name in _MOVES.split():
     on_pairs(_operator(_name))(_on_both_parts(_operator(_name)))
 
 # A view asks for strides that fit, which parts need not have.

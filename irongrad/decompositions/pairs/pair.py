@@ -16,6 +16,7 @@ Rule: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Rule)
 
 _RULES: dict[Operator, Rule] = {}
+_REAL = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 
 
 def on_pairs(*operators: Operator) -> Callable[[F], F]:
@@ -41,6 +42,11 @@ def on_pairs(*operators: Operator) -> Callable[[F], F]:
 def registered() -> dict[Operator, Rule]:
     """All rules registered so far."""
     return dict(_RULES)
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a complex dtype's parts; another dtype itself."""
+    return _REAL.get(dtype, dtype)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from irongrad.decompositions.pairs.arithmetic import absolute
-from irongrad.decompositions.pairs.pair import Pair, Value, on_pairs
+from irongrad.decompositions.pairs.pair import Pair, Value, on_pairs, real_dtype
 
 aten = torch.ops.aten
 
@@ -86,7 +86,23 @@ def std(self: Pair, *args: Any, **kwargs: Any) -> Tensor:
     return var(self, *args, **kwargs).sqrt()
 
 
+@on_pairs(aten.var_mean.correction)
+def var_mean(self: Pair, dim: Sequence[int] | None = None, **kwargs: Any) -> tuple[Tensor, Pair]:
+    """The variance and the mean."""
+    return var(self, dim, **kwargs), _mean(self, dim, kwargs.get("keepdim", False))
+
+
+@on_pairs(aten.std_mean.correction)
+def std_mean(self: Pair, dim: Sequence[int] | None = None, **kwargs: Any) -> tuple[Tensor, Pair]:
+    """The standard deviation and the mean."""
+    return std(self, dim, **kwargs), _mean(self, dim, kwargs.get("keepdim", False))
+
+
+def _mean(z: Pair, dim: Sequence[int] | None, keepdim: bool) -> Pair:
+    return z.map(lambda t: t.mean(dim, keepdim))
+
+
 @on_pairs(aten.linalg_vector_norm.default)
-def vector_norm(self: Pair, *args: Any, **kwargs: Any) -> Tensor:
+def vector_norm(self: Pair, *args: Any, dtype: torch.dtype | None = None) -> Tensor:
     """A norm of the absolute values."""
-    return aten.linalg_vector_norm.default(absolute(self), *args, **kwargs)
+    return aten.linalg_vector_norm.default(absolute(self), *args, dtype=dtype and real_dtype(dtype))
