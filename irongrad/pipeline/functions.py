@@ -25,6 +25,7 @@ from irongrad.pipeline import usercode
 from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.capture import plain_operators
 from irongrad.pipeline.compile import compile_module
+from irongrad.pipeline.complex import in_reals
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.graphs import Function, StepGraph, Value
@@ -145,7 +146,7 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
     examples = list(flat.examples.values())
     try:
         with usercode.quiet_export(), usercode.user_frames(), plain_operators(), recurrent_layers():
-            graph = _trace(flat.run, examples)
+            graph = in_reals(_trace(flat.run, examples))
     except UserError:
         raise
     except Exception as error:

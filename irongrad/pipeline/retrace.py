@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.fx.node import Target
 from torch.fx.traceback import preserve_node_meta
 
 from irongrad.decompositions import decomposition_table
+from irongrad.decompositions.registry import Decomposition, Operator
 from irongrad.pipeline.empties import fold_empty_tensors
 from irongrad.pipeline.regions import aliases_allowed, simplified
 from irongrad.pipeline.stacks import stack_scalars_first
@@ -30,7 +31,15 @@ def retrace(
         examples: real or fake tensors; only shapes and dtypes matter: a compiled step has no strides.
         decompose: expand operators with IronGrad's decomposition table.
     """
-    table = decomposition_table() if decompose else {}
+    return traced(function, examples, decomposition_table() if decompose else {})
+
+
+def traced(
+    function: Callable[..., Sequence[torch.Tensor]],
+    examples: Sequence[torch.Tensor],
+    table: Mapping[Operator, Decomposition],
+) -> GraphModule:
+    """As `retrace`, with the decompositions in `table`."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     with mode:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
@@ -47,14 +56,14 @@ def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[to
 
 def interpret_eager(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """As `interpret`, for a graph that PyTorch made for its own kernels."""
-    outputs: Sequence[torch.Tensor] = _Portable(graph).run(*values, enable_io_processing=False)
+    outputs: Sequence[torch.Tensor] = Portable(graph).run(*values, enable_io_processing=False)
     return outputs
 
 
 aten = torch.ops.aten
 
 
-class _Portable(torch.fx.Interpreter):
+class Portable(torch.fx.Interpreter):
     """Runs a graph without what only eager's kernels understand: strides and negative indices."""
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
