@@ -25,6 +25,7 @@ from irongrad.pipeline.capture import CapturedStep, PredictModule, StepModule, m
 from irongrad.pipeline.differentiate import name_of
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.graphs import StepGraph
+from irongrad.random import Draws, is_random
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import STEPS, Role
 from irongrad.runtime.verification import largest_error
@@ -212,6 +213,8 @@ class RoundingNoise(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))
+        if is_random(func):
+            return result  # a draw is exact: a mask is 0 or 1, and a uniform number below 1
         if func.is_view or func in _MOVES or (func._schema.is_mutable and result is not None and _is_scalar(result)):
             return result  # a step count is no rounded value
         for tensor in torch.utils._pytree.tree_leaves(result):
