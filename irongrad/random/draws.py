@@ -15,17 +15,22 @@ from irongrad.runtime.errors import UnsupportedOpError
 
 aten = torch.ops.aten
 
-# Random, though PyTorch does not tag them so.
+# Random, though PyTorch does not tag them so; and tagged so, though its CPU kernel takes no dropout.
 _UNTAGGED = frozenset({aten.binomial.default, aten._sample_dirichlet.default})
+_TAGGED_IN_VAIN = frozenset({aten._scaled_dot_product_flash_attention_for_cpu.default})
+
+
+def draws(operator: object) -> bool:
+    """Whether an operator draws random numbers, or is composed of one that does."""
+    if not isinstance(operator, torch._ops.OpOverload) or operator in _TAGGED_IN_VAIN:
+        return False
+    known = operator in SAMPLERS or operator in IN_PLACE or operator in _UNTAGGED
+    return known or torch.Tag.nondeterministic_seeded in operator.tags
 
 
 def is_random(operator: object) -> bool:
-    """Whether an operator draws random numbers itself; not one that is composed of such."""
-    if not isinstance(operator, torch._ops.OpOverload):
-        return False
-    if operator in SAMPLERS or operator in IN_PLACE or operator in _UNTAGGED:
-        return True
-    return torch.Tag.nondeterministic_seeded in operator.tags and not operator.has_kernel_for_dispatch_key(
+    """Whether an operator draws random numbers itself."""
+    return draws(operator) and not operator.has_kernel_for_dispatch_key(  # type: ignore[attr-defined]
         torch._C.DispatchKey.CompositeImplicitAutograd
     )
 

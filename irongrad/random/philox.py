@@ -2,8 +2,8 @@
 
 J. K. Salmon, M. A. Moraes, R. O. Dror and D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Ten
 rounds of two 32-bit multiplications turn a 128-bit counter and a 64-bit key into 128 random bits; the same everywhere,
-with no state and in any order. A word is an int64 in [0, 2^32). The product of two wraps around as an int64, but its bits are
-those of the unsigned product, and a mask after the shift drops the sign's.
+with no state and in any order. A word is an int64 in [0, 2^32). The product of two wraps around as an int64, but its
+bits are those of the unsigned product, and a mask after the shift drops the sign's.
 """
 
 from __future__ import annotations
