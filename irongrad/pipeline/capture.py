@@ -16,14 +16,16 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from irongrad.pipeline import sideeffects, usercode
 from irongrad.pipeline.eager_control_flow import eager_control_flow
-from irongrad.pipeline.exported import FlatGraph
+from irongrad.pipeline.exported import FlatGraph, region_of
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
 from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.regions import aliases_allowed
+from irongrad.random import draws, is_random, undrawable
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.step import Call, TrainStep, call_of
 
@@ -147,7 +149,7 @@ def capture(step: TrainStep) -> CapturedStep:
     Raises:
         CaptureError: a data-dependent branch, a side effect, an unused input, a loss that is not a
             floating-point scalar; with the user's file and line.
-        UnsupportedOpError: an operator that cannot be compiled yet (random ones).
+        UnsupportedOpError: random numbers that a compiled step cannot draw.
     """
     module = StepModule(step)
     values = tuple(step.inputs.values())
@@ -162,11 +164,11 @@ def capture(step: TrainStep) -> CapturedStep:
 
 
 def export(module: nn.Module, values: tuple[torch.Tensor, ...]) -> ExportedProgram:
-    """torch.export `module` and check that it is a function of its inputs and buffers, and draws nothing.
+    """torch.export `module` and check that it is a function of its inputs, its buffers and a seed.
 
     Raises:
         CaptureError: it is not.
-        UnsupportedOpError: it draws random numbers.
+        UnsupportedOpError: it draws random numbers that a compiled step cannot draw.
     """
     try:
         with (
@@ -183,7 +185,7 @@ def export(module: nn.Module, values: tuple[torch.Tensor, ...]) -> ExportedProgr
     except Exception as error:
         raise usercode.capture_error(error, getattr(module, "model", module)) from error
     sideeffects.check_graph(program)
-    refuse_random(program)
+    _refuse_undrawable(program.graph_module)
     return program
 
 
@@ -242,38 +244,31 @@ def _check_used(program: ExportedProgram, step: TrainStep) -> None:
             )
 
 
-def refuse_random(program: ExportedProgram) -> None:
-    """Refuse random operators by name: the compiled step has no random stream yet.
+# Regions of an exported graph that are part of it; the others (branches, loops) run any number of times.
+_INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
+
+
+def _refuse_undrawable(graph: GraphModule, *, once: bool = True) -> None:
+    """Refuse by name what draws random numbers that a compiled step cannot draw.
+
+    Args:
+        graph: the graph, with its regions.
+        once: whether it runs once a step; no number of a call would tell apart the draws of a loop.
 
     Raises:
-        UnsupportedOpError: the first of them, with the user's line.
+        UnsupportedOpError: the first such call, with the user's line.
     """
-    for node in FlatGraph(program).nodes:
-        target = node.target
-        if not isinstance(target, torch._ops.OpOverload):
+    for node in graph.graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            inlined = node.target.name() in _INLINED
+            for region in (region_of(graph, a) for a in node.args):
+                if region is not None:
+                    _refuse_undrawable(region, once=once and inlined)
             continue
-        if torch.Tag.nondeterministic_seeded not in target.tags or _draws_nothing(node):
-            continue
-        raise UnsupportedOpError(
-            f"{usercode.line_of(node)}: {target} draws random numbers, which a compiled step cannot do yet. Set the "
-            "dropout probability to 0 (model.apply over nn.Dropout, or the configuration's dropout fields), or pass "
-            "the random tensor as an input"
-        )
-
-
-def _draws_nothing(node: torch.fx.Node) -> bool:
-    """Whether a dropout-like call is the identity: its probability is 0, or it is not in training mode."""
-    arguments = dict(node.kwargs)
-    schema = node.target._schema.arguments
-    arguments.update({a.name: v for a, v in zip(schema, node.args, strict=False)})
-    for name in ("p", "dropout_p", "dropout"):
-        if arguments.get(name) in (0, 0.0):
-            return True
-    has_probability = any(a.name in ("p", "dropout_p", "dropout") for a in schema)
-    if has_probability:
-        defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
-        probability = next((defaults[n] for n in ("p", "dropout_p", "dropout") if n in defaults), None)
-        named = {"p", "dropout_p", "dropout"} & arguments.keys()
-        if not named and probability == 0.0:
-            return True
-    return arguments.get("train") is False or arguments.get("training") is False
+        reason = None
+        if is_random(node.target):
+            reason = undrawable(node.target, [*node.args, *node.kwargs.values()])
+        if reason is None and not once and draws(node.target):
+            reason = "draws random numbers in a branch or a loop. Draw them before it, and hand them in"
+        if reason is not None:
+            raise UnsupportedOpError(f"{usercode.line_of(node)}: {node.target} {reason}")

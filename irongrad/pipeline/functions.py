@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,11 @@ from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
 from irongrad.pipeline.package import package
 from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.retrace import interpret_eager, retrace
-from irongrad.runtime.errors import CaptureError, UserError
+from irongrad.random import Draws
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.runtime.function import CompiledFunction
 from irongrad.runtime.golden import Golden, key_of
-from irongrad.runtime.manifest import FunctionSpec
+from irongrad.runtime.manifest import SEED, FunctionSpec
 from irongrad.runtime.structure import Structure, flatten, unflatten
 from irongrad.targets import parse_target
 
@@ -49,7 +50,7 @@ class FlatFunction:
 
     Attributes:
         run: flat tensors -> flat tensors; with gradients, the outputs and then the gradients.
-        examples: example tensors by name.
+        examples: example tensors by name; last the seed, where the function draws random numbers.
         arguments: the structure of the user's positional arguments.
         result: the structure of what the compiled function returns.
     """
@@ -65,7 +66,8 @@ def compile_function(
 ) -> CompiledFunction:
     """Compile a function of tensors, and verify it on the example arguments against eager float64.
 
-    Functions that call `torch.func.grad`, `vjp`, `jvp`, `vmap` or `hessian` inside are functions like any other.
+    Functions that call `torch.func.grad`, `vjp`, `jvp`, `vmap` or `hessian` inside are functions like any other. One
+    that draws random numbers becomes a function of a seed: `compiled(x, seed=3)`, 0 by default.
 
     Args:
         fn: takes and returns tensors, or tuples, lists and dictionaries of them. It may change its own
@@ -125,7 +127,7 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
             made = torch.autograd.grad(outputs[0], wanted, allow_unused=True, materialize_grads=True)
         return [o.detach() for o in outputs] + [g.detach() for g in made]
 
-    with torch.no_grad(), plain_operators(), eager_control_flow():
+    with _located(fn), torch.no_grad(), plain_operators(), eager_control_flow(), Draws(0, 0) as drawn:
         outputs = value(*(t.clone() for t in tensors))
     result = found[0]
     if gradients:
@@ -134,7 +136,30 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
         result = Structure("tuple", (result, _replaced(structure, differentiable)))
     names = _names(fn, structure)
     run = value_and_gradients if gradients else value
-    return FlatFunction(run, dict(zip(names, tensors, strict=True)), structure, result)
+    examples = dict(zip(names, tensors, strict=True))
+    if drawn.count:
+        run, examples[SEED] = _seeded(run), torch.tensor(0)
+    return FlatFunction(run, examples, structure, result)
+
+
+def _seeded(run: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
+    """`run` with the seed of what it draws as a last argument."""
+
+    def seeded(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        *leaves, seed = tensors
+        with Draws(seed, 0):
+            return run(*leaves)
+
+    return seeded
+
+
+@contextmanager
+def _located(fn: Callable[..., Any]) -> Iterator[None]:
+    """Begin the message of a refused operator with the line of `fn` that calls it."""
+    try:
+        yield
+    except UnsupportedOpError as error:
+        raise UnsupportedOpError(f"{usercode.place_of(error, fn)}: {error}") from error
 
 
 def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:

@@ -90,12 +90,16 @@ def _is_layer_or_outside(path: str) -> bool:
     return path.startswith(_LAYERS) or not path.startswith(_OURS)
 
 
-def capture_error(error: Exception, module: nn.Module) -> CaptureError:
-    """Translate what torch.export raised into the user's line and what to write instead."""
+def place_of(error: Exception, thing: object) -> str:
+    """`file:line: source` of the user's line from which an error came, or where `thing` is defined."""
     frames = traceback.extract_tb(error.__traceback__)
     mine = [f for f in frames if is_user_file(f.filename)] or [f for f in frames if f.filename.startswith(_LAYERS)]
-    place = f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else where(module)
-    return CaptureError(f"{place}\n  {_advice(type(error).__name__, str(error).strip())}")
+    return f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else where(thing)
+
+
+def capture_error(error: Exception, module: nn.Module) -> CaptureError:
+    """Translate what torch.export raised into the user's line and what to write instead."""
+    return CaptureError(f"{place_of(error, module)}\n  {_advice(type(error).__name__, str(error).strip())}")
 
 
 DECISION = (
