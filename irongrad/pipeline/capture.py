@@ -18,7 +18,8 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from irongrad.pipeline import sideeffects, usercode
+from irongrad.decompositions.registry import BeforeAutograd
+from irongrad.pipeline import autograd_functions, sideeffects, usercode
 from irongrad.pipeline.exported import FlatGraph
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
@@ -172,6 +173,8 @@ def export(module: nn.Module, values: tuple[torch.Tensor, ...]) -> ExportedProgr
             usercode.user_frames(),
             sideeffects.refused(module),
             sideeffects.assignments_as_updates(module),
+            BeforeAutograd(),
+            autograd_functions.kept(),
         ):
             program = torch.export.export(module, tuple(v.detach() for v in values), strict=False)
     except CaptureError:

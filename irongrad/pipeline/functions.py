@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,18 +20,21 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
+from irongrad.decompositions.registry import BeforeAutograd
 from irongrad.pipeline import usercode
 from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.capture import plain_operators
 from irongrad.pipeline.compile import compile_module
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.graphs import Function, StepGraph, Value
+from irongrad.pipeline.hints import DENSE
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
+from irongrad.pipeline.legality import check_operators
 from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
 from irongrad.pipeline.package import package
 from irongrad.pipeline.retrace import interpret_eager, retrace
-from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.function import CompiledFunction
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import FunctionSpec
@@ -82,15 +87,20 @@ def compile_function(
     """
     flat = flat_function(fn, tuple(example_args), gradients=gradients)
     graph = trace_function(flat, fn)
+    check_operators(graph)
     interface = describe_function(graph)
-    owner = tempfile.TemporaryDirectory(prefix="irongrad-function-")
-    scratch = Path(owner.name)
-    module = assemble(import_functions(graph, scratch), interface)
-    compiled = compile_module(module, parse_target(target), scratch)
     golden = golden_of_function(flat, graph)
-    function = FunctionSpec(flat.arguments, flat.result)
-    artifact = package(module, [compiled], golden, scratch / "artifact", function)
-    return CompiledFunction(artifact.load(), owner)
+    with ExitStack() as stack:
+        directory = Path(tempfile.mkdtemp(prefix="irongrad-function-"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
+            module = assemble(import_functions(graph, Path(scratch)), interface)
+            compiled = compile_module(module, parse_target(target), Path(scratch))
+        function = FunctionSpec(flat.arguments, flat.result)
+        artifact = package(module, [compiled], golden, directory / "artifact", function)
+        result = CompiledFunction(artifact.load())
+        weakref.finalize(result, stack.pop_all().close)
+    return result
 
 
 def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradients: bool) -> FlatFunction:
@@ -118,14 +128,18 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
             made = torch.autograd.grad(outputs[0], wanted, allow_unused=True, materialize_grads=True)
         return [o.detach() for o in outputs] + [g.detach() for g in made]
 
-    with torch.no_grad(), plain_operators():
-        outputs = value(*(t.clone() for t in tensors))
+    names = _names(fn, structure)
+    _check_dense(fn, dict(zip(names, tensors, strict=True)))
+    try:
+        with torch.no_grad(), plain_operators():
+            outputs = value(*(t.clone() for t in tensors))
+    except Exception as error:
+        raise usercode.capture_error(error, fn) from error
     result = found[0]
     if gradients:
         _check_scalar(outputs, fn)
         differentiable = iter(Structure("leaf") if _is_differentiable(t) else Structure("constant") for t in tensors)
         result = Structure("tuple", (result, _replaced(structure, differentiable)))
-    names = _names(fn, structure)
     run = value_and_gradients if gradients else value
     return FlatFunction(run, dict(zip(names, tensors, strict=True)), structure, result)
 
@@ -138,13 +152,17 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
     """
     examples = list(flat.examples.values())
     try:
-        with usercode.quiet_export(), usercode.user_frames(), plain_operators():
-            graph = _trace(flat.run, examples)
-    except CaptureError:
-        raise
+        with (
+            usercode.quiet_export(),
+            usercode.user_frames(),
+            usercode.forward_frames(),
+            plain_operators(),
+            BeforeAutograd(),
+        ):
+            traced = _trace(flat.run, examples)
+        graph = retrace(functionalize(lambda *v: list(interpret_eager(traced, v))), examples)
     except Exception as error:
         raise usercode.capture_error(error, fn) from error
-    graph = retrace(functionalize(lambda *v: list(interpret_eager(graph, v))), examples)
     arguments = tuple(Value("input", n) for n in flat.examples)
     output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
     results = tuple(Value("output", f"result{i}") for i in range(len(output.args[0])))
@@ -181,7 +199,7 @@ def _run(
     flat: FlatFunction, dtype: torch.dtype | None, names: Sequence[str], record: Callable[[str, torch.Tensor], None]
 ) -> None:
     values = flat.examples.values()
-    with plain_operators(), torch.no_grad():
+    with plain_operators(), torch.no_grad(), BeforeAutograd(eager=True):
         outputs = flat.run(*(t.to(dtype) if dtype and t.is_floating_point() else t.clone() for t in values))
     for name, output in zip(names, outputs, strict=True):
         record(name, output)
@@ -192,6 +210,15 @@ def _flatten(value: Any, what: str) -> tuple[list[torch.Tensor], Structure]:
         return flatten(value, lambda part: isinstance(part, torch.Tensor))
     except TypeError as error:
         raise CaptureError(f"{what}: {error}") from None
+
+
+def _check_dense(fn: Callable[..., Any], arguments: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in arguments.items():
+        if tensor.layout is not torch.strided:
+            raise UnsupportedOpError(
+                f"{usercode.where(fn)}: the argument {name!r} is a {tensor.layout} tensor, and only dense ones can be "
+                f"compiled. Use {DENSE}"
+            )
 
 
 def _is_differentiable(tensor: torch.Tensor) -> bool:

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from irongrad.decompositions.registry import BeforeAutograd
 from irongrad.pipeline.capture import CapturedStep, PredictModule, StepModule, mode
 from irongrad.pipeline.differentiate import name_of
 from irongrad.pipeline.dtypes import to_numpy
@@ -127,7 +128,7 @@ def run_eager(
     # On a copy of its own: a forward may write into buffers in evaluation mode too.
     _record_inference(captured, StepModule(twin_of(twin, None)), inputs, noise, record)
     for number in range(steps):
-        with noise, mode(module.model, training=True):
+        with noise, mode(module.model, training=True), BeforeAutograd(eager=True):
             for optimizer in twin.optimizers:
                 optimizer.zero_grad(set_to_none=True)
             loss = module(*(t.clone() for t in inputs.values()))
