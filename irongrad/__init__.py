@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from irongrad.decompositions.registry import register_decomposition as register_decomposition
     from irongrad.pipeline.driver import compile as compile
     from irongrad.pipeline.functions import compile_function as compile_function
     from irongrad.pipeline.torch_checkpoint import load_checkpoint as load_checkpoint
     from irongrad.pipeline.torch_checkpoint import save_checkpoint as save_checkpoint
     from irongrad.step import TrainStep as TrainStep
 
-__all__ = ["TrainStep", "compile", "compile_function", "load_checkpoint", "save_checkpoint"]
+__all__ = ["TrainStep", "compile", "compile_function", "load_checkpoint", "register_decomposition", "save_checkpoint"]
 
 # Imported when first used, so that `import irongrad.runtime` stays free of torch.
 _HOME = {
@@ -25,6 +26,7 @@ _HOME = {
     "compile": "irongrad.pipeline.driver",
     "compile_function": "irongrad.pipeline.functions",
     "load_checkpoint": "irongrad.pipeline.torch_checkpoint",
+    "register_decomposition": "irongrad.decompositions.registry",
     "save_checkpoint": "irongrad.pipeline.torch_checkpoint",
 }
 

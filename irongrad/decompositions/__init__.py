@@ -9,9 +9,18 @@ from __future__ import annotations
 import functools
 from importlib import import_module
 
-from irongrad.decompositions.registry import Decomposition, Operator, decomposes, keeps, merged, uses_pytorch
+from irongrad.decompositions.registry import (
+    Decomposition,
+    Operator,
+    decomposes,
+    keeps,
+    merged,
+    register_decomposition,
+    uses_pytorch,
+    with_users,
+)
 
-__all__ = ["decomposes", "decomposition_table", "keeps", "uses_pytorch"]
+__all__ = ["decomposes", "decomposition_table", "keeps", "register_decomposition", "uses_pytorch"]
 
 FAMILIES = (
     "attention",
@@ -51,9 +60,13 @@ FAMILIES = (
 )
 
 
-@functools.cache
 def decomposition_table() -> dict[Operator, Decomposition]:
-    """torch-mlir's table, with PyTorch's decompositions that are missing from it, with ours."""
+    """torch-mlir's table, with PyTorch's decompositions that are missing from it, with ours, with the user's."""
+    return with_users(_table())
+
+
+@functools.cache
+def _table() -> dict[Operator, Decomposition]:
     from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
     for family in FAMILIES:

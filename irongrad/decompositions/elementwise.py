@@ -56,7 +56,10 @@ def _frexp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     size, exponent = x.abs(), torch.zeros_like(x, dtype=torch.int32)
     unscaled = (size == 0) | (size == math.inf) | (size != size)
     most = math.frexp(torch.finfo(x.dtype).max)[1] // 2
-    for steps in (most, *(most >> k for k in range(most.bit_length()))):  # most twice, for numbers below the normal ones
+    for steps in (
+        most,
+        *(most >> k for k in range(most.bit_length())),
+    ):  # most twice, for numbers below the normal ones
         large, small = size >= 2.0 ** (steps - 1), size < 2.0**-steps
         for chosen, by in ((large, steps), (small, -steps)):
             size = torch.where(chosen, size * 2.0**-by, size)

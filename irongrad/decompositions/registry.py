@@ -6,13 +6,19 @@ from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
 import torch
+from torch._C import DispatchKey
 from torch._decomp import get_decompositions
+from torch._library.custom_ops import OPDEFS, CustomOpDef
+from torch.overrides import TorchFunctionMode
+
+from irongrad.runtime.errors import UserError
 
 Operator: TypeAlias = torch._ops.OperatorBase
 Decomposition: TypeAlias = Callable[..., object]
 F = TypeVar("F", bound=Decomposition)
 
 _REGISTERED: dict[Operator, Decomposition] = {}
+_USER: dict[Operator, Decomposition] = {}
 _PYTORCH: list[Operator | torch._ops.OpOverloadPacket] = []
 _KEPT: set[Operator] = set()
 
@@ -48,6 +54,87 @@ def uses_pytorch(*operators: Operator | torch._ops.OpOverloadPacket) -> None:
 def keeps(*operators: Operator) -> None:
     """Have `operators` left as they are, although PyTorch or torch-mlir would decompose them."""
     _KEPT.update(operators)
+
+
+def register_decomposition(operator: object) -> Callable[[F], F]:
+    """Have a function stand for an operator of one's own, wherever a step or a function is compiled.
+
+    It takes the operator's arguments and returns its results, made of other operators. Gradients go through it,
+    unless the operator has an autograd formula of its own. Eager PyTorch, and with it the oracle that compiled code is
+    compared with, still runs the operator itself. A later registration replaces an earlier one.
+
+    Args:
+        operator: `torch.ops.library.name`, one overload of it, or what `torch.library.custom_op` returned.
+
+    Returns:
+        A decorator; or call the result: `irongrad.register_decomposition(operator)(function)`.
+
+    Raises:
+        UserError: it is no operator, or one that IronGrad has a decomposition of.
+    """
+    overloads = _overloads(operator)
+    for overload in overloads:
+        if overload in _REGISTERED:
+            raise UserError(f"{overload} has a decomposition in {_REGISTERED[overload].__module__} already")
+
+    def register(function: F) -> F:
+        _USER.update(dict.fromkeys(overloads, function))
+        return function
+
+    return register
+
+
+def _overloads(operator: object) -> list[torch._ops.OpOverload]:
+    if isinstance(operator, CustomOpDef):
+        return [operator._opoverload]
+    if isinstance(operator, torch._ops.OpOverload):
+        return [operator]
+    if isinstance(operator, torch._ops.OpOverloadPacket):
+        return [getattr(operator, name) for name in operator.overloads()]
+    raise UserError(
+        f"{operator!r} is no operator; give torch.ops.library.name, or what torch.library.custom_op returned"
+    )
+
+
+def has_formula(operator: torch._ops.OpOverload) -> bool:
+    """Whether `operator` has an autograd formula of its own."""
+    definition = OPDEFS.get(operator._schema.name)
+    if definition is not None:
+        return definition._backward_fn is not None
+    return any(operator.has_kernel_for_dispatch_key(key) for key in (DispatchKey.Autograd, DispatchKey.AutogradCPU))
+
+
+class BeforeAutograd(TorchFunctionMode):
+    """While open, user's operators without an autograd formula are their decompositions, and so have a gradient.
+
+    In eager runs (`eager`), only where autograd records: elsewhere the operator itself gives the values to compare with.
+    """
+
+    def __init__(self, *, eager: bool = False) -> None:
+        super().__init__()
+        self._eager = eager
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        called = func
+        if isinstance(func, torch._ops.OpOverloadPacket) and len(func.overloads()) == 1:
+            called = getattr(func, func.overloads()[0])
+        if called in _USER and not has_formula(called) and (torch.is_grad_enabled() or not self._eager):
+            with self:  # it may be made of others
+                return _USER[called](*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def family_of(operator: Operator) -> str | None:
+    """Where the decomposition of `operator` is: a family of IronGrad's, `user`, or None where it is PyTorch's."""
+    if operator in _USER:
+        return "user"
+    function = _REGISTERED.get(operator)
+    return function.__module__.rpartition(".")[2] if function is not None else None
+
+
+def with_users(table: dict[Operator, Decomposition]) -> dict[Operator, Decomposition]:
+    """`table` with what users registered over it."""
+    return {**table, **_USER}
 
 
 def merged(table: dict[Operator, Decomposition]) -> dict[Operator, Decomposition]:

@@ -76,6 +76,7 @@ _MIDDLE = (
     -5.1001983798039531e-16,
 )
 
+
 @decomposes(aten.lgamma.default)
 def _lgamma(x: torch.Tensor) -> torch.Tensor:
     """For negative x by reflection (DLMF 5.5.3): lgamma(x) = log(pi / |x sin(pi x)|) - lgamma(-x)."""

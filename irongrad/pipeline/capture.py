@@ -19,7 +19,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from irongrad.pipeline import sideeffects, usercode
+from irongrad.decompositions.registry import BeforeAutograd
+from irongrad.pipeline import autograd_functions, sideeffects, usercode
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.exported import FlatGraph, region_of
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
@@ -178,6 +179,8 @@ def export(module: nn.Module, values: tuple[torch.Tensor, ...]) -> ExportedProgr
             usercode.user_frames(),
             sideeffects.refused(module),
             sideeffects.assignments_as_updates(module),
+            BeforeAutograd(),
+            autograd_functions.kept(),
         ):
             program = torch.export.export(module, tuple(v.detach() for v in values), strict=False)
     except UserError:

@@ -6,12 +6,18 @@ import re
 import shutil
 import subprocess
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 from irongrad.pipeline.usercode import is_user_file
-from irongrad.runtime.errors import ToolchainError
+from irongrad.runtime.errors import IronGradError, ToolchainError, UnsupportedOpError
 
 _LOCATION = re.compile(r'"?([^"\s()<>]+\.py)"?:(\d+)(?::\d+)?')
+# An operator that is no lowering's, or that torch-mlir has no record of.
+_OPERATOR = re.compile(
+    r"failed to legalize operation '(torch\.(?:aten|prims|prim)\.[\w.]+)'|\"torch\.operator\".*?name = \"(torch\.[\w.]+)\""
+)
+_TYPES = re.compile(r" : (\([^()]*\) -> [^\n]+?)(?: loc\(|$)", re.MULTILINE)
 _ERROR = re.compile(r"^.*\berror: .*$", re.MULTILINE)
 
 
@@ -30,6 +36,22 @@ def toolchain_error(tool: str, result: subprocess.CompletedProcess[str], module:
         lines.append(f"the operator comes from {source}")
     lines.append(f"the module is kept at {kept}; the command was: {' '.join(result.args)}")
     return ToolchainError("\n  ".join(lines))
+
+
+def lowering_error(result: subprocess.CompletedProcess[str], module: Path) -> IronGradError:
+    """Describe a failed run of torch-mlir: an operator that it names is refused, the rest is a failed tool."""
+    output = result.stderr
+    match = _OPERATOR.search(output)
+    if match is None:
+        return toolchain_error("torch-mlir", result, module)
+    operator = (match[1] or match[2]).removeprefix("torch.")
+    types = _TYPES.search(output, match.end())
+    given = f" with the types {types[1]}" if types else ""
+    place = _user_line(output) or "(line unknown)"
+    return UnsupportedOpError(
+        f"{place}\n  {operator} cannot be lowered by torch-mlir {version('torch-mlir')}{given}. Use other arguments, or "
+        "write it with other operators"
+    )
 
 
 def _user_line(output: str) -> str | None:

@@ -20,6 +20,7 @@ from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.importer import ImportedStep, import_functions
 from irongrad.pipeline.interface import Interface, describe, selected
+from irongrad.pipeline.legality import check_operators
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.oracle import golden_of
 from irongrad.pipeline.package import Artifact, check_output, package
@@ -84,6 +85,7 @@ def build(step: TrainStep, options: Options) -> tuple[Artifact | None, dict[str,
             graph: StepGraph = stage("optimizer", add_optimizer, joint)
             ranges: list[Range] = step_ranges(captured)
             graph = stage("guards", add_guards, graph, ranges)
+            check_operators(graph)
             interface: Interface = describe(graph, ranges, options.entry_points)
             graph = selected(graph, interface)
             imported: ImportedStep = stage("import", import_functions, graph, scratch)

@@ -24,6 +24,11 @@ _NAMES = {
 }
 
 
+def is_supported(dtype: torch.dtype) -> bool:
+    """Whether compiled code computes with `dtype`."""
+    return dtype in _NAMES
+
+
 def numpy_name(dtype: torch.dtype) -> str:
     """numpy's name (ml_dtypes' for bfloat16).
 

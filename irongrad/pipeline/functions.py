@@ -6,8 +6,8 @@ import inspect
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
+from irongrad.decompositions.registry import BeforeAutograd
 from irongrad.pipeline import usercode
 from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.capture import plain_operators
@@ -29,14 +30,16 @@ from irongrad.pipeline.complex import in_reals
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.graphs import Function, StepGraph, Value
+from irongrad.pipeline.hints import DENSE
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
+from irongrad.pipeline.legality import check_operators
 from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
 from irongrad.pipeline.package import package
 from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.retrace import interpret_eager, retrace
 from irongrad.random import Draws
-from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.function import CompiledFunction
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import SEED, FunctionSpec
@@ -90,16 +93,20 @@ def compile_function(
     """
     flat = flat_function(fn, tuple(example_args), gradients=gradients)
     graph = trace_function(flat, fn)
+    check_operators(graph)
     interface = describe_function(graph)
-    scratch = Path(tempfile.mkdtemp(prefix="irongrad-function-"))
-    module = assemble(import_functions(graph, scratch), interface)
-    compiled = compile_module(module, parse_target(target), scratch)
     golden = golden_of_function(flat, graph)
-    function = FunctionSpec(flat.arguments, flat.result)
-    artifact = package(module, [compiled], golden, scratch / "artifact", function)
-    compiled_function = CompiledFunction(artifact.load())
-    weakref.finalize(compiled_function, shutil.rmtree, scratch, ignore_errors=True)
-    return compiled_function
+    with ExitStack() as stack:
+        directory = Path(tempfile.mkdtemp(prefix="irongrad-function-"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
+            module = assemble(import_functions(graph, Path(scratch)), interface)
+            compiled = compile_module(module, parse_target(target), Path(scratch))
+        function = FunctionSpec(flat.arguments, flat.result)
+        artifact = package(module, [compiled], golden, directory / "artifact", function)
+        result = CompiledFunction(artifact.load())
+        weakref.finalize(result, stack.pop_all().close)
+    return result
 
 
 def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradients: bool) -> FlatFunction:
@@ -127,6 +134,8 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
             made = torch.autograd.grad(outputs[0], wanted, allow_unused=True, materialize_grads=True)
         return [o.detach() for o in outputs] + [g.detach() for g in made]
 
+    names = _names(fn, structure)
+    _check_dense(fn, dict(zip(names, tensors, strict=True)))
     with _located(fn), torch.no_grad(), plain_operators(), eager_control_flow(), Draws(0, 0) as drawn:
         outputs = value(*(t.clone() for t in tensors))
     result = found[0]
@@ -134,7 +143,6 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
         _check_scalar(outputs, fn)
         differentiable = iter(Structure("leaf") if _is_differentiable(t) else Structure("constant") for t in tensors)
         result = Structure("tuple", (result, _replaced(structure, differentiable)))
-    names = _names(fn, structure)
     run = value_and_gradients if gradients else value
     examples = dict(zip(names, tensors, strict=True))
     if drawn.count:
@@ -155,11 +163,13 @@ def _seeded(run: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.
 
 @contextmanager
 def _located(fn: Callable[..., Any]) -> Iterator[None]:
-    """Begin the message of a refused operator with the line of `fn` that calls it."""
+    """Begin the message of what a run of `fn` raises with the line of `fn` where it does."""
     try:
         yield
     except UnsupportedOpError as error:
         raise UnsupportedOpError(f"{usercode.place_of(error, fn)}: {error}") from error
+    except Exception as error:
+        raise usercode.capture_error(error, fn) from error
 
 
 def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
@@ -170,13 +180,18 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
     """
     examples = list(flat.examples.values())
     try:
-        with usercode.quiet_export(), usercode.user_frames(), plain_operators(), recurrent_layers():
-            graph = in_reals(_trace(flat.run, examples))
-    except UserError:
-        raise
+        with (
+            usercode.quiet_export(),
+            usercode.user_frames(),
+            usercode.forward_frames(),
+            plain_operators(),
+            recurrent_layers(),
+            BeforeAutograd(),
+        ):
+            traced = in_reals(_trace(flat.run, examples))
+        graph = retrace(functionalize(lambda *v: list(interpret_eager(traced, v))), examples)
     except Exception as error:
         raise usercode.capture_error(error, fn) from error
-    graph = retrace(functionalize(lambda *v: list(interpret_eager(graph, v))), examples)
     arguments = tuple(Value("input", n) for n in flat.examples)
     output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
     results = tuple(Value("output", f"result{i}") for i in range(len(output.args[0])))
@@ -214,7 +229,7 @@ def _run(
     flat: FlatFunction, dtype: torch.dtype | None, names: Sequence[str], record: Callable[[str, torch.Tensor], None]
 ) -> None:
     values = flat.examples.values()
-    with plain_operators(), torch.no_grad():
+    with plain_operators(), torch.no_grad(), BeforeAutograd(eager=True):
         outputs = flat.run(*(t.to(dtype) if dtype and t.is_floating_point() else t.clone() for t in values))
     for name, output in zip(names, outputs, strict=True):
         record(name, output)
@@ -225,6 +240,15 @@ def _flatten(value: Any, what: str) -> tuple[list[torch.Tensor], Structure]:
         return flatten(value, lambda part: isinstance(part, torch.Tensor))
     except TypeError as error:
         raise CaptureError(f"{what}: {error}") from None
+
+
+def _check_dense(fn: Callable[..., Any], arguments: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in arguments.items():
+        if tensor.layout is not torch.strided:
+            raise UnsupportedOpError(
+                f"{usercode.where(fn)}: the argument {name!r} is a {tensor.layout} tensor, and only dense ones can be "
+                f"compiled. Use {DENSE}"
+            )
 
 
 def _is_differentiable(tensor: torch.Tensor) -> bool:

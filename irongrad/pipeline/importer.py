@@ -16,7 +16,7 @@ from torch_mlir.dialects import torch as torch_dialect
 from torch_mlir.extras.fx_importer import FxImporter
 
 from irongrad.pipeline.control_flow import ControlFlowImporter
-from irongrad.pipeline.diagnostics import toolchain_error
+from irongrad.pipeline.diagnostics import lowering_error
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.runtime.errors import ToolchainError
 
@@ -44,7 +44,8 @@ def import_functions(graph: StepGraph, scratch: Path) -> ImportedStep:
     """Import every function of `graph`; intermediate files are left in `scratch` when something fails.
 
     Raises:
-        ToolchainError: torch-mlir cannot import or lower a function; with its diagnostic and the user's line.
+        UnsupportedOpError: torch-mlir cannot lower an operator with these arguments; with the user's line.
+        ToolchainError: torch-mlir fails otherwise; with its diagnostic and the user's line.
     """
     context = ir.Context()
     torch_dialect.register_dialect(context)
@@ -61,5 +62,5 @@ def import_functions(graph: StepGraph, scratch: Path) -> ImportedStep:
     command = [str(tool), f"--pass-pipeline={_LOWERING}", "--mlir-print-debuginfo", str(source), "-o", str(target)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise toolchain_error("torch-mlir", result, source)
+        raise lowering_error(result, source)
     return ImportedStep(graph, text, target.read_text())

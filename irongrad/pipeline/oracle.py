@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from irongrad.decompositions.registry import BeforeAutograd
 from irongrad.pipeline.capture import CapturedStep, PredictModule, StepModule, mode
 from irongrad.pipeline.differentiate import name_of
 from irongrad.pipeline.dtypes import to_numpy
@@ -134,7 +135,7 @@ def run_eager(
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
     _record_inference(captured, twin, graph, inputs, noise, record)
     for number in range(steps):
-        with _draws(graph, number), noise, mode(module.model, training=True):
+        with _draws(graph, number), noise, mode(module.model, training=True), BeforeAutograd(eager=True):
             for optimizer in twin.optimizers:
                 optimizer.zero_grad(set_to_none=True)
             loss = module(*(t.clone() for t in inputs.values()))

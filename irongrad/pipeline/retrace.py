@@ -83,7 +83,7 @@ class Portable(torch.fx.Interpreter):
 
 
 def _region(graph: GraphModule) -> Callable[..., Any]:
-    return lambda *values: _Portable(graph).run(*values, enable_io_processing=False)
+    return lambda *values: Portable(graph).run(*values, enable_io_processing=False)
 
 
 def _without_negatives(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -19,8 +19,8 @@ from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from irongrad.pipeline.exported import FlatGraph
-from irongrad.pipeline.usercode import KEEP_SHAPE, VALUES_AS_SHAPE, is_user_file, line_of, where
-from irongrad.runtime.errors import CaptureError
+from irongrad.pipeline.usercode import KEEP_SHAPE, VALUES_AS_SHAPE, is_user_class, is_user_file, line_of, where
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 
 aten = torch.ops.aten
 
@@ -131,14 +131,6 @@ def _fingerprint(value: object, depth: int = 0) -> object:
     return id(value)
 
 
-def is_user_class(kind: type) -> bool:
-    """Whether `kind` is defined in the user's own code."""
-    try:
-        return is_user_file(inspect.getfile(kind))
-    except (OSError, TypeError):  # a built-in class, or one made in an interactive session
-        return kind.__module__ == "__main__"
-
-
 def _functions(module: nn.Module) -> list[FunctionType]:
     """The user's functions that a call of `module` may run: methods, hooks, the loss, and what they name."""
     found: dict[int, FunctionType] = {}
@@ -206,7 +198,7 @@ def check_graph(program: ExportedProgram) -> None:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
         if free_unbacked_symbols(node.meta.get("val")):
-            raise CaptureError(f"{line_of(node)}\n  {_unknown(node)}")
+            raise _unknown(node)
         arguments = zip(node.args, node.target._schema.arguments, strict=False)
         written = [graph.origin(a) for a, schema in arguments if _is_written(schema)]
         for argument in written:
@@ -215,13 +207,13 @@ def check_graph(program: ExportedProgram) -> None:
             source[node] = source[graph.origin(node.args[0])]
 
 
-def _unknown(node: torch.fx.Node) -> str:
+def _unknown(node: torch.fx.Node) -> UserError:
     if not isinstance(node.meta["val"], torch.Tensor):
-        return (
-            "a tensor's value is taken out as a number (.item(), int(), float()), which is not known at compile time. "
+        return CaptureError(
+            f"{line_of(node)}\n  a tensor's value is taken out as a number (.item(), int(), float()), which is not known at compile time. "
             "Keep it a tensor: arithmetic takes a tensor of no dimensions wherever it takes a number"
         )
-    return f"{node.target}: {VALUES_AS_SHAPE} {KEEP_SHAPE}"
+    return UnsupportedOpError(f"{line_of(node)}\n  {node.target}: {VALUES_AS_SHAPE} {KEEP_SHAPE}")
 
 
 def _is_written(argument: torch._C.Argument) -> bool:

@@ -8,7 +8,7 @@ import re
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import irongrad
-from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _OURS = tuple(str(Path(p).resolve()) for p in (Path(irongrad.__file__).parent, Path(torch.__file__).parent))
@@ -32,6 +32,14 @@ _LONGEST = 300
 def is_user_file(path: str) -> bool:
     """Whether `path` is neither PyTorch, IronGrad, the standard library nor another installed package."""
     return not path.startswith("<") and not path.startswith(_OURS) and not path.startswith(_LIBRARIES)
+
+
+def is_user_class(kind: type) -> bool:
+    """Whether `kind` is defined in the user's own code."""
+    try:
+        return is_user_file(inspect.getfile(kind))
+    except (OSError, TypeError):  # a built-in class, or one made in an interactive session
+        return kind.__module__ == "__main__"
 
 
 def line_of(node: torch.fx.Node, otherwise: str = "(line unknown)") -> str:
@@ -78,12 +86,17 @@ def user_frames() -> Iterator[None]:
     """Let traced nodes keep the stack frames of all code from the model or the loss inward, not of forwards only."""
 
     def kept(tracer: object, frames: traceback.StackSummary) -> traceback.StackSummary:
-        entries = [i for i, f in enumerate(frames) if f.filename in _ENTRIES]
-        inner = frames[entries[-1] + 1 :] if entries else frames
-        return traceback.StackSummary.from_list([f for f in inner if _is_layer_or_outside(f.filename)])
+        return traceback.StackSummary.from_list(_inner(frames))
 
     with mock.patch("torch.fx.proxy.TracerBase._filter_traceback_frames", kept):
         yield
+
+
+def _inner(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The frames from where the user's code was entered, without IronGrad's and all of PyTorch's but its layers."""
+    entries = [i for i, f in enumerate(frames) if f.filename in _ENTRIES]
+    inner = frames[entries[-1] + 1 :] if entries else frames
+    return [f for f in inner if _is_layer_or_outside(f.filename)]
 
 
 def _is_layer_or_outside(path: str) -> bool:
@@ -97,9 +110,30 @@ def place_of(error: Exception, thing: object) -> str:
     return f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else where(thing)
 
 
-def capture_error(error: Exception, module: nn.Module) -> CaptureError:
+@contextmanager
+def forward_frames() -> Iterator[None]:
+    """Let the backward operators of a function that is traced keep the stack frames of the forward's.
+
+    Autograd's anomaly mode asks torch.fx.traceback for the stack, which has that of an interpreted graph only.
+    """
+
+    def stack() -> list[str]:
+        return traceback.format_list(_inner(traceback.extract_stack()[:-1]))
+
+    with mock.patch("torch.fx.traceback.format_stack", stack):
+        yield
+
+
+def capture_error(error: Exception, module: object) -> UserError:
     """Translate what torch.export raised into the user's line and what to write instead."""
-    return CaptureError(f"{place_of(error, module)}\n  {_advice(type(error).__name__, str(error).strip())}")
+    from irongrad.pipeline.hints import refused_at_capture
+
+    if isinstance(error, UserError):
+        return error
+    place = place_of(error, module)
+    if refused := refused_at_capture(error):
+        return UnsupportedOpError(f"{place}\n  {refused}")
+    return CaptureError(f"{place}\n  {_advice(type(error).__name__, str(error).strip())}")
 
 
 DECISION = (
@@ -114,7 +148,7 @@ KEEP_SHAPE = "Keep the shape: multiply by the mask, or use torch.where(mask, x, 
 
 def _advice(kind: str, text: str) -> str:
     first = (text.splitlines()[0] if text else kind)[:_LONGEST]
-    if "data-dependent" in text or "GuardOnDataDependent" in kind or "control flow" in text.lower():
+    if "data-dependent" in text or "DataDependent" in kind or "control flow" in text.lower():
         return DECISION
     if "unbacked symbol" in text:
         return f"{VALUES_AS_SHAPE} {KEEP_SHAPE}"

@@ -9,33 +9,37 @@ import torch
 from torch import nn
 
 import irongrad as ig
+from irongrad.decompositions import decomposition_table
 from irongrad.pipeline.compile import COMMON_FLAGS, _iree_compile
-from irongrad.pipeline.diagnostics import toolchain_error
+from irongrad.pipeline.diagnostics import lowering_error, toolchain_error
 from irongrad.pipeline.driver import build, make_options
-from irongrad.runtime.errors import ToolchainError, VerificationError
+from irongrad.runtime.errors import ToolchainError, UnsupportedOpError, VerificationError
 from irongrad.targets import parse_target
 
 
-class Bessel(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return torch.special.bessel_j0(x) + self.linear(x)
+def failed(error: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.CompletedProcess(["tool"], 1, "", error)
 
 
-def test_an_operator_without_lowering_is_a_toolchain_error_at_the_users_line(tmp_path):
-    model = Bessel()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = ig.TrainStep(model, nn.functional.mse_loss, optimizer, {"x": torch.ones(2, 3), "y": torch.ones(2, 3)})
-    with pytest.raises(ToolchainError) as caught:
-        ig.compile(step, tmp_path / "out")
-    message = str(caught.value)
-    assert "bessel_j0" in message
-    assert "return torch.special.bessel_j0(x)" in message
-    assert "the module is kept at" in message
-    assert not (tmp_path / "out").exists()
+def test_an_operator_that_torch_mlir_cannot_lower_is_refused_at_the_users_line(tmp_path):
+    for text, name in [
+        ("failed to legalize operation 'torch.aten.erfinv': %1 = \"torch.aten.erfinv\"(%0) : (t) -> t", "aten.erfinv"),
+        ("failed to legalize operation 'torch.operator' that was explicitly marked illegal: "
+         '%0 = "torch.operator"(%arg0) <{name = "torch.aten.digamma"}> : (t) -> t', "aten.digamma"),
+    ]:  # fmt: skip
+        error = lowering_error(failed(f'{__file__}:1:0: error: {text} loc("{__file__}":1:0)'), tmp_path / "no.mlir")
+        assert type(error) is UnsupportedOpError
+        assert str(error).startswith(f'{__file__}:1: """What IREE')
+        assert f"{name} cannot be lowered by torch-mlir" in str(error)
+        assert "with the types (t) -> t" in str(error)
+
+
+def test_what_else_fails_is_a_toolchain_error_that_keeps_the_module(tmp_path):
+    (tmp_path / "module.mlir").write_text("module {}")
+    error = lowering_error(failed("error: out of cheese"), tmp_path / "module.mlir")
+    assert type(error) is ToolchainError
+    assert "out of cheese" in str(error)
+    assert "the module is kept at" in str(error)
 
 
 def test_a_crash_is_a_toolchain_error(tmp_path):
@@ -54,9 +58,7 @@ def test_a_wrong_number_is_never_written(tmp_path, monkeypatch):
     )  # fmt: skip
     ig.compile(step, tmp_path / "out", entry_points=("train_step",))
     before = (tmp_path / "out" / "manifest.json").read_bytes()
-    from irongrad.pipeline import decompositions
-
-    original = decompositions.decomposition_table()
+    original = decomposition_table()
     wrong = {**original, torch.ops.aten.mse_loss.default: lambda a, b, reduction=1: (a - b).square().mean() * 1.0001}
     monkeypatch.setattr("irongrad.pipeline.retrace.decomposition_table", lambda: wrong)
     with pytest.raises(VerificationError, match="disagrees with eager float64"):

@@ -1,0 +1,131 @@
+"""Refusing what cannot be compiled, by name and line, before torch-mlir and IREE are started."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from irongrad.pipeline import hints, usercode
+from irongrad.pipeline.core_operators import CONTROL_FLOW, CORE
+from irongrad.pipeline.dtypes import is_supported
+from irongrad.pipeline.graphs import Function, StepGraph
+from irongrad.runtime.errors import UnsupportedOpError
+
+MOST = 10  # refusals in one message
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An operator, or a value, that cannot be compiled.
+
+    Attributes:
+        operator: its name, such as `aten.unique_dim.default`.
+        line: the user's line that it comes from; for an operator of the backward pass that of the forward.
+        reason: why, to be read after the name.
+        advice: what to use instead, a sentence without its full stop.
+    """
+
+    operator: str
+    line: str
+    reason: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.operator} {self.reason}. {self.advice}"
+
+
+def check_operators(graph: StepGraph) -> None:
+    """Refuse all that cannot be compiled in any function of `graph`.
+
+    Raises:
+        UnsupportedOpError: naming every such operator, up to `MOST`.
+    """
+    if found := refusals(graph):
+        raise unsupported(found)
+
+
+def unsupported(found: Sequence[Refusal]) -> UnsupportedOpError:
+    """One error for all of `found`."""
+    if len(found) == 1:
+        return UnsupportedOpError(str(found[0]))
+    rows = [f"\n  {refusal}" for refusal in found[:MOST]]
+    more = f"\n  and {len(found) - MOST} more" if len(found) > MOST else ""
+    return UnsupportedOpError(f"{len(found)} operators cannot be compiled:{''.join(rows)}{more}")
+
+
+def refusals(graph: StepGraph) -> list[Refusal]:
+    """Everything in the functions of `graph` that cannot be compiled, each operator once a line."""
+    found = [r for name, function in graph.functions.items() for r in function_refusals(name, function)]
+    return list(dict.fromkeys(found))
+
+
+def function_refusals(name: str, function: Function) -> Iterator[Refusal]:
+    """Everything in one function of a step graph that cannot be compiled."""
+    nodes = function.graph.graph.nodes
+    for argument, node in zip(function.arguments, (n for n in nodes if n.op == "placeholder"), strict=True):
+        if problem := _value_problem(node):
+            where = "(the function's arguments)" if name == "call" else "(the step's inputs and state)"
+            yield Refusal(f"{argument.kind} {argument.name!r}", where, *problem)
+    otherwise = "(the optimizer's update)" if name in ("update", "mean", "accumulate") else "(line unknown)"
+    for node in nodes_of(function.graph):
+        if refusal := _refusal(node, otherwise):
+            yield refusal
+
+
+def nodes_of(graph: GraphModule) -> Iterator[Node]:
+    """The calls in `graph`, and in the bodies of its control flow."""
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            yield node
+        elif node.op == "get_attr" and isinstance(body := getattr(graph, str(node.target), None), GraphModule):
+            yield from nodes_of(body)
+
+
+def _refusal(node: Node, otherwise: str) -> Refusal | None:
+    line = usercode.line_of(node, otherwise)
+    target = node.target
+    if target is operator.getitem:
+        return None
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        if target.name() in CONTROL_FLOW:
+            return None
+        return Refusal(str(target), line, hints.NO_LOWERING, "Use torch.cond, or torch.while_loop, in its place")
+    if isinstance(target, torch._ops.OpOverload) and str(target) not in CORE:
+        return Refusal(_named(node), line, hints.reason(target), hints.advice(str(target)))
+    problem = _value_problem(node)
+    if problem is None or any(_value_problem(n) for n in node.all_input_nodes):
+        return None  # where its inputs have the problem already, they are refused
+    return Refusal(_named(node), line, *problem)
+
+
+def _named(node: Node) -> str:
+    """The operator, and what the user called where that is another."""
+    origin = origin_of(node)
+    return str(node.target) if origin in (None, str(node.target)) else f"{node.target}, a part of {origin},"
+
+
+def origin_of(node: Node) -> str | None:
+    """The operator in the first graph of which `node` became; None where the compiler itself added it."""
+    source = node.meta.get("from_node")
+    name: str | None = None
+    while source:
+        name, source = source[0].target, source[0].from_node
+    return name
+
+
+def _value_problem(node: Node) -> tuple[str, str] | None:
+    """Why a value of `node` cannot be compiled, and what to do."""
+    for value in torch.utils._pytree.tree_leaves(node.meta.get("val")):
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.layout is not torch.strided:
+            return f"gives a {value.layout} tensor, and only dense ones can be compiled", f"Use {hints.DENSE}"
+        if value.is_complex():
+            return f"gives {value.dtype} values, which no target computes", f"Use {hints.COMPLEX}"
+        if not is_supported(value.dtype):
+            return f"gives {value.dtype} values, which no target computes", "Use x.to(torch.float32) outside"
+    return None
