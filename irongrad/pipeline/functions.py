@@ -152,13 +152,7 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
     """
     examples = list(flat.examples.values())
     try:
-        with (
-            usercode.quiet_export(),
-            usercode.user_frames(),
-            usercode.forward_frames(),
-            plain_operators(),
-            BeforeAutograd(),
-        ):
+        with usercode.quiet_export(), plain_operators(), BeforeAutograd():
             traced = _trace(flat.run, examples)
         graph = retrace(functionalize(lambda *v: list(interpret_eager(traced, v))), examples)
     except Exception as error:
@@ -174,7 +168,8 @@ def _trace(run: Callable[..., list[torch.Tensor]], examples: Sequence[torch.Tens
     with mode:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
     # Under anomaly detection autograd's nodes keep the stack traces of the forward operators that made them.
-    with mode, preserve_node_meta(), torch.autograd.detect_anomaly(check_nan=False):
+    anomaly = torch.autograd.detect_anomaly(check_nan=False)
+    with mode, usercode.user_frames(), usercode.forward_frames(), preserve_node_meta(), anomaly:
         return make_fx(run, tracing_mode="real", record_stack_traces=True)(*fakes)
 
 
