@@ -33,6 +33,7 @@ class TrainStep:
             them, as many from the front as it has required positional parameters, handed over by position.
         clip_grad_norm: the `max_norm` of `torch.nn.utils.clip_grad_norm_`, applied before the update.
         clip_grad_value: the `clip_value` of `torch.nn.utils.clip_grad_value_`, applied before the update.
+        seed: of the random numbers that the step draws, for dropout and the like; `Session.seed` changes it.
 
     Raises:
         CaptureError: an input that is no tensor or has no usable name, an optimizer over other parameters.
@@ -45,12 +46,15 @@ class TrainStep:
     model_inputs: Sequence[str] | None = None
     clip_grad_norm: float | None = None
     clip_grad_value: float | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         _check_inputs(self.inputs)
         for name in self.model_inputs or ():
             if name not in self.inputs:
                 raise CaptureError(f"model_inputs names {name!r}, which is not in inputs {list(self.inputs)}")
+        if not 0 <= self.seed < 2**63:
+            raise CaptureError(f"seed is {self.seed}; it must be an integer from 0 to 2**63 - 1")
         _check_call(self)
         _check_optimizers(self)
 

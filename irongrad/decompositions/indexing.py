@@ -1,4 +1,4 @@
-"""Gathering, scattering and indexing."""
+"""Gathering and indexing."""
 
 from __future__ import annotations
 
@@ -11,41 +11,36 @@ aten = torch.ops.aten
 keeps(aten.stack.default)  # so that `stack_scalars_first` finds it
 
 
-# torch-mlir 20261001 aborts the process on a negative dimension of these (an assertion in its scatter lowering).
-_DIM_AT_ONE = (
-    aten.scatter.src,
-    aten.scatter.value,
-    aten.scatter.reduce,
-    aten.scatter_add.default,
-    aten.scatter_reduce.two,
-    aten.gather.default,
-    aten.index_select.default,
-    aten.cumsum.default,
-)
+@decomposes(aten.gather.default)
+def _gather(x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> torch.Tensor:
+    if index.numel() == 0:
+        return x.new_zeros(index.shape)
+    if x.ndim == 0 or index.ndim == 0:
+        gathered = aten.gather.default(_at_least_1d(x), 0, _at_least_1d(index))
+        return gathered.reshape(index.shape)
+    if dim < 0:
+        return aten.gather.default(x, dim + x.ndim, index)
+    return NotImplemented
 
 
-def _with_positive_dim(op: torch._ops.OpOverload) -> None:
-    @decomposes(op)
-    def rewrite(self: torch.Tensor, dim: int, *args: object, **kwargs: object) -> object:
-        if dim >= 0:
-            return NotImplemented
-        return op(self, dim + self.ndim, *args, **kwargs)
+@decomposes(aten.index_select.default)
+def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    if x.ndim == 0:
+        return aten.index_select.default(x.reshape(1), 0, index.reshape(-1)).reshape([])
+    if dim < 0 or index.ndim == 0:
+        return aten.index_select.default(x, dim % x.ndim, index.reshape(-1))
+    return NotImplemented
 
 
-for _op in _DIM_AT_ONE:
-    _with_positive_dim(_op)
+@decomposes(aten.take.default)
+def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    places = _from_the_front(index, x.numel()).reshape(-1)
+    return aten.index_select.default(x.reshape(-1), 0, places).reshape(index.shape)
 
 
-@decomposes(aten.embedding_dense_backward.default)
-def _embedding_dense_backward(
-    grad: torch.Tensor, indices: torch.Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
-) -> torch.Tensor:
-    """The gradient of a row is the sum of the output gradients of the positions that looked it up."""
-    if scale_grad_by_freq:
-        return NotImplemented
-    rows = grad.reshape(-1, grad.shape[-1])
-    flat = indices.reshape(-1)
-    if padding_idx >= 0:
-        rows = torch.where((flat == padding_idx).unsqueeze(1), torch.zeros_like(rows), rows)
-    zeros = rows.new_zeros((num_weights, rows.shape[1]))
-    return aten.index_put.default(zeros, [flat], rows, True)
+def _at_least_1d(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(1) if x.ndim == 0 else x
+
+
+def _from_the_front(index: torch.Tensor, size: int) -> torch.Tensor:
+    return torch.where(index < 0, index + size, index)

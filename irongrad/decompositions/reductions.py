@@ -1,6 +1,6 @@
 """Sums over many elements in levels, and what is made of sums: means, variances, norms and long matrix products.
 
-IREE 3.13.0 adds up a reduction in one float32 chain for each output element, whose error grows with its length: a
+IREE 3.13.0 adds up a reduction in one chain for each output element, whose error grows with its length: a
 mean over 2 million squares is wrong by 1e-3. Summed in chunks of about the square root of the length, and then over
 the chunks, the error is that of two short chains (N. J. Higham, "The accuracy of floating point summation", SIAM
 J. Sci. Comput. 14, 1993).
@@ -21,6 +21,12 @@ LONGEST_CHAIN = 1024  # elements that are added in one chain
 LONGEST_PRODUCT = 2048  # the same for matrix products, at whose chunks memory is spent
 _UNEVEN = 8  # a chunk may be this much smaller than wanted before padding is the lesser evil
 
+# Eager adds these up in float32 (aten/src/ATen/OpMathType.h), torch-mlir 20261001 in the dtype itself.
+_HALVES = (torch.float16, torch.bfloat16)
+
+# Products of half-precision matrices are added up in float32 by torch-mlir.
+_CHUNKED = (torch.float32, torch.float64)
+
 _Dims = Sequence[int] | None
 
 
@@ -32,7 +38,9 @@ def _sum(
     dims = _dims_of(x, dim)
     count = _count(x, dims)
     x = x if dtype is None else x.to(dtype)
-    if count <= LONGEST_CHAIN or x.dtype != torch.float32:
+    if x.dtype in _HALVES and count > 1:
+        return aten.sum.dim_IntList(x, dim, keepdim, dtype=torch.float32).to(x.dtype)
+    if count <= LONGEST_CHAIN or not x.is_floating_point():
         return NotImplemented
     border, chunk = _chunk(x, dims, min(math.isqrt(count), LONGEST_CHAIN))
     inner = [border, *(d for d in dims if d > border)]
@@ -74,9 +82,12 @@ def _mean(
     x: torch.Tensor, dim: _Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     count = _count(x, _dims_of(x, dim))
+    x = x if dtype is None else x.to(dtype)
+    if x.dtype in _HALVES:
+        return aten.mean.dim(x.float(), dim, keepdim).to(x.dtype)
     if count <= LONGEST_CHAIN:
         return NotImplemented
-    return aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype) / count
+    return aten.sum.dim_IntList(x, dim, keepdim) / count
 
 
 @decomposes(aten.var.correction)
@@ -92,6 +103,9 @@ def _var_mean(
 
     torch-mlir 20261001 would compute both in float64, at half the speed.
     """
+    if x.dtype in _HALVES:
+        variance, mean = aten.var_mean.correction(x.float(), dim, correction=correction, keepdim=keepdim)
+        return variance.to(x.dtype), mean.to(x.dtype)
     dims = _dims_of(x, dim)
     count = _count(x, dims)
     mean = aten.sum.dim_IntList(x, dims, True) / count
@@ -106,15 +120,17 @@ def _vector_norm(
     x: torch.Tensor, ord: float = 2, dim: _Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """The Euclidean norm without powers: IREE's `powf` costs more than a product and a root, and is less accurate."""
+    x = x if dtype is None else x.to(dtype)
+    if x.dtype in _HALVES:
+        return aten.linalg_vector_norm.default(x.float(), ord, dim, keepdim).to(x.dtype)
     if ord != 2 or x.is_complex():
         return NotImplemented
-    x = x if dtype is None else x.to(dtype)
     return aten.sum.dim_IntList(x * x, dim, keepdim).sqrt()
 
 
 @decomposes(aten.mm.default)
 def _mm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    if x.shape[1] <= LONGEST_PRODUCT or x.dtype != torch.float32:
+    if x.shape[1] <= LONGEST_PRODUCT or x.dtype not in _CHUNKED:
         return NotImplemented
     return aten.bmm.default(x.unsqueeze(0), y.unsqueeze(0)).squeeze(0)
 
@@ -126,7 +142,7 @@ def _bmm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     In one chain, IREE's error is 8 times that of eager's blocked kernels at K = 4096, and 13 times at K = 65536.
     """
     length = x.shape[2]
-    if length <= LONGEST_PRODUCT or x.dtype != torch.float32:
+    if length <= LONGEST_PRODUCT or x.dtype not in _CHUNKED:
         return NotImplemented
     chunk = _divisor(length, LONGEST_CHAIN)
     left = _in_chunks(x, 2, chunk).transpose(1, 2)  # [B, chunks, M, chunk]

@@ -16,13 +16,18 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from irongrad.decompositions.registry import BeforeAutograd
 from irongrad.pipeline import autograd_functions, sideeffects, usercode
-from irongrad.pipeline.exported import FlatGraph
+from irongrad.pipeline.eager_control_flow import eager_control_flow
+from irongrad.pipeline.exported import FlatGraph, region_of
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
-from irongrad.runtime.errors import CaptureError, UnsupportedOpError
+from irongrad.pipeline.recurrent_layers import recurrent_layers
+from irongrad.pipeline.regions import aliases_allowed
+from irongrad.random import draws, is_random, undrawable
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.step import Call, TrainStep, call_of
 
 MODEL_PREFIX = "model."
@@ -135,7 +140,7 @@ def plain_operators() -> Iterator[None]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # leaving mkldnn.flags warns about Intel GPUs
-        with sdpa_kernel([SDPBackend.MATH]), torch.backends.mkldnn.flags(enabled=False):
+        with sdpa_kernel([SDPBackend.MATH]), torch.backends.mkldnn.flags(enabled=False), aliases_allowed():
             yield
 
 
@@ -145,7 +150,7 @@ def capture(step: TrainStep) -> CapturedStep:
     Raises:
         CaptureError: a data-dependent branch, a side effect, an unused input, a loss that is not a
             floating-point scalar; with the user's file and line.
-        UnsupportedOpError: an operator that cannot be compiled yet (random ones).
+        UnsupportedOpError: random numbers that a compiled step cannot draw.
     """
     module = StepModule(step)
     values = tuple(step.inputs.values())
@@ -160,15 +165,16 @@ def capture(step: TrainStep) -> CapturedStep:
 
 
 def export(module: nn.Module, values: tuple[torch.Tensor, ...]) -> ExportedProgram:
-    """torch.export `module` and check that it is a function of its inputs and buffers, and draws nothing.
+    """torch.export `module` and check that it is a function of its inputs, its buffers and a seed.
 
     Raises:
         CaptureError: it is not.
-        UnsupportedOpError: it draws random numbers.
+        UnsupportedOpError: it draws random numbers that a compiled step cannot draw.
     """
     try:
         with (
             plain_operators(),
+            recurrent_layers(),
             usercode.quiet_export(),
             usercode.user_frames(),
             sideeffects.refused(module),
@@ -177,12 +183,12 @@ def export(module: nn.Module, values: tuple[torch.Tensor, ...]) -> ExportedProgr
             autograd_functions.kept(),
         ):
             program = torch.export.export(module, tuple(v.detach() for v in values), strict=False)
-    except CaptureError:
+    except UserError:
         raise
     except Exception as error:
         raise usercode.capture_error(error, getattr(module, "model", module)) from error
     sideeffects.check_graph(program)
-    refuse_random(program)
+    _refuse_undrawable(program.graph_module)
     return program
 
 
@@ -192,7 +198,7 @@ def _export_predict(
     call = call_of(step)
     names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
     probe = PredictModule(module, names)
-    with torch.no_grad():
+    with torch.no_grad(), eager_control_flow():
         outputs = tuple(_run_untouched(probe, tuple(step.inputs[n] for n in names)))
     if not outputs:
         return None, (), ()
@@ -241,38 +247,31 @@ def _check_used(program: ExportedProgram, step: TrainStep) -> None:
             )
 
 
-def refuse_random(program: ExportedProgram) -> None:
-    """Refuse random operators by name: the compiled step has no random stream yet.
+# Regions of an exported graph that are part of it; the others (branches, loops) run any number of times.
+_INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
+
+
+def _refuse_undrawable(graph: GraphModule, *, once: bool = True) -> None:
+    """Refuse by name what draws random numbers that a compiled step cannot draw.
+
+    Args:
+        graph: the graph, with its regions.
+        once: whether it runs once a step; no number of a call would tell apart the draws of a loop.
 
     Raises:
-        UnsupportedOpError: the first of them, with the user's line.
+        UnsupportedOpError: the first such call, with the user's line.
     """
-    for node in FlatGraph(program).nodes:
-        target = node.target
-        if not isinstance(target, torch._ops.OpOverload):
+    for node in graph.graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            inlined = node.target.name() in _INLINED
+            for region in (region_of(graph, a) for a in node.args):
+                if region is not None:
+                    _refuse_undrawable(region, once=once and inlined)
             continue
-        if torch.Tag.nondeterministic_seeded not in target.tags or _draws_nothing(node):
-            continue
-        raise UnsupportedOpError(
-            f"{usercode.line_of(node)}: {target} draws random numbers, which a compiled step cannot do yet. Set the "
-            "dropout probability to 0 (model.apply over nn.Dropout, or the configuration's dropout fields), or pass "
-            "the random tensor as an input"
-        )
-
-
-def _draws_nothing(node: torch.fx.Node) -> bool:
-    """Whether a dropout-like call is the identity: its probability is 0, or it is not in training mode."""
-    arguments = dict(node.kwargs)
-    schema = node.target._schema.arguments
-    arguments.update({a.name: v for a, v in zip(schema, node.args, strict=False)})
-    for name in ("p", "dropout_p", "dropout"):
-        if arguments.get(name) in (0, 0.0):
-            return True
-    has_probability = any(a.name in ("p", "dropout_p", "dropout") for a in schema)
-    if has_probability:
-        defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
-        probability = next((defaults[n] for n in ("p", "dropout_p", "dropout") if n in defaults), None)
-        named = {"p", "dropout_p", "dropout"} & arguments.keys()
-        if not named and probability == 0.0:
-            return True
-    return arguments.get("train") is False or arguments.get("training") is False
+        reason = None
+        if is_random(node.target):
+            reason = undrawable(node.target, [*node.args, *node.kwargs.values()])
+        if reason is None and not once and draws(node.target):
+            reason = "draws random numbers in a branch or a loop. Draw them before it, and hand them in"
+        if reason is not None:
+            raise UnsupportedOpError(f"{usercode.line_of(node)}: {node.target} {reason}")

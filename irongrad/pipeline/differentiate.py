@@ -18,13 +18,15 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch.export import ExportedProgram
+from torch.export import CustomDecompTable, ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind, OutputKind
 
 from irongrad.pipeline import usercode
 from irongrad.pipeline.capture import MODEL_PREFIX, CapturedStep, StepModule, loss_node, plain_operators
+from irongrad.pipeline.drawing import random_state, trace
 from irongrad.pipeline.graphs import Function, StateTensor, Value
-from irongrad.pipeline.retrace import interpret_eager, retrace
+from irongrad.pipeline.retrace import interpret_eager
+from irongrad.random import draws
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import Role
 
@@ -35,7 +37,8 @@ class JointStep:
 
     Attributes:
         captured: what it was made from.
-        state: parameters, buffers and constants of the model (and of a loss that is a module).
+        state: parameters, buffers and constants of the model (and of a loss that is a module), and the seed and count
+            of random draws.
         joint: state and inputs -> updated buffers, loss, gradients.
         eval: state and inputs -> loss.
         predict: state and model inputs -> the model's outputs; None where there are none.
@@ -64,7 +67,8 @@ def differentiate(captured: CapturedStep) -> JointStep:
         predict = _inference(captured.predict, names, captured.predict_inputs, captured.output_names)
         if captured.step.loss is None:
             predict = _without_unused_inputs(predict)
-    return JointStep(captured, tuple(names.state.values()), joint, evaluation, predict)
+    state = (*names.state.values(), *random_state((joint, evaluation, predict), captured.step.seed))
+    return JointStep(captured, state, joint, evaluation, predict)
 
 
 def name_of(path: str) -> str:
@@ -166,8 +170,8 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
         outputs = interpret_eager(joint, (*values, ones))
         return [outputs[i] for i in kept]
 
-    graph = retrace(run, [e for e, n in zip(examples, placeholders, strict=True) if not _is_tangent(n)])
-    return Function(graph, tuple(arguments), tuple(results))
+    given = [e for e, n in zip(examples, placeholders, strict=True) if not _is_tangent(n)]
+    return trace(run, given, arguments, results)
 
 
 def _constants_as_buffers(exported: nn.Module) -> None:
@@ -226,11 +230,18 @@ def _without_unused_inputs(function: Function) -> Function:
     return Function(graph, tuple(arguments), function.results)
 
 
+def _without_draws(table: CustomDecompTable) -> CustomDecompTable:
+    """`table` with random operators left as they are, so that each makes one draw, as in eager."""
+    for operator in [op for op in table if draws(op)]:
+        table.pop(operator)
+    return table
+
+
 def _inference(
     program: ExportedProgram, names: _StateNames, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> Function:
     with plain_operators(), usercode.quiet_export():
-        program = program.run_decompositions()
+        program = program.run_decompositions(_without_draws(default_decompositions()))
     arguments: list[Value] = []
     examples: list[torch.Tensor] = []
     remaining = list(inputs)
@@ -257,5 +268,4 @@ def _inference(
             results.append(Value("output", left.pop(0)))
         else:
             raise CaptureError(f"evaluation writes into an input ({spec}); return the new value instead")
-    graph = retrace(lambda *v: list(interpret_eager(program.graph_module, v)), examples)
-    return Function(graph, tuple(arguments), tuple(results))
+    return trace(lambda *v: interpret_eager(program.graph_module, v), examples, arguments, results)

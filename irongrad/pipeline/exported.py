@@ -33,9 +33,9 @@ class FlatGraph:
 
     def _add(self, graph: GraphModule) -> None:
         for node in graph.graph.nodes:
-            region = next((i for i, a in enumerate(node.args) if _region(graph, a) is not None), None)
+            region = next((i for i, a in enumerate(node.args) if region_of(graph, a) is not None), None)
             if region is not None:
-                self._enter(node, region, _region(graph, node.args[region]))
+                self._enter(node, region, region_of(graph, node.args[region]))
             elif node.target is operator.getitem and node.args[0] in self._results:
                 self._origin[node] = self._results[node.args[0]][node.args[1]]
             else:
@@ -49,7 +49,8 @@ class FlatGraph:
         self._results[call] = list(output) if isinstance(output, (tuple, list)) else [output]
 
 
-def _region(graph: GraphModule, argument: object) -> GraphModule | None:
+def region_of(graph: GraphModule, argument: object) -> GraphModule | None:
+    """The region of `graph` that an argument of a node names, if it names one."""
     if not (isinstance(argument, Node) and argument.op == "get_attr"):
         return None
     target = getattr(graph, str(argument.target), None)

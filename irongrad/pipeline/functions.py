@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
 from irongrad.decompositions.registry import BeforeAutograd
@@ -25,7 +26,9 @@ from irongrad.pipeline import usercode
 from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.capture import plain_operators
 from irongrad.pipeline.compile import compile_module
+from irongrad.pipeline.complex import in_reals
 from irongrad.pipeline.dtypes import to_numpy
+from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.hints import DENSE
 from irongrad.pipeline.importer import import_functions
@@ -33,11 +36,13 @@ from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.legality import check_operators
 from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
 from irongrad.pipeline.package import package
+from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.retrace import interpret_eager, retrace
+from irongrad.random import Draws
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.function import CompiledFunction
 from irongrad.runtime.golden import Golden, key_of
-from irongrad.runtime.manifest import FunctionSpec
+from irongrad.runtime.manifest import SEED, FunctionSpec
 from irongrad.runtime.structure import Structure, flatten, unflatten
 from irongrad.targets import parse_target
 
@@ -48,7 +53,7 @@ class FlatFunction:
 
     Attributes:
         run: flat tensors -> flat tensors; with gradients, the outputs and then the gradients.
-        examples: example tensors by name.
+        examples: example tensors by name; last the seed, where the function draws random numbers.
         arguments: the structure of the user's positional arguments.
         result: the structure of what the compiled function returns.
     """
@@ -64,7 +69,8 @@ def compile_function(
 ) -> CompiledFunction:
     """Compile a function of tensors, and verify it on the example arguments against eager float64.
 
-    Functions that call `torch.func.grad`, `vjp`, `jvp`, `vmap` or `hessian` inside are functions like any other.
+    Functions that call `torch.func.grad`, `vjp`, `jvp`, `vmap` or `hessian` inside are functions like any other. One
+    that draws random numbers becomes a function of a seed: `compiled(x, seed=3)`, 0 by default.
 
     Args:
         fn: takes and returns tensors, or tuples, lists and dictionaries of them. It may change its own
@@ -130,18 +136,40 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
 
     names = _names(fn, structure)
     _check_dense(fn, dict(zip(names, tensors, strict=True)))
-    try:
-        with torch.no_grad(), plain_operators():
-            outputs = value(*(t.clone() for t in tensors))
-    except Exception as error:
-        raise usercode.capture_error(error, fn) from error
+    with _located(fn), torch.no_grad(), plain_operators(), eager_control_flow(), Draws(0, 0) as drawn:
+        outputs = value(*(t.clone() for t in tensors))
     result = found[0]
     if gradients:
         _check_scalar(outputs, fn)
         differentiable = iter(Structure("leaf") if _is_differentiable(t) else Structure("constant") for t in tensors)
         result = Structure("tuple", (result, _replaced(structure, differentiable)))
     run = value_and_gradients if gradients else value
-    return FlatFunction(run, dict(zip(names, tensors, strict=True)), structure, result)
+    examples = dict(zip(names, tensors, strict=True))
+    if drawn.count:
+        run, examples[SEED] = _seeded(run), torch.tensor(0)
+    return FlatFunction(run, examples, structure, result)
+
+
+def _seeded(run: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
+    """`run` with the seed of what it draws as a last argument."""
+
+    def seeded(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        *leaves, seed = tensors
+        with Draws(seed, 0):
+            return run(*leaves)
+
+    return seeded
+
+
+@contextmanager
+def _located(fn: Callable[..., Any]) -> Iterator[None]:
+    """Begin the message of what a run of `fn` raises with the line of `fn` where it does."""
+    try:
+        yield
+    except UnsupportedOpError as error:
+        raise UnsupportedOpError(f"{usercode.place_of(error, fn)}: {error}") from error
+    except Exception as error:
+        raise usercode.capture_error(error, fn) from error
 
 
 def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
@@ -152,8 +180,15 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
     """
     examples = list(flat.examples.values())
     try:
-        with usercode.quiet_export(), plain_operators(), BeforeAutograd():
-            traced = _trace(flat.run, examples)
+        with (
+            usercode.quiet_export(),
+            usercode.user_frames(),
+            usercode.forward_frames(),
+            plain_operators(),
+            recurrent_layers(),
+            BeforeAutograd(),
+        ):
+            traced = in_reals(_trace(flat.run, examples))
         graph = retrace(functionalize(lambda *v: list(interpret_eager(traced, v))), examples)
     except Exception as error:
         raise usercode.capture_error(error, fn) from error
@@ -164,12 +199,11 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
 
 
 def _trace(run: Callable[..., list[torch.Tensor]], examples: Sequence[torch.Tensor]) -> GraphModule:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     with mode:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
     # Under anomaly detection autograd's nodes keep the stack traces of the forward operators that made them.
-    anomaly = torch.autograd.detect_anomaly(check_nan=False)
-    with mode, usercode.user_frames(), usercode.forward_frames(), preserve_node_meta(), anomaly:
+    with mode, preserve_node_meta(), torch.autograd.detect_anomaly(check_nan=False):
         return make_fx(run, tracing_mode="real", record_stack_traces=True)(*fakes)
 
 
@@ -190,6 +224,7 @@ def golden_of_function(flat: FlatFunction, graph: StepGraph) -> Golden:
     return Golden(0, oracle, inputs, exact.arrays, {n: spread.allowed(n) for n in names})
 
 
+@eager_control_flow()
 def _run(
     flat: FlatFunction, dtype: torch.dtype | None, names: Sequence[str], record: Callable[[str, torch.Tensor], None]
 ) -> None:

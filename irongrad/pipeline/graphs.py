@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import GraphModule
 
-from irongrad.runtime.manifest import Role
+from irongrad.runtime.manifest import SEED, Role
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class StateTensor:
 
     Attributes:
         name: its key in checkpoints; PyTorch's own name for a parameter or buffer,
-            `optimizer/<key>/<parameter>` for optimizer state, `irongrad/steps` for the step count.
+            `optimizer/<key>/<parameter>` for optimizer state, `irongrad/steps` for the step count, `irongrad/seed` and
+            `irongrad/draws` for random numbers.
         role: what it is.
         initial: its value before the first step, on the CPU.
         aliases: other names of the same tensor in the model (tied weights).
@@ -90,6 +91,13 @@ class StepGraph:
     hypers: Mapping[str, float]
     fixed: Mapping[str, float] = field(default_factory=dict)
     functions: Mapping[str, Function] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int | None:
+        """The initial seed of the random numbers; None where nothing is drawn."""
+        if SEED in self.inputs:
+            return int(self.inputs[SEED])
+        return next((int(t.initial) for t in self.state if t.name == SEED), None)
 
     def tensor(self, name: str) -> StateTensor:
         """The state tensor called `name`."""

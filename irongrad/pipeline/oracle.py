@@ -12,7 +12,7 @@ import copy
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CellType, FunctionType
 
 import numpy as np
@@ -25,19 +25,25 @@ from irongrad.decompositions.registry import BeforeAutograd
 from irongrad.pipeline.capture import CapturedStep, PredictModule, StepModule, mode
 from irongrad.pipeline.differentiate import name_of
 from irongrad.pipeline.dtypes import to_numpy
+from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.graphs import StepGraph
+from irongrad.random import Draws, is_random
 from irongrad.runtime.golden import Golden, key_of
-from irongrad.runtime.manifest import STEPS, Role
+from irongrad.runtime.manifest import DRAWS, STEPS, Role
 from irongrad.runtime.verification import largest_error
 from irongrad.step import TrainStep
 
 FACTOR = 4.0  # how much worse than eager in the same dtypes a compiled result may be
 FLOOR_ULPS = 16.0  # what is allowed in any case, in last-place units of the largest element
+# The same where the step computes in float64 as the oracle does, whose own rounding is then unknown: eager adds up the
+# squares of a norm in one chain, and is 1,500 units off at 10 million elements.
+FLOOR_ULPS_FLOAT64 = 8192.0
 NOISY_RUNS = 6
 NOISY_RUNS_OF_LARGE_STEPS = 3  # large: a state of more than LARGE elements, where a run takes seconds
 LARGE = 1_000_000
 NOISE_ULPS = 4.0  # a sum in another order rounds more often than the one operator that eager has for it
 
+_EPS_FLOAT64 = float(torch.finfo(torch.float64).eps)
 _STRETCH = 1 << 17
 
 # Operators that move values and round nothing.
@@ -85,9 +91,10 @@ class Spread:
 
     def allowed(self, key: str) -> float:
         """The largest error of a compiled value that is right."""
-        with np.errstate(invalid="ignore"):
-            scale = float(np.max(np.abs(self.exact.arrays[key]), initial=0.0))
-        return FACTOR * self.largest[key] + FLOOR_ULPS * self.eps[key] * scale
+        exact = self.exact.arrays[key]
+        scale = float(np.max(np.abs(exact[np.isfinite(exact)]), initial=0.0))
+        ulps = FLOOR_ULPS_FLOAT64 if self.eps[key] == _EPS_FLOAT64 else FLOOR_ULPS
+        return FACTOR * self.largest[key] + ulps * self.eps[key] * scale
 
 
 def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
@@ -108,6 +115,7 @@ def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
     return Golden(steps, oracle, inputs, exact.arrays, {key: spread.allowed(key) for key in exact.arrays})
 
 
+@eager_control_flow()
 def run_eager(
     captured: CapturedStep, graph: StepGraph, dtype: torch.dtype | None, steps: int, seed: int | None, record: Recorder
 ) -> None:
@@ -125,10 +133,9 @@ def run_eager(
     module = StepModule(twin)
     inputs = {n: t.to(dtype) if dtype and t.is_floating_point() else t.clone() for n, t in twin.inputs.items()}
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
-    # On a copy of its own: a forward may write into buffers in evaluation mode too.
-    _record_inference(captured, StepModule(twin_of(twin, None)), inputs, noise, record)
+    _record_inference(captured, twin, graph, inputs, noise, record)
     for number in range(steps):
-        with noise, mode(module.model, training=True), BeforeAutograd(eager=True):
+        with _draws(graph, number), noise, mode(module.model, training=True), BeforeAutograd(eager=True):
             for optimizer in twin.optimizers:
                 optimizer.zero_grad(set_to_none=True)
             loss = module(*(t.clone() for t in inputs.values()))
@@ -156,7 +163,7 @@ def twin_of(step: TrainStep, dtype: torch.dtype | None) -> TrainStep:
         model.to(dtype)
         if isinstance(loss, nn.Module):
             loss.to(dtype)
-    return TrainStep(model, loss, optimizers, step.inputs, step.model_inputs, step.clip_grad_norm, step.clip_grad_value)
+    return replace(step, model=model, loss=loss, optimizer=optimizers)
 
 
 def _rebound(function: FunctionType, memo: dict[int, object]) -> FunctionType:
@@ -189,8 +196,8 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
         if tensor.role is Role.OPTIMIZER:
             _, key, name = tensor.name.split("/", 2)
             result[tensor.name] = states[id(parameters[name])][key]
-        elif tensor.name == STEPS:
-            result[STEPS] = tensor.initial + steps
+        elif tensor.name in (STEPS, DRAWS):
+            result[tensor.name] = tensor.initial + steps
         else:
             result[tensor.name] = tensors.get(tensor.name, tensor.initial)
     return result
@@ -213,6 +220,8 @@ class RoundingNoise(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))
+        if is_random(func):
+            return result  # a draw is exact: a mask is 0 or 1, and a uniform number below 1
         if func.is_view or func in _MOVES or (func._schema.is_mutable and result is not None and _is_scalar(result)):
             return result  # a step count is no rounded value
         for tensor in torch.utils._pytree.tree_leaves(result):
@@ -251,19 +260,28 @@ def _clip(step: TrainStep) -> None:
         clip_grad_norm_(held, step.clip_grad_norm)
 
 
+def _draws(graph: StepGraph, number: int) -> AbstractContextManager[object]:
+    """The random numbers of a compiled step after `number` others; nothing where it draws none."""
+    return Draws(graph.seed, number) if graph.seed is not None else nullcontext()
+
+
 def _record_inference(
     captured: CapturedStep,
-    module: StepModule,
+    step: TrainStep,
+    graph: StepGraph,
     inputs: dict[str, torch.Tensor],
     noise: AbstractContextManager[object],
     record: Recorder,
 ) -> None:
-    outputs: dict[str, torch.Tensor] = {}
-    with torch.no_grad(), noise, mode(module.model, training=False):
-        loss = module(*(t.clone() for t in inputs.values()))
-        if captured.predict is not None:
-            probe = PredictModule(module, captured.predict_inputs)
-            outputs = probe.named(*(inputs[n].clone() for n in captured.predict_inputs))
-    record(key_of("eval", 0), loss)
+    """Each from the initial state, on a copy: a forward may write into buffers in evaluation mode too."""
+    module = StepModule(twin_of(step, None))
+    with torch.no_grad(), _draws(graph, 0), noise, mode(module.model, training=False):
+        record(key_of("eval", 0), module(*(t.clone() for t in inputs.values())))
+    if captured.predict is None:
+        return
+    module = StepModule(twin_of(step, None))
+    probe = PredictModule(module, captured.predict_inputs)
+    with torch.no_grad(), _draws(graph, 0), noise, mode(module.model, training=False):
+        outputs = probe.named(*(inputs[n].clone() for n in captured.predict_inputs))
     for name in captured.output_names:
         record(key_of("predict", 0, name), outputs[name])

@@ -186,4 +186,5 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], direc
         targets=targets,
         versions=versions | {p: version(p) for p in PACKAGES},
         files={n: file_spec(directory / n) for n in names},
+        seed=module.graph.seed,
     )

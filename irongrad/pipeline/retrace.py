@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._functorch.compile_utils import fx_graph_cse
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import Target
 from torch.fx.traceback import preserve_node_meta
 
 from irongrad.decompositions import decomposition_table
+from irongrad.decompositions.registry import Decomposition, Operator
+from irongrad.pipeline.empties import fold_empty_tensors
+from irongrad.pipeline.regions import aliases_allowed, simplified
 from irongrad.pipeline.stacks import stack_scalars_first
 
 
@@ -27,17 +31,21 @@ def retrace(
         examples: real or fake tensors; only shapes and dtypes matter: a compiled step has no strides.
         decompose: expand operators with IronGrad's decomposition table.
     """
-    table = decomposition_table() if decompose else {}
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return traced(function, examples, decomposition_table() if decompose else {})
+
+
+def traced(
+    function: Callable[..., Sequence[torch.Tensor]],
+    examples: Sequence[torch.Tensor],
+    table: Mapping[Operator, Decomposition],
+) -> GraphModule:
+    """As `retrace`, with the decompositions in `table`."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     with mode:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
-    with mode, torch.no_grad(), preserve_node_meta():
+    with mode, torch.no_grad(), preserve_node_meta(), aliases_allowed():
         graph = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
-    graph = GraphModule(graph, fx_graph_cse(graph.graph))
-    stack_scalars_first(graph)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return graph
+    return simplified(graph, [stack_scalars_first, fold_empty_tensors])
 
 
 def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -48,14 +56,14 @@ def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[to
 
 def interpret_eager(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """As `interpret`, for a graph that PyTorch made for its own kernels."""
-    outputs: Sequence[torch.Tensor] = _Portable(graph).run(*values, enable_io_processing=False)
+    outputs: Sequence[torch.Tensor] = Portable(graph).run(*values, enable_io_processing=False)
     return outputs
 
 
 aten = torch.ops.aten
 
 
-class _Portable(torch.fx.Interpreter):
+class Portable(torch.fx.Interpreter):
     """Runs a graph without what only eager's kernels understand: strides and negative indices."""
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -69,7 +77,13 @@ class _Portable(torch.fx.Interpreter):
         # torch-mlir 20261001 scatters to a negative index as it stands.
         if target in (aten.index.Tensor, aten.index_put.default):
             args = (args[0], _without_negatives(args[0], args[1]), *args[2:])
+        if isinstance(target, HigherOrderOperator):
+            args = tuple(_region(a) if isinstance(a, GraphModule) else a for a in args)
         return super().call_function(target, args, kwargs)
+
+
+def _region(graph: GraphModule) -> Callable[..., Any]:
+    return lambda *values: Portable(graph).run(*values, enable_io_processing=False)
 
 
 def _without_negatives(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from irongrad.runtime.checkpoint import atomic_write
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.manifest import STEPS, Manifest, Role, read_manifest
+from irongrad.runtime.manifest import DRAWS, SEED, STEPS, Manifest, Role, read_manifest
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -85,7 +85,7 @@ def save_checkpoint(
         for key in (spec.name, *spec.aliases):
             value = _eager_value(key, spec.role, names, states)
             if value is None:
-                value = _default(spec.name, spec.shape, spec.role, states, artifact)
+                value = _default(spec.name, spec.role, states, manifest, artifact)
             if tuple(value.shape) != spec.shape:
                 raise ArtifactError(f"{key} has shape {tuple(value.shape)}, the compiled step has {spec.shape}")
             tensors[key] = value.detach().cpu().contiguous().clone()
@@ -103,12 +103,14 @@ def _eager_value(
 
 def _default(
     name: str,
-    shape: tuple[int, ...],
     role: Role,
     states: dict[int, dict[str, torch.Tensor]],
+    manifest: Manifest,
     artifact: str | os.PathLike[str] | Manifest,
 ) -> torch.Tensor:
-    if name == STEPS:
+    if name == SEED:
+        return torch.tensor(manifest.seed, dtype=torch.int64)
+    if name in (STEPS, DRAWS):  # as many draws as updates, so that none of them is made again
         counts = [int(s["step"]) for s in states.values() if "step" in s]
         momentum = any(s.get("momentum_buffer") is not None for s in states.values())
         return torch.tensor(max([*counts, int(momentum)]), dtype=torch.int64)

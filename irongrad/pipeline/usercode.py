@@ -103,6 +103,13 @@ def _is_layer_or_outside(path: str) -> bool:
     return path.startswith(_LAYERS) or not path.startswith(_OURS)
 
 
+def place_of(error: Exception, thing: object) -> str:
+    """`file:line: source` of the user's line from which an error came, or where `thing` is defined."""
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [f for f in frames if is_user_file(f.filename)] or [f for f in frames if f.filename.startswith(_LAYERS)]
+    return f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else where(thing)
+
+
 @contextmanager
 def forward_frames() -> Iterator[None]:
     """Let the backward operators of a function that is traced keep the stack frames of the forward's.
@@ -123,9 +130,7 @@ def capture_error(error: Exception, module: object) -> UserError:
 
     if isinstance(error, UserError):
         return error
-    frames = traceback.extract_tb(error.__traceback__)
-    mine = [f for f in frames if is_user_file(f.filename)] or [f for f in frames if f.filename.startswith(_LAYERS)]
-    place = f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else where(module)
+    place = place_of(error, module)
     if refused := refused_at_capture(error):
         return UnsupportedOpError(f"{place}\n  {refused}")
     return CaptureError(f"{place}\n  {_advice(type(error).__name__, str(error).strip())}")

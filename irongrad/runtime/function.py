@@ -11,7 +11,7 @@ import numpy as np
 
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.manifest import FunctionSpec, Manifest
-from irongrad.runtime.session import Session
+from irongrad.runtime.session import Session, as_seed
 from irongrad.runtime.structure import Structure, flatten, unflatten
 
 
@@ -29,13 +29,23 @@ class CompiledFunction:
             raise ArtifactError(f"{session.directory} is a training step, not a function; use irongrad.runtime.load")
         self._session, self._spec = session, spec
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, seed: int | None = None) -> Any:
         """Return what the function returns, with numpy arrays for tensors.
 
+        Args:
+            arguments: as those it was compiled with.
+            seed: of a function that draws random numbers, 0 by default. The same seed gives the same numbers.
+
         Raises:
-            GuardError: arguments of another structure, shape or dtype than it was compiled for.
+            GuardError: arguments of another structure, shape or dtype than it was compiled for, or a seed for a
+                function that draws nothing.
         """
         leaves = _leaves(arguments, self._spec)
+        default = self.manifest.seed
+        if default is not None:
+            leaves.append(as_seed(default if seed is None else seed))
+        elif seed is not None:
+            raise GuardError("the function draws no random numbers, so it takes no seed")
         return unflatten(self._spec.result, self._session._invoke("call", leaves))
 
     def save(self, directory: str | os.PathLike[str]) -> None:

@@ -24,6 +24,9 @@ PORTABLE_MODULE = "step.mlirbc"
 # The scope under which a .vmfb asks for its state: iree-run-module --parameters=state=FILE
 SCOPE = "state"
 STEPS = "irongrad/steps"
+# Random numbers: their seed, and how many calls of entry points have drawn under it.
+SEED = "irongrad/seed"
+DRAWS = "irongrad/draws"
 
 
 class Role(StrEnum):
@@ -34,6 +37,7 @@ class Role(StrEnum):
     CONSTANT = "constant"
     OPTIMIZER = "optimizer"
     COUNTER = "counter"
+    RANDOM = "random"
 
 
 @dataclass(frozen=True)
@@ -202,6 +206,8 @@ class Manifest:
         versions: of Python and the packages that made it.
         files: hashes by file name.
         function: how it is called, where it is a compiled function and no training step.
+        seed: that of the random numbers in the initial state, or a compiled function's default; None where nothing is
+            drawn.
     """
 
     format_version: int
@@ -215,6 +221,7 @@ class Manifest:
     buckets: dict[str, tuple[int, ...]] = field(default_factory=dict)
     files: dict[str, FileSpec] = field(default_factory=dict)
     function: FunctionSpec | None = None
+    seed: int | None = None
 
     def entry_point(self, name: str) -> EntryPoint | None:
         """The entry point called `name`, or None."""

@@ -20,8 +20,10 @@ from irongrad.runtime import checkpoint as checkpoints
 from irongrad.runtime.cpu import check_cpu
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.manifest import (
+    DRAWS,
     INITIAL_STATE,
     SCOPE,
+    SEED,
     EntryPoint,
     Manifest,
     TargetSpec,
@@ -163,6 +165,19 @@ class Session:
     def reset(self) -> None:
         """Put the state back to what it was after `load`, and clear accumulated gradients."""
         self.call("reset", {})
+
+    def seed(self, value: int) -> None:
+        """Begin the random numbers of the step anew, under the seed `value`.
+
+        They depend on the seed and on how many calls drew under it; both are state and part of a checkpoint.
+
+        Raises:
+            UserError: the step draws none.
+            GuardError: `value` is no integer of 63 bits.
+        """
+        if self.manifest.seed is None:
+            raise UserError("this step draws no random numbers, so it has no seed")
+        self.load_state(self.state() | {SEED: as_seed(value), DRAWS: np.array(0, np.int64)})
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -341,6 +356,17 @@ def _to_numpy(value: Any) -> Array:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError) as error:
         raise GuardError(f"a {type(value).__name__} cannot be read through DLPack: {error}") from None
+
+
+def as_seed(value: Any) -> Array:
+    """A seed as an argument.
+
+    Raises:
+        GuardError: it is no integer of 63 bits.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**63:
+        raise GuardError(f"a seed is an integer from 0 to 2**63 - 1, not {value!r:.60}")
+    return np.array(value, np.int64)
 
 
 def _number(entry: EntryPoint, name: str, value: Any) -> float:

@@ -66,15 +66,21 @@ def verify(session: Session, golden: Golden) -> Report:
     found: list[Comparison] = []
     has = {e.name for e in session.manifest.entry_points}
     if "call" in has:
-        _inference(session, golden, has, found)
+        _call(session, golden, "call", found)
         return Report(tuple(found), golden.steps, golden.oracle)
     before = session.state()
     # The golden values start from the artifact's own initial state, whatever checkpoint the session holds.
     initial = session.initial_state()
     session.load_state(initial)
     try:
-        _inference(session, golden, has, found)
-        session.load_state(initial)  # a forward may write into buffers in evaluation mode too
+        # Each from the initial state: a forward may write into buffers, and draw, in evaluation mode too.
+        if "eval_step" in has:
+            loss = session.eval_step(**golden.inputs)
+            _compare(found, golden, "eval_step", key_of("eval", 0), np.asarray(loss))
+        if "predict" in has:
+            session.load_state(initial)
+            _call(session, golden, "predict", found)
+        session.load_state(initial)
         if "train_step" in has:
             for step in range(golden.steps):
                 loss = session.train_step(**golden.inputs)
@@ -108,16 +114,12 @@ def _accumulation(
             _compare_state(found, golden, "apply_step", step + 1, session.state())
 
 
-def _inference(session: Session, golden: Golden, has: set[str], found: list[Comparison]) -> None:
-    if "eval_step" in has:
-        loss = session.eval_step(**golden.inputs)
-        _compare(found, golden, "eval_step", key_of("eval", 0), np.asarray(loss))
-    for name in has & {"predict", "call"}:
-        entry = session.manifest.entry_point(name)
-        assert entry is not None
-        outputs = session.call(name, {s.name: golden.inputs[s.name] for s in entry.inputs})
-        for spec, output in zip(entry.outputs, outputs, strict=True):
-            _compare(found, golden, name, key_of(name, 0, spec.name), output)
+def _call(session: Session, golden: Golden, name: str, found: list[Comparison]) -> None:
+    entry = session.manifest.entry_point(name)
+    assert entry is not None
+    outputs = session.call(name, {s.name: golden.inputs[s.name] for s in entry.inputs})
+    for spec, output in zip(entry.outputs, outputs, strict=True):
+        _compare(found, golden, name, key_of(name, 0, spec.name), output)
 
 
 def _compare_state(found: list[Comparison], golden: Golden, entry: str, step: int, state: Mapping[str, Array]) -> None:

@@ -1,0 +1,46 @@
+"""Arithmetic of half-precision tensors with Python numbers.
+
+Eager computes in float32 and rounds the result (aten/src/ATen/OpMathType.h). torch-mlir 20261001 rounds the number to
+the tensor's dtype first: `x / 100_000` is then a division by infinity in float16, a wrong gradient of every long mean.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from irongrad.decompositions.registry import decomposes
+
+aten = torch.ops.aten
+
+_ARITHMETIC = (
+    aten.add.Tensor,
+    aten.add.Scalar,
+    aten.sub.Tensor,
+    aten.sub.Scalar,
+    aten.mul.Tensor,
+    aten.mul.Scalar,
+    aten.div.Tensor,
+    aten.div.Scalar,
+)
+
+
+def _in_float32(op: torch._ops.OpOverload) -> None:
+    @decomposes(op)
+    def rewrite(x: torch.Tensor, y: object, *args: object, **kwargs: object) -> object:
+        numbers = [v for v in (y, *args, *kwargs.values()) if isinstance(v, float | int)]
+        if x.dtype not in (torch.float16, torch.bfloat16) or all(_is_exact(v, x.dtype) for v in numbers):
+            return NotImplemented
+        wide = y.float() if isinstance(y, torch.Tensor) else y
+        return op(x.float(), wide, *args, **kwargs).to(x.dtype)
+
+
+def _is_exact(number: float, dtype: torch.dtype) -> bool:
+    kind = ml_dtypes.bfloat16 if dtype == torch.bfloat16 else np.float16
+    with np.errstate(over="ignore"):
+        return number != number or float(kind(number)) == number
+
+
+for _op in _ARITHMETIC:
+    _in_float32(_op)
