@@ -28,12 +28,16 @@ _ARITHMETIC = (
 
 def _in_float32(op: torch._ops.OpOverload) -> None:
     @decomposes(op)
-    def rewrite(x: torch.Tensor, y: object, *args: object, **kwargs: object) -> object:
-        numbers = [v for v in (y, *args, *kwargs.values()) if isinstance(v, float | int)]
-        if x.dtype not in (torch.float16, torch.bfloat16) or all(_is_exact(v, x.dtype) for v in numbers):
+    def rewrite(x: object, y: object, *args: object, **kwargs: object) -> object:
+        given = (x, y, *args, *kwargs.values())
+        dtypes = {v.dtype for v in given if isinstance(v, torch.Tensor)}
+        if len(dtypes) != 1 or not dtypes <= {torch.float16, torch.bfloat16}:
             return NotImplemented
-        wide = y.float() if isinstance(y, torch.Tensor) else y
-        return op(x.float(), wide, *args, **kwargs).to(x.dtype)
+        (dtype,) = dtypes
+        if all(_is_exact(v, dtype) for v in given if isinstance(v, float | int)):
+            return NotImplemented
+        wide = [v.float() if isinstance(v, torch.Tensor) else v for v in (x, y)]
+        return op(*wide, *args, **kwargs).to(dtype)
 
 
 def _is_exact(number: float, dtype: torch.dtype) -> bool:
