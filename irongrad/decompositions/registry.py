@@ -107,7 +107,7 @@ def has_formula(operator: torch._ops.OpOverload) -> bool:
 class BeforeAutograd(TorchFunctionMode):
     """While open, user's operators without an autograd formula are their decompositions, and so have a gradient.
 
-    In eager runs (`eager`), only where autograd records: elsewhere the operator itself gives the values to compare with.
+    In eager runs (`eager`), only where autograd records: elsewhere the operator itself gives the expected values.
     """
 
     def __init__(self, *, eager: bool = False) -> None:

@@ -89,7 +89,7 @@ class _Call:
         return [o.clone() if any(o is t for t in tensors) else o for o in self._run(tensors)[1]]
 
     def backward(self, ctx: Any, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Run the Function's backward on what its forward saves; the forward is run again, and merged with the first."""
+        """Run the Function's backward on what its forward saves, which is run again and merged with the first run."""
         with torch.no_grad():
             context = self._run(ctx.tensors)[0]
         made = self._cls.backward(context, *gradients)

@@ -15,7 +15,8 @@ from irongrad.runtime.errors import IronGradError, ToolchainError, UnsupportedOp
 _LOCATION = re.compile(r'"?([^"\s()<>]+\.py)"?:(\d+)(?::\d+)?')
 # An operator that is no lowering's, or that torch-mlir has no record of.
 _OPERATOR = re.compile(
-    r"failed to legalize operation '(torch\.(?:aten|prims|prim)\.[\w.]+)'|\"torch\.operator\".*?name = \"(torch\.[\w.]+)\""
+    r"failed to legalize operation '(torch\.(?:aten|prims?)\.[\w.]+)'"
+    r'|"torch\.operator".*?name = "(torch\.[\w.]+)"'
 )
 _TYPES = re.compile(r" : (\([^()]*\) -> [^\n]+?)(?: loc\(|$)", re.MULTILINE)
 _ERROR = re.compile(r"^.*\berror: .*$", re.MULTILINE)
@@ -49,8 +50,8 @@ def lowering_error(result: subprocess.CompletedProcess[str], module: Path) -> Ir
     given = f" with the types {types[1]}" if types else ""
     place = _user_line(output) or "(line unknown)"
     return UnsupportedOpError(
-        f"{place}\n  {operator} cannot be lowered by torch-mlir {version('torch-mlir')}{given}. Use other arguments, or "
-        "write it with other operators"
+        f"{place}\n  {operator} cannot be lowered by torch-mlir {version('torch-mlir')}{given}. Use other arguments, "
+        "or write it with other operators"
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
@@ -27,15 +28,18 @@ from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.capture import plain_operators
 from irongrad.pipeline.compile import compile_module
 from irongrad.pipeline.complex import in_reals
+from irongrad.pipeline.constants import constants_as_state
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.graphs import Function, StepGraph, Value
+from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.hints import DENSE
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.legality import check_operators
 from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
 from irongrad.pipeline.package import package
+from irongrad.pipeline.ranges import Range, function_ranges
 from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.retrace import interpret_eager, retrace
 from irongrad.random import Draws
@@ -92,9 +96,9 @@ def compile_function(
         VerificationError: the compiled function disagrees with eager float64.
     """
     flat = flat_function(fn, tuple(example_args), gradients=gradients)
-    graph = trace_function(flat, fn)
+    graph, ranges = trace_function(flat, fn)
     check_operators(graph)
-    interface = describe_function(graph)
+    interface = describe_function(graph, ranges)
     golden = golden_of_function(flat, graph)
     with ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="irongrad-function-"))
@@ -137,7 +141,9 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
     names = _names(fn, structure)
     _check_dense(fn, dict(zip(names, tensors, strict=True)))
     with _located(fn), torch.no_grad(), plain_operators(), eager_control_flow(), Draws(0, 0) as drawn:
-        outputs = value(*(t.clone() for t in tensors))
+        copies = [t.clone() for t in tensors]
+        outputs = value(*copies)
+    _check_unwritten(fn, dict(zip(names, copies, strict=True)))
     result = found[0]
     if gradients:
         _check_scalar(outputs, fn)
@@ -172,22 +178,15 @@ def _located(fn: Callable[..., Any]) -> Iterator[None]:
         raise usercode.capture_error(error, fn) from error
 
 
-def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
-    """Trace to a step graph with the one function `call`.
+def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> tuple[StepGraph, list[Range]]:
+    """Trace to a step graph with the function `call`, and the check of those of its arguments that are indices.
 
     Raises:
         CaptureError: a decision on a tensor's value; with the user's line.
     """
     examples = list(flat.examples.values())
     try:
-        with (
-            usercode.quiet_export(),
-            usercode.user_frames(),
-            usercode.forward_frames(),
-            plain_operators(),
-            recurrent_layers(),
-            BeforeAutograd(),
-        ):
+        with usercode.quiet_export(), plain_operators(), recurrent_layers(), BeforeAutograd():
             traced = in_reals(_trace(flat.run, examples))
         graph = retrace(functionalize(lambda *v: list(interpret_eager(traced, v))), examples)
     except Exception as error:
@@ -195,7 +194,9 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
     arguments = tuple(Value("input", n) for n in flat.examples)
     output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
     results = tuple(Value("output", f"result{i}") for i in range(len(output.args[0])))
-    return StepGraph((), (), flat.examples, {}, functions={"call": Function(graph, arguments, results)})
+    step = StepGraph((), (), flat.examples, {}, functions={"call": Function(graph, arguments, results)})
+    ranges = function_ranges(traced, flat.examples)
+    return add_guards(constants_as_state(step, "call"), ranges), ranges
 
 
 def _trace(run: Callable[..., list[torch.Tensor]], examples: Sequence[torch.Tensor]) -> GraphModule:
@@ -251,6 +252,15 @@ def _check_dense(fn: Callable[..., Any], arguments: Mapping[str, torch.Tensor]) 
             )
 
 
+def _check_unwritten(fn: Callable[..., Any], arguments: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in arguments.items():
+        if tensor._version:
+            raise CaptureError(
+                f"{usercode.where(fn)}: the function writes into its argument {name!r}, and a compiled function writes "
+                f"into none. Write into a copy, x.clone(), and return that"
+            )
+
+
 def _is_differentiable(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
@@ -275,7 +285,8 @@ def _replaced(structure: Structure, leaves: Iterator[Structure]) -> Structure:
 def _names(fn: Callable[..., Any], structure: Structure) -> list[str]:
     """A name for every tensor argument: the parameter's, with the path into it."""
     try:
-        parameters = [p.name for p in inspect.signature(fn).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+        signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
+        parameters = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     except (TypeError, ValueError):  # a function written in C has no signature
         parameters = []
     names: list[str] = []

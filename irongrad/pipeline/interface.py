@@ -103,12 +103,13 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
     return Interface(points, state)
 
 
-def describe_function(graph: StepGraph) -> Interface:
-    """The one entry point of a compiled function."""
+def describe_function(graph: StepGraph, ranges: Sequence[Range]) -> Interface:
+    """The one entry point of a compiled function, and the constants that it reads."""
     function = graph.functions["call"]
-    inputs = tuple(_spec(n, t, ()) for n, t in graph.inputs.items())
+    inputs = tuple(_spec(n, t, ranges) for n, t in graph.inputs.items())
     outputs = tuple(_output(graph, "call", r.name) for r in function.results)
-    return Interface((EntryPoint("call", inputs, (), outputs, SUMMARIES["call"]),), ())
+    state = tuple(StateSpec(t.name, numpy_name(t.initial.dtype), tuple(t.initial.shape), t.role) for t in graph.state)
+    return Interface((EntryPoint("call", inputs, (), outputs, SUMMARIES["call"]),), state)
 
 
 def selected(graph: StepGraph, interface: Interface) -> StepGraph:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.traceback import NodeSource
 
 from irongrad.pipeline import hints, usercode
 from irongrad.pipeline.core_operators import CONTROL_FLOW, CORE
@@ -88,8 +89,8 @@ def nodes_of(graph: GraphModule) -> Iterator[Node]:
 def _refusal(node: Node, otherwise: str) -> Refusal | None:
     line = usercode.line_of(node, otherwise)
     target = node.target
-    if target is operator.getitem:
-        return None
+    if target is operator.getitem or any(_value_problem(n) for n in node.all_input_nodes):
+        return None  # where its inputs have a problem already, they are refused
     if isinstance(target, torch._ops.HigherOrderOperator):
         if target.name() in CONTROL_FLOW:
             return None
@@ -97,24 +98,24 @@ def _refusal(node: Node, otherwise: str) -> Refusal | None:
     if isinstance(target, torch._ops.OpOverload) and str(target) not in CORE:
         return Refusal(_named(node), line, hints.reason(target), hints.advice(str(target)))
     problem = _value_problem(node)
-    if problem is None or any(_value_problem(n) for n in node.all_input_nodes):
-        return None  # where its inputs have the problem already, they are refused
-    return Refusal(_named(node), line, *problem)
+    return Refusal(_named(node), line, *problem) if problem else None
 
 
 def _named(node: Node) -> str:
     """The operator, and what the user called where that is another."""
-    origin = origin_of(node)
-    return str(node.target) if origin in (None, str(node.target)) else f"{node.target}, a part of {origin},"
+    history = history_of(node)
+    known = not history or history[-1].target == str(node.target)
+    return str(node.target) if known else f"{node.target}, a part of {history[-1].target},"
 
 
-def origin_of(node: Node) -> str | None:
-    """The operator in the first graph of which `node` became; None where the compiler itself added it."""
+def history_of(node: Node) -> list[NodeSource]:
+    """What `node` was in the graphs before, the latest first; nothing where the compiler itself added it."""
+    found: list[NodeSource] = []
     source = node.meta.get("from_node")
-    name: str | None = None
     while source:
-        name, source = source[0].target, source[0].from_node
-    return name
+        found.append(source[0])
+        source = source[0].from_node
+    return found
 
 
 def _value_problem(node: Node) -> tuple[str, str] | None:

@@ -230,6 +230,8 @@ class RoundingNoise(TorchDispatchMode):
         return result
 
     def _perturb(self, tensor: torch.Tensor) -> None:
+        if tensor._is_zerotensor():
+            return  # forward-mode autograd's zero has no memory; torch 2.13 ends the process when it is written to
         start = self._random.randrange(_STRETCH)
         stretch = self._factors_of(tensor.dtype)[start : start + _STRETCH]
         if tensor.numel() <= _STRETCH:

@@ -7,12 +7,14 @@ else. So the range is found here, from the exported graph, and checked at the en
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
 
 from irongrad.pipeline.capture import CapturedStep
 from irongrad.pipeline.exported import FlatGraph
@@ -93,16 +95,30 @@ def index_ranges(program: ExportedProgram, inputs: Iterable[str]) -> list[Range]
     """Find the range of each input of `program` that is used as an index, the intersection of all its uses."""
     placeholders = dict(zip(program.graph_signature.user_inputs, inputs, strict=True))
     graph = FlatGraph(program)
-    source: dict[object, set[str]] = {}
+    source = {
+        node: {placeholders[node.name]}
+        for node in graph.nodes
+        if node.op == "placeholder" and graph.origin(node) is node and node.name in placeholders and _is_integer(node)
+    }
+    return _ranges(graph.nodes, source, graph.origin)
+
+
+def function_ranges(graph: GraphModule, inputs: Iterable[str]) -> list[Range]:
+    """Find the range of each input of a function's `graph` that is used as an index, as `index_ranges` does."""
+    placeholders = (n for n in graph.graph.nodes if n.op == "placeholder")
+    source = {node: {name} for node, name in zip(placeholders, inputs, strict=True) if _is_integer(node)}
+    return _ranges(graph.graph.nodes, source, lambda node: node)
+
+
+def _ranges(nodes: Iterable[Node], source: dict[Node, set[str]], origin: Callable[[Any], Any]) -> list[Range]:
+    """The ranges of inputs, by the nodes in `source` that hold their values, given what is the same value as what."""
     found: dict[str, Range] = {}
-    for node in graph.nodes:
-        if node.op == "placeholder" and graph.origin(node) is node and node.name in placeholders and _is_integer(node):
-            source[node] = {placeholders[node.name]}
+    for node in nodes:
         if node.target is operator.getitem or str(getattr(node.target, "_overloadpacket", "")) in _SAME_VALUES:
-            source[node] = set().union(*(source.get(graph.origin(n), ()) for n in node.all_input_nodes))
+            source[node] = set().union(*(source.get(origin(n), ()) for n in node.all_input_nodes))
         elif isinstance(node.target, torch._ops.OpOverload):
             for index, low, high, exempt in _uses(node):
-                for name in source.get(graph.origin(index), ()):
+                for name in source.get(origin(index), ()):
                     found[name] = _intersect(found.get(name), Range(name, low, high, exempt))
     return list(found.values())
 
@@ -138,7 +154,7 @@ def _uses(node: torch.fx.Node) -> list[tuple[object, int, int, int | None]]:
     name = str(node.target._overloadpacket).removeprefix("aten.").rstrip("_")
     if name in ("embedding", "embedding_bag"):
         return [(values["indices"], 0, _size(values["weight"], 0) - 1, None)]
-    if name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"):
+    if name == "cross_entropy_loss" or re.fullmatch("nll_loss(_nd|2d)?(_forward)?", name):
         scores = values["self"]
         classes = _size(scores, 1 if scores.meta["val"].ndim > 1 else 0)
         return [(values["target"], 0, classes - 1, int(values["ignore_index"]))]

@@ -210,8 +210,9 @@ def check_graph(program: ExportedProgram) -> None:
 def _unknown(node: torch.fx.Node) -> UserError:
     if not isinstance(node.meta["val"], torch.Tensor):
         return CaptureError(
-            f"{line_of(node)}\n  a tensor's value is taken out as a number (.item(), int(), float()), which is not known at compile time. "
-            "Keep it a tensor: arithmetic takes a tensor of no dimensions wherever it takes a number"
+            f"{line_of(node)}\n  a tensor's value is taken out as a number (.item(), int(), float()), which is not "
+            "known at compile time. Keep it a tensor: arithmetic takes a tensor of no dimensions wherever it takes a "
+            "number"
         )
     return UnsupportedOpError(f"{line_of(node)}\n  {node.target}: {VALUES_AS_SHAPE} {KEEP_SHAPE}")
 

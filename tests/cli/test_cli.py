@@ -51,6 +51,21 @@ def make_branch():
 
     model = Branch()
     return ig.TrainStep(model, step.loss, torch.optim.SGD(model.parameters(), lr=0.1), step.inputs)
+
+
+def make_refused():
+    class Refused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            hidden = torch.special.airy_ai(x) + self.linear(x)  # the first refusal
+            return torch.linalg.eigvals(hidden.detach().square()[:4]).real + hidden.sum()  # the second
+
+    model = Refused()
+    optimizer = torch.optim.AdamW(model.parameters())
+    return ig.TrainStep(model, lambda out: out.sum(), optimizer, {"x": torch.randn(8, 4)})
 """
 
 
@@ -243,6 +258,43 @@ def test_compile_says_what_is_wrong(project, tmp_path, source, options, message)
     text = irongrad("compile", project / source, "-o", tmp_path / "out", *options, code=2)
     assert message in text.replace("\n", " ")
     assert not (tmp_path / "out").exists()
+
+
+def line_of(marker):
+    return next(i for i, x in enumerate(STEP.splitlines(), 1) if marker in x)
+
+
+def test_check_lists_every_operator(project):
+    text = irongrad("check", f"{project / 'step.py'}:make_step")
+    assert "all of them can be compiled for llvm-cpu" in text
+    report = json.loads(irongrad("check", f"{project / 'step.py'}:make_step", "--json"))
+    assert report["compiles"]
+    assert report["refusals"] == []
+    assert set(report["operators"]) == {"forward", "backward", "update", "evaluation"}
+    rows = {(r["phase"], r["operator"]): r for r in report["lowerings"]}
+    assert rows["forward", "aten.linear.default"]["count"] == 2
+    assert rows["forward", "aten.linear.default"]["how"] == "PyTorch's decomposition"
+    assert rows["backward", "aten.mm.default"]["how"] == "core operator"
+    assert "aten.amax.default" in rows["forward", "aten.cross_entropy_loss.default"]["into"]
+
+
+def test_check_finds_every_refusal_at_once(project):
+    text = irongrad("check", f"{project / 'step.py'}:make_refused", code=2)
+    assert "2 cannot be compiled" in text
+    for marker, name in [("# the first refusal", "airy_ai"), ("# the second", "linalg_eig")]:
+        assert f"step.py:{line_of(marker)}: " in text
+        assert name in text
+    report = json.loads(irongrad("check", f"{project / 'step.py'}:make_refused", "--json", code=2))
+    assert not report["compiles"]
+    first, second = report["refusals"]
+    assert first["line"].startswith(f"{project / 'step.py'}:{line_of('# the first refusal')}: ")
+    assert "torch.linalg.eigh" in second["advice"]
+    assert [r["operator"] for r in report["lowerings"] if r["how"] == "refused" and r["phase"] == "forward"]
+
+
+def test_check_reports_what_cannot_be_captured_and_unknown_targets(project):
+    assert f"step.py:{line_of('at fault')}" in irongrad("check", f"{project / 'step.py'}:make_branch", code=2)
+    assert "did you mean" in irongrad("check", f"{project / 'step.py'}:make_step", "--target", "llvm", code=2)
 
 
 def test_compile_never_replaces_something_else(project, tmp_path):

@@ -1,0 +1,72 @@
+"""`irongrad check`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+from rich.table import Table
+
+from irongrad.cli.common import console, json_option, print_json
+from irongrad.cli.compile import load_step
+from irongrad.runtime.errors import UnsupportedOpError
+
+if TYPE_CHECKING:
+    from irongrad.pipeline.check import Lowering, Report
+
+
+@click.command(
+    epilog="""\b
+Example:
+  irongrad check examples/digits.py:make_step
+"""
+)
+@click.argument("source", metavar="FILE:FUNCTION")
+@click.option("--target", default="llvm-cpu", show_default=True, help="What it would be compiled for.")
+@json_option
+@click.pass_context
+def command(context: click.Context, source: str, target: str, as_json: bool) -> None:
+    """Say whether the training step that FUNCTION in FILE returns can be compiled, within seconds.
+
+    Lists every operator of forward, backward, update and evaluation with how it is lowered, and each one that cannot
+    be compiled with its line, the reason and what to use instead. The exit code is 0 if all can.
+    """
+    from irongrad.pipeline.check import check
+    from irongrad.targets import parse_target
+
+    parse_target(target)
+    report = check(load_step(source))
+    if as_json:
+        verdict = {"target": target, "compiles": not report.refusals, "operators": _counts(report.lowerings)}
+        print_json({**verdict, **asdict(report)})
+    else:
+        _print(report, target)
+    if report.refusals:
+        context.exit(UnsupportedOpError.exit_code)
+
+
+def _counts(lowerings: tuple[Lowering, ...]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for lowering in lowerings:
+        counts[lowering.phase] += lowering.count
+    return dict(counts)
+
+
+def _print(report: Report, target: str) -> None:
+    table = Table("phase", "operator", "calls", "lowered as", box=None)
+    phases = [row.phase for row in report.lowerings]
+    for row, previous in zip(report.lowerings, ["", *phases], strict=False):
+        style = "bold red" if row.how == "refused" else ""
+        name = row.operator.removesuffix(".default")
+        table.add_row(row.phase if row.phase != previous else "", name, str(row.count), row.how, style=style)
+    console.print(table)
+    counts = ", ".join(f"{n} {phase}" for phase, n in _counts(report.lowerings).items())
+    console.print(f"{counts} operators", highlight=False)
+    if not report.refusals:
+        console.print(f"[green]all of them can be compiled[/] for {target}", highlight=False)
+        return
+    console.print(f"[red]{len(report.refusals)} cannot be compiled:[/]", highlight=False)
+    for refusal in report.refusals:
+        console.print(f"  {refusal}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,120 @@
+"""`irongrad check`: what every operator of a step becomes, without compiling it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from irongrad.decompositions.registry import family_of
+from irongrad.pipeline.capture import capture
+from irongrad.pipeline.core_operators import CORE
+from irongrad.pipeline.differentiate import differentiate
+from irongrad.pipeline.graphs import StepGraph
+from irongrad.pipeline.legality import Refusal, history_of, nodes_of, refusals
+from irongrad.pipeline.optimizer import add_optimizer
+from irongrad.step import TrainStep
+
+CORE_OPERATOR = "core operator"
+PYTORCH = "PyTorch's decomposition"
+REFUSED = "refused"
+
+_PHASES = {"update": "update", "eval": "evaluation", "predict": "evaluation"}
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """One operator of one phase of a step.
+
+    Attributes:
+        phase: `forward`, `backward`, `update` or `evaluation`.
+        operator: its name in the captured graph, such as `aten.linear.default`.
+        count: how often it is there.
+        how: `core operator`, `IronGrad: FAMILY`, `your decomposition`, `PyTorch's decomposition` or `refused`.
+        into: how many of which core operators it becomes, after equal ones were merged.
+    """
+
+    phase: str
+    operator: str
+    count: int
+    how: str
+    into: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of a check.
+
+    Attributes:
+        lowerings: every operator, by phase.
+        refusals: everything that cannot be compiled.
+    """
+
+    lowerings: tuple[Lowering, ...]
+    refusals: tuple[Refusal, ...]
+
+
+def check(step: TrainStep) -> Report:
+    """Capture `step` and look up every operator, without compiling.
+
+    Raises:
+        CaptureError: it cannot be captured at all.
+        UnsupportedOpError: an operator cannot even be captured.
+    """
+    graph = add_optimizer(differentiate(capture(step)))
+    return Report(tuple(lowerings(graph)), tuple(refusals(graph)))
+
+
+def lowerings(graph: StepGraph) -> list[Lowering]:
+    """Every operator of the functions of `graph` that the user's code, autograd or the optimizer called."""
+    calls: dict[tuple[str, str], dict[tuple[int, str], list[Node]]] = {}
+    for name in ("joint", "update", "eval", "predict"):
+        if name not in graph.functions:
+            continue
+        for node in nodes_of(graph.functions[name].graph):
+            if not (history := history_of(node)):
+                continue
+            phase = _PHASES.get(name) or ("backward" if node.meta.get("autograd_backward") else "forward")
+            origin = history[-1]
+            nodes = calls.setdefault((phase, _spelled(origin.target)), {})
+            nodes.setdefault((origin.graph_id, origin.name), []).append(node)
+    return [_lowering(phase, operator, list(found.values())) for (phase, operator), found in calls.items()]
+
+
+def _lowering(phase: str, operator: str, calls: list[list[Node]]) -> Lowering:
+    nodes = [n for call in calls for n in call if isinstance(n.target, torch._ops.OpOverload)]
+    into = Counter(str(n.target) for n in nodes)
+    return Lowering(phase, operator, len(calls), _how(operator, nodes), dict(into.most_common()))
+
+
+def _how(operator: str, nodes: list[Node]) -> str:
+    if any(str(n.target) not in CORE for n in nodes):
+        return REFUSED
+    if all(str(n.target) == operator for n in nodes):
+        return CORE_OPERATOR
+    families = {family_of(found) for n in nodes for name in _decomposed(n) if (found := _overload(name))} - {None}
+    if "user" in families:
+        return "your decomposition"
+    return f"IronGrad: {', '.join(sorted(map(str, families)))}" if families else PYTORCH
+
+
+def _decomposed(node: Node) -> set[str]:
+    """The operators in the history of `node` that became others."""
+    names = [str(node.target), *(h.target for h in history_of(node))]
+    return {before for after, before in itertools.pairwise(names) if after != before}
+
+
+def _spelled(target: str) -> str:
+    """Arithmetic of Python on a hyperparameter is called by its name."""
+    return target.removeprefix("<built-in function ").removesuffix(">")
+
+
+def _overload(name: str) -> torch._ops.OpOverload | None:
+    parts = name.split(".")
+    if len(parts) != 3 or not hasattr(torch.ops, parts[0]):
+        return None
+    packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
+    return getattr(packet, parts[2], None)
