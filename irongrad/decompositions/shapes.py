@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from irongrad.decompositions.registry import uses_pytorch
+from irongrad.decompositions.registry import decomposes, uses_pytorch
 
 aten = torch.ops.aten
 
@@ -15,3 +15,9 @@ uses_pytorch(
     aten.tril,
     aten.triu,
 )
+
+
+@decomposes(aten.detach_copy.default)
+def detach_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself: a graph that computes no gradients has nothing to detach from."""
+    return aten.alias(tensor)

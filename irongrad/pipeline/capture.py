@@ -19,9 +19,12 @@ from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from irongrad.pipeline import sideeffects, usercode
+from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.exported import FlatGraph
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
-from irongrad.runtime.errors import CaptureError, UnsupportedOpError
+from irongrad.pipeline.recurrent_layers import recurrent_layers
+from irongrad.pipeline.regions import aliases_allowed
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.step import Call, TrainStep, call_of
 
 MODEL_PREFIX = "model."
@@ -134,7 +137,7 @@ def plain_operators() -> Iterator[None]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # leaving mkldnn.flags warns about Intel GPUs
-        with sdpa_kernel([SDPBackend.MATH]), torch.backends.mkldnn.flags(enabled=False):
+        with sdpa_kernel([SDPBackend.MATH]), torch.backends.mkldnn.flags(enabled=False), aliases_allowed():
             yield
 
 
@@ -168,13 +171,14 @@ def export(module: nn.Module, values: tuple[torch.Tensor, ...]) -> ExportedProgr
     try:
         with (
             plain_operators(),
+            recurrent_layers(),
             usercode.quiet_export(),
             usercode.user_frames(),
             sideeffects.refused(module),
             sideeffects.assignments_as_updates(module),
         ):
             program = torch.export.export(module, tuple(v.detach() for v in values), strict=False)
-    except CaptureError:
+    except UserError:
         raise
     except Exception as error:
         raise usercode.capture_error(error, getattr(module, "model", module)) from error
@@ -189,7 +193,7 @@ def _export_predict(
     call = call_of(step)
     names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
     probe = PredictModule(module, names)
-    with torch.no_grad():
+    with torch.no_grad(), eager_control_flow():
         outputs = tuple(_run_untouched(probe, tuple(step.inputs[n] for n in names)))
     if not outputs:
         return None, (), ()

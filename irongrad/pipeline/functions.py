@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
 from irongrad.pipeline import usercode
@@ -23,13 +26,15 @@ from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.capture import plain_operators
 from irongrad.pipeline.compile import compile_module
 from irongrad.pipeline.dtypes import to_numpy
+from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
 from irongrad.pipeline.package import package
+from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.retrace import interpret_eager, retrace
-from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.errors import CaptureError, UserError
 from irongrad.runtime.function import CompiledFunction
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import FunctionSpec
@@ -83,14 +88,15 @@ def compile_function(
     flat = flat_function(fn, tuple(example_args), gradients=gradients)
     graph = trace_function(flat, fn)
     interface = describe_function(graph)
-    owner = tempfile.TemporaryDirectory(prefix="irongrad-function-")
-    scratch = Path(owner.name)
+    scratch = Path(tempfile.mkdtemp(prefix="irongrad-function-"))
     module = assemble(import_functions(graph, scratch), interface)
     compiled = compile_module(module, parse_target(target), scratch)
     golden = golden_of_function(flat, graph)
     function = FunctionSpec(flat.arguments, flat.result)
     artifact = package(module, [compiled], golden, scratch / "artifact", function)
-    return CompiledFunction(artifact.load(), owner)
+    compiled_function = CompiledFunction(artifact.load())
+    weakref.finalize(compiled_function, shutil.rmtree, scratch, ignore_errors=True)
+    return compiled_function
 
 
 def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradients: bool) -> FlatFunction:
@@ -118,7 +124,7 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
             made = torch.autograd.grad(outputs[0], wanted, allow_unused=True, materialize_grads=True)
         return [o.detach() for o in outputs] + [g.detach() for g in made]
 
-    with torch.no_grad(), plain_operators():
+    with torch.no_grad(), plain_operators(), eager_control_flow():
         outputs = value(*(t.clone() for t in tensors))
     result = found[0]
     if gradients:
@@ -138,9 +144,9 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
     """
     examples = list(flat.examples.values())
     try:
-        with usercode.quiet_export(), usercode.user_frames(), plain_operators():
+        with usercode.quiet_export(), usercode.user_frames(), plain_operators(), recurrent_layers():
             graph = _trace(flat.run, examples)
-    except CaptureError:
+    except UserError:
         raise
     except Exception as error:
         raise usercode.capture_error(error, fn) from error
@@ -152,7 +158,7 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
 
 
 def _trace(run: Callable[..., list[torch.Tensor]], examples: Sequence[torch.Tensor]) -> GraphModule:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     with mode:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
     # Under anomaly detection autograd's nodes keep the stack traces of the forward operators that made them.
@@ -177,6 +183,7 @@ def golden_of_function(flat: FlatFunction, graph: StepGraph) -> Golden:
     return Golden(0, oracle, inputs, exact.arrays, {n: spread.allowed(n) for n in names})
 
 
+@eager_control_flow()
 def _run(
     flat: FlatFunction, dtype: torch.dtype | None, names: Sequence[str], record: Callable[[str, torch.Tensor], None]
 ) -> None:

@@ -15,6 +15,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import torch as torch_dialect
 from torch_mlir.extras.fx_importer import FxImporter
 
+from irongrad.pipeline.control_flow import ControlFlowImporter
 from irongrad.pipeline.diagnostics import toolchain_error
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.runtime.errors import ToolchainError
@@ -47,7 +48,7 @@ def import_functions(graph: StepGraph, scratch: Path) -> ImportedStep:
     """
     context = ir.Context()
     torch_dialect.register_dialect(context)
-    importer = FxImporter(context=context)
+    importer = FxImporter(context=context, graph_node_importer_cls=ControlFlowImporter)
     for name, function in graph.functions.items():
         try:
             importer.import_stateless_graph(function.graph.graph, func_name=f"graph.{name}")

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from irongrad.pipeline.capture import CapturedStep, PredictModule, StepModule, mode
 from irongrad.pipeline.differentiate import name_of
 from irongrad.pipeline.dtypes import to_numpy
+from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import STEPS, Role
@@ -84,8 +85,8 @@ class Spread:
 
     def allowed(self, key: str) -> float:
         """The largest error of a compiled value that is right."""
-        with np.errstate(invalid="ignore"):
-            scale = float(np.max(np.abs(self.exact.arrays[key]), initial=0.0))
+        exact = self.exact.arrays[key]
+        scale = float(np.max(np.abs(exact[np.isfinite(exact)]), initial=0.0))
         return FACTOR * self.largest[key] + FLOOR_ULPS * self.eps[key] * scale
 
 
@@ -107,6 +108,7 @@ def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
     return Golden(steps, oracle, inputs, exact.arrays, {key: spread.allowed(key) for key in exact.arrays})
 
 
+@eager_control_flow()
 def run_eager(
     captured: CapturedStep, graph: StepGraph, dtype: torch.dtype | None, steps: int, seed: int | None, record: Recorder
 ) -> None:

@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._functorch.compile_utils import fx_graph_cse
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import Target
 from torch.fx.traceback import preserve_node_meta
 
 from irongrad.decompositions import decomposition_table
+from irongrad.pipeline.empties import fold_empty_tensors
+from irongrad.pipeline.regions import aliases_allowed, simplified
 from irongrad.pipeline.stacks import stack_scalars_first
 
 
@@ -28,16 +31,12 @@ def retrace(
         decompose: expand operators with IronGrad's decomposition table.
     """
     table = decomposition_table() if decompose else {}
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     with mode:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
-    with mode, torch.no_grad(), preserve_node_meta():
+    with mode, torch.no_grad(), preserve_node_meta(), aliases_allowed():
         graph = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
-    graph = GraphModule(graph, fx_graph_cse(graph.graph))
-    stack_scalars_first(graph)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return graph
+    return simplified(graph, [stack_scalars_first, fold_empty_tensors])
 
 
 def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -69,7 +68,13 @@ class _Portable(torch.fx.Interpreter):
         # torch-mlir 20261001 scatters to a negative index as it stands.
         if target in (aten.index.Tensor, aten.index_put.default):
             args = (args[0], _without_negatives(args[0], args[1]), *args[2:])
+        if isinstance(target, HigherOrderOperator):
+            args = tuple(_region(a) if isinstance(a, GraphModule) else a for a in args)
         return super().call_function(target, args, kwargs)
+
+
+def _region(graph: GraphModule) -> Callable[..., Any]:
+    return lambda *values: _Portable(graph).run(*values, enable_io_processing=False)
 
 
 def _without_negatives(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -22,13 +22,12 @@ class CompiledFunction:
         manifest: what its artifact says of itself.
     """
 
-    def __init__(self, session: Session, owner: object = None) -> None:
-        """Wrap a session; `owner` is kept alive with it (the directory of an artifact that was not saved yet)."""
+    def __init__(self, session: Session) -> None:
         self.manifest: Manifest = session.manifest
         spec = session.manifest.function
         if spec is None:
             raise ArtifactError(f"{session.directory} is a training step, not a function; use irongrad.runtime.load")
-        self._session, self._spec, self._owner = session, spec, owner
+        self._session, self._spec = session, spec
 
     def __call__(self, *arguments: Any) -> Any:
         """Return what the function returns, with numpy arrays for tensors.

@@ -1,0 +1,50 @@
+"""Loops over the columns of matrices, whose bodies are the same for every column.
+
+A body sees the column's number as a tensor: what it does to one column or row it does through comparisons with that
+number, not by slicing, so that one body serves an unrolled loop and a structured one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
+
+
+def repeat(count: int, body: Callable[..., Tensors], carried: Tensors, constants: Tensors = ()) -> Tensors:
+    """Apply `carried = body(number, *carried, *constants)` for the numbers from 0 to `count`.
+
+    Args:
+        count: how often.
+        body: takes and returns tensors, and closes over none.
+        carried: what the body changes; nothing is done where the first of them has no elements.
+        constants: what the body only reads.
+    """
+    if carried[0].numel() == 0:
+        return carried
+    for number in range(count):
+        carried = body(torch.full((), number, dtype=torch.int64), *carried, *constants)
+    return carried
+
+
+def column(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    """Column `number` of matrices, as [..., rows, 1]."""
+    return x.index_select(-1, number.reshape(1))
+
+
+def row(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    """Row `number` of matrices, as [..., 1, columns]."""
+    return x.index_select(-2, number.reshape(1))
+
+
+def row_numbers(x: torch.Tensor) -> torch.Tensor:
+    """The number of each row, as [rows, 1]."""
+    return torch.arange(x.shape[-2]).unsqueeze(1)
+
+
+def column_numbers(x: torch.Tensor) -> torch.Tensor:
+    """The number of each column, as [columns]."""
+    return torch.arange(x.shape[-1])

@@ -1,0 +1,73 @@
+"""nn.LSTM, nn.GRU and nn.RNN over long sequences, captured as one operator a layer and direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout, linear
+
+from irongrad.decompositions.recurrent import recurrent
+from irongrad.runtime.errors import UnsupportedOpError
+
+LONGEST_UNROLLED = 16
+
+
+@contextmanager
+def recurrent_layers() -> Iterator[None]:
+    """While open, recurrent layers over more than LONGEST_UNROLLED steps are captured as `irongrad::recurrent`."""
+    with ExitStack() as stack:
+        for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+            plain = getattr(torch._VF, cell)
+            stack.enter_context(mock.patch.object(torch._VF, cell, partial(_layers, cell, plain), create=True))
+        yield
+
+
+def _layers(cell: str, plain: Callable[..., Any], data: Tensor, *arguments: Any) -> Any:
+    """`torch._VF.lstm` and the like: the outputs, then the last states of all layers and directions."""
+    hidden, weights, biases, layers, probability, training, bidirectional, *batch_first = arguments
+    if not batch_first:
+        raise UnsupportedOpError(
+            f"nn.{cell.partition('_')[0].upper()}: the shapes of a packed sequence depend on its lengths. Pass the "
+            "padded tensor, and mask what comes after each length"
+        )
+    x = data.transpose(0, 1) if batch_first[0] else data
+    if len(x) <= LONGEST_UNROLLED or torch._C._functorch.peek_interpreter_stack() is not None:
+        return plain(data, *arguments)
+    first = hidden if cell == "lstm" else (hidden,)
+    size = len(weights) // (layers * (2 if bidirectional else 1))
+    last: list[list[Tensor]] = []
+    for layer in range(layers):
+        outputs: list[Tensor] = []
+        for backwards in (False, True) if bidirectional else (False,):
+            number = len(last)
+            own = weights[number * size : (number + 1) * size]
+            y, state = _layer(cell, x, [s[number] for s in first], own, biases=biases, backwards=backwards)
+            outputs.append(y)
+            last.append(state)
+        x = torch.cat(outputs, -1)
+        if training and probability > 0 and layer < layers - 1:
+            x = dropout(x, probability)
+    return (x.transpose(0, 1) if batch_first[0] else x, *(torch.stack(s) for s in zip(*last, strict=True)))
+
+
+def _layer(
+    cell: str, x: Tensor, state: list[Tensor], weights: Sequence[Tensor], *, biases: bool, backwards: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """One layer in one direction: the outputs and the last state."""
+    of_input, *inner = weights
+    bias = None
+    if biases:
+        of_state, bias, inner_bias, *projection = inner
+        # GRU's inner bias is multiplied by the reset gate, with the product that it is added to.
+        inner = [of_state, *projection, *([inner_bias] if cell == "gru" else [])]
+        bias = bias if cell == "gru" else bias + inner_bias
+    projected = linear(x.flip(0) if backwards else x, of_input, bias)
+    results = recurrent(cell, projected, state, inner)
+    y = results[len(state)]
+    return y.flip(0) if backwards else y, results[: len(state)]

@@ -1,0 +1,95 @@
+"""Graphs inside graphs: the branches of cond, the bodies of while_loop, scan and map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._higher_order_ops import utils
+from torch._ops import HigherOrderOperator
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from irongrad.pipeline.usercode import line_of
+from irongrad.runtime.errors import UnsupportedOpError
+
+control = torch.ops.higher_order
+
+SUPPORTED = frozenset({control.cond, control.while_loop, control.scan, control.map_impl})
+
+
+def regions_of(node: Node) -> list[GraphModule]:
+    """The graphs that `node` runs."""
+    owner = node.graph.owning_module
+    names = [str(a.target) for a in node.args if isinstance(a, Node) and a.op == "get_attr"]
+    values = [getattr(owner, n, None) for n in names]
+    return [v for v in values if isinstance(v, GraphModule)]
+
+
+@contextmanager
+def aliases_allowed() -> Iterator[None]:
+    """While open, a region may get one tensor, or views of it, in several places, and may return what it got.
+
+    PyTorch refuses that, lest a write to one of them changes the others; a region that writes to what it gets is
+    refused with or without aliases.
+    """
+    check = utils.has_potential_input_alias_or_mutation
+
+    def writes(*args: Any, **kwargs: Any) -> tuple[bool, bool]:
+        return False, check(*args, **kwargs)[1]
+
+    with mock.patch.object(utils, "has_potential_input_alias_or_mutation", writes):
+        yield
+
+
+def simplified(graph: GraphModule, passes: Sequence[Callable[[GraphModule], None]]) -> GraphModule:
+    """`graph` and all its regions without common subexpressions and dead code, after `passes`.
+
+    A node without a stack trace, as those of a backward have, gets that of the operator whose region it is in.
+
+    Raises:
+        UnsupportedOpError: a region's operator that cannot be compiled.
+    """
+    for node in graph.graph.nodes:
+        if not isinstance(node.target, HigherOrderOperator):
+            continue
+        _check(node)
+        for argument in node.args:
+            region = getattr(graph, str(argument.target), None) if isinstance(argument, Node) else None
+            if isinstance(region, GraphModule):
+                _inherit_trace(region.graph, node)
+                setattr(graph, str(argument.target), simplified(region, passes))
+    result = GraphModule(graph, fx_graph_cse(graph.graph))
+    for transform in passes:
+        transform(result)
+    result.graph.eliminate_dead_code()
+    result.recompile()
+    return result
+
+
+def _inherit_trace(graph: Graph, node: Node) -> None:
+    trace = node.meta.get("stack_trace")
+    for inner in graph.nodes:
+        if trace and not inner.meta.get("stack_trace"):
+            inner.meta["stack_trace"] = trace
+
+
+def _check(node: Node) -> None:
+    if node.target is control.while_loop_stack_output:
+        raise UnsupportedOpError(
+            f"{line_of(node)}: while_loop: a gradient needs the values of all iterations, whose number is not known at "
+            "compile time. Use torch._higher_order_ops.scan over a fixed number of iterations, or detach what it is "
+            "computed from"
+        )
+    if node.target not in SUPPORTED:
+        raise UnsupportedOpError(f"{line_of(node)}: {node.target} cannot be compiled")
+    for value in node.meta["val"]:
+        if not isinstance(value, torch.Tensor) or free_unbacked_symbols(value):
+            raise UnsupportedOpError(
+                f"{line_of(node)}: {node.target}: a result is a number, or its shape is not known at compile time. "
+                "Return tensors, of the same shapes from both branches and from every iteration"
+            )

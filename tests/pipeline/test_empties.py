@@ -1,0 +1,33 @@
+"""Tensors without elements, which iree-compile 3.13.0 crashes on, in compiled functions."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import irongrad as ig
+
+
+def test_what_is_made_of_no_elements_equals_eagers():
+    def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        product = a @ b
+        nothing = torch.zeros(0, 3, dtype=torch.long)
+        joined = torch.cat([product, torch.nn.functional.pad(a, (1, 2), value=7.0), b])
+        written = c.scatter(0, nothing, 5.0)
+        return (product * c).sum() + a.sum(), product, joined, c.gather(0, nothing), a.prod(1), a.mean(), written
+
+    arguments = torch.randn(2, 0), torch.randn(0, 3), torch.randn(2, 3)
+    compiled = ig.compile_function(function, arguments, gradients=True)
+    values, gradients = compiled(*(t.numpy() for t in arguments))
+    for found, expected in zip(values, function(*arguments), strict=True):
+        np.testing.assert_array_equal(found, expected.numpy())
+    assert [g.shape for g in gradients] == [(2, 0), (0, 3), (2, 3)]
+
+
+def test_batch_of_no_rows_through_layers():
+    model = torch.nn.Sequential(torch.nn.Conv1d(2, 3, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(9, 2))
+    model.requires_grad_(False)
+    compiled = ig.compile_function(lambda x: model(x).sum(), (torch.randn(0, 2, 5),), gradients=True)
+    value, (gradient,) = compiled(np.zeros((0, 2, 5), np.float32))
+    assert value == 0
+    assert gradient.shape == (0, 2, 5)
