@@ -86,19 +86,28 @@ def _read_to_the_end(
 def _in_three_dimensions(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: _Geometry
 ) -> torch.Tensor:
-    """A convolution of two dimensions whose channels are those that the kernel meets at each of its depths.
-
-    torch-mlir 20261001 aborts the process on three (an assertion in its `linalg.conv_3d` lowering).
-    """
-    stride, padding, dilation, groups = geometry
+    """torch-mlir 20261001 aborts the process on three dimensions (an assertion in its `linalg.conv_3d` lowering)."""
+    stride, padding, dilation, groups = _of_planes(geometry)
     depth = _sizes(x, weight, geometry)[0]
-    padded = _pad(x, [0, 0, 0, 0, padding[0], padding[0]])
-    starts = range(0, weight.shape[2] * dilation[0], dilation[0])
-    met = torch.stack([_at(padded, [slice(k, k + (depth - 1) * stride[0] + 1, stride[0])]) for k in starts], 2)
-    planes = met.movedim(3, 1).flatten(0, 1).flatten(1, 2)  # [N * depth, C * depths of the kernel, H, W]
-    shared = (bias, stride[1:], padding[1:], dilation[1:], False, [0, 0], groups)
-    out = aten.convolution.default(planes, weight.flatten(1, 2), *shared)
+    shared = (bias, stride, padding, dilation, False, [0, 0], groups)
+    out = aten.convolution.default(_planes(x, depth, weight, geometry), weight.flatten(1, 2), *shared)
     return out.unflatten(0, (x.shape[0], depth)).transpose(1, 2)
+
+
+def _planes(x: torch.Tensor, depth: int, weight: torch.Tensor, geometry: _Geometry) -> torch.Tensor:
+    """The input of a two-dimensional convolution that gives the `depth` planes of a three-dimensional one's output.
+
+    What the kernel meets at each of its depths are channels: [N * depth, C * depths of the kernel, H, W].
+    """
+    step, pad, dil = geometry.stride[0], geometry.padding[0], geometry.dilation[0]
+    padded = _pad(x, [0, 0, 0, 0, pad, pad])
+    starts = range(0, weight.shape[2] * dil, dil)
+    met = torch.stack([_at(padded, [slice(k, k + (depth - 1) * step + 1, step)]) for k in starts], 2)
+    return met.movedim(3, 1).flatten(0, 1).flatten(1, 2)
+
+
+def _of_planes(geometry: _Geometry) -> _Geometry:
+    return _Geometry(geometry.stride[1:], geometry.padding[1:], geometry.dilation[1:], geometry.groups)
 
 
 def _sizes(x: torch.Tensor, weight: torch.Tensor, geometry: _Geometry) -> list[int]:
@@ -204,6 +213,10 @@ def _weight_gradient(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, 
     """
     if not grad.numel():
         return torch.zeros_like(weight)
+    if weight.ndim == 5:
+        planes = _planes(x, grad.shape[2], weight, geometry)
+        of_planes = grad.transpose(1, 2).flatten(0, 1)
+        return _weight_gradient(of_planes, planes, weight.flatten(1, 2), _of_planes(geometry)).reshape(weight.shape)
     stride, padding, dilation, groups = geometry
     out, kernel = grad.shape[2:], weight.shape[2:]
     padded = _pad(x, [p for pad in reversed(padding) for p in (pad, pad)])

@@ -14,15 +14,7 @@ aten = torch.ops.aten
 
 @decomposes(aten.constant_pad_nd.default)
 def _constant_pad(x: torch.Tensor, pad: Sequence[int], value: float = 0) -> torch.Tensor:
-    """Negative pads become slices, which torch-mlir 20261001 does not make of them.
-
-    Nothing of an empty tensor is left in the result, and IREE 3.13.0 does not compile its pad ("offset 0 is
-    out-of-bounds").
-    """
-    if not x.numel():
-        sums = [before + after for before, after in zip(pad[::2], pad[1::2], strict=True)]
-        sizes = [size + more for size, more in zip(x.shape, [0] * (x.ndim - len(sums)) + sums[::-1], strict=True)]
-        return torch.full(sizes, value, dtype=x.dtype)
+    """Negative pads become slices, which torch-mlir 20261001 does not make of them."""
     if all(p >= 0 for p in pad):
         return NotImplemented
     for dim, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True), start=1):

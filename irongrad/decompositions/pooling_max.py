@@ -66,9 +66,6 @@ def _pool(x: torch.Tensor, tables: Sequence[Places]) -> Pooled:
     """The maximum of each window; a shorter window repeats its last place, which changes no maximum."""
     dims = len(tables)
     counts = [len(table) for table in tables]
-    if not x.numel() or 0 in counts:
-        shape = [*x.shape[:-dims], *counts]
-        return x.new_zeros(shape), x.new_zeros(shape, dtype=torch.int64)
     places = flat_places([_of_equal_width(table) for table in tables], x.shape[-dims:])
     windows = x.flatten(-dims).index_select(-1, places.flatten()).unflatten(-1, places.shape)
     values, indices = _largest(windows, places)
@@ -92,8 +89,6 @@ def _backward(grad: torch.Tensor, x: torch.Tensor, tables: Sequence[Places], ind
 
     There are few of them, and no two inputs write to the same place, as they would in a scatter.
     """
-    if not grad.numel():
-        return torch.zeros_like(x)
     dims = len(tables)
     holding = [_windows_of_inputs(table, size) for table, size in zip(tables, x.shape[-dims:], strict=True)]
     width = [max(len(row) for row in rows) for rows in holding]

@@ -48,11 +48,11 @@ class Taps:
         if self.rows == tuple(((i, 1.0),) for i in range(self.size)):
             return x
         width = max((len(row) for row in self.rows), default=0)
-        if not width or not x.numel():
+        if not width:
             return x.new_zeros([*x.shape[:dim], len(self.rows), *x.shape[dim + 1 :]])
         block = self._blocks(width)
         if block is not None:
-            return _scaled(x.unflatten(dim, (-1, width)).sum(dim + 1), block)
+            return _scaled(x.unflatten(dim, (len(self.rows), width)).sum(dim + 1), block)
         return self._gathered(x, dim, width)
 
     def _blocks(self, width: int) -> float | None:
@@ -79,7 +79,7 @@ class Taps:
             taken = taken * constant([weight for row in filled for _, weight in row], x.dtype).reshape(shape)
         if not all(read):
             taken = torch.where(constant(read, torch.bool).reshape(shape), taken, 0)
-        return taken if width == 1 else taken.unflatten(dim, (-1, width)).sum(dim + 1)
+        return taken if width == 1 else taken.unflatten(dim, (len(self.rows), width)).sum(dim + 1)
 
 
 def _scaled(x: torch.Tensor, weight: float) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -20,9 +19,6 @@ def _im2col(
 ) -> torch.Tensor:
     """[..., C, H, W] to [..., C * places of the kernel, positions of the kernel]."""
     windows = _windows(x.shape[-2:], kernel_size, dilation, padding, stride)
-    if not x.numel():
-        positions = math.prod(w.count for w in windows)
-        return x.new_zeros([*x.shape[:-3], x.shape[-3] * math.prod(kernel_size), positions])
     rows = apply_each(x, _maps(windows))  # [..., C, kernel * positions, kernel * positions]
     (high, down), (wide, across) = [(w.kernel, w.count) for w in windows]
     apart = rows.unflatten(-1, (wide, across)).unflatten(-3, (high, down)).transpose(-2, -3)
@@ -40,8 +36,6 @@ def _col2im(
 ) -> torch.Tensor:
     windows = _windows(output_size, kernel_size, dilation, padding, stride)
     (high, down), (wide, across) = [(w.kernel, w.count) for w in windows]
-    if not columns.numel():
-        return columns.new_zeros([*columns.shape[:-2], columns.shape[-2] // (high * wide), *output_size])
     channels = columns.shape[-2] // (high * wide)
     apart = columns.unflatten(-1, (down, across)).unflatten(-3, (channels, high, wide)).transpose(-2, -3)
     return apply_each_transposed(apart.flatten(-2).flatten(-3, -2), _maps(windows))

@@ -56,7 +56,7 @@ def _case(op: Any, sample: Any) -> Case:
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
         # A copy first: some operators write into their input, and autograd refuses that of a leaf.
-        given = [t.clone() if w else t.detach() for t, w in zip(tensors, wanted, strict=True)]
+        given = [t.clone() if w else t.detach().clone() for t, w in zip(tensors, wanted, strict=True)]
         filled = list(leaves)
         for place, tensor in zip(places, given, strict=True):
             filled[place] = tensor
