@@ -18,7 +18,7 @@ aten = torch.ops.aten
 def reflections(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """R, below whose diagonal stand the vectors v of the reflections 1 - tau v v^T without their ones; and tau."""
     count = min(a.shape[-2:])
-    return repeat(count, _reflect_column, (a, a.new_zeros([*a.shape[:-2], count])))  # type: ignore[return-value]
+    return repeat(count, _reflect_column, (a, a.new_zeros([*a.shape[:-2], count])))
 
 
 def _reflect_column(step: torch.Tensor, a: torch.Tensor, taus: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -39,16 +39,20 @@ def _reflect_column(step: torch.Tensor, a: torch.Tensor, taus: torch.Tensor) -> 
     return a, torch.where(torch.arange(taus.shape[-1]) == step, tau.squeeze(-1), taus)
 
 
-def reflect(vectors: torch.Tensor, taus: torch.Tensor, x: torch.Tensor, *, transposed: bool = False) -> torch.Tensor:
-    """The product of all reflections, or its transpose, with `x`."""
+def reflect(
+    vectors: torch.Tensor, taus: torch.Tensor, x: torch.Tensor, *, left: bool = True, transposed: bool = False
+) -> torch.Tensor:
+    """The product of all reflections, or its transpose, with `x` on its right, or on its left with not `left`."""
     count = taus.shape[-1]
+    side = -2 if left else -1  # of x, that is reflected
 
     def apply(step: torch.Tensor, x: torch.Tensor, vectors: torch.Tensor, taus: torch.Tensor) -> tuple[torch.Tensor]:
-        number = step if transposed else count - 1 - step
-        rows = row_numbers(x)
+        number = step if transposed == left else count - 1 - step
+        rows = row_numbers(vectors)
         vector = torch.where(rows > number, column(vectors, number), (rows == number).to(x.dtype))
+        vector = vector if left else vector.mT
         tau = column(taus.unsqueeze(-2), number)
-        return (x - tau * vector * (vector * x).sum(-2, keepdim=True),)
+        return (x - tau * vector * (vector * x).sum(side, keepdim=True),)
 
     return repeat(count, apply, (x,), (vectors, taus))[0]
 
@@ -64,9 +68,7 @@ def orthogonal(vectors: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
 def _ormqr(
     vectors: torch.Tensor, taus: torch.Tensor, x: torch.Tensor, left: bool = True, transpose: bool = False
 ) -> torch.Tensor:
-    if not left:
-        return reflect(vectors, taus, x.mT, transposed=not transpose).mT
-    return reflect(vectors, taus, x, transposed=transpose)
+    return reflect(vectors, taus, x, left=left, transposed=transpose)
 
 
 @decomposes(aten.linalg_qr.default)

@@ -203,3 +203,24 @@ def _embedding_dense_backward(
         rows = rows / aten.index_select.default(uses, 0, flat).unsqueeze(1)
     zeros = rows.new_zeros((num_weights, rows.shape[1]))
     return aten.index_put.default(zeros, [flat], rows, True)
+
+
+@decomposes(aten.slice_scatter.default)
+def _slice_scatter(
+    x: torch.Tensor, values: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> torch.Tensor:
+    """A choice between two tensors.
+
+    IREE 3.13.0 writes a chain of slices in place, and reads what it has written already: wrong gradients of
+    Householder products, or "circular dependency: input operation uses partition output".
+    """
+    if step != 1:
+        return NotImplemented  # type: ignore[no-any-return]
+    dim, size = dim % x.ndim, x.shape[dim]
+    first = 0 if start is None else min(max(start + size if start < 0 else start, 0), size)
+    after = first + values.shape[dim]
+    if after == first:
+        return x
+    numbers = torch.arange(size).reshape([-1] + [1] * (x.ndim - 1 - dim))
+    padded = aten.constant_pad_nd.default(values, [0, 0] * (x.ndim - 1 - dim) + [first, size - after])
+    return torch.where((numbers >= first) & (numbers < after), padded, x)
