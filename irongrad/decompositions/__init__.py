@@ -26,6 +26,7 @@ FAMILIES = (
     "normalisation",
     "padding",
     "pooling",
+    "random",
     "reductions",
     "resampling",
     "scans",
