@@ -45,6 +45,7 @@ FAMILIES = (
     "padding",
     "pooling",
     "pooling_max",
+    "random",
     "recurrent",
     "reductions",
     "resampling",

@@ -32,7 +32,7 @@ def trace(
         *given, seed, draws = values
         with Draws(seed, draws) as mode:
             outputs = list(run(*given))
-        used = mode.count > 0
+        used = mode.used
         return [*outputs, draws + 1] if used else outputs
 
     scalar = torch.zeros((), dtype=torch.int64)

@@ -151,7 +151,7 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
         result = Structure("tuple", (result, _replaced(structure, differentiable)))
     run = value_and_gradients if gradients else value
     examples = dict(zip(names, tensors, strict=True))
-    if drawn.count:
+    if drawn.used:
         run, examples[SEED] = _seeded(run), torch.tensor(0)
     return FlatFunction(run, examples, structure, result)
 
