@@ -123,7 +123,8 @@ class ControlFlowImporter(GraphNodeImporter):
         """Import the graph that the node `region` names here, on `inputs`, and return its results."""
         graph: Graph = getattr(region.graph.owning_module, str(region.target)).graph
         inner = type(self)(self.fx_importer, self._c, self._cc, InsertionPoint.current.block)
-        for placeholder, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        for placeholder, value in zip(placeholders, inputs, strict=True):
             inner.bind_node_value(placeholder, value)
         inner.import_nodes(graph.nodes, skip_placeholders_outputs=True)
         results = graph.output_node().args[0]
