@@ -176,13 +176,13 @@ def _scan(body: Callable[..., Any], carried: list[Tensor], stacks: list[Tensor],
     return torch.ops.higher_order.scan(body, carried, stacks, outer)
 
 
-@torch.library.custom_op("irongrad::recurrent", mutates_args=())
+@torch.library.custom_op("irongrad::recurrent", mutates_args=())  # type: ignore[untyped-decorator]
 def recurrent(cell: str, x: Tensor, state: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
     """`forward`, as one operator, so that its backward is ours when autograd differentiates a graph."""
     return forward(cell, x, state, weights)
 
 
-@torch.library.custom_op("irongrad::recurrent_backward", mutates_args=())
+@torch.library.custom_op("irongrad::recurrent_backward", mutates_args=())  # type: ignore[untyped-decorator]
 def recurrent_backward(
     cell: str, grads: list[Tensor], state: list[Tensor], weights: list[Tensor], saved: list[Tensor]
 ) -> list[Tensor]:
@@ -194,14 +194,14 @@ decomposes(torch.ops.irongrad.recurrent.default)(forward)
 decomposes(torch.ops.irongrad.recurrent_backward.default)(backward)
 
 
-@recurrent.register_fake
+@recurrent.register_fake  # type: ignore[untyped-decorator]
 def _recurrent_fake(cell: str, x: Tensor, state: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
     rows = CELLS[cell].step(x[0], state, weights)
     stacks = [r.new_empty((x.shape[0], *r.shape)) for r in (rows[0][0], *rows[1])]
     return [*(s.new_empty(s.shape) for s in state), *stacks]
 
 
-@recurrent_backward.register_fake
+@recurrent_backward.register_fake  # type: ignore[untyped-decorator]
 def _recurrent_backward_fake(
     cell: str, grads: list[Tensor], state: list[Tensor], weights: list[Tensor], saved: list[Tensor]
 ) -> list[Tensor]:

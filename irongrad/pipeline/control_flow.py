@@ -7,34 +7,31 @@ torch-mlir lowers to `scf.if`, `scf.while` and, where the number of iterations i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from math import ceil, prod
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
-from torch_mlir.dialects import arith, tensor
+from torch_mlir.dialects import arith
 from torch_mlir.extras.fx_importer import GraphNodeImporter
-from torch_mlir.ir import (
-    Block,
-    IndexType,
-    InsertionPoint,
-    IntegerAttr,
-    IntegerType,
-    Location,
-    Operation,
-    RankedTensorType,
-    Type,
-    Value,
+from torch_mlir.ir import Block, InsertionPoint, IntegerAttr, IntegerType, Location, Operation, Type, Value
+
+from irongrad.pipeline.slices import (
+    constant,
+    convert,
+    empty,
+    first_rows,
+    read_row,
+    sizes_of,
+    stack_type,
+    write_rows,
 )
 
-# A dynamic offset, as `tensor.extract_slice` and `tensor.insert_slice` encode it.
-_DYNAMIC = -(2**63)
-
-_VTENSOR = re.compile(r"!torch\.vtensor<\[([\d,]*)\],(\w+)>")
+# Iterations of one loop of a nest; see `_for_each`.
+BRANCHING = 16
 
 Body = Callable[[Value, Sequence[Value]], Sequence[Value]]
 
@@ -83,38 +80,57 @@ class ControlFlowImporter(GraphNodeImporter):
         self._for_each(node, body, (), sequences, additional)
 
     def _for_each(
-        self, node: Node, body: Node, carried: Sequence[Any], sequences: Sequence[Any], additional: Any
+        self, node: Node, body: Node, carried: Sequence[Any], sequences: Sequence[Any], additional: Sequence[Any]
     ) -> None:
-        """A loop over the first dimension of `sequences`; what `body` returns beside its carries is stacked."""
+        """A loop over the first dimension of `sequences`; what `body` returns beside its carries is stacked.
+
+        IREE 3.13.0 copies a tensor that a loop updates, once an iteration. So there are loops in loops, each with few
+        iterations and stacks that are no longer than its part: `length` rows cost the copies of `length` times
+        `len(counts) * BRANCHING` rows, and not of `length * length`.
+        """
         outer = [self._argument(a) for a in additional]
         stacked = [self._argument(s) for s in sequences]
         initial = [self._argument(c) for c in carried]
-        types = self._types(node)
-        count = len(initial)
-        initial += [_Stack.of(t).empty(t) for t in types[count:]]
-        length = _Stack.of(stacked[0].type).builtin.shape[0]
+        length, size = sizes_of(stacked[0].type)[0], len(initial)
+        rows = [self._cc.get_vtensor_type(v.shape[1:], v.dtype) for v in node.meta["val"][size:]]
 
-        def step(index: Value, values: Sequence[Value]) -> Sequence[Value]:
-            rows = [_Stack.of(s.type).read(s, index) for s in stacked]
-            results = self._inline(body, [*values[:count], *rows, *outer])
-            written = zip(results[count:], values[count:], strict=True)
-            return [*results[:count], *(_Stack.of(v.type).written(r, v, index) for r, v in written)]
+        def run(counts: Sequence[int], start: Value, values: Sequence[Value]) -> list[Value]:
+            """The iterations from `start`, at most the product of `counts`: the carries, and the stacks."""
+            if not counts:
+                slices = [read_row(s, start) for s in stacked]
+                return self._inline(body, [*values, *slices, *outer])
+            span = prod(counts[1:])
 
-        self._bind(node, self._counted(length, initial, step))
+            def step(index: Value, values: Sequence[Value]) -> Sequence[Value]:
+                offset = arith.MulIOp(index, constant(span, self._c)).result
+                results = run(counts[1:], arith.AddIOp(start, offset).result, values[:size])
+                written = zip(results[size:], values[size:], strict=True)
+                return [*results[:size], *(write_rows(part, stack, offset) for part, stack in written)]
 
-    def _counted(self, length: int, initial: Sequence[Value], step: Body) -> Sequence[Value]:
-        """The values after `length` applications of `step`, which takes the iteration's index too."""
+            stacks = [empty(stack_type(r, counts[0] * span)) for r in rows]
+            return self._counted(self._trips(length, start, counts[0], span), [*values, *stacks], step)
+
+        results = run(_split(length), constant(0, self._c), initial)
+        self._bind(node, [*results[:size], *(first_rows(r, length) for r in results[size:])])
+
+    def _trips(self, length: int, start: Value, most: int, span: int) -> Value:
+        """How many parts of `span` iterations there are from `start` on, at most `most`."""
+        left = arith.SubIOp(constant(length, self._c), start).result
+        parts = arith.CeilDivSIOp(left, constant(span, self._c)).result
+        return arith.MinSIOp(parts, constant(most, self._c)).result
+
+    def _counted(self, trips: Value, initial: Sequence[Value], step: Body) -> list[Value]:
+        """The values after `trips` applications of `step`, which takes the iteration's index too."""
         true = Operation.create(
             "torch.constant.bool",
             results=[self._cc.torch_bool_type],
             attributes={"value": IntegerAttr.get(IntegerType.get_signless(1, self._c), 1)},
         ).result
         types = [v.type for v in initial]
-        operands = [self._integer(length), true, *initial]
+        operands = [convert("torch_c.from_i64", trips, self._cc.torch_int_type), true, *initial]
         loop = Operation.create("torch.prim.Loop", results=types, operands=operands, regions=1)
         with _block(loop.regions[0], [self._cc.torch_int_type, *types]) as block:
-            count = _convert("torch_c.to_i64", block.arguments[0], IntegerType.get_signless(64, self._c))
-            index = arith.IndexCastOp(IndexType.get(self._c), count).result
+            index = convert("torch_c.to_i64", block.arguments[0], trips.type)
             results = step(index, list(block.arguments)[1:])
             Operation.create("torch.prim.Loop.condition", operands=[true, *results])
         return list(loop.results)
@@ -123,7 +139,8 @@ class ControlFlowImporter(GraphNodeImporter):
         """Import the graph that the node `region` names here, on `inputs`, and return its results."""
         graph: Graph = getattr(region.graph.owning_module, str(region.target)).graph
         inner = type(self)(self.fx_importer, self._c, self._cc, InsertionPoint.current.block)
-        for placeholder, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        for placeholder, value in zip(placeholders, inputs, strict=True):
             inner.bind_node_value(placeholder, value)
         inner.import_nodes(graph.nodes, skip_placeholders_outputs=True)
         results = graph.output_node().args[0]
@@ -143,61 +160,23 @@ class ControlFlowImporter(GraphNodeImporter):
     def _boolean(self, value: Value) -> Value:
         if value.type == self._cc.torch_bool_type:
             return value
-        return _convert("torch.aten.Bool.Tensor", value, self._cc.torch_bool_type)
+        return convert("torch.aten.Bool.Tensor", value, self._cc.torch_bool_type)
 
     def _integer(self, value: int) -> Value:
         attributes = {"value": self._cc.integer_attr(value, 64)}
         return Operation.create("torch.constant.int", [self._cc.torch_int_type], [], attributes).result
 
 
-@dataclass(frozen=True)
-class _Stack:
-    """A tensor whose rows a loop reads or writes.
-
-    In MLIR's own tensor dialect: the result of torch-mlir's slice at an unknown index has unknown sizes.
-    """
-
-    row: Type  # of one row, as torch-mlir's type
-    builtin: RankedTensorType
-    builtin_row: RankedTensorType
-
-    @staticmethod
-    def of(kind: Type) -> _Stack:
-        """Rows of values of the static type `!torch.vtensor<[sizes],element>`."""
-        matched = _VTENSOR.fullmatch(str(kind))
-        assert matched, f"{kind} is no tensor of known sizes"
-        sizes, element = matched[1].split(","), matched[2]
-        row = Type.parse(f"!torch.vtensor<[{','.join(sizes[1:])}],{element}>", kind.context)
-        # MLIR's own integers have no signs.
-        builtin = [*sizes, element.removeprefix("u").removeprefix("s")]
-        whole, part = (f"tensor<{'x'.join(b)}>" for b in (builtin, builtin[1:]))
-        return _Stack(row, Type.parse(whole, kind.context), Type.parse(part, kind.context))
-
-    def empty(self, kind: Type) -> Value:
-        value = tensor.EmptyOp(self.builtin.shape, self.builtin.element_type).result
-        return _convert("torch_c.from_builtin_tensor", value, kind)
-
-    def read(self, stacked: Value, index: Value) -> Value:
-        """`stacked[index]`."""
-        whole = _convert("torch_c.to_builtin_tensor", stacked, self.builtin)
-        part = tensor.ExtractSliceOp(self.builtin_row, whole, [index], [], [], *self._place()).result
-        return _convert("torch_c.from_builtin_tensor", part, self.row)
-
-    def written(self, part: Value, stacked: Value, index: Value) -> Value:
-        """`stacked` with `part` at `index`."""
-        whole = _convert("torch_c.to_builtin_tensor", stacked, self.builtin)
-        row = _convert("torch_c.to_builtin_tensor", part, self.builtin_row)
-        result = tensor.InsertSliceOp(row, whole, [index], [], [], *self._place()).result
-        return _convert("torch_c.from_builtin_tensor", result, stacked.type)
-
-    def _place(self) -> tuple[list[int], list[int], list[int]]:
-        """Offsets, sizes and strides of one row at a dynamic index."""
-        inner = self.builtin_row.shape
-        return [_DYNAMIC, *(0 for _ in inner)], [1, *inner], [1] * self.builtin.rank
-
-
-def _convert(operation: str, value: Value, kind: Type) -> Value:
-    return Operation.create(operation, results=[kind], operands=[value]).result
+def _split(length: int) -> list[int]:
+    """The numbers of iterations of loops in loops that make `length` iterations or a few more."""
+    depth = 1
+    while BRANCHING**depth < length:
+        depth += 1
+    counts: list[int] = []
+    while len(counts) < depth:
+        counts.append(max(1, ceil(length ** (1 / (depth - len(counts))) - 1e-9)))
+        length = ceil(length / counts[-1])
+    return counts[::-1]
 
 
 @contextmanager

@@ -1,22 +1,25 @@
 """Reading an exported graph as one list of operators, whatever regions torch.export has put them into.
 
-Code under `torch.no_grad()` or `torch.autocast` becomes a graph of its own, called by a higher-order operator.
+Code under `torch.no_grad()` or `torch.autocast` becomes a graph of its own, called by a higher-order operator; so do
+the branches of torch.cond and the bodies of while_loop, scan and map.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 
 class FlatGraph:
     """The nodes of an exported program, those inside regions in place of the region.
 
     Attributes:
-        nodes: all nodes in the order of execution.
+        nodes: all nodes in the order of execution: both branches one after the other, and a loop's body once.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -26,26 +29,30 @@ class FlatGraph:
         self._add(program.graph_module)
 
     def origin(self, value: Any) -> Any:
-        """The node that computes what `value`, a node or anything else, stands for inside or outside a region."""
+        """The node that computes what `value`, a node or anything else, stands for inside or outside a region.
+
+        What a loop carries stands for its first value, and a row of what it runs over for all of it.
+        """
         while isinstance(value, Node) and value in self._origin:
             value = self._origin[value]
         return value
 
     def _add(self, graph: GraphModule) -> None:
         for node in graph.graph.nodes:
-            region = next((i for i, a in enumerate(node.args) if region_of(graph, a) is not None), None)
-            if region is not None:
-                self._enter(node, region, region_of(graph, node.args[region]))
+            regions = {i: r for i, a in enumerate(node.args) if (r := region_of(graph, a)) is not None}
+            if regions:
+                self._enter(node, list(regions.values()), tree_leaves(node.args[max(regions) + 1 :]))
             elif node.target is operator.getitem and node.args[0] in self._results:
                 self._origin[node] = self._results[node.args[0]][node.args[1]]
             else:
                 self.nodes.append(node)
 
-    def _enter(self, call: Node, position: int, region: GraphModule) -> None:
-        placeholders = [n for n in region.graph.nodes if n.op == "placeholder"]
-        self._origin |= dict(zip(placeholders, call.args[position + 1 :], strict=False))
-        self._add(region)
-        output = next(n for n in reversed(region.graph.nodes) if n.op == "output").args[0]
+    def _enter(self, call: Node, regions: Sequence[GraphModule], inputs: Sequence[Any]) -> None:
+        for region in regions:
+            placeholders = [n for n in region.graph.nodes if n.op == "placeholder"]
+            self._origin |= dict(zip(placeholders, inputs, strict=False))
+            self._add(region)
+        output = region.graph.output_node().args[0]
         self._results[call] = list(output) if isinstance(output, (tuple, list)) else [output]
 
 

@@ -11,23 +11,16 @@ import torch
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._higher_order_ops import utils
 from torch._ops import HigherOrderOperator
+from torch._subclasses import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from irongrad.pipeline.usercode import line_of
-from irongrad.runtime.errors import UnsupportedOpError
+from irongrad.runtime.errors import InternalError, UnsupportedOpError
 
 control = torch.ops.higher_order
 
 SUPPORTED = frozenset({control.cond, control.while_loop, control.scan, control.map_impl})
-
-
-def regions_of(node: Node) -> list[GraphModule]:
-    """The graphs that `node` runs."""
-    owner = node.graph.owning_module
-    names = [str(a.target) for a in node.args if isinstance(a, Node) and a.op == "get_attr"]
-    values = [getattr(owner, n, None) for n in names]
-    return [v for v in values if isinstance(v, GraphModule)]
 
 
 @contextmanager
@@ -35,14 +28,18 @@ def aliases_allowed() -> Iterator[None]:
     """While open, a region may get one tensor, or views of it, in several places, and may return what it got.
 
     PyTorch refuses that, lest a write to one of them changes the others; a region that writes to what it gets is
-    refused with or without aliases.
+    refused with or without aliases. Where it does not refuse, torch 2.13 traces the body of a scan that starts with
+    one tensor in two places on one fake tensor, and takes either for the other (`clone_input` clones no fake tensor).
     """
     check = utils.has_potential_input_alias_or_mutation
 
     def writes(*args: Any, **kwargs: Any) -> tuple[bool, bool]:
         return False, check(*args, **kwargs)[1]
 
-    with mock.patch.object(utils, "has_potential_input_alias_or_mutation", writes):
+    with (
+        mock.patch.object(utils, "has_potential_input_alias_or_mutation", writes),
+        mock.patch("torch._dynamo.utils.clone_input", torch.clone),
+    ):
         yield
 
 
@@ -61,12 +58,14 @@ def simplified(graph: GraphModule, passes: Sequence[Callable[[GraphModule], None
         for argument in node.args:
             region = getattr(graph, str(argument.target), None) if isinstance(argument, Node) else None
             if isinstance(region, GraphModule):
+                _check_closed(region, node)
                 _inherit_trace(region.graph, node)
                 setattr(graph, str(argument.target), simplified(region, passes))
     result = GraphModule(graph, fx_graph_cse(graph.graph))
     for transform in passes:
         transform(result)
     result.graph.eliminate_dead_code()
+    result.delete_all_unused_submodules()
     result.recompile()
     return result
 
@@ -76,6 +75,15 @@ def _inherit_trace(graph: Graph, node: Node) -> None:
     for inner in graph.nodes:
         if trace and not inner.meta.get("stack_trace"):
             inner.meta["stack_trace"] = trace
+
+
+def _check_closed(region: GraphModule, node: Node) -> None:
+    for name, value in vars(region).items():
+        if isinstance(value, FakeTensor):
+            raise InternalError(
+                f"{line_of(node)}: the region of {node.target} takes the tensor {name} from around it; it has to be "
+                "among the inputs"
+            )
 
 
 def _check(node: Node) -> None:
