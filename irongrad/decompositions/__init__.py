@@ -14,6 +14,7 @@ from irongrad.decompositions.registry import Decomposition, Operator, decomposes
 __all__ = ["decomposes", "decomposition_table", "keeps", "uses_pytorch"]
 
 FAMILIES = (
+    "activations",
     "attention",
     "convolution",
     "elementwise",
@@ -24,6 +25,8 @@ FAMILIES = (
     "linalg_factor",
     "linalg_solve",
     "loss",
+    "loss_ctc",
+    "loss_margin",
     "normalisation",
     "padding",
     "pooling",

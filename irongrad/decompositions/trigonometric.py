@@ -18,8 +18,22 @@ aten = torch.ops.aten
 # pi / 2 in parts of half a significand, so that the product of one with half a quotient is exact (W. J. Cody and
 # W. Waite, "Software Manual for the Elementary Functions", 1980, chapter 8).
 _HALF_PI_PARTS = {
-    torch.float32: (1.5703125, 0.0004837512969970703, 7.549533620476723e-08, 2.5632829192545614e-12, 6.123031769111886e-17, 2.0216294170795996e-21),
-    torch.float64: (1.5707963109016418, 1.5893254712295857e-08, 6.123233932053594e-17, 6.368317055225283e-25, 1.0828566716053562e-32, 2.316557719485773e-41),
+    torch.float32: (
+        1.5703125,
+        0.0004837512969970703,
+        7.549533620476723e-08,
+        2.5632829192545614e-12,
+        6.123031769111886e-17,
+        2.0216294170795996e-21,
+    ),
+    torch.float64: (
+        1.5707963109016418,
+        1.5893254712295857e-08,
+        6.123233932053594e-17,
+        6.368317055225283e-25,
+        1.0828566716053562e-32,
+        2.316557719485773e-41,
+    ),
 }
 _HALF_QUOTIENT = {torch.float32: 4096.0, torch.float64: 67108864.0}
 
@@ -83,17 +97,18 @@ def _quarter_turns(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _sine(quarters: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
     """The sine of zero to four quarter turns and the rest."""
-    value = torch.where((quarters == 1) | (quarters == 3), _near_cosine(rest), _near_sine(rest))
+    value = torch.where((quarters == 1) | (quarters == 3), _near_cosine(rest), near_sine(rest))
     return torch.where((quarters == 2) | (quarters == 3), -value, value)
 
 
 def _cosine(quarters: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
     """The cosine of zero to four quarter turns and the rest."""
-    value = torch.where((quarters == 1) | (quarters == 3), _near_sine(rest), _near_cosine(rest))
+    value = torch.where((quarters == 1) | (quarters == 3), near_sine(rest), _near_cosine(rest))
     return torch.where((quarters == 1) | (quarters == 2), -value, value)
 
 
-def _near_sine(x: torch.Tensor) -> torch.Tensor:
+def near_sine(x: torch.Tensor) -> torch.Tensor:
+    """The sine of x up to pi / 2."""
     return x * polynomial(x * x, _SINE[: _TERMS[x.dtype]][::-1])
 
 
