@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -107,8 +107,9 @@ def _ctc_loss_backward(
     alpha, loss = log_alpha.transpose(0, 1), neg_log_likelihood.unsqueeze(1)
     ways = torch.where(lattice.emitted == -math.inf, -math.inf, alpha + _backward(lattice) - lattice.emitted)
     posterior = (ways + loss).exp().transpose(0, 1)  # [batch, time, place]
-    places = lattice.labels.unsqueeze(2) == torch.arange(log_probs.shape[2])
-    expected = (posterior @ places.to(posterior.dtype)).transpose(0, 1)
+    # No product of matrices: IREE 3.13.0 crashes while it packs one of a mask for its data tiling.
+    is_label = (lattice.labels.unsqueeze(2) == torch.arange(log_probs.shape[2])).unsqueeze(1)
+    expected = torch.where(is_label, posterior.unsqueeze(3), 0.0).sum(2).transpose(0, 1)
     within = torch.arange(log_probs.shape[0]).reshape(-1, 1, 1) < lattice.times
     if zero_infinity:
         within = within & (loss != math.inf)
@@ -118,26 +119,44 @@ def _ctc_loss_backward(
 def _forward(lattice: _Lattice) -> torch.Tensor:
     """The logarithm of alpha, [time, batch, place]."""
     places = torch.arange(lattice.emitted.shape[2])
-    alpha = torch.where(places < 2, lattice.emitted[0], -math.inf)
-    steps = [alpha]
-    for emitted in lattice.emitted[1:]:
-        skipped = torch.where(lattice.skips, _shifted(alpha, 2), -math.inf)
+    first = torch.where(places < 2, lattice.emitted[0], -math.inf)
+
+    def step(alpha: torch.Tensor, emitted: torch.Tensor, skips: torch.Tensor) -> list[torch.Tensor]:
+        skipped = torch.where(skips, _shifted(alpha, 2), -math.inf)
         alpha = _log_sum(alpha, _shifted(alpha, 1), skipped) + emitted
-        steps.append(alpha)
-    return torch.stack(steps)
+        return [alpha, alpha]
+
+    return torch.cat([first.unsqueeze(0), _stacked(step, first, [lattice.emitted[1:]], lattice.skips)])
 
 
 def _backward(lattice: _Lattice) -> torch.Tensor:
     """The logarithm of beta, [time, batch, place]; nothing is possible after the end of an input."""
-    end = torch.where(_is_end(lattice), 0.0, torch.full_like(lattice.emitted[0], -math.inf))
-    beta = torch.full_like(end, -math.inf)
-    steps: list[torch.Tensor] = []
-    for time in reversed(range(lattice.emitted.shape[0])):
-        skipped = _shifted(torch.where(lattice.skips, beta, -math.inf), -2)
-        going_on = _log_sum(beta, _shifted(beta, -1), skipped)
-        beta = torch.where(lattice.times == time + 1, end, going_on) + lattice.emitted[time]
-        steps.insert(0, beta)
-    return torch.stack(steps)
+    impossible = torch.full_like(lattice.emitted[0], -math.inf)
+    end = torch.where(_is_end(lattice), 0.0, impossible)
+    is_last = torch.arange(1, lattice.emitted.shape[0] + 1).reshape(-1, 1, 1) == lattice.times
+
+    def step(
+        beta: torch.Tensor, emitted: torch.Tensor, is_last: torch.Tensor, end: torch.Tensor, skips: torch.Tensor
+    ) -> list[torch.Tensor]:
+        skipped = _shifted(torch.where(skips, beta, -math.inf), -2)
+        beta = torch.where(is_last, end, _log_sum(beta, _shifted(beta, -1), skipped)) + emitted
+        return [beta, beta]
+
+    sequences = [lattice.emitted.flip(0), is_last.flip(0)]
+    return _stacked(step, impossible, sequences, end, lattice.skips).flip(0)
+
+
+def _stacked(
+    step: Callable[..., list[torch.Tensor]],
+    first: torch.Tensor,
+    sequences: list[torch.Tensor],
+    *constants: torch.Tensor,
+) -> torch.Tensor:
+    """What every step of a recursion over time gives: one loop in the compiled program, however long the input is."""
+    if sequences[0].shape[0] == 0:
+        return first.new_empty((0, *first.shape))
+    result: list[torch.Tensor] = torch.ops.higher_order.scan(step, [first], sequences, constants)
+    return result[1]
 
 
 def _is_end(lattice: _Lattice) -> torch.Tensor:
