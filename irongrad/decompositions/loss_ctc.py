@@ -109,7 +109,7 @@ def _ctc_loss_backward(
     posterior = (ways + loss).exp().transpose(0, 1)  # [batch, time, place]
     # No product of matrices: IREE 3.13.0 crashes while it packs one of a mask for its data tiling.
     is_label = (lattice.labels.unsqueeze(2) == torch.arange(log_probs.shape[2])).unsqueeze(1)
-    expected = torch.where(is_label, posterior.unsqueeze(3), 0.0).sum(2).transpose(0, 1)
+    expected = (posterior.unsqueeze(3) * is_label.to(posterior.dtype)).sum(2).transpose(0, 1)
     within = torch.arange(log_probs.shape[0]).reshape(-1, 1, 1) < lattice.times
     if zero_infinity:
         within = within & (loss != math.inf)
