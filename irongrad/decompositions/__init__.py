@@ -23,6 +23,7 @@ from irongrad.decompositions.registry import (
 __all__ = ["decomposes", "decomposition_table", "keeps", "register_decomposition", "uses_pytorch"]
 
 FAMILIES = (
+    "activations",
     "attention",
     "batch_norm",
     "convolution",
@@ -41,6 +42,8 @@ FAMILIES = (
     "linalg_qr",
     "linalg_solve",
     "loss",
+    "loss_ctc",
+    "loss_margin",
     "normalisation",
     "padding",
     "pooling",

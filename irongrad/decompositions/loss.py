@@ -1,10 +1,12 @@
-"""Loss functions and their backward."""
+"""Cross entropy and other losses of one element or one class, and their backward."""
 
 from __future__ import annotations
 
 import torch
+from torch.nn.modules import linear_cross_entropy as _  # noqa: F401  registers its operators
 
-from irongrad.decompositions.registry import uses_pytorch
+from irongrad.decompositions.loss_margin import reduced, spread
+from irongrad.decompositions.registry import decomposes, uses_pytorch
 
 aten = torch.ops.aten
 
@@ -15,3 +17,79 @@ uses_pytorch(
     aten.nll_loss2d_forward,
     aten.nll_loss2d_backward,
 )
+
+
+@decomposes(aten.soft_margin_loss.default)
+def _soft_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
+    return reduced((-target * x).exp().log1p(), reduction)
+
+
+@decomposes(aten.soft_margin_loss_backward.default)
+def _soft_margin_loss_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int
+) -> torch.Tensor:
+    return -target * (-target * x).sigmoid() * spread(grad, target * x, reduction)
+
+
+@decomposes(torch.ops.torch_nn._linear_cross_entropy_batch_chunked.default)
+def _linear_cross_entropy(
+    x: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    chunk: int,
+    policy: str,
+    dtype: torch.dtype,
+    retain: bool,
+    wants_input: bool,
+    wants_weight: bool,
+    wants_bias: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss and its gradients at once, as the operator has them; the chunks, of memory, are left to the compiler."""
+    log_probabilities = _log_probabilities(x, linear_weight, bias)
+    places, factor = _weights(log_probabilities, target, weight, ignore_index)
+    factor = factor / factor.sum() if reduction == "mean" else factor
+    loss = -(factor.unsqueeze(1) * places * log_probabilities).sum()
+    slopes = factor.unsqueeze(1) * (log_probabilities.exp() - places)
+    return (
+        loss,
+        slopes @ linear_weight if wants_input else x.new_zeros((0, 0)),
+        slopes.T @ x if wants_weight else x.new_zeros((0, 0)),
+        slopes.sum(0) if wants_bias else x.new_zeros((0,)),
+    )
+
+
+@decomposes(torch.ops.torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default)
+def _linear_cross_entropy_each(
+    x: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    ignore_index: int,
+    chunk: int,
+    policy: str,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    log_probabilities = _log_probabilities(x, linear_weight, bias)
+    places, factor = _weights(log_probabilities, target, weight, ignore_index)
+    return -factor * (places * log_probabilities).sum(1)
+
+
+def _log_probabilities(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    scores = x @ weight.T
+    return (scores if bias is None else scores + bias).log_softmax(1)
+
+
+def _weights(
+    log_probabilities: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which class is a sample's target, one-hot, and the samples' weights: that of their class, or 0 where ignored."""
+    places = target.unsqueeze(1) == torch.arange(log_probabilities.shape[1])
+    hot = places.to(log_probabilities.dtype)
+    factor = hot.sum(1) if weight is None else hot @ weight
+    return hot, torch.where(target == ignore_index, 0.0, factor)

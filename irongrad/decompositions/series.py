@@ -61,7 +61,7 @@ def computes_in(*dtypes: torch.dtype) -> Callable[[_Function], _Function]:
             dtype = functools.reduce(torch.promote_types, (in_floating_point(t).dtype for t in tensors))
             wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
             if wide not in dtypes:
-                return NotImplemented  # type: ignore[no-any-return]
+                return NotImplemented
             return function(*(t.to(wide) for t in tensors)).to(dtype)
 
         return decomposition

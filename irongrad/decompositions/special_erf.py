@@ -85,7 +85,7 @@ _ENDS = (
 def _erf(x: torch.Tensor) -> torch.Tensor:
     """IREE 3.13.0 has erf in float32 alone."""
     if x.dtype != torch.float64:
-        return NotImplemented  # type: ignore[no-any-return]
+        return NotImplemented
     size = x.abs()
     beyond = 1 - _complement(size)
     return torch.where(size <= _SMALL, _erf_near_zero(x), torch.where(x < 0, -beyond, beyond))

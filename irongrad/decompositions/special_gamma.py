@@ -11,6 +11,7 @@ import torch
 
 from irongrad.decompositions.registry import decomposes
 from irongrad.decompositions.series import chebyshev, in_floating_point, polynomial
+from irongrad.decompositions.trigonometric import near_sine
 
 aten = torch.ops.aten
 
@@ -84,7 +85,7 @@ def _lgamma(x: torch.Tensor) -> torch.Tensor:
     size = x.abs()
     positive = _lgamma_positive(size)
     fraction = size - size.round()
-    reflected = -(size * (fraction * math.pi).sin().abs() / math.pi).log() - positive
+    reflected = -(size * near_sine(fraction.abs() * math.pi) / math.pi).log() - positive
     found = torch.where(x < 0, reflected, positive)
     pole = (x <= 0) & (fraction == 0)
     return torch.where(pole | (size == math.inf), math.inf, found)
@@ -142,10 +143,9 @@ def _polygamma(n: int, x: torch.Tensor) -> torch.Tensor:
 
 
 def _cotangent_of_pi(x: torch.Tensor) -> torch.Tensor:
-    """cot(pi x) for x in [-1/2, 1/2]; beyond 1/4 from the zero at 1/2, near which pi x is too inexact."""
+    """cot(pi x) for x in [-1/2, 1/2]; the cosine is the sine of what is missing to 1/2, near which it is small."""
     size = x.abs()
-    near = 1 / (math.pi * size.clamp(max=0.25)).tan()
-    found = torch.where(size <= 0.25, near, (math.pi * (0.5 - size.clamp(min=0.25))).tan())
+    found = near_sine(math.pi * (0.5 - size)) / near_sine(math.pi * size)
     return torch.where(x < 0, -found, found)
 
 

@@ -97,17 +97,18 @@ def _quarter_turns(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _sine(quarters: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
     """The sine of zero to four quarter turns and the rest."""
-    value = torch.where((quarters == 1) | (quarters == 3), _near_cosine(rest), _near_sine(rest))
+    value = torch.where((quarters == 1) | (quarters == 3), _near_cosine(rest), near_sine(rest))
     return torch.where((quarters == 2) | (quarters == 3), -value, value)
 
 
 def _cosine(quarters: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
     """The cosine of zero to four quarter turns and the rest."""
-    value = torch.where((quarters == 1) | (quarters == 3), _near_sine(rest), _near_cosine(rest))
+    value = torch.where((quarters == 1) | (quarters == 3), near_sine(rest), _near_cosine(rest))
     return torch.where((quarters == 1) | (quarters == 2), -value, value)
 
 
-def _near_sine(x: torch.Tensor) -> torch.Tensor:
+def near_sine(x: torch.Tensor) -> torch.Tensor:
+    """The sine of x up to pi / 2."""
     return x * polynomial(x * x, _SINE[: _TERMS[x.dtype]][::-1])
 
 

@@ -46,8 +46,14 @@ NOISE_ULPS = 4.0  # a sum in another order rounds more often than the one operat
 _EPS_FLOAT64 = float(torch.finfo(torch.float64).eps)
 _STRETCH = 1 << 17
 
-# Operators that move values and round nothing.
-_MOVES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.copy_.default})
+# Operators that move values and round nothing, or have a floating-point mask as a result.
+_MOVES = frozenset(
+    {
+        torch.ops.aten.clone.default,
+        torch.ops.aten.copy_.default,
+        torch.ops.aten.multilabel_margin_loss_forward.default,
+    }
+)
 
 
 # Takes a loss, gradient, state tensor or prediction of an eager run, by its golden key.
