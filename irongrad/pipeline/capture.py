@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from irongrad.pipeline import sideeffects, usercode
 from irongrad.pipeline.exported import FlatGraph
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
+from irongrad.pipeline.value_free import ValueFree
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.step import Call, TrainStep, call_of
 
@@ -172,6 +173,7 @@ def export(module: nn.Module, values: tuple[torch.Tensor, ...]) -> ExportedProgr
             usercode.user_frames(),
             sideeffects.refused(module),
             sideeffects.assignments_as_updates(module),
+            ValueFree(),
         ):
             program = torch.export.export(module, tuple(v.detach() for v in values), strict=False)
     except CaptureError:

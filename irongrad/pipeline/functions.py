@@ -29,6 +29,7 @@ from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
 from irongrad.pipeline.package import package
 from irongrad.pipeline.retrace import interpret_eager, retrace
+from irongrad.pipeline.value_free import ValueFree
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.function import CompiledFunction
 from irongrad.runtime.golden import Golden, key_of
@@ -156,7 +157,7 @@ def _trace(run: Callable[..., list[torch.Tensor]], examples: Sequence[torch.Tens
     with mode:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
     # Under anomaly detection autograd's nodes keep the stack traces of the forward operators that made them.
-    with mode, preserve_node_meta(), torch.autograd.detect_anomaly(check_nan=False):
+    with ValueFree(), mode, preserve_node_meta(), torch.autograd.detect_anomaly(check_nan=False):
         return make_fx(run, tracing_mode="real", record_stack_traces=True)(*fakes)
 
 

@@ -14,6 +14,7 @@ from torch.fx.node import Target
 from torch.fx.traceback import preserve_node_meta
 
 from irongrad.decompositions import decomposition_table
+from irongrad.pipeline.empties import fill_empties
 from irongrad.pipeline.stacks import stack_scalars_first
 
 
@@ -34,6 +35,7 @@ def retrace(
     with mode, torch.no_grad(), preserve_node_meta():
         graph = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
     graph = GraphModule(graph, fx_graph_cse(graph.graph))
+    fill_empties(graph)
     stack_scalars_first(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
