@@ -21,7 +21,7 @@ def _of_rank_0(op: torch._ops.OpOverload) -> None:
         if x.ndim == 0:
             return x.clone()
         if not dim:
-            return op(x, list(range(x.ndim)), keepdim)  # type: ignore[no-any-return]
+            return op(x, list(range(x.ndim)), keepdim)
         return NotImplemented
 
 
@@ -68,3 +68,12 @@ def _value_and_index(
     places = torch.arange(size, device=x.device).reshape([-1] + [1] * (x.ndim - 1 - dim % x.ndim))
     index = torch.where(found, places, size).amin(dim, keepdim=keepdim)
     return value if keepdim else value.squeeze(dim), index
+
+
+@decomposes(aten.prod.dim_int)
+def _prod(x: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    if dtype is not None and dtype != x.dtype:
+        return _prod(x.to(dtype), dim, keepdim)
+    if x.ndim == 0:
+        return x.clone() if x.is_floating_point() else x.to(torch.int64)
+    return NotImplemented

@@ -8,6 +8,7 @@ J. Sci. Comput. 14, 1993).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -40,12 +41,35 @@ def _sum(
     x = x if dtype is None else x.to(dtype)
     if x.dtype in _HALVES and count > 1:
         return aten.sum.dim_IntList(x, dim, keepdim, dtype=torch.float32).to(x.dtype)
-    if count <= LONGEST_CHAIN or not x.is_floating_point():
+    if not x.is_floating_point() or count == 0:
         return NotImplemented
+    if count <= LONGEST_CHAIN:
+        return _sum_of_merged(x, dims, keepdim)
     border, chunk = _chunk(x, dims, min(math.isqrt(count), LONGEST_CHAIN))
     inner = [border, *(d for d in dims if d > border)]
     partial = aten.sum.dim_IntList(_in_chunks(x, border, chunk), [d + 1 for d in inner])
     total = aten.sum.dim_IntList(partial, [d for d in dims if d <= border])
+    return total.reshape([1 if d in dims else s for d, s in enumerate(x.shape)]) if keepdim else total
+
+
+def _sum_of_merged(x: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:
+    """Sum over adjacent dimensions as over one.
+
+    IREE 3.13.0 takes the sum of a product over two dimensions for a contraction, and fails where one factor is
+    broadcast along one of them ("'vector.contract' op invalid accumulator/result vector shape", or a crash).
+    """
+    if len(dims) < 2 or all(b - a > 1 for a, b in itertools.pairwise(dims)):
+        return NotImplemented
+    shape: list[int] = []
+    merged: list[int] = []
+    for dim, size in enumerate(x.shape):
+        if dim in dims and dim - 1 in dims:
+            shape[-1] *= size
+            continue
+        if dim in dims:
+            merged.append(len(shape))
+        shape.append(size)
+    total = aten.sum.dim_IntList(x.reshape(shape), merged)
     return total.reshape([1 if d in dims else s for d, s in enumerate(x.shape)]) if keepdim else total
 
 

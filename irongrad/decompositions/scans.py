@@ -1,9 +1,9 @@
 """Cumulative sums, products, maxima and the like.
 
-A scan combines every element with all before it. IREE 3.13.0 does that in one serial chain, whose rounding error
-grows with its length. Here a row is scanned by doubling distances (W. D. Hillis and G. L. Steele, "Data parallel
-algorithms", Communications of the ACM 29, 1986): log2(n) combinations in a chain. Long rows are scanned in blocks, then the
-last elements of the blocks, and then every block is combined with all before it.
+A scan combines every element with all before it. IREE 3.13.0 does that in one serial chain, whose rounding error grows
+with its length. Here a row is scanned by doubling distances (W. D. Hillis and G. L. Steele, "Data parallel algorithms",
+Comm. ACM 29, 1986): log2(n) combinations in a chain. Long rows are scanned in blocks, then the last elements of the
+blocks, and then every block is combined with all before it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def _arithmetic(
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
     wanted = dtype or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)
-    if x.dtype != wanted:
-        return op(x.to(wanted), dim)  # type: ignore[no-any-return]
+    if x.dtype != wanted or dtype is not None:
+        return op(x.to(wanted), dim)
     if x.ndim == 0 or x.numel() == 0:
         return x.clone()
     if dim < 0:
-        return op(x, dim + x.ndim)  # type: ignore[no-any-return]
+        return op(x, dim + x.ndim)
     if x.shape[dim] < SHORTEST_SCANNED:
         return NotImplemented
     return _scan(lambda a, b: (combine(a[0], b[0]),), (x,), dim)[0]
@@ -89,7 +89,7 @@ def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _log_add_exp(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """log(exp(x) + exp(y)) from the larger one, so that nothing overflows; an infinity, or NaN, is the result itself."""
+    """log(exp(x) + exp(y)) from the larger one, so that nothing overflows; an infinity, or NaN, is the result."""
     large, small = torch.maximum(x, y), torch.minimum(x, y)
     return torch.where(large.isfinite(), large + torch.log1p(torch.exp(small - large)), large)
 

@@ -46,7 +46,7 @@ for _op in (
 @decomposes(aten.index_put.default)
 def _index_put(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
-        return _mask_put(x, indices, values, accumulate)
+        return put_by_mask(x, indices, values, accumulate)
     dims = [d for d, i in enumerate(indices) if i is not None]
     tensors = torch.broadcast_tensors(*(i for i in indices if i is not None))
     if x.numel() == 0 or not dims or tensors[0].numel() == 0:
@@ -80,13 +80,13 @@ def _row(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
     return row.reshape(-1)
 
 
-def _mask_put(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumulate: bool) -> torch.Tensor:
+def put_by_mask(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumulate: bool) -> torch.Tensor:
     """Write where one mask is true: a value for all of them, or the values one after the other."""
     dims = [d for d, i in enumerate(indices) if i is not None]
     mask = indices[dims[0]]
     assert mask is not None
     if len(dims) > 1:
-        return NotImplemented  # type: ignore[no-any-return]
+        return NotImplemented
     first, last = dims[0], dims[0] + mask.ndim
     rest = x.ndim - last
     mask = mask.to(torch.bool)

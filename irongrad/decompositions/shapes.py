@@ -130,7 +130,7 @@ def _places(
 def _diagonal(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
     """The elements (i, i + offset) of the last two dimensions are every (columns + 1)-th of a flat matrix."""
     planes = x.movedim((dim1, dim2), (-2, -1))
-    *outer, _, columns = planes.shape
+    outer = planes.shape[:-2]
     places = _diagonal_places(planes, offset)
     flat = planes.reshape([*outer, -1])
     return aten.index_select.default(flat, len(outer), places)
@@ -142,7 +142,7 @@ def _diagonal_scatter(
 ) -> torch.Tensor:
     """The values spread over the rows, or the columns, of the matrix are right where the diagonal is."""
     planes = x.movedim((dim1, dim2), (-2, -1))
-    *outer, rows, columns = planes.shape
+    rows, columns = planes.shape[-2:]
     length = values.shape[-1]
     top = max(-offset, 0)  # the row in which the diagonal starts
     spread = aten.constant_pad_nd.default(values, [top, rows - top - length]).unsqueeze(-1)

@@ -93,15 +93,20 @@ def _mode(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> _Pair:
 
 
 def _at(x: torch.Tensor, dim: int, keepdim: bool, place: int | torch.Tensor) -> _Pair:
-    """The value at a place of the ascending order along `dim`, and its index."""
+    """The value at a place of the ascending order along `dim`, and its index; `place` has size 1 there."""
     if x.ndim == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    order = _order(x.movedim(dim, -1), descending=False).movedim(-1, dim)
-    if isinstance(place, torch.Tensor):
-        index = order.gather(dim, place)
+    last = x.movedim(dim, -1)
+    wanted = (
+        place.movedim(dim, -1)
+        if isinstance(place, torch.Tensor)
+        else torch.full_like(last[..., :1], place, dtype=torch.int64)
+    )
+    if last.shape[-1] <= LONGEST_COUNTED:
+        index = _counted(last, wanted, descending=False)
     else:
-        index = order.narrow(dim, place, 1)
-    value = x.gather(dim, index)
+        index = _order(last, descending=False).gather(-1, wanted)
+    value, index = _taken(x, dim, index)
     return (value, index) if keepdim else (value.squeeze(dim), index.squeeze(dim))
 
 
@@ -118,12 +123,12 @@ def _order(x: torch.Tensor, *, descending: bool) -> torch.Tensor:
     """The indices that sort the last dimension, stable; NaN is the largest, as in eager."""
     length = x.shape[-1]
     if length <= LONGEST_COUNTED:
-        return _counted(x, length, descending=descending)
+        return _counted(x, _places(x), descending=descending)
     runs = 1 << (math.ceil(length / LONGEST_COUNTED) - 1).bit_length()
     run = math.ceil(length / runs)
     padded = _padded(x, runs * run - length, descending=descending)
     parts = padded.reshape([*x.shape[:-1], runs, run])
-    index = _counted(parts, run, descending=descending)
+    index = _counted(parts, _places(parts), descending=descending)
     starts = torch.arange(0, runs * run, run, device=x.device).unsqueeze(-1)
     values, index = parts.gather(-1, index), index + starts
     while values.shape[-2] > 1:
@@ -139,7 +144,7 @@ def _first(x: torch.Tensor, count: int, *, descending: bool) -> torch.Tensor:
     """
     length = x.shape[-1]
     if length <= LONGEST_COUNTED:
-        return _counted(x, count, descending=descending)
+        return _counted(x, _places(x)[:count], descending=descending)
     part = max(LONGEST_COUNTED, 2 * count)
     if part >= length:
         return _order(x, descending=descending).narrow(-1, 0, count)
@@ -172,15 +177,19 @@ def _last(dtype: torch.dtype) -> float:
     return math.nan if dtype.is_floating_point else _largest(dtype)
 
 
-def _counted(x: torch.Tensor, count: int, *, descending: bool) -> torch.Tensor:
-    """The indices of the first `count` elements, each of which as many others come before as its place says."""
-    places = torch.arange(x.shape[-1], device=x.device)
+def _counted(x: torch.Tensor, wanted: torch.Tensor, *, descending: bool) -> torch.Tensor:
+    """The indices of the elements at the places `wanted` of the order: as many others come before each."""
+    places = _places(x)
     one, other = x.unsqueeze(-1), x.unsqueeze(-2)  # [..., place, 1] and [..., 1, place that it is compared with]
     ahead = _before(other, one, descending=descending)
     alike = ~ahead & ~_before(one, other, descending=descending)
     rank = (ahead | (alike & (places < places.unsqueeze(-1)))).to(torch.int64).sum(-1)
-    holds = rank.unsqueeze(-2) == places[:count].unsqueeze(-1)  # [..., rank, place]
+    holds = rank.unsqueeze(-2) == wanted.unsqueeze(-1)  # [..., wanted, place]
     return torch.where(holds, places, 0).sum(-1)
+
+
+def _places(x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(x.shape[-1], device=x.device)
 
 
 def _merged(values: torch.Tensor, index: torch.Tensor, *, descending: bool) -> _Pair:
@@ -206,10 +215,7 @@ def _rank(run: torch.Tensor, x: torch.Tensor, *, alike: bool, descending: bool) 
     step = 1 << (length.bit_length() - 1)
     while step:
         probe = run.gather(-1, (rank + (step - 1)).clamp_max(length - 1))
-        if alike:
-            ahead = ~_before(x, probe, descending=descending)
-        else:
-            ahead = _before(probe, x, descending=descending)
+        ahead = ~_before(x, probe, descending=descending) if alike else _before(probe, x, descending=descending)
         rank = torch.where(ahead & (rank + step <= length), rank + step, rank)
         step //= 2
     return rank

@@ -26,7 +26,7 @@ from irongrad.pipeline.exported import FlatGraph, region_of
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
 from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.regions import aliases_allowed
-from irongrad.pipeline.unchecked import UncheckedArguments
+from irongrad.pipeline.value_free import ValueFree
 from irongrad.random import draws, is_random, undrawable
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.step import Call, TrainStep, call_of
@@ -182,7 +182,7 @@ def export(module: nn.Module, values: tuple[torch.Tensor, ...]) -> ExportedProgr
             sideeffects.assignments_as_updates(module),
             BeforeAutograd(),
             autograd_functions.kept(),
-            UncheckedArguments(),
+            ValueFree(),
         ):
             program = torch.export.export(module, tuple(v.detach() for v in values), strict=False)
     except UserError:

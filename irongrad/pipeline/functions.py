@@ -42,7 +42,7 @@ from irongrad.pipeline.package import package
 from irongrad.pipeline.ranges import Range, function_ranges
 from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.retrace import interpret_eager, retrace
-from irongrad.pipeline.unchecked import UncheckedArguments
+from irongrad.pipeline.value_free import ValueFree
 from irongrad.random import Draws
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.function import CompiledFunction
@@ -205,7 +205,7 @@ def _trace(run: Callable[..., list[torch.Tensor]], examples: Sequence[torch.Tens
     with mode:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
     # Under anomaly detection autograd's nodes keep the stack traces of the forward operators that made them.
-    with mode, preserve_node_meta(), torch.autograd.detect_anomaly(check_nan=False), UncheckedArguments():
+    with ValueFree(), mode, preserve_node_meta(), torch.autograd.detect_anomaly(check_nan=False):
         return make_fx(run, tracing_mode="real", record_stack_traces=True)(*fakes)
 
 

@@ -1,0 +1,149 @@
+"""Functions of PyTorch that look at a tensor's values where they need not, in a form that does not.
+
+They are written in C++ above the operators that a trace sees, so they are replaced where Python calls them: sizes
+found with `masked_select` that are known, checks of a weight's sign, a slice that starts at a tensor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+import irongrad.pipeline.fake_shapes  # noqa: F401 (registers them)
+from irongrad.decompositions.scatter import put_by_mask
+
+_REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+class ValueFree(TorchFunctionMode):
+    """While open, calls of these functions do not look at values."""
+
+    def __torch_function__(  # type: ignore[no-untyped-def]
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ):
+        """Call the replacement, or `func` where there is none for these arguments."""
+        kwargs = kwargs or {}
+        replacement = _REPLACED.get(func)
+        result = replacement(*args, **kwargs) if replacement is not None else NotImplemented
+        return func(*args, **kwargs) if result is NotImplemented else result
+
+
+def _replaces(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(replacement: Callable[..., Any]) -> Callable[..., Any]:
+        _REPLACED.update(dict.fromkeys(functions, replacement))
+        return replacement
+
+    return register
+
+
+@_replaces(torch.narrow, Tensor.narrow)
+def _narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
+    if not isinstance(start, Tensor):
+        return NotImplemented
+    start = torch.where(start < 0, start + input.shape[dim], start)
+    return input.index_select(dim, start + torch.arange(length, device=input.device))
+
+
+@_replaces(torch.combinations)
+def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    if r == 0:
+        return input.new_empty([0])
+    table = list(choose(range(input.shape[0]), r))
+    places = torch.tensor(table, dtype=torch.int64, device=input.device)
+    return input.index_select(0, places.reshape(-1)).reshape(-1, r)
+
+
+@_replaces(torch.cov, Tensor.cov)
+def _cov(
+    input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+) -> Tensor:
+    """The covariance of the rows, weighted by how often each column was seen and by how much it counts."""
+    rows = input.reshape(1, -1) if input.ndim < 2 else input
+    given = [w for w in (fweights, aweights) if w is not None]
+    weights = torch.stack([w.to(rows.dtype) for w in given]).prod(0) if given else rows.new_ones(rows.shape[1])
+    total = weights.sum()
+    centred = rows - ((rows * weights).sum(1) / total).unsqueeze(1)
+    lost = correction * (weights * aweights).sum() / total if aweights is not None else correction
+    norm = (total - lost).clamp_min(0)
+    return ((centred @ (centred * weights).mT.conj()) / norm).squeeze()
+
+
+@_replaces(torch.corrcoef, Tensor.corrcoef)
+def _corrcoef(input: Tensor) -> Tensor:
+    covariance = _cov(input)
+    if covariance.ndim == 0:
+        return covariance / covariance
+    deviation = covariance.diagonal().sqrt()
+    return (covariance / deviation.unsqueeze(1) / deviation).clamp(-1, 1)
+
+
+@_replaces(torch.index_fill, Tensor.index_fill)
+def _index_fill(input: Tensor, dim: int, index: Tensor, value: float | Tensor) -> Tensor:
+    """The gradient of a tensor that is filled in counts the different indices."""
+    if not isinstance(value, Tensor) or not isinstance(dim, int):
+        return NotImplemented
+    if input.ndim == 0:
+        return torch.where((index == 0).any() | (index == -1).any(), value, input)
+    size = input.shape[dim]
+    index = torch.where(index < 0, index + size, index).reshape(-1, 1)
+    hit = (index == torch.arange(size, device=input.device)).any(0)
+    return torch.where(hit.reshape([-1] + [1] * (input.ndim - 1 - dim % input.ndim)), value, input)
+
+
+@_replaces(torch.index_put, Tensor.index_put)
+def _index_put(input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    if sum(i is not None for i in indices) != 1 or not any(_is_mask(i) for i in indices):
+        return NotImplemented
+    return put_by_mask(input, indices, values, accumulate)
+
+
+@_replaces(torch.index_put_, Tensor.index_put_)
+def _index_put_(input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    result = _index_put(input, indices, values, accumulate)
+    return result if result is NotImplemented else input.copy_(result)
+
+
+@_replaces(Tensor.__setitem__)
+def _setitem(input: Tensor, key: Any, value: Any) -> object:
+    keys = key if isinstance(key, tuple) else (key,)
+    if not _is_mask(keys[-1]) or any(k != slice(None) for k in keys[:-1]):
+        return NotImplemented
+    values = value if isinstance(value, Tensor) else torch.full([], value, dtype=input.dtype, device=input.device)
+    return input.copy_(put_by_mask(input, [*[None] * (len(keys) - 1), keys[-1]], values, False))
+
+
+@_replaces(functional.gaussian_nll_loss)
+def _gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """The functional of that name, which refuses negative variances; the gradient ignores the bound `eps`."""
+    if not isinstance(var, Tensor):
+        if var < 0:
+            raise ValueError("var has negative entry/entries")
+        var = var * torch.ones_like(input)
+    if var.shape == input.shape[:-1] and var.shape != input.shape:
+        var = var.unsqueeze(-1)
+    bounded = var.clone()
+    with torch.no_grad():
+        bounded.clamp_(min=eps)
+    loss = 0.5 * (bounded.log() + (input - target).square() / bounded)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+
+
+def _is_mask(index: object) -> bool:
+    return isinstance(index, Tensor) and index.dtype is torch.bool
