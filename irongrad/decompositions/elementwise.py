@@ -19,5 +19,6 @@ uses_pytorch(
     aten.addcmul,
     aten.addcdiv,
     aten.rsub,
+    aten.sgn,
     aten.detach,
 )

@@ -25,19 +25,36 @@ from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 
 aten = torch.ops.aten
 
-AS_REAL = "pass torch.view_as_real(z), whose last dimension holds the real and the imaginary part"
+_AS_REAL = "Pass torch.view_as_real(z), and call torch.view_as_complex inside"
+
+
+def refuse_complex(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse complex inputs, parameters and buffers.
+
+    Raises:
+        CaptureError: with the name of the first, and what to do instead.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_complex():
+            raise CaptureError(f"{name!r} is a complex tensor, which no artifact can hold. {_AS_REAL}")
 
 
 def in_reals(graph: GraphModule) -> GraphModule:
     """The same function without complex values inside; `graph` itself where there are none.
 
+    Args:
+        graph: a graph of ATen operators, with what they return in its nodes' `meta`. Its arguments are real.
+
     Raises:
-        CaptureError: an argument or a result is complex.
+        CaptureError: a result is complex.
         UnsupportedOpError: an operator that has no rule for complex numbers; with the user's line.
     """
     if not any(_is_complex(n.meta.get("val")) for n in graph.graph.nodes):
         return graph
-    _refuse_complex_interface(graph)
+    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
+    for result in output.all_input_nodes:
+        if _is_complex(result.meta["val"]):
+            raise CaptureError(f"{usercode.line_of(result)}\n  a result is complex. Return torch.view_as_real(z)")
     examples = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
     # In-place operators go first: a pair has no memory that views of it could share.
     functional = traced(functionalize(lambda *v: list(interpret_eager(graph, v))), examples, _expansions())
@@ -45,19 +62,9 @@ def in_reals(graph: GraphModule) -> GraphModule:
     return traced(lambda *v: list(_InPairs(functional).run(*v, enable_io_processing=False)), examples, {})
 
 
-def _refuse_complex_interface(graph: GraphModule) -> None:
-    for node in graph.graph.nodes:
-        if node.op == "placeholder" and _is_complex(node.meta["val"]):
-            raise CaptureError(f"{node.name}: an argument or a tensor of the state is complex; {AS_REAL}")
-        if node.op == "output":
-            for result in tree_leaves(node.args[0]):
-                if isinstance(result, Node) and _is_complex(result.meta["val"]):
-                    raise CaptureError(f"{usercode.line_of(result)}\n  a result is complex; {AS_REAL}")
-
-
 def _is_complex(value: Any) -> bool:
-    leaves = tree_leaves(value)
-    return any(v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in leaves)
+    """Whether there is a complex tensor or number in `value`."""
+    return any(isinstance(v, complex) or (isinstance(v, torch.Tensor) and v.is_complex()) for v in tree_leaves(value))
 
 
 def _expansions() -> dict[Operator, Decomposition]:

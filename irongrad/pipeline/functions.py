@@ -22,7 +22,7 @@ from irongrad.pipeline import usercode
 from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.capture import plain_operators
 from irongrad.pipeline.compile import compile_module
-from irongrad.pipeline.complex import in_reals
+from irongrad.pipeline.complex import in_reals, refuse_complex
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.importer import import_functions
@@ -137,6 +137,7 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
     Raises:
         CaptureError: a decision on a tensor's value; with the user's line.
     """
+    refuse_complex(flat.examples)
     examples = list(flat.examples.values())
     try:
         with usercode.quiet_export(), usercode.user_frames(), plain_operators():
