@@ -6,7 +6,7 @@ nothing after this stage sees a complex number. `irongrad.decompositions.pairs` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -63,8 +63,9 @@ def in_reals(graph: GraphModule) -> GraphModule:
 
 
 def _is_complex(value: Any) -> bool:
-    """Whether there is a complex tensor or number in `value`."""
-    return any(isinstance(v, complex) or (isinstance(v, torch.Tensor) and v.is_complex()) for v in tree_leaves(value))
+    """Whether there is a complex tensor or number, or a pair, in `value`."""
+    dtypes = [v.dtype for v in tree_leaves(value) if isinstance(v, torch.Tensor)]
+    return any(d.is_complex for d in dtypes) or any(isinstance(v, complex | Pair) for v in tree_leaves(value))
 
 
 def _expansions() -> dict[Operator, Decomposition]:
@@ -78,19 +79,28 @@ def _expansions() -> dict[Operator, Decomposition]:
 
 
 def _without_interleaving(graph: GraphModule) -> None:
-    """Make view_as_real(z)[..., i] the part itself, and view_as_complex of one part's gradient a pair with zeros."""
+    """Make view_as_real(z)[..., i] the part itself, and in its backward the part's gradient a part."""
     for node in graph.graph.nodes:
-        if node.target is aten.select.int and _is_last(node.args[0], node.args[1]):
-            source, _, index = node.args
-            if source.target is aten.view_as_real.default:
-                node.target = (aten.real.default, aten.imag.default)[index]
-                node.args = source.args
+        source: Any = node.args[0] if node.args else None
+        if node.target is aten.select.int and source.target is aten.view_as_real.default and _is_last(node):
+            node.target = (aten.real.default, aten.imag.default)[node.args[2]]
+            node.args = source.args
+        if node.target is aten.view_as_complex.default and source.target is aten.select_backward.default:
+            gradient, sizes, dim, index = source.args
+            if dim % len(sizes) == len(sizes) - 1:
+                with graph.graph.inserting_before(node):
+                    zeros = graph.graph.call_function(aten.zeros_like.default, (gradient,))
+                node.target = aten.complex.default
+                node.args = (zeros, gradient) if index else (gradient, zeros)
     graph.graph.eliminate_dead_code()
     graph.recompile()
 
 
-def _is_last(node: Node, dim: int) -> bool:
-    return dim % node.meta["val"].ndim == node.meta["val"].ndim - 1
+def _is_last(select: Node) -> bool:
+    """Whether a select is along the last dimension."""
+    source, dim, _ = select.args
+    ndim = source.meta["val"].ndim
+    return bool(dim % ndim == ndim - 1)
 
 
 class _InPairs(Portable):
@@ -111,16 +121,15 @@ class _InPairs(Portable):
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on pairs where it takes or makes complex values."""
-        node = self.node
-        values = (node.meta.get("val"), [n.meta.get("val") for n in node.all_input_nodes], node.args, node.kwargs)
-        if not isinstance(target, torch._ops.OpOverload) or not _is_complex(values):
+        made = self.node.meta.get("val")
+        if not isinstance(target, torch._ops.OpOverload) or not _is_complex((args, kwargs, made)):
             return super().call_function(target, args, kwargs)
         if target not in pair_rules():
             raise UnsupportedOpError(
-                f"{usercode.line_of(node)}\n  {target} of complex numbers cannot be compiled. Write it as a function "
-                "of the real and the imaginary part (z.real, z.imag)"
+                f"{usercode.line_of(self.node)}\n  {target} of complex numbers cannot be compiled. Write it as a "
+                "function of the real and the imaginary part (z.real, z.imag)"
             )
-        return _cast(pair_rules()[target](*args, **kwargs), node.meta.get("val"))
+        return _cast(pair_rules()[target](*args, **kwargs), made)
 
 
 def _cast(result: Any, like: Any) -> Any:
