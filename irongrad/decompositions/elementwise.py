@@ -17,6 +17,7 @@ uses_pytorch(
     aten.addcmul,
     aten.addcdiv,
     aten.rsub,
+    aten.sgn,
     aten.detach,
 )
 

@@ -215,7 +215,7 @@ def _slice_scatter(
     Householder products, or "circular dependency: input operation uses partition output".
     """
     if step != 1:
-        return NotImplemented  # type: ignore[no-any-return]
+        return NotImplemented
     dim, size = dim % x.ndim, x.shape[dim]
     first = 0 if start is None else min(max(start + size if start < 0 else start, 0), size)
     after = first + values.shape[dim]

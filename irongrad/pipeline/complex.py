@@ -6,7 +6,7 @@ nothing after this stage sees a complex number. `irongrad.decompositions.pairs` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,19 +25,36 @@ from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 
 aten = torch.ops.aten
 
-AS_REAL = "pass torch.view_as_real(z), whose last dimension holds the real and the imaginary part"
+_AS_REAL = "Pass torch.view_as_real(z), and call torch.view_as_complex inside"
+
+
+def refuse_complex(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse complex inputs, parameters and buffers.
+
+    Raises:
+        CaptureError: with the name of the first, and what to do instead.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_complex():
+            raise CaptureError(f"{name!r} is a complex tensor, which no artifact can hold. {_AS_REAL}")
 
 
 def in_reals(graph: GraphModule) -> GraphModule:
     """The same function without complex values inside; `graph` itself where there are none.
 
+    Args:
+        graph: a graph of ATen operators, with what they return in its nodes' `meta`. Its arguments are real.
+
     Raises:
-        CaptureError: an argument or a result is complex.
+        CaptureError: a result is complex.
         UnsupportedOpError: an operator that has no rule for complex numbers; with the user's line.
     """
     if not any(_is_complex(n.meta.get("val")) for n in graph.graph.nodes):
         return graph
-    _refuse_complex_interface(graph)
+    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
+    for result in output.all_input_nodes:
+        if _is_complex(result.meta["val"]):
+            raise CaptureError(f"{usercode.line_of(result)}\n  a result is complex. Return torch.view_as_real(z)")
     examples = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
     # In-place operators go first: a pair has no memory that views of it could share.
     functional = traced(functionalize(lambda *v: list(interpret_eager(graph, v))), examples, _expansions())
@@ -45,19 +62,10 @@ def in_reals(graph: GraphModule) -> GraphModule:
     return traced(lambda *v: list(_InPairs(functional).run(*v, enable_io_processing=False)), examples, {})
 
 
-def _refuse_complex_interface(graph: GraphModule) -> None:
-    for node in graph.graph.nodes:
-        if node.op == "placeholder" and _is_complex(node.meta["val"]):
-            raise CaptureError(f"{node.name}: an argument or a tensor of the state is complex; {AS_REAL}")
-        if node.op == "output":
-            for result in tree_leaves(node.args[0]):
-                if isinstance(result, Node) and _is_complex(result.meta["val"]):
-                    raise CaptureError(f"{usercode.line_of(result)}\n  a result is complex; {AS_REAL}")
-
-
 def _is_complex(value: Any) -> bool:
-    leaves = tree_leaves(value)
-    return any(v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in leaves)
+    """Whether there is a complex tensor or number, or a pair, in `value`."""
+    dtypes = [v.dtype for v in tree_leaves(value) if isinstance(v, torch.Tensor)]
+    return any(d.is_complex for d in dtypes) or any(isinstance(v, complex | Pair) for v in tree_leaves(value))
 
 
 def _expansions() -> dict[Operator, Decomposition]:
@@ -71,19 +79,28 @@ def _expansions() -> dict[Operator, Decomposition]:
 
 
 def _without_interleaving(graph: GraphModule) -> None:
-    """Make view_as_real(z)[..., i] the part itself, and view_as_complex of one part's gradient a pair with zeros."""
+    """Make view_as_real(z)[..., i] the part itself, and in its backward the part's gradient a part."""
     for node in graph.graph.nodes:
-        if node.target is aten.select.int and _is_last(node.args[0], node.args[1]):
-            source, _, index = node.args
-            if source.target is aten.view_as_real.default:
-                node.target = (aten.real.default, aten.imag.default)[index]
-                node.args = source.args
+        source: Any = node.args[0] if node.args else None
+        if node.target is aten.select.int and source.target is aten.view_as_real.default and _is_last(node):
+            node.target = (aten.real.default, aten.imag.default)[node.args[2]]
+            node.args = source.args
+        if node.target is aten.view_as_complex.default and source.target is aten.select_backward.default:
+            gradient, sizes, dim, index = source.args
+            if dim % len(sizes) == len(sizes) - 1:
+                with graph.graph.inserting_before(node):
+                    zeros = graph.graph.call_function(aten.zeros_like.default, (gradient,))
+                node.target = aten.complex.default
+                node.args = (zeros, gradient) if index else (gradient, zeros)
     graph.graph.eliminate_dead_code()
     graph.recompile()
 
 
-def _is_last(node: Node, dim: int) -> bool:
-    return dim % node.meta["val"].ndim == node.meta["val"].ndim - 1
+def _is_last(select: Node) -> bool:
+    """Whether a select is along the last dimension."""
+    source, dim, _ = select.args
+    ndim = source.meta["val"].ndim
+    return bool(dim % ndim == ndim - 1)
 
 
 class _InPairs(Portable):
@@ -104,16 +121,15 @@ class _InPairs(Portable):
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on pairs where it takes or makes complex values."""
-        node = self.node
-        values = (node.meta.get("val"), [n.meta.get("val") for n in node.all_input_nodes], node.args, node.kwargs)
-        if not isinstance(target, torch._ops.OpOverload) or not _is_complex(values):
+        made = self.node.meta.get("val")
+        if not isinstance(target, torch._ops.OpOverload) or not _is_complex((args, kwargs, made)):
             return super().call_function(target, args, kwargs)
         if target not in pair_rules():
             raise UnsupportedOpError(
-                f"{usercode.line_of(node)}\n  {target} of complex numbers cannot be compiled. Write it as a function "
-                "of the real and the imaginary part (z.real, z.imag)"
+                f"{usercode.line_of(self.node)}\n  {target} of complex numbers cannot be compiled. Write it as a "
+                "function of the real and the imaginary part (z.real, z.imag)"
             )
-        return _cast(pair_rules()[target](*args, **kwargs), node.meta.get("val"))
+        return _cast(pair_rules()[target](*args, **kwargs), made)
 
 
 def _cast(result: Any, like: Any) -> Any:

@@ -23,6 +23,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from irongrad.pipeline import usercode
 from irongrad.pipeline.capture import MODEL_PREFIX, CapturedStep, StepModule, loss_node, plain_operators
+from irongrad.pipeline.complex import in_reals, refuse_complex
 from irongrad.pipeline.drawing import random_state, trace
 from irongrad.pipeline.graphs import Function, StateTensor, Value
 from irongrad.pipeline.retrace import interpret_eager
@@ -59,8 +60,9 @@ def differentiate(captured: CapturedStep) -> JointStep:
     """
     module = StepModule(captured.step)
     names = _StateNames(module)
-    joint = _joint(captured, names)
     inputs = captured.step.inputs
+    refuse_complex({**inputs, **{n: t.initial for n, t in names.state.items()}})
+    joint = _joint(captured, names)
     evaluation = _inference(captured.eval, names, tuple(inputs), ("loss",))
     predict = None
     if captured.predict is not None:
@@ -110,6 +112,7 @@ class _StateNames:
         The programs of one step number their constants each for itself, so a path says nothing; equal ones are shared.
         """
         value = tensor.detach().cpu()
+        refuse_complex({path: value})
         constants = [t for t in self.state.values() if t.role is Role.CONSTANT]
         for known in constants:
             if known.initial.dtype == value.dtype and torch.equal(known.initial, value):
@@ -165,9 +168,11 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
     if not any(r.kind == "gradient" for r in results):
         raise CaptureError(_no_gradient(captured))
 
+    portable = in_reals(joint)
+
     def run(*values: torch.Tensor) -> list[torch.Tensor]:
         ones = torch.ones((), dtype=placeholders[-1].meta["val"].dtype)
-        outputs = interpret_eager(joint, (*values, ones))
+        outputs = interpret_eager(portable, (*values, ones))
         return [outputs[i] for i in kept]
 
     given = [e for e, n in zip(examples, placeholders, strict=True) if not _is_tangent(n)]
@@ -268,4 +273,5 @@ def _inference(
             results.append(Value("output", left.pop(0)))
         else:
             raise CaptureError(f"evaluation writes into an input ({spec}); return the new value instead")
-    return trace(lambda *v: interpret_eager(program.graph_module, v), examples, arguments, results)
+    portable = in_reals(program.graph_module)
+    return trace(lambda *v: interpret_eager(portable, v), examples, arguments, results)

@@ -27,7 +27,7 @@ from irongrad.pipeline import usercode
 from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.capture import plain_operators
 from irongrad.pipeline.compile import compile_module
-from irongrad.pipeline.complex import in_reals
+from irongrad.pipeline.complex import in_reals, refuse_complex
 from irongrad.pipeline.constants import constants_as_state
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.eager_control_flow import eager_control_flow
@@ -185,6 +185,7 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> tuple[StepGrap
     Raises:
         CaptureError: a decision on a tensor's value; with the user's line.
     """
+    refuse_complex(flat.examples)
     examples = list(flat.examples.values())
     try:
         with usercode.quiet_export(), plain_operators(), recurrent_layers(), BeforeAutograd():

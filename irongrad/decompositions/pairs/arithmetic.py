@@ -17,48 +17,40 @@ prims = torch.ops.prims
 @on_pairs(aten.add.Tensor, aten.add.Scalar)
 def add(self: Value, other: Value, alpha: Number = 1) -> Pair:
     """self + alpha * other."""
-    return as_pair(self) + (other if alpha == 1 else scaled(other, alpha))
+    return as_pair(self, other) + (other if alpha == 1 else scaled(other, alpha))
 
 
 @on_pairs(aten.sub.Tensor, aten.sub.Scalar)
 def sub(self: Value, other: Value, alpha: Number = 1) -> Pair:
     """self - alpha * other."""
-    return as_pair(self) - (other if alpha == 1 else scaled(other, alpha))
+    return as_pair(self, other) - (other if alpha == 1 else scaled(other, alpha))
 
 
 @on_pairs(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(self: Value, other: Value, alpha: Number = 1) -> Pair:
     """other - alpha * self."""
-    return -scaled(self, alpha) + other
+    return sub(other, self, alpha)
 
 
-def scaled(value: Value, factor: Number) -> Pair:
+def scaled(value: Value, factor: Number) -> Value:
     """`value` times a number."""
     if isinstance(value, Tensor) and isinstance(factor, complex):
         return Pair(value * factor.real, value * factor.imag)
-    return as_pair(value) * factor
+    return value * factor
 
 
 @on_pairs(aten.mul.Tensor, aten.mul.Scalar)
-def mul(self: Value, other: Value) -> Pair:
+def mul(self: Value, other: Value) -> Value:
     """self * other; a real tensor scales both parts."""
-    if isinstance(other, Pair):
-        self, other = other, self
-    if isinstance(self, Pair):
+    if isinstance(self, Pair) or isinstance(other, Pair):
         return self * other
-    if isinstance(self, Tensor):
-        self, other = other, self
-    assert not isinstance(self, Tensor | Pair)
-    return scaled(other, self)
+    return scaled(self, other) if isinstance(self, Tensor) else scaled(other, self)
 
 
 @on_pairs(aten.div.Tensor, aten.div.Scalar)
 def div(self: Value, other: Value) -> Pair:
     """self / other."""
-    like = self.re if isinstance(self, Pair) else self if isinstance(self, Tensor) else None
-    if isinstance(other, Pair):
-        like = other.re
-    return as_pair(self, like) / other
+    return as_pair(self, other) / other
 
 
 @on_pairs(aten.reciprocal.default)

@@ -94,8 +94,7 @@ def power(self: Value, exponent: Value) -> Pair:
             return sqrt(self)
         if abs(exponent) <= 4 and exponent == int(exponent):
             return _whole_power(self, int(exponent))
-    like = next(v.re if isinstance(v, Pair) else v for v in (self, exponent) if isinstance(v, Pair | Tensor))
-    base, up = as_pair(self, like), as_pair(exponent, like)
+    base, up = as_pair(self, like=exponent), as_pair(exponent, like=self)
     is_zero = (base.re == 0) & (base.im == 0)
     at_zero = chosen((up.re == 0) & (up.im == 0), 1.0, 0.0)
     safe = chosen(is_zero, 1.0, base)

@@ -89,14 +89,14 @@ class Pair:
         if not isinstance(other, Pair | complex):
             return Pair(self.re / other, self.im / other)
         # Scaled so that the squares neither overflow nor vanish, as ATen's vec256_complex_float.h does.
-        divisor = as_pair(other, like=self.re)
+        divisor = as_pair(other, like=self)
         scale = torch.maximum(divisor.re.abs(), divisor.im.abs())
         re, im = divisor.re / scale, divisor.im / scale
         size = (re * re + im * im) * scale
         return Pair((self.re * re + self.im * im) / size, (self.im * re - self.re * im) / size)
 
     def __rtruediv__(self, other: Value) -> Pair:
-        return as_pair(other, like=self.re) / self
+        return as_pair(other, like=self) / self
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Pair:
         """`function` of each part."""
@@ -123,15 +123,15 @@ def parts(value: Value) -> tuple[Any, Any]:
     return value, 0
 
 
-def as_pair(value: Value, like: Tensor | None = None) -> Pair:
-    """`value` as a pair; a number takes the dtype and device of `like`."""
+def as_pair(value: Value, like: Value = 0) -> Pair:
+    """`value` as a pair; a number takes the dtype of the parts of `like`."""
     if isinstance(value, Pair):
         return value
     if isinstance(value, Tensor):
         return Pair(value, torch.zeros_like(value))
-    assert like is not None
+    tensor, _ = parts(like)
     re, im = parts(value)
-    return Pair(like.new_full((), re), like.new_full((), im))
+    return Pair(tensor.new_full((), re), tensor.new_full((), im))
 
 
 def chosen(condition: Tensor, one: Value, other: Value) -> Pair:

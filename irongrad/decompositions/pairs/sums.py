@@ -9,19 +9,14 @@ import torch
 from torch import Tensor
 
 from irongrad.decompositions.pairs.arithmetic import absolute
-from irongrad.decompositions.pairs.pair import Pair, Value, on_pairs, real_dtype
+from irongrad.decompositions.pairs.pair import Pair, on_pairs, real_dtype
 
 aten = torch.ops.aten
 
 
 @on_pairs(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default)
-def product(self: Value, other: Value) -> Pair:
-    """A product of matrices, from the products of their parts."""
-    if not isinstance(self, Pair):
-        assert isinstance(other, Pair)
-        return Pair(self @ other.re, self @ other.im)
-    if not isinstance(other, Pair):
-        return Pair(self.re @ other, self.im @ other)
+def product(self: Pair, other: Pair) -> Pair:
+    """A product of matrices or vectors, from the products of their parts."""
     return Pair(self.re @ other.re - self.im @ other.im, self.re @ other.im + self.im @ other.re)
 
 
