@@ -62,19 +62,3 @@ def _softshrink_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) 
 
 def _zero_inside(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
     return torch.where((x >= -threshold) & (x <= threshold), 0.0, grad)
-
-
-@decomposes(aten.rrelu_with_noise_backward.default)
-def _rrelu_backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    noise: torch.Tensor,
-    lower: float,
-    upper: float,
-    training: bool,
-    self_is_result: bool,
-) -> torch.Tensor:
-    """In training the noise is the slope everywhere; otherwise the mean slope below zero. torch-mlir confuses them."""
-    if training and upper - lower > 1e-6:
-        return grad * noise
-    return torch.where(x > 0, grad, grad * ((lower + upper) / 2))
