@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from irongrad.decompositions.pairs.pair import Pair, Value, on_pairs, parts
+from irongrad.decompositions.pairs.pair import Pair, Value, as_pair, on_pairs, parts
 
 aten = torch.ops.aten
 
@@ -76,6 +76,8 @@ def _along(z: Value, dim: int, sign: int) -> Pair:
 def transform(z: Value, sign: int) -> Pair:
     """The sums of z[j] exp(sign 2 pi i j k / n) over j, along the last dimension."""
     n = _shape(z)[-1]
+    if n == 1:
+        return as_pair(z)
     if n <= LONGEST_PRODUCT:
         return _product(z, sign)
     divisor = next(d for d in range(math.isqrt(n), 0, -1) if n % d == 0)

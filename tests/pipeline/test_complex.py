@@ -105,7 +105,7 @@ def test_a_graph_of_reals_is_left_alone() -> None:
 def test_compiled_in_single_precision() -> None:
     def function(z: Tensor, w: Tensor) -> Tensor:
         a, b = torch.view_as_complex(z), torch.view_as_complex(w)
-        made = [f(a, b) for name, f in FUNCTIONS.items() if name in ("quotients", "sizes", "matrices", "reductions")]
+        made = [f(a, b) for name, f in FUNCTIONS.items() if name in ("quotients", "sizes", "matrices", "spreads")]
         return sum((torch.view_as_real(m + 0j).sum() for m in made), torch.zeros((), dtype=z.dtype))
 
     ig.compile_function(function, [t.float() for t in examples()], gradients=True)

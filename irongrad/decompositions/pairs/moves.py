@@ -28,8 +28,8 @@ _MOVES = """
     view_copy expand_copy permute_copy transpose_copy.int t_copy slice_copy.Tensor select_copy.int squeeze_copy
     squeeze_copy.dim unsqueeze_copy as_strided_copy diagonal_copy alias_copy detach_copy
     neg _neg_view _neg_view_copy sum sum.dim_IntList mean mean.dim nansum cumsum
-    zeros zeros_like new_zeros empty.memory_format empty_like new_empty empty_strided new_empty_strided
-    empty_permuted full full_like new_full scalar_tensor
+    zeros _efficientzerotensor zeros_like new_zeros empty.memory_format empty_like new_empty empty_strided
+    new_empty_strided empty_permuted full full_like new_full scalar_tensor
 """
 
 # The names of the arguments that hold values, in all of the above; any of them may be real where another is complex.
