@@ -67,7 +67,7 @@ def _pool(x: torch.Tensor, tables: Sequence[Places]) -> Pooled:
     """The maximum of each window; a shorter window repeats its last place, which changes no maximum."""
     if not all(window for table in tables for window in table):
         raise UnsupportedOpError(
-            "max_pool: a dilated window reaches only padding, and has no maximum (eager returns an index outside of the "
+            "max_pool: a dilated window reaches only padding, and has no maximum (eager gives an index outside of the "
             "input). Pad less, or dilate less"
         )
     dims = len(tables)
