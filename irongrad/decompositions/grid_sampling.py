@@ -130,8 +130,8 @@ def _reflected(at: torch.Tensor, size: int, align_corners: bool) -> tuple[torch.
         return torch.zeros_like(at), torch.zeros_like(at)
     beyond = (at - low).abs()
     flips = (beyond / span).floor()
-    rest = beyond.fmod(span)
-    even = flips.fmod(2) == 0
+    rest = beyond - flips * span
+    even = (flips / 2).floor() * 2 == flips
     sign = torch.where(at < low, -1.0, 1.0).to(at.dtype)
     return torch.where(even, rest, span - rest) + low, torch.where(even, sign, -sign)
 

@@ -9,6 +9,7 @@ import torch
 from irongrad.decompositions.constants import constant
 from irongrad.decompositions.registry import Operator, decomposes
 from irongrad.decompositions.windows import Places, adaptive, flat_places, sliding
+from irongrad.runtime.errors import UnsupportedOpError
 
 aten = torch.ops.aten
 
@@ -64,6 +65,11 @@ _adaptive_pooling(3, aten.adaptive_max_pool3d.default, aten.adaptive_max_pool3d_
 
 def _pool(x: torch.Tensor, tables: Sequence[Places]) -> Pooled:
     """The maximum of each window; a shorter window repeats its last place, which changes no maximum."""
+    if not all(window for table in tables for window in table):
+        raise UnsupportedOpError(
+            "max_pool: a dilated window reaches only padding, and has no maximum (eager gives an index outside of the "
+            "input). Pad less, or dilate less"
+        )
     dims = len(tables)
     counts = [len(table) for table in tables]
     places = flat_places([_of_equal_width(table) for table in tables], x.shape[-dims:])

@@ -1,10 +1,10 @@
-"""The convolution backward that is written in FX, against ATen's own."""
+"""Convolutions, transposed ones and their backward as they are written in FX, against ATen's own."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -48,6 +48,41 @@ def test_gradients_equal_atens(geometry):
     decomposed = decomposition_table()[aten.convolution_backward.default]
     for found, expected in zip(decomposed(*arguments), aten.convolution_backward.default(*arguments), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(geometry=geometries(), data=st.data())
+def test_transposed_convolutions_and_their_gradients_equal_atens(geometry, data):
+    groups, stride, dilation = geometry["groups"], geometry["stride"], geometry["dilation"]
+    kernel, padding = geometry["kernel"], geometry["padding"]
+    extra = [data.draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)]
+    shared = (stride, padding, dilation, True, extra, groups)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 2 * groups, *geometry["size"], dtype=torch.float64, generator=generator)
+    weight = torch.randn(2 * groups, 3, *kernel, dtype=torch.float64, generator=generator)
+    bias = torch.randn(3 * groups, dtype=torch.float64, generator=generator)
+    sizes = zip(geometry["size"], stride, padding, dilation, kernel, extra, strict=True)
+    assume(all((n - 1) * s - 2 * p + d * (k - 1) + e + 1 > 0 for n, s, p, d, k, e in sizes))
+    table = decomposition_table()
+    out = aten.convolution.default(x, weight, bias, *shared)
+    torch.testing.assert_close(table[aten.convolution.default](x, weight, bias, *shared), out)
+    grad = torch.randn(out.shape, dtype=torch.float64, generator=generator)
+    arguments = (grad, x, weight, [3 * groups], *shared, [True, True, True])
+    found = table[aten.convolution_backward.default](*arguments)
+    for one, other in zip(found, aten.convolution_backward.default(*arguments), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
+def test_three_dimensions_and_an_empty_batch(equals_aten, transposed):
+    """One number may stand for every dimension."""
+    weight = torch.randn(4, 2, 2, 3, 2, dtype=torch.float64)
+    for batch in (0, 2):
+        x = torch.randn(batch, 4, 5, 4, 6, dtype=torch.float64)
+        shared = ([2], [1], [1], transposed, [0], 2 if not transposed else 1)
+        (out,) = equals_aten("convolution", x, weight, None, *shared)
+        mask = [True, True, True]
+        equals_aten("convolution_backward", torch.randn_like(out), x, weight, [out.shape[1]], *shared, mask)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from irongrad.decompositions import decomposition_table
 from irongrad.decompositions.windows import Window
+from irongrad.runtime.errors import UnsupportedOpError
 
 GENERATOR = torch.Generator()
 
@@ -54,6 +56,12 @@ def test_maxima(equals_aten, windows, fill):
     out, indices = equals_aten(f"max_pool{len(windows)}d_with_indices", x, *geometry)
     name = f"max_pool{len(windows)}d_with_indices_backward"
     equals_aten(name, randn(*out.shape), x, *geometry, indices)
+
+
+def test_a_window_without_inputs_is_refused():
+    pool = decomposition_table()[torch.ops.aten.max_pool2d_with_indices.default]
+    with pytest.raises(UnsupportedOpError, match="only padding"):
+        pool(randn(1, 1, 1, 5), [2, 1], [4, 1], [1, 0], [2, 2])
 
 
 def test_a_nan_is_the_maximum(equals_aten):
