@@ -124,9 +124,10 @@ def _fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if torch.result_type(x, y) != torch.float64:
         return NotImplemented
     size, divisor = x.to(torch.float64).abs(), y.to(torch.float64).abs()
-    rest = _minus_product(size, (size / divisor).trunc(), divisor)
+    scale = torch.where(divisor > 2.0**900, torch.full_like(divisor, 2.0**-100), 1.0)
+    rest = _minus_product(size * scale, (size / divisor).trunc(), divisor * scale) / scale
     rest = torch.where(rest < 0, rest + divisor, torch.where(rest >= divisor, rest - divisor, rest))
-    rest = torch.where((divisor == math.inf) & (size < math.inf), size, rest)
+    rest = torch.where((size < divisor) & (size < math.inf), size, rest)
     return torch.where(torch.signbit(x), -rest, rest)
 
 

@@ -231,7 +231,8 @@ class RoundingNoise(TorchDispatchMode):
         if func.is_view or func in _MOVES or (func._schema.is_mutable and result is not None and _is_scalar(result)):
             return result  # a step count is no rounded value
         for tensor in torch.utils._pytree.tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            # A tensor of zeros that autograd makes has no memory.
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not tensor._is_zerotensor():
                 self._perturb(tensor)
         return result
 
