@@ -15,6 +15,7 @@ __all__ = ["decomposes", "decomposition_table", "keeps", "uses_pytorch"]
 
 FAMILIES = (
     "attention",
+    "bins",
     "convolution",
     "elementwise",
     "embedding_bag",
