@@ -26,6 +26,7 @@ FAMILIES = (
     "activations",
     "attention",
     "batch_norm",
+    "bins",
     "convolution",
     "elementwise",
     "embedding_bag",

@@ -7,6 +7,7 @@ import math
 import torch
 
 from irongrad.decompositions.registry import decomposes
+from irongrad.runtime.errors import UnsupportedOpError
 
 aten = torch.ops.aten
 
@@ -76,6 +77,12 @@ def _embedding_bag_backward(
     padding_idx: int = -1,
 ) -> torch.Tensor:
     """`offset2bag` is empty where eager takes a shortcut, so it is not used."""
+    if scale_grad_by_freq:
+        raise UnsupportedOpError(
+            "embedding_bag with scale_grad_by_freq=True: PyTorch 2.13 divides by how often another row was used (ATen, "
+            "_embedding_bag_dense_backward_cpu_sum_mean), so there is nothing to agree with. Use "
+            "torch.nn.functional.embedding with scale_grad_by_freq=True, and reduce its result"
+        )
     if mode == _MAX:
         some = (bag_size > 0).unsqueeze(1)
         zeros = grad.new_zeros(num_weights, grad.shape[1])
@@ -86,7 +93,7 @@ def _embedding_bag_backward(
     rows = aten.index_select.default(grad, 0, bag)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(1)
-    return aten.embedding_dense_backward.default(rows, indices, num_weights, padding_idx, scale_grad_by_freq)
+    return aten.embedding_dense_backward.default(rows, indices, num_weights, padding_idx, False)
 
 
 @decomposes(aten._embedding_bag_per_sample_weights_backward.default)

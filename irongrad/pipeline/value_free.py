@@ -73,7 +73,9 @@ def _cov(
     centred = rows - ((rows * weights).sum(1) / total).unsqueeze(1)
     lost = correction * (weights * aweights).sum() / total if aweights is not None else correction
     norm = (total - lost).clamp_min(0)
-    return ((centred @ (centred * weights).mT.conj()) / norm).squeeze()
+    if rows.shape[0] == 1:  # IREE 3.13.0 cannot pack a product of rank 0 for its tiles
+        return (centred * centred.conj() * weights).sum() / norm
+    return (centred @ (centred * weights).mT.conj()) / norm
 
 
 @_replaces(torch.corrcoef, Tensor.corrcoef)

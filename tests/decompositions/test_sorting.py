@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import irongrad as ig
+from irongrad.decompositions import sorting
 from irongrad.decompositions.sorting import LONGEST_COUNTED
 from irongrad.pipeline.retrace import retrace
 
@@ -32,6 +33,35 @@ def test_topk_matches_eager(largest: bool) -> None:
     found = retrace(lambda x: list(x.topk(7, dim=-1, largest=largest)), [x])(x)
     for one, other in zip(found, x.topk(7, dim=-1, largest=largest), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("length", [1, 2, LONGEST_COUNTED + 1, 5 * LONGEST_COUNTED])
+@pytest.mark.parametrize("kind", [torch.float64, torch.int64, torch.bool])
+def test_orders_of_many_alike(length: int, kind: torch.dtype) -> None:
+    """Stable, with NaN last, at lengths that are merged from runs."""
+    numbers = torch.randint(-9, 9, (3, length), generator=torch.Generator().manual_seed(0))
+    x = numbers.to(kind)
+    if kind is torch.float64:
+        x = x.masked_fill(numbers == 3, math.nan).masked_fill(numbers == -9, -math.inf)
+    for descending in (False, True):
+        expected = x.sort(stable=True, descending=descending)
+        assert torch.equal(sorting._stable_sort(x, descending=descending)[1], expected.indices)
+        for count in (1, length // 3, length):
+            assert torch.equal(sorting._topk(x, count, -1, descending)[1], expected.indices[:, :count])
+
+
+@pytest.mark.parametrize("missing", [0, 2, 5])
+@pytest.mark.parametrize("length", [5, 300])
+def test_middle_values(missing: int, length: int) -> None:
+    x = torch.randn(4, length, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x[1, :missing] = math.nan
+    for ours, eager in (
+        (sorting._median_dim(x, 1), x.median(1)),
+        (sorting._nanmedian_dim(x, 1), x.nanmedian(1)),
+        (sorting._kthvalue(x, 3), x.kthvalue(3)),
+        (sorting._mode(x[2:].round()), x[2:].round().mode()),
+    ):
+        torch.testing.assert_close(ours[0], eager[0], rtol=0, atol=0, equal_nan=True)
 
 
 class TwoRouters(nn.Module):
