@@ -85,6 +85,8 @@ def _state(manifest: Manifest) -> None:
     total = sum(size_of(s) for s in manifest.state)
     table.add_row("total", "", "", "", f"{total:,}", style="bold")
     console.print(table)
+    if manifest.seed is not None:
+        console.print(f"random numbers: drawn from Philox 4x32-10 with seed {manifest.seed}", highlight=False)
 
 
 def _files(manifest: Manifest) -> None:

@@ -41,7 +41,12 @@ Example:
 @click.option("--validation", type=click.Path(path_type=Path), help="An .npz for the evaluation loss after each epoch.")
 @click.option("--resume", type=click.Path(path_type=Path), help="A checkpoint to start from.")
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Where to save the state after each epoch.")
-@click.option("--seed", default=0, show_default=True, help="Of the order of the samples.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    help="Of the order of the samples (0 by default) and of the random numbers that the step draws (the compiled seed "
+    "by default).",
+)
 @click.option("--strict", is_flag=True, help="Refuse inputs that are NaN or infinite.")
 @target_option
 @device_option
@@ -56,7 +61,7 @@ def command(
     validation: Path | None,
     resume: Path | None,
     checkpoint: Path | None,
-    seed: int,
+    seed: int | None,
     strict: bool,
     target: str | None,
     device: str | None,
@@ -64,10 +69,12 @@ def command(
 ) -> None:
     """Train the artifact in DIRECTORY on the arrays in an .npz file; needs no PyTorch.
 
-    The order of samples depends on the seed and the step count only, so a resumed run goes on as the first one would
-    have.
+    The order of samples depends on the seed and the step count only, and random numbers on the checkpoint, so a resumed
+    run goes on as the first one would have.
     """
     session = load(directory, target=target, device=device, checkpoint=resume, strict=strict)
+    if seed is not None and resume is None and session.manifest.seed is not None:
+        session.seed(seed)
     hypers = numbers(settings, "--set") | ({"lr": lr} if lr is not None else {})
     arrays = read_data(data, session)
     held_out = read_data(validation, session) if validation is not None else None
@@ -85,7 +92,7 @@ def command(
             task = progress.add_task(f"epoch {epoch + 1}/{epochs}", total=per_epoch, loss="")
             losses = []
             for _ in range(per_epoch):
-                order = _order(size, seed, step // per_epoch)
+                order = _order(size, seed or 0, step // per_epoch)
                 rows = order[step % per_epoch * compiled * factor :][: compiled * factor]
                 losses.append(_step(session, arrays, rows.reshape(factor, compiled), hypers))
                 step += 1

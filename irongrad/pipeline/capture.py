@@ -272,7 +272,7 @@ def _refuse_undrawable(graph: GraphModule, *, once: bool = True) -> None:
             continue
         reason = None
         if is_random(node.target):
-            reason = undrawable(node.target, [*node.args, *node.kwargs.values()])
+            reason = undrawable(node.target, node.kwargs.get("generator"))
         if reason is None and not once and draws(node.target):
             reason = "draws random numbers in a branch or a loop. Draw them before it, and hand them in"
         if reason is not None:

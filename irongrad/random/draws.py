@@ -35,9 +35,9 @@ def is_random(operator: object) -> bool:
     )
 
 
-def undrawable(operator: object, arguments: Sequence[object]) -> str | None:
-    """Why a random operator's call cannot be drawn; None where it can."""
-    if any(isinstance(a, torch.Generator) for a in arguments):
+def undrawable(operator: object, generator: object) -> str | None:
+    """Why a random operator's call with this `generator` cannot be drawn; None where it can."""
+    if generator is not None:
         return (
             "draws from a torch.Generator of its own, whose state a compiled step does not have. Leave generator out; "
             "the step's own seed makes the numbers repeatable"
@@ -89,7 +89,7 @@ class Draws(TorchDispatchMode):
         """Four random words for every element of `shape`. A draw of no elements takes no number, as in eager."""
         size = math.prod(shape)
         if not size:
-            nothing = torch.zeros(list(shape), dtype=torch.int64)
+            nothing = torch.full(list(shape), 0)
             return nothing, nothing, nothing, nothing
         places = torch.arange(size).reshape(list(shape))
         number = torch.default_generator.initial_seed()
@@ -100,7 +100,7 @@ class Draws(TorchDispatchMode):
         kwargs = kwargs or {}
         if not is_random(func):
             return func(*args, **kwargs)
-        if reason := undrawable(func, [*args, *kwargs.values()]):
+        if reason := undrawable(func, kwargs.get("generator")):
             raise UnsupportedOpError(f"{func} {reason}")
         self.used = True
         kwargs = {n: v for n, v in kwargs.items() if n != "generator"}
