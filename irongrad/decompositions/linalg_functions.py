@@ -22,8 +22,8 @@ def _matrix_exp(a: torch.Tensor) -> torch.Tensor:
 
     Scaling and squaring: N. J. Higham, "Functions of Matrices", 2008, section 10.3. A Taylor polynomial in place of a
     Padé approximant needs no solve (P. Bader, S. Blanes and F. Casas, "Computing the matrix exponential with an
-    optimized Taylor polynomial approximation", Mathematics 7, 2019). The number of squarings depends on the values, so the loop is as long as the largest float needs; two loops whose
-    length is not known at compile time do not compile with IREE 3.13.0.
+    optimized Taylor polynomial approximation", Mathematics 7, 2019). The number of squarings depends on the values,
+    so the loop is as long as the largest float needs: IREE 3.13.0 fails on two loops of unknown length.
     """
     if a.numel() == 0:
         return a.clone()
