@@ -58,11 +58,10 @@ def _sweeps(a: torch.Tensor) -> int:
 
     Convergence is quadratic, and the number of sweeps before it sets in grows like the logarithm of the size (Golub
     and Van Loan, 8.5.3 and 8.5.6). Up to size 128, random, graded, rank-deficient, clustered and Hilbert matrices
-    took at most two sweeps more than the logarithm in float32 and, but for the noise of Hilbert matrices, three in
-    float64.
+    took at most two sweeps more than the logarithm in float32 and, but for Hilbert matrices, three in float64.
     """
-    size: int = a.shape[-1]
-    return (size - 1).bit_length() + (4 if a.dtype == torch.float32 else 6)
+    logarithm = int(a.shape[-1] - 1).bit_length()
+    return logarithm + (4 if a.dtype == torch.float32 else 6)
 
 
 def _rotate_pairs(step: torch.Tensor, both: torch.Tensor, *, rows: int) -> tuple[torch.Tensor]:

@@ -88,12 +88,11 @@ def inverse_of(order: torch.Tensor) -> torch.Tensor:
 def order_of(pivots: torch.Tensor, rows: int) -> torch.Tensor:
     """The order of rows after LAPACK's exchanges, as `LU.order`."""
 
-    def exchange(step: torch.Tensor, order: torch.Tensor, pivots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        chosen = column(pivots, step) - 1
-        return (order.gather(-1, _exchange(rows, step, chosen)),)
+    def exchange(step: torch.Tensor, order: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (order.gather(-1, _exchange(rows, step, column(chosen.unsqueeze(-2), step).squeeze(-2))),)
 
     order = torch.arange(rows).expand(*pivots.shape[:-1], rows)
-    return repeat(pivots.shape[-1], exchange, (order,), (pivots.to(torch.int64),))[0]
+    return repeat(pivots.shape[-1], exchange, (order,), (pivots.to(torch.int64) - 1,))[0]
 
 
 @decomposes(aten.linalg_lu_factor_ex.default)

@@ -7,60 +7,43 @@ import math
 import torch
 
 from irongrad.decompositions.linalg_eigen import eigh, svd
-from irongrad.decompositions.linalg_loops import repeat_while
-from irongrad.decompositions.linalg_solve import solve
+from irongrad.decompositions.linalg_loops import repeat
 from irongrad.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
-# The degree of the Padé approximant and the largest 1-norm at which it is exact to rounding: N. J. Higham, "The scaling
-# and squaring method for the matrix exponential revisited", SIAM J. Matrix Anal. Appl. 26, 2005, table 2.3 and p. 1185.
-_PADE = {torch.float32: (7, 3.925724783138660), torch.float64: (13, 5.371920351148152)}
+# Degrees of the Taylor polynomial whose remainder at the norm 1, about 1 / (degree + 1)!, is below rounding.
+_DEGREE = {torch.float32: 10, torch.float64: 18}
 
 
 @decomposes(aten.linalg_matrix_exp.default)
 def _matrix_exp(a: torch.Tensor) -> torch.Tensor:
-    """Halve the matrix until a Padé approximant is exact, and square that as often (Higham 2005)."""
+    """Halve the matrix until its norm is at most 1, and square its Taylor polynomial as often.
+
+    Scaling and squaring: N. J. Higham, "Functions of Matrices", 2008, section 10.3. A Taylor polynomial in place of a
+    Padé approximant needs no solve (P. Bader, S. Blanes and F. Casas, "Computing the matrix exponential with an
+    optimized Taylor polynomial approximation", Mathematics 7, 2019). The number of squarings depends on the values,
+    so the loop is as long as the largest float needs: IREE 3.13.0 fails on two loops of unknown length.
+    """
     if a.numel() == 0:
         return a.clone()
-    degree, bound = _PADE[a.dtype]
-    limit = math.frexp(torch.finfo(a.dtype).max)[1]  # halvings of any finite matrix; infinity stays what it is
+    exponents = torch.arange(math.frexp(torch.finfo(a.dtype).max)[1], dtype=a.dtype)
+    halved = a.abs().sum(-2, keepdim=True).amax(-1, keepdim=True) > exponents.exp2()
+    scale = torch.where(halved, 0.5, 1.0).to(a.dtype).prod(-1, keepdim=True)  # a power of two to the last bit
+    times = halved.to(torch.int64).sum(-1, keepdim=True)
 
-    def is_large(a: torch.Tensor) -> torch.Tensor:
-        return a.abs().sum(-2, keepdim=True).amax(-1, keepdim=True) > bound
+    def square(step: torch.Tensor, result: torch.Tensor, times: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.where(step < times, result @ result, result),)
 
-    def goes_on(step: torch.Tensor, a: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-        return (step < limit) & is_large(a).any()
-
-    def halve(step: torch.Tensor, a: torch.Tensor, times: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        large = is_large(a)
-        return step + 1, torch.where(large, 0.5 * a, a), times + large
-
-    def is_smaller(step: torch.Tensor, result: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-        return step < times.amax()
-
-    def square(step: torch.Tensor, result: torch.Tensor, times: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return step + 1, torch.where(step < times, result @ result, result)
-
-    zero = torch.zeros((), dtype=torch.int64)
-    none = torch.zeros([*a.shape[:-2], 1, 1], dtype=torch.int64)
-    _, a, times = repeat_while(goes_on, halve, (zero, a, none))
-    return repeat_while(is_smaller, square, (zero, _pade(a, degree)), (times,))[1]
+    return repeat(exponents.shape[0], square, (_taylor(a * scale),), (times,))[0]
 
 
-def _pade(a: torch.Tensor, degree: int) -> torch.Tensor:
-    """The diagonal approximant p(a) / p(-a), with even and odd powers apart, by Horner's rule (Higham 2005, 2.2)."""
+def _taylor(a: torch.Tensor) -> torch.Tensor:
     identity = torch.eye(a.shape[-1], dtype=a.dtype)
-    square = a @ a
-    coefficients = [
-        math.comb(degree, j) * math.factorial(2 * degree - j) / math.factorial(degree) for j in range(degree + 1)
-    ]
-    even, odd = coefficients[degree - 1] * identity, coefficients[degree] * identity
-    for j in range(degree - 3, -1, -2):
-        even = even @ square + coefficients[j] * identity
-        odd = odd @ square + coefficients[j + 1] * identity
-    odd = a @ odd
-    return solve(even - odd, even + odd)
+    result = identity + a / _DEGREE[a.dtype]
+    for degree in range(_DEGREE[a.dtype] - 1, 0, -1):
+        result = identity + a @ result / degree
+    return result
 
 
 @decomposes(aten.linalg_pinv.atol_rtol_tensor)

@@ -23,7 +23,7 @@ def repeat(count: int, body: Callable[..., Tensors], carried: Tensors, constants
         count: how often.
         body: takes and returns tensors, and closes over none.
         carried: what the body changes; nothing is done where the first of them has no elements.
-        constants: what the body only reads.
+        constants: what the body only reads; integers among them must not be results of another loop.
     """
     if carried[0].numel() == 0:
         return carried
@@ -32,6 +32,7 @@ def repeat(count: int, body: Callable[..., Tensors], carried: Tensors, constants
             carried = body(torch.full((), number, dtype=torch.int64), *carried, *constants)
         return carried
     split = len(carried)
+    constants = tuple(_computed(c) for c in constants)
 
     def step(*values: torch.Tensor) -> list[torch.Tensor]:
         return list(body(values[split], *values[:split], *values[split + 1 :]))
@@ -40,11 +41,13 @@ def repeat(count: int, body: Callable[..., Tensors], carried: Tensors, constants
     return tuple(torch.ops.higher_order.scan(step, initial, [torch.arange(count)], constants))
 
 
-def repeat_while(
-    condition: Callable[..., torch.Tensor], body: Callable[..., Tensors], carried: Tensors, constants: Tensors = ()
-) -> Tensors:
-    """Apply `carried = body(*carried, *constants)` as long as `condition(*carried, *constants)`."""
-    return tuple(torch.ops.higher_order.while_loop(condition, body, carried, constants))
+def _computed(x: torch.Tensor) -> torch.Tensor:
+    """`x`, by an operation that no compiler removes.
+
+    IREE 3.13.0 loses track of a loop's result that another loop reads from outside, and fails to order the operations
+    around them ("circular dependency: input operation uses partition output").
+    """
+    return torch.where(x == x, x, torch.nan) if x.is_floating_point() else x
 
 
 def column(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:

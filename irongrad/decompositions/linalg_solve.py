@@ -63,12 +63,6 @@ def solve_factored(factors: torch.Tensor, order: torch.Tensor, b: torch.Tensor, 
     return solve_triangular(factors, inner, upper=True)
 
 
-def solve(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Solve `a @ x = b`."""
-    found = lu(a)
-    return solve_factored(found.factors, found.order, b, transposed=False)
-
-
 def _take_rows(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return x.gather(-2, order.unsqueeze(-1).expand(x.shape))
 
