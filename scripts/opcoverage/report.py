@@ -29,9 +29,9 @@ STAGES = {
 _PREAMBLE = """# Operators
 
 Which of PyTorch's differentiable operators compile right. For every float32 operator with a gradient in PyTorch's own
-test database (OpInfo), each of its first {samples} sample inputs is compiled through `irongrad.compile_function`, forward
-and with the gradients of a random weighted sum of its outputs, and compared with eager float64. An operator passes when
-all its samples do. `./scripts/op_coverage` measures this and writes this page; [functions.md](functions.md) says how to
+test database (OpInfo), its first {samples} sample inputs are compiled through `irongrad.compile_function`, forward and
+with the gradients of a random weighted sum of its outputs, and compared with eager float64. An operator passes when all
+its samples do. `./scripts/op_coverage` measures this and writes this page; [functions.md](functions.md) says how to
 give an operator of your own a decomposition, and `irongrad check` what becomes of the operators of one training step.
 
 Measured with {versions}.
