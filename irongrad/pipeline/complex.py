@@ -20,6 +20,7 @@ from irongrad.decompositions.pairs import Pair, pair_rules
 from irongrad.decompositions.pairs.pair import real_dtype
 from irongrad.decompositions.registry import Decomposition, Operator
 from irongrad.pipeline import usercode
+from irongrad.pipeline.hints import known
 from irongrad.pipeline.retrace import Portable, interpret_eager, traced
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 
@@ -126,8 +127,8 @@ class _InPairs(Portable):
             return super().call_function(target, args, kwargs)
         if target not in pair_rules():
             raise UnsupportedOpError(
-                f"{usercode.line_of(self.node)}\n  {target} of complex numbers cannot be compiled. Write it as a "
-                "function of the real and the imaginary part (z.real, z.imag)"
+                f"{usercode.line_of(self.node)}\n  {target} of complex numbers cannot be compiled. "
+                f"{known(str(target)) or 'Write it as a function of the real and the imaginary part (z.real, z.imag)'}"
             )
         return _cast(pair_rules()[target](*args, **kwargs), made)
 

@@ -36,7 +36,7 @@ from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.hints import DENSE
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
-from irongrad.pipeline.legality import check_operators
+from irongrad.pipeline.legality import check_operators, check_values
 from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
 from irongrad.pipeline.package import package
 from irongrad.pipeline.ranges import Range, function_ranges
@@ -189,7 +189,9 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> tuple[StepGrap
     examples = list(flat.examples.values())
     try:
         with usercode.quiet_export(), plain_operators(), recurrent_layers(), BeforeAutograd():
-            traced = in_reals(_trace(flat.run, examples))
+            traced = _trace(flat.run, examples)
+            check_values(traced)
+            traced = in_reals(traced)
         graph = retrace(functionalize(lambda *v: list(interpret_eager(traced, v))), examples)
     except Exception as error:
         raise usercode.capture_error(error, fn) from error
@@ -206,7 +208,9 @@ def _trace(run: Callable[..., list[torch.Tensor]], examples: Sequence[torch.Tens
     with mode:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
     # Under anomaly detection autograd's nodes keep the stack traces of the forward operators that made them.
-    with ValueFree(), mode, preserve_node_meta(), torch.autograd.detect_anomaly(check_nan=False):
+    anomaly = torch.autograd.detect_anomaly(check_nan=False)
+    frames = usercode.user_frames(), usercode.forward_frames()
+    with ValueFree(), mode, frames[0], frames[1], preserve_node_meta(), anomaly:
         return make_fx(run, tracing_mode="real", record_stack_traces=True)(*fakes)
 
 

@@ -22,6 +22,7 @@ _HINTS = {
     "linalg_eig": "torch.linalg.eigh, if the matrix is symmetric",
     "linalg_eigvals": "torch.linalg.eigvalsh, if the matrix is symmetric",
     "linalg_lstsq": "torch.linalg.solve of the normal equations, or torch.linalg.qr and solve_triangular",
+    "local_scalar_dense": "the tensor itself: arithmetic takes a tensor of no dimensions wherever it takes a number",
     "masked_select": KEEP_SHAPE,
     "matrix_exp": "a truncated series with scaling and squaring, of matrix products",
     "nested": "padded tensors with a mask",
@@ -43,11 +44,14 @@ COMPLEX = "torch.view_as_real(x) outside the function and torch.view_as_complex(
 
 def advice(operator: str) -> str:
     """What to use instead of `operator`, such as `aten.unique_dim.default`; a sentence without its full stop."""
+    return known(operator) or f"Write it with other operators, or {_REGISTER.format(operator=f'torch.ops.{operator}')}"
+
+
+def known(operator: str) -> str | None:
+    """What to use instead of `operator`, where that is known."""
     name = operator.partition(".")[2].lstrip("_")
     fitting = [prefix for prefix in _HINTS if name.startswith(prefix)]
-    if not fitting:
-        return f"Write it with other operators, or {_REGISTER.format(operator=f'torch.ops.{operator}')}"
-    return f"Use {_HINTS[max(fitting, key=len)]}".replace("Use Keep", "Keep")
+    return f"Use {_HINTS[max(fitting, key=len)]}".replace("Use Keep", "Keep") if fitting else None
 
 
 def reason(target: torch._ops.OpOverload) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.traceback import NodeSource
 
 from irongrad.pipeline import hints, usercode
@@ -47,6 +48,30 @@ def check_operators(graph: StepGraph) -> None:
     """
     if found := refusals(graph):
         raise unsupported(found)
+
+
+def check_values(graph: GraphModule) -> None:
+    """Refuse what later stages could not even trace: shapes and numbers that depend on values, and sparse tensors.
+
+    Raises:
+        UnsupportedOpError: naming every operator in `graph` that makes one, up to `MOST`.
+    """
+    if found := [r for node in nodes_of(graph) if (r := _untraceable(node))]:
+        raise unsupported(list(dict.fromkeys(found)))
+
+
+def _untraceable(node: Node) -> Refusal | None:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    # An index has the tag also where it is no mask, and then a shape without symbols.
+    depends = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(target.tags)
+    symbols = depends and free_unbacked_symbols(node.meta.get("val"))
+    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    if not symbols and all(v.layout is torch.strided for v in values if isinstance(v, torch.Tensor)):
+        return None
+    instead = hints.known(str(target)) or (hints.KEEP_SHAPE if symbols else hints.advice(str(target)))
+    return Refusal(str(target), usercode.line_of(node), hints.reason(target), instead)
 
 
 def unsupported(found: Sequence[Refusal]) -> UnsupportedOpError:

@@ -129,7 +129,8 @@ def capture_error(error: Exception, module: object) -> UserError:
     from irongrad.pipeline.hints import refused_at_capture
 
     if isinstance(error, UserError):
-        return error
+        # torch.fx appends the graph's node.
+        return type(error)(str(error).partition("\n\nWhile executing")[0])
     place = place_of(error, module)
     if refused := refused_at_capture(error):
         return UnsupportedOpError(f"{place}\n  {refused}")

@@ -1,0 +1,94 @@
+"""What the measurements say: by namespace, by stage, and as docs/operators.md."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+Records = Mapping[str, Mapping[str, Any]]
+
+NAMESPACES = ("torch", "nn.functional", "linalg", "fft", "special", "masked")
+PACKAGES = ("torch", "torch-mlir", "iree-base-compiler")
+
+# Every outcome but a pass, the worst first: an operator's verdict is the worst of its samples'.
+STAGES = {
+    "wrong": "compiles, and disagrees with the float64 oracle",
+    "crash": "ends the process",
+    "hang": "takes longer than the time limit",
+    "error": "raises an exception that is not IronGrad's",
+    "internal": "fails one of IronGrad's own checks",
+    "compile": "IREE cannot compile it",
+    "import": "torch-mlir cannot lower it",
+    "capture": "cannot be captured",
+    "refused": "refused by name (UnsupportedOpError), before a compiler starts",
+}
+
+_PREAMBLE = """# Operators
+
+Which of PyTorch's differentiable operators compile right. For every float32 operator with a gradient in PyTorch's own
+test database (OpInfo), its first {samples} sample inputs are compiled through `irongrad.compile_function`, forward and
+with the gradients of a random weighted sum of its outputs, and compared with eager float64. An operator passes when all
+its samples do. `./scripts/op_coverage` measures this and writes this page; [functions.md](functions.md) says how to
+give an operator of your own a decomposition, and `irongrad check` what becomes of the operators of one training step.
+
+Measured with {versions}.
+"""
+
+
+def namespace(name: str) -> str:
+    """The namespace of an operator."""
+    return next((n for n in NAMESPACES if name.startswith(f"{n}.")), "torch")
+
+
+def worst(verdicts: list[str]) -> str:
+    """The verdict of an operator with these verdicts of its samples."""
+    return next((stage for stage in STAGES if stage in verdicts), "pass")
+
+
+def passed(records: Records) -> dict[str, tuple[int, int]]:
+    """How many passed, and of how many, by namespace and in all."""
+    found = {n: [r for k, r in records.items() if namespace(k) == n] for n in NAMESPACES}
+    found["all"] = list(records.values())
+    return {n: (sum(r["verdict"] == "pass" for r in rs), len(rs)) for n, rs in found.items() if rs}
+
+
+def stages(records: Records) -> dict[str, int]:
+    """How many operators failed at each stage."""
+    counts = Counter(r["verdict"] for r in records.values())
+    return {stage: counts[stage] for stage in STAGES if counts[stage]}
+
+
+def page(records: Records, samples: int) -> str:
+    """docs/operators.md."""
+    versions = ", ".join(f"{p} {version(p)}" for p in PACKAGES)
+    lines = [
+        _PREAMBLE.format(samples=samples, versions=versions),
+        "| namespace | pass | of | % |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    lines += [f"| {n} | {good} | {of} | {100 * good / of:.1f} |" for n, (good, of) in passed(records).items()]
+    if failing := stages(records):
+        lines += ["", "| outcome | operators | |", "| --- | ---: | --- |"]
+        lines += [f"| {stage} | {count} | {STAGES[stage]} |" for stage, count in failing.items()]
+    for stage in failing:
+        lines += ["", f"## {stage.capitalize()}", ""]
+        lines += [f"* `{n}`: {reason(r)}" for n, r in sorted(records.items()) if r["verdict"] == stage]
+    return "\n".join(lines) + "\n"
+
+
+_NAMED = re.compile(
+    r"(?:[a-z_]+\.)?\w+\.\w+(?:\.\w+)?,? (?:a part of|has no|draws|gives|is a|cannot|on \w+ tensors)[^\n]*"
+)
+_PLACE = re.compile(r"^(?:\S+\.py:\d+(?:: )?|\(line unknown\))[^\n]*\n\s*")
+
+
+def reason(record: Mapping[str, Any]) -> str:
+    """Why an operator did not pass, in one line, without places in files."""
+    said = [d for v, d in zip(record["verdicts"], record["details"], strict=True) if v == record["verdict"]]
+    text = said[0].strip() if said else ""
+    named = _NAMED.search(text)
+    line = named[0] if named else (_PLACE.sub("", text).splitlines() or [""])[0]
+    return line.split(". ")[0].replace("|", "\\|")[:240]
