@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -86,14 +88,15 @@ def compile_function(
     flat = flat_function(fn, tuple(example_args), gradients=gradients)
     graph = trace_function(flat, fn)
     interface = describe_function(graph)
-    owner = tempfile.TemporaryDirectory(prefix="irongrad-function-")
-    scratch = Path(owner.name)
+    scratch = Path(tempfile.mkdtemp(prefix="irongrad-function-"))
     module = assemble(import_functions(graph, scratch), interface)
     compiled = compile_module(module, parse_target(target), scratch)
     golden = golden_of_function(flat, graph)
     function = FunctionSpec(flat.arguments, flat.result)
     artifact = package(module, [compiled], golden, scratch / "artifact", function)
-    return CompiledFunction(artifact.load(), owner)
+    compiled_function = CompiledFunction(artifact.load())
+    weakref.finalize(compiled_function, shutil.rmtree, scratch, ignore_errors=True)
+    return compiled_function
 
 
 def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradients: bool) -> FlatFunction:

@@ -15,7 +15,7 @@ from torch.fx.node import Target
 from torch.fx.traceback import preserve_node_meta
 
 from irongrad.decompositions import decomposition_table
-from irongrad.pipeline.regions import aliases_allowed, simplified
+from irongrad.pipeline.regions import aliases_allowed, check_control_flow, simplified
 from irongrad.pipeline.stacks import stack_scalars_first
 
 
@@ -45,7 +45,12 @@ def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[to
 
 
 def interpret_eager(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """As `interpret`, for a graph that PyTorch made for its own kernels."""
+    """As `interpret`, for a graph that PyTorch made for its own kernels.
+
+    Raises:
+        UnsupportedOpError: it has control flow that cannot be compiled.
+    """
+    check_control_flow(graph)
     outputs: Sequence[torch.Tensor] = _Portable(graph).run(*values, enable_io_processing=False)
     return outputs
 
@@ -73,7 +78,7 @@ class _Portable(torch.fx.Interpreter):
 
 
 def _region(graph: GraphModule) -> Callable[..., Any]:
-    return lambda *values: _Portable(graph).run(*values, enable_io_processing=False)
+    return lambda *values: interpret_eager(graph, values)
 
 
 def _without_negatives(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
