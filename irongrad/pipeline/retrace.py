@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -66,6 +66,9 @@ class _Portable(torch.fx.Interpreter):
         # What it asserts was known, and true, at capture; as an effect it would keep dead code alive.
         if target is aten._assert_tensor_metadata.default:
             return None
+        # Graphs of branches and loop bodies come with copies for views.
+        if isinstance(target, OpOverload) and torch.Tag.view_copy in target.tags:
+            target = getattr(getattr(aten, _packet(target).removesuffix("_copy")), target._overloadname)
         # view asks for strides that fit; reshape is the same function of the values without that demand.
         if target is aten.view.default:
             target = aten.reshape.default
@@ -75,6 +78,11 @@ class _Portable(torch.fx.Interpreter):
         if isinstance(target, HigherOrderOperator):
             args = tuple(_region(a) if isinstance(a, GraphModule) else a for a in args)
         return super().call_function(target, args, kwargs)
+
+
+def _packet(operator: OpOverload) -> str:
+    name: str = operator._overloadpacket.__name__
+    return name
 
 
 def _region(graph: GraphModule) -> Callable[..., Any]:

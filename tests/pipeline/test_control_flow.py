@@ -137,7 +137,7 @@ class Model(nn.Module):
             new = torch.tanh(self.mix(state) + self.embed(token))
             return new, new.clone()
 
-        last, rows = scan(step, torch.zeros(4, 5), tokens)
+        last, rows = scan(step, self.mix.weight.new_zeros(4, 5), tokens)
         first, second = self.heads
         return torch.cond(last.sum() > 0, lambda h: first(h), lambda h: second(h), (last + rows.mean(0),))
 
