@@ -146,6 +146,7 @@ def run_eager(
                 optimizer.zero_grad(set_to_none=True)
             loss = module(*(t.clone() for t in inputs.values()))
             loss.backward()
+        _fill_gradients(module, graph)
         record(key_of("loss", number), loss)
         gradients = {name_of(n): p.grad for n, p in module.named_parameters()}
         for name in graph.gradients:
@@ -156,6 +157,13 @@ def run_eager(
                 optimizer.step()
         for name, tensor in eager_state(module, twin, graph, number + 1).items():
             record(key_of("state", number + 1, name), tensor)
+
+
+def _fill_gradients(module: StepModule, graph: StepGraph) -> None:
+    """Zeros for parameters that only a branch uses which was not taken, as torch.cond's gradient has them."""
+    for path, parameter in module.named_parameters():
+        if parameter.grad is None and name_of(path) in graph.gradients:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 def twin_of(step: TrainStep, dtype: torch.dtype | None) -> TrainStep:

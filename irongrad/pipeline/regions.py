@@ -65,9 +65,7 @@ def simplified(graph: GraphModule, passes: Sequence[Callable[[GraphModule], None
     for transform in passes:
         transform(result)
     result.graph.eliminate_dead_code()
-    result.delete_all_unused_submodules()
-    result.recompile()
-    return result
+    return GraphModule(result, result.graph)  # without the regions of what was dead
 
 
 def _inherit_trace(graph: Graph, node: Node) -> None:
@@ -78,12 +76,23 @@ def _inherit_trace(graph: Graph, node: Node) -> None:
 
 
 def _check_closed(region: GraphModule, node: Node) -> None:
-    for name, value in vars(region).items():
+    for name, value in region.named_buffers(recurse=False):
         if isinstance(value, FakeTensor):
             raise InternalError(
                 f"{line_of(node)}: the region of {node.target} takes the tensor {name} from around it; it has to be "
                 "among the inputs"
             )
+
+
+def check_control_flow(graph: GraphModule) -> None:
+    """Refuse operators of control flow that cannot be compiled.
+
+    Raises:
+        UnsupportedOpError: the first of them, with the user's line.
+    """
+    for node in graph.graph.nodes:
+        if isinstance(node.target, HigherOrderOperator):
+            _check(node)
 
 
 def _check(node: Node) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -17,7 +17,7 @@ from torch.fx.traceback import preserve_node_meta
 from irongrad.decompositions import decomposition_table
 from irongrad.decompositions.registry import Decomposition, Operator
 from irongrad.pipeline.empties import fold_empty_tensors
-from irongrad.pipeline.regions import aliases_allowed, simplified
+from irongrad.pipeline.regions import aliases_allowed, check_control_flow, simplified
 from irongrad.pipeline.stacks import stack_scalars_first
 
 
@@ -55,7 +55,12 @@ def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[to
 
 
 def interpret_eager(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """As `interpret`, for a graph that PyTorch made for its own kernels."""
+    """As `interpret`, for a graph that PyTorch made for its own kernels.
+
+    Raises:
+        UnsupportedOpError: it has control flow that cannot be compiled.
+    """
+    check_control_flow(graph)
     outputs: Sequence[torch.Tensor] = Portable(graph).run(*values, enable_io_processing=False)
     return outputs
 
@@ -71,6 +76,9 @@ class Portable(torch.fx.Interpreter):
         # What it asserts was known, and true, at capture; as an effect it would keep dead code alive.
         if target is aten._assert_tensor_metadata.default:
             return None
+        # Graphs of branches and loop bodies come with copies for views.
+        if isinstance(target, OpOverload) and torch.Tag.view_copy in target.tags:
+            target = getattr(getattr(aten, _packet(target).removesuffix("_copy")), target._overloadname)
         # view asks for strides that fit; reshape is the same function of the values without that demand.
         if target is aten.view.default:
             target = aten.reshape.default
@@ -82,8 +90,13 @@ class Portable(torch.fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
+def _packet(operator: OpOverload) -> str:
+    name: str = operator._overloadpacket.__name__
+    return name
+
+
 def _region(graph: GraphModule) -> Callable[..., Any]:
-    return lambda *values: Portable(graph).run(*values, enable_io_processing=False)
+    return lambda *values: interpret_eager(graph, values)
 
 
 def _without_negatives(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:

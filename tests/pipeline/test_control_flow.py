@@ -1,0 +1,179 @@
+"""torch.cond, while_loop, scan and map as structured control flow, against eager float64 (which compiling checks)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+
+import irongrad as ig
+from irongrad.pipeline.capture import capture
+from irongrad.pipeline.control_flow import BRANCHING, _split
+from irongrad.pipeline.functions import flat_function, trace_function
+from irongrad.pipeline.importer import import_functions
+from irongrad.pipeline.ranges import step_ranges
+from irongrad.pipeline.retrace import retrace
+from irongrad.runtime import Session
+from irongrad.runtime.errors import InternalError, UnsupportedOpError
+
+
+def linalg_of(function, *examples: torch.Tensor, scratch: Path, gradients: bool = False) -> str:
+    graph = trace_function(flat_function(function, examples, gradients=gradients), function)
+    return import_functions(graph, scratch).linalg
+
+
+def cell(state: torch.Tensor, row: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    new = torch.tanh(state @ weight + row)
+    return new, new * 2
+
+
+def branches(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda x: (x * x).sin().sum(), lambda x: x.exp().sum(), (x,))
+
+
+def test_both_branches_of_one_compiled_cond():
+    compiled = ig.compile_function(branches, (torch.rand(4),), gradients=True)
+    for x in (np.float32([0.1, 0.2, 0.3, 0.4]), -np.float32([0.1, 0.2, 0.3, 0.4])):
+        value, (gradient,) = compiled(x)
+        exact = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+        expected = (exact * exact).sin().sum() if x.sum() > 0 else exact.exp().sum()
+        expected.backward()
+        np.testing.assert_allclose(value, expected.detach(), rtol=1e-6)
+        np.testing.assert_allclose(gradient, exact.grad, rtol=1e-6)
+
+
+def grow(x: torch.Tensor, limit: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    start = (torch.zeros((), dtype=torch.int64), x)
+    return while_loop(lambda i, y: y.sum() < limit, lambda i, y: (i + 1, y * 1.5 + x), start)
+
+
+def test_a_while_loop_runs_as_often_as_its_values_say():
+    compiled = ig.compile_function(grow, (torch.ones(3), torch.tensor(100.0)))
+    for limit in (1.0, 20.0, 5000.0):
+        count, y = compiled(np.ones(3, np.float32), np.float32(limit))
+        expected, steps = torch.ones(3, dtype=torch.float64), 0
+        while expected.sum() < limit:
+            expected, steps = expected * 1.5 + 1, steps + 1
+        assert count == steps
+        np.testing.assert_allclose(y, expected, rtol=1e-5)
+
+
+def test_scans_both_ways_maps_and_nestings_with_gradients():
+    """Compiling verifies the value and all gradients."""
+
+    def step(state: torch.Tensor, row: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        new = torch.cond(row.sum() > 0, lambda s, r: torch.tanh(s @ weight + r), lambda s, r: s * 0.5, (state, row))
+        return new, new * 2
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        zero = torch.zeros(3)
+        last, forward = scan(lambda s, r: cell(s, r, weight), zero, x)
+        _, backward = scan(lambda s, r: cell(s, r, weight), zero, x, reverse=True)
+        _, nested = scan(lambda s, r: step(s, r, weight), zero, x)
+        rows = map_rows(lambda r, w: (r @ w).sin(), x, weight)
+        products = associative_scan(lambda a, b: a * b, x[:4], 0, combine_mode="generic")
+        return sum((t * t).sum() for t in (last, forward, backward, nested, rows, products))
+
+    torch.manual_seed(0)
+    ig.compile_function(function, (torch.randn(20, 3), torch.randn(3, 3)), gradients=True)
+
+
+@pytest.mark.parametrize("length", [1, 2, BRANCHING, BRANCHING + 1, 100, 511, 513, 5000])
+def test_loops_in_loops_make_enough_iterations(length):
+    counts = _split(length)
+    assert np.prod(counts) >= length
+    assert max(counts) <= BRANCHING
+    assert (counts[0] - 1) * np.prod(counts[1:]) < length  # none of the outermost is empty
+
+
+def test_the_module_does_not_grow_with_the_length(tmp_path):
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        last, rows = scan(lambda s, r: cell(s, r, weight), torch.zeros(3), x)
+        return (rows * last).sum()
+
+    short, long = (
+        linalg_of(function, torch.ones(n, 3), torch.ones(3, 3), scratch=tmp_path, gradients=True) for n in (300, 4000)
+    )
+    assert "scf.for" in short
+    assert len(long) < 1.2 * len(short)
+    assert long.count("math.tanh") == short.count("math.tanh")
+
+
+def test_a_condition_is_structured_control_flow(tmp_path):
+    assert "scf.if" in linalg_of(branches, torch.ones(3), scratch=tmp_path)
+    assert "scf.while" in linalg_of(grow, torch.ones(3), torch.tensor(10.0), scratch=tmp_path)
+
+
+def test_one_tensor_in_two_places_stays_two_in_the_body():
+    """torch 2.13 traces a scan that starts with one tensor twice as if it had one state (`clone_input`)."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        zero = torch.zeros(3)
+        return list(torch.ops.higher_order.scan(lambda a, b, r: [b + r, a * 2, a - b], [zero, zero], [x], (zero,)[:0]))
+
+    x = torch.arange(12.0).reshape(4, 3)
+    graph = retrace(lambda x: list(retrace(function, [x])(x)), [x])
+    for found, expected in zip(graph(x), function(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+class Model(nn.Module):
+    """A recurrence over embedded tokens, looked up inside the loop, and a choice between two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix = nn.Embedding(7, 5), nn.Linear(5, 5)
+        self.heads = nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        def step(state: torch.Tensor, token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            new = torch.tanh(self.mix(state) + self.embed(token))
+            return new, new.clone()
+
+        last, rows = scan(step, self.mix.weight.new_zeros(4, 5), tokens)
+        first, second = self.heads
+        return torch.cond(last.sum() > 0, lambda h: first(h), lambda h: second(h), (last + rows.mean(0),))
+
+
+def make_step() -> ig.TrainStep:
+    torch.manual_seed(0)
+    model = Model()
+    inputs = {"tokens": torch.randint(0, 7, (20, 4)), "y": torch.randint(0, 3, (4,))}
+    return ig.TrainStep(model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+
+
+def test_a_training_step(tmp_path):
+    """Compiling compares three steps, and the evaluation, with eager float64."""
+    ig.compile(make_step(), tmp_path / "out", entry_points=("train_step", "eval_step"))
+    Session(tmp_path / "out")
+
+
+def test_an_index_used_inside_a_loop_has_its_range_checked():
+    ranges = {r.input: (r.minimum, r.maximum) for r in step_ranges(capture(make_step()))}
+    assert ranges == {"tokens": (0, 6), "y": (0, 2)}
+
+
+def test_the_gradient_of_a_while_loop_is_refused():
+    def function(x: torch.Tensor) -> torch.Tensor:
+        (y,) = while_loop(lambda y: y.sum() < 10, lambda y: (y * 2,), (x,))
+        return y.sum()
+
+    with pytest.raises(UnsupportedOpError, match=r"test_control_flow\.py.*while_loop.*scan"):
+        ig.compile_function(function, (torch.ones(3),), gradients=True)
+
+
+def test_a_region_takes_nothing_from_around_it():
+    """As a decomposition might; what PyTorch captures is lifted to the operator's inputs."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch.ops.higher_order.while_loop(lambda y: y.sum() < 10, lambda y: (y + x,), (x,), ()))
+
+    with pytest.raises(InternalError, match="among the inputs"):
+        retrace(function, [torch.ones(3)])
