@@ -97,8 +97,9 @@ def _in_chunks(x: torch.Tensor, dim: int, chunk: int) -> torch.Tensor:
 def _mean(
     x: torch.Tensor, dim: _Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    count = _count(x, _dims_of(x, dim))
-    if count <= LONGEST_CHAIN:
+    dims = _dims_of(x, dim)
+    count = _count(x, dims)
+    if count <= LONGEST_CHAIN and len(dims) < 2:
         return NotImplemented
     return aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype) / count
 
