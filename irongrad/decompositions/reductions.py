@@ -105,11 +105,12 @@ def _in_chunks(x: torch.Tensor, dim: int, chunk: int) -> torch.Tensor:
 def _mean(
     x: torch.Tensor, dim: _Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    count = _count(x, _dims_of(x, dim))
+    dims = _dims_of(x, dim)
+    count = _count(x, dims)
     x = x if dtype is None else x.to(dtype)
     if x.dtype in _HALVES:
         return aten.mean.dim(x.float(), dim, keepdim).to(x.dtype)
-    if count <= LONGEST_CHAIN:
+    if count <= LONGEST_CHAIN and len(dims) < 2:
         return NotImplemented
     return aten.sum.dim_IntList(x, dim, keepdim) / count
 

@@ -70,7 +70,7 @@ def _untraceable(node: Node) -> Refusal | None:
     values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
     if not symbols and all(v.layout is torch.strided for v in values if isinstance(v, torch.Tensor)):
         return None
-    instead = hints.known(str(target)) or (hints.KEEP_SHAPE if symbols else hints.advice(str(target)))
+    instead = hints.known(str(target)) or (usercode.KEEP_SHAPE if symbols else hints.advice(str(target)))
     return Refusal(str(target), usercode.line_of(node), hints.reason(target), instead)
 
 

@@ -48,7 +48,7 @@ def test_values_and_gradients_equal_atens(layer):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("cell, gates", [("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)])
+@pytest.mark.parametrize(("cell", "gates"), [("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)])
 def test_gradcheck(cell, gates):
     generator = torch.Generator().manual_seed(0)
 
