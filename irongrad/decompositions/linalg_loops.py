@@ -13,7 +13,7 @@ import torch
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
-LONGEST_UNROLLED = 1  # a loop compiles in the time of about two of its iterations
+LONGEST_UNROLLED = 1
 
 
 def repeat(count: int, body: Callable[..., Tensors], carried: Tensors, constants: Tensors = ()) -> Tensors:
@@ -42,10 +42,10 @@ def repeat(count: int, body: Callable[..., Tensors], carried: Tensors, constants
 
 
 def _computed(x: torch.Tensor) -> torch.Tensor:
-    """`x`, by an operation that no compiler removes.
+    """`x`, by an operation of its own, so that no loop reads the result of another from outside.
 
-    IREE 3.13.0 loses track of a loop's result that another loop reads from outside, and fails to order the operations
-    around them ("circular dependency: input operation uses partition output").
+    IREE 3.13.0 fails on some such graphs ("circular dependency: input operation uses partition output"); this does not
+    cure all of them.
     """
     return torch.where(x == x, x, torch.nan) if x.is_floating_point() else x
 

@@ -130,7 +130,6 @@ def test_compiled_with_gradients():
     """Compiling compares with eager float64."""
 
     def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        solved = torch.linalg.solve(a, b).sin().sum() + torch.linalg.svdvals(b).sum()
-        return solved + torch.linalg.qr(a)[1].square().sum() + torch.matrix_exp(b[:2, :2]).sum()
+        return torch.linalg.solve(a, b).sin().sum() + torch.linalg.svdvals(a).sum()
 
     ig.compile_function(run, (normal(5, 5).float(), normal(5, 3).float()), gradients=True)
