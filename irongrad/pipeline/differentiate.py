@@ -27,7 +27,7 @@ from irongrad.pipeline.complex import in_reals, refuse_complex
 from irongrad.pipeline.drawing import random_state, trace
 from irongrad.pipeline.graphs import Function, StateTensor, Value
 from irongrad.pipeline.retrace import interpret_eager
-from irongrad.random import draws
+from irongrad.random import is_random
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import Role
 
@@ -237,7 +237,7 @@ def _without_unused_inputs(function: Function) -> Function:
 
 def _without_draws(table: CustomDecompTable) -> CustomDecompTable:
     """`table` with random operators left as they are, so that each makes one draw, as in eager."""
-    for operator in [op for op in table if draws(op)]:
+    for operator in [op for op in table if is_random(op)]:
         table.pop(operator)
     return table
 
