@@ -62,7 +62,7 @@ _PRIMS = """
 """
 
 # Structured control flow, whose bodies are checked like the graph around them.
-CONTROL_FLOW = frozenset({"cond", "while_loop"})
+CONTROL_FLOW = frozenset({"cond", "while_loop", "scan", "map_impl"})
 
 
 def _names(namespace: str, *lists: str) -> frozenset[str]:
