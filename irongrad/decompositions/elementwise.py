@@ -16,10 +16,16 @@ uses_pytorch(
     aten.lerp,
     aten.addcmul,
     aten.addcdiv,
-    aten.rsub,
+    aten.rsub.Tensor,
     aten.sgn,
     aten.detach,
 )
+
+
+@decomposes(aten.rsub.Scalar)
+def _rsub(x: torch.Tensor, other: float, alpha: float = 1) -> torch.Tensor:
+    """PyTorch's decomposition makes a tensor of the number, which rounds it to float32 for a float64 x too."""
+    return (-x if alpha == 1 else x * -alpha) + other
 
 
 @decomposes(aten.signbit.default)
