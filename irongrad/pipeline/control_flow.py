@@ -30,14 +30,17 @@ from irongrad.pipeline.slices import (
     write_rows,
 )
 
-# Iterations of one loop of a nest; see `_for_each`.
-BRANCHING = 16
+# The most iterations of one loop of a nest; see `_for_each`. Some nests fail when they run in IREE 3.13.0 ("indirect
+# buffer reference slot 0 is out range"): with 16 here, a reverse scan with its gradient over 20 rows of 3 elements.
+BRANCHING = 32
 
 Body = Callable[[Value, Sequence[Value]], Sequence[Value]]
 
 
 class ControlFlowImporter(GraphNodeImporter):
     """Imports the nodes of a graph, with the regions of its control flow."""
+
+    _in_loop = False
 
     def _import_hop(self, loc: Location, node: Node, hop: HigherOrderOperator) -> None:
         with loc:
@@ -46,6 +49,9 @@ class ControlFlowImporter(GraphNodeImporter):
     def _import_hop_cond(self, loc: Location, node: Node, hop: HigherOrderOperator) -> None:
         predicate, *branches, operands = node.args
         inputs = [self._argument(o) for o in operands]
+        if self._in_loop:
+            self._bind(node, self._selected(node, self._argument(predicate), branches, inputs))
+            return
         condition = self._boolean(self._argument(predicate))
         results = self._types(node)
         choice = Operation.create("torch.prim.If", results=results, operands=[condition], regions=2)
@@ -54,6 +60,18 @@ class ControlFlowImporter(GraphNodeImporter):
                 outputs = self._inline(branch, inputs)
                 Operation.create("torch.prim.If.yield", operands=outputs)
         self._bind(node, choice.results)
+
+    def _selected(self, node: Node, predicate: Value, branches: Sequence[Node], inputs: Sequence[Value]) -> list[Value]:
+        """The results of both branches, one of them selected.
+
+        In a loop: there IREE 3.13.0 reads a condition on the host before it is computed ("transient buffer has not
+        been committed", or the wrong branch).
+        """
+        true, false = (self._inline(b, inputs) for b in branches)
+        return [
+            Operation.create("torch.aten.where.self", results=[kind], operands=[predicate, a, b]).result
+            for kind, a, b in zip(self._types(node), true, false, strict=True)
+        ]
 
     def _import_hop_while_loop(self, loc: Location, node: Node, hop: HigherOrderOperator) -> None:
         condition, body, carried, additional = node.args
@@ -68,7 +86,7 @@ class ControlFlowImporter(GraphNodeImporter):
         types = self._types(node)
         loop = Operation.create("torch.prim.Loop", results=types, operands=operands, regions=1)
         with _block(loop.regions[0], [self._cc.torch_int_type, *types]) as block:
-            after = self._inline(body, [*block.arguments[1:], *outer])
+            after = self._inline(body, [*block.arguments[1:], *outer], in_loop=True)
             Operation.create("torch.prim.Loop.condition", operands=[goes_on(after), *after])
         self._bind(node, loop.results)
 
@@ -98,7 +116,7 @@ class ControlFlowImporter(GraphNodeImporter):
             """The iterations from `start`, at most the product of `counts`: the carries, and the stacks."""
             if not counts:
                 slices = [read_row(s, start) for s in stacked]
-                return self._inline(body, [*values, *slices, *outer])
+                return self._inline(body, [*values, *slices, *outer], in_loop=True)
             span = prod(counts[1:])
 
             def step(index: Value, values: Sequence[Value]) -> Sequence[Value]:
@@ -135,10 +153,11 @@ class ControlFlowImporter(GraphNodeImporter):
             Operation.create("torch.prim.Loop.condition", operands=[true, *results])
         return list(loop.results)
 
-    def _inline(self, region: Node, inputs: Sequence[Value]) -> list[Value]:
+    def _inline(self, region: Node, inputs: Sequence[Value], *, in_loop: bool = False) -> list[Value]:
         """Import the graph that the node `region` names here, on `inputs`, and return its results."""
         graph: Graph = getattr(region.graph.owning_module, str(region.target)).graph
         inner = type(self)(self.fx_importer, self._c, self._cc, InsertionPoint.current.block)
+        inner._in_loop = in_loop or self._in_loop
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         for placeholder, value in zip(placeholders, inputs, strict=True):
             inner.bind_node_value(placeholder, value)

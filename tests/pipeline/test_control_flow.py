@@ -102,7 +102,7 @@ def test_the_module_does_not_grow_with_the_length(tmp_path):
         linalg_of(function, torch.ones(n, 3), torch.ones(3, 3), scratch=tmp_path, gradients=True) for n in (300, 4000)
     )
     assert "scf.for" in short
-    assert len(long) < 1.2 * len(short)
+    assert len(long) < 1.5 * len(short)  # one more loop around, and sums in one more level
     assert long.count("math.tanh") == short.count("math.tanh")
 
 
