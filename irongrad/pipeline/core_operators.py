@@ -62,7 +62,7 @@ _PRIMS = """
 """
 
 # Structured control flow, whose bodies are checked like the graph around them.
-CONTROL_FLOW = frozenset({"cond", "while_loop"})
+CONTROL_FLOW = frozenset({"cond", "map_impl", "scan", "while_loop"})
 
 
 def _names(namespace: str, *lists: str) -> frozenset[str]:
