@@ -119,7 +119,7 @@ def _refusal(node: Node, otherwise: str) -> Refusal | None:
     if isinstance(target, torch._ops.HigherOrderOperator):
         if target.name() in CONTROL_FLOW:
             return None
-        return Refusal(str(target), line, hints.NO_LOWERING, "Use torch.cond, or torch.while_loop, in its place")
+        return Refusal(str(target), line, hints.NO_LOWERING, "Use torch.cond, while_loop, scan or map")
     if isinstance(target, torch._ops.OpOverload) and str(target) not in CORE:
         return Refusal(_named(node), line, hints.reason(target), hints.advice(str(target)))
     problem = _value_problem(node)
