@@ -22,7 +22,8 @@ _ELEMENTWISE = """
     clamp_min clamp_min.Tensor lerp.Scalar lerp.Tensor addcdiv addcmul heaviside logaddexp logaddexp2
     eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor gt.Scalar gt.Tensor
     ge.Scalar ge.Tensor logical_and logical_or logical_xor bitwise_and.Scalar bitwise_and.Tensor
-    bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor __rshift__.Scalar where.self
+    bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor __rshift__.Scalar
+    where.self
     masked_fill.Scalar masked_fill.Tensor mse_loss binary_cross_entropy_with_logits
 """
 _ELEMENTWISE_BACKWARD = """
