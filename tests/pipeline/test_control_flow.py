@@ -25,7 +25,7 @@ from irongrad.runtime.errors import InternalError, UnsupportedOpError
 
 
 def linalg_of(function, *examples: torch.Tensor, scratch: Path, gradients: bool = False) -> str:
-    graph = trace_function(flat_function(function, examples, gradients=gradients), function)
+    graph, _ = trace_function(flat_function(function, examples, gradients=gradients), function)
     return import_functions(graph, scratch).linalg
 
 
