@@ -46,9 +46,8 @@ def test_factors_are_those_of_lapack(batch, shape):
 def test_square_systems(batch, size):
     a, b = normal(*batch, size, size), normal(*batch, size, 2)
     factors, pivots = torch.linalg.lu_factor(a)
-    for matrix in (a, a.mT):
-        check(aten._linalg_det.default, matrix)
-        check(aten._linalg_slogdet.default, matrix)
+    check(aten._linalg_det.default, a)
+    check(aten._linalg_slogdet.default, a)
     check(aten.linalg_inv_ex.default, a)
     for left in (True, False):
         right = b if left else b.mT
