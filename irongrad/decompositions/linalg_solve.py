@@ -110,9 +110,9 @@ def _cholesky_inverse(factor: torch.Tensor, upper: bool = False) -> torch.Tensor
 
 @decomposes(aten._linalg_det.default)
 def _det(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The determinant, and the factors of the transpose, as ATen's of contiguous matrices: its backward solves with them.
+    """The determinant, and the factors of the transpose, as ATen's of a contiguous matrix: its backward needs them.
 
-    Of others ATen factors the matrices themselves; `irongrad.pipeline.retrace.Portable` transposes those.
+    Of others ATen factors the matrix itself; `irongrad.pipeline.retrace.Portable` transposes those.
     """
     found = lu(a.mT)
     return found.sign * found.factors.diagonal(0, -2, -1).prod(-1), found.factors, found.pivots
