@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 import irongrad as ig
 from irongrad.decompositions import decomposition_table
+from irongrad.pipeline.functions import flat_function, trace_function
 
 aten = torch.ops.aten
 BATCHES = [(), (2,), (0,), (2, 1)]
@@ -123,6 +124,54 @@ def test_distances_and_their_gradients(p):
     check(aten._cdist_backward.default, normal(5, 4), x, y, p, torch.cdist(x, y, p))
     check(aten._pdist_forward.default, x, p)
     check(aten._pdist_backward.default, normal(10), x, p, torch.pdist(x, p))
+
+
+POSITIVE = [
+    lambda a: torch.linalg.cholesky(a),
+    lambda a: torch.linalg.cholesky(a, upper=True),
+    lambda a: torch.cholesky_inverse(a.tril()),
+    lambda a: torch.linalg.eigh(a).eigenvalues,
+    lambda a: torch.linalg.eigh(a).eigenvectors ** 2,
+]
+ANY = [
+    lambda a: torch.linalg.det(a),
+    lambda a: torch.linalg.det(a.sin().mT),
+    lambda a: torch.linalg.det(a.transpose(0, 1)[:, :3]),
+    lambda a: torch.linalg.slogdet(a.sin())[1],
+    lambda a: torch.linalg.slogdet(a.mT)[1],
+    lambda a: torch.linalg.inv(a),
+    lambda a: torch.linalg.solve(a, a.sin()),
+    lambda a: torch.linalg.solve(a, a.sin(), left=False),
+    lambda a: torch.linalg.solve_triangular(a, a.sin(), upper=True),
+    lambda a: torch.linalg.lu(a)[1],
+    lambda a: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), a.sin(), adjoint=True),
+    lambda a: torch.linalg.qr(a).R,
+    lambda a: torch.linalg.qr(a[..., :2]).Q,
+    lambda a: torch.linalg.householder_product(a, a[..., 0]),
+    lambda a: torch.linalg.svdvals(a),
+    lambda a: torch.linalg.svd(a).U ** 2,
+    lambda a: torch.linalg.matrix_exp(a),
+    lambda a: torch.linalg.pinv(a[..., :2]),
+    lambda a: torch.linalg.lstsq(a, a.sin()).solution,
+    lambda a: torch.cdist(a, a.sin()),
+]
+
+
+@pytest.mark.parametrize("functions", [POSITIVE, ANY], ids=["positive", "any"])
+def test_gradients_of_what_is_compiled_are_those_of_autograd(functions):
+    """The graphs, after all decompositions, run in eager float64."""
+    a = normal(3, 3, 3)
+    if functions is POSITIVE:
+        a = a @ a.mT + torch.eye(3, dtype=a.dtype)
+    weights = normal(27).reshape(a.shape)
+
+    def run(a: torch.Tensor) -> torch.Tensor:
+        outputs = [f(a) for f in functions]
+        return sum((o * weights[tuple(map(slice, o.shape))]).sum() for o in outputs)
+
+    flat = flat_function(run, (a,), gradients=True)
+    call = trace_function(flat, run)[0].functions["call"]
+    assert_close(call.graph(a), flat.run(a), rtol=1e-8, atol=1e-9)
 
 
 def test_compiled_with_gradients():
