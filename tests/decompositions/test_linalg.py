@@ -126,6 +126,14 @@ def test_distances_and_their_gradients(p):
     check(aten._pdist_backward.default, normal(10), x, p, torch.pdist(x, p))
 
 
+@pytest.mark.parametrize("exponent", [-37, -25, 0, 25, 37])
+def test_reflections_of_columns_whose_squares_overflow_or_vanish(exponent):
+    a = normal(5, 4).float() * torch.tensor([1.0, 10.0**exponent, 1.0, 10.0**exponent])
+    exact, found = torch.linalg.qr(a.double()), decomposition_table()[aten.linalg_qr.default](a)
+    assert_close(found[0], exact.Q.float(), rtol=0, atol=2e-6)
+    assert_close(found[1] / a.abs().amax(0), (exact.R / a.abs().amax(0)).float(), rtol=0, atol=2e-6)
+
+
 POSITIVE = [
     lambda a: torch.linalg.cholesky(a),
     lambda a: torch.linalg.cholesky(a, upper=True),
