@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from irongrad.decompositions.linalg_eigen import eigh, svd
@@ -15,6 +13,11 @@ aten = torch.ops.aten
 # Degrees of the Taylor polynomial whose remainder at the norm 1, about 1 / (degree + 1)!, is below rounding.
 _DEGREE = {torch.float32: 10, torch.float64: 18}
 
+# How often the polynomial can be squared. A matrix of the norm 1 / eps leaves no digit of the exponential correct in
+# general (Higham, lemma 10.15); the rest is for triangular blocks such as those of the gradient, in which a large block
+# off the diagonal does no harm.
+_SQUARINGS = {torch.float32: 64, torch.float64: 128}
+
 
 @decomposes(aten.linalg_matrix_exp.default)
 def _matrix_exp(a: torch.Tensor) -> torch.Tensor:
@@ -23,19 +26,21 @@ def _matrix_exp(a: torch.Tensor) -> torch.Tensor:
     Scaling and squaring: N. J. Higham, "Functions of Matrices", 2008, section 10.3. A Taylor polynomial in place of a
     Padé approximant needs no solve (P. Bader, S. Blanes and F. Casas, "Computing the matrix exponential with an
     optimized Taylor polynomial approximation", Mathematics 7, 2019). The number of squarings depends on the values,
-    so the loop is as long as the largest float needs: IREE 3.13.0 fails on two loops of unknown length.
+    and the loop is as long as `_SQUARINGS`: IREE 3.13.0 fails on two loops of unknown length. Larger matrices give NaN.
     """
     if a.numel() == 0:
         return a.clone()
-    exponents = torch.arange(math.frexp(torch.finfo(a.dtype).max)[1], dtype=a.dtype)
-    halved = a.abs().sum(-2, keepdim=True).amax(-1, keepdim=True) > exponents.exp2()
+    exponents = torch.arange(_SQUARINGS[a.dtype] + 1, dtype=a.dtype)
+    norm = a.abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
+    halved = norm > exponents.exp2()
     scale = torch.where(halved, 0.5, 1.0).to(a.dtype).prod(-1, keepdim=True)  # a power of two to the last bit
+    scale = torch.where(halved[..., -1:], torch.nan, scale)
     times = halved.to(torch.int64).sum(-1, keepdim=True)
 
     def square(step: torch.Tensor, result: torch.Tensor, times: torch.Tensor) -> tuple[torch.Tensor]:
         return (torch.where(step < times, result @ result, result),)
 
-    return repeat(exponents.shape[0], square, (_taylor(a * scale),), (times,))[0]
+    return repeat(_SQUARINGS[a.dtype], square, (_taylor(a * scale),), (times,))[0]
 
 
 def _taylor(a: torch.Tensor) -> torch.Tensor:

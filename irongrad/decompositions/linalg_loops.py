@@ -23,7 +23,7 @@ def repeat(count: int, body: Callable[..., Tensors], carried: Tensors, constants
         count: how often.
         body: takes and returns tensors, and closes over none.
         carried: what the body changes; nothing is done where the first of them has no elements.
-        constants: what the body only reads; integers among them must not be results of another loop.
+        constants: what the body only reads.
     """
     if carried[0].numel() == 0:
         return carried
@@ -32,22 +32,12 @@ def repeat(count: int, body: Callable[..., Tensors], carried: Tensors, constants
             carried = body(torch.full((), number, dtype=torch.int64), *carried, *constants)
         return carried
     split = len(carried)
-    constants = tuple(_computed(c) for c in constants)
 
     def step(*values: torch.Tensor) -> list[torch.Tensor]:
         return list(body(values[split], *values[:split], *values[split + 1 :]))
 
     initial = [c.contiguous() for c in carried]
     return tuple(torch.ops.higher_order.scan(step, initial, [torch.arange(count)], constants))
-
-
-def _computed(x: torch.Tensor) -> torch.Tensor:
-    """`x`, by an operation of its own, so that no loop reads the result of another from outside.
-
-    IREE 3.13.0 fails on some such graphs ("circular dependency: input operation uses partition output"); this does not
-    cure all of them.
-    """
-    return torch.where(x == x, x, torch.nan) if x.is_floating_point() else x
 
 
 def column(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,23 @@ aten = torch.ops.aten
 def reflections(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """R, below whose diagonal stand the vectors v of the reflections 1 - tau v v^T without their ones; and tau."""
     count = min(a.shape[-2:])
-    return repeat(count, _reflect_column, (a, a.new_zeros([*a.shape[:-2], count])))
+    taus = a.new_zeros([*a.shape[:-2], count])
+    if a.numel() == 0:
+        return a.clone(), taus
+    scale = _scale(a)
+    factors, taus = repeat(count, _reflect_column, (a * scale, taus))
+    return torch.where(row_numbers(a) > column_numbers(a), factors, factors / scale), taus
+
+
+def _scale(a: torch.Tensor) -> torch.Tensor:
+    """A power of two for each column, so that squares of its largest elements neither overflow nor vanish.
+
+    A column of R has the scale of its column of the matrix, and the reflections depend on directions alone.
+    """
+    unit = 2.0**10 if a.dtype == torch.float32 else 2.0**80
+    largest = a.abs().amax(-2, keepdim=True)
+    up = torch.where(largest < unit**-5, unit**10, torch.ones_like(largest))
+    return torch.where(largest > unit**5, unit**-8, up)
 
 
 def _reflect_column(step: torch.Tensor, a: torch.Tensor, taus: torch.Tensor) -> tuple[torch.Tensor, ...]:

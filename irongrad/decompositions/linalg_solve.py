@@ -110,21 +110,17 @@ def _cholesky_inverse(factor: torch.Tensor, upper: bool = False) -> torch.Tensor
 
 @decomposes(aten._linalg_det.default)
 def _det(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    found = lu(_as_factored(a))
+    """The determinant, and the factors of the transpose, as ATen's of a contiguous matrix: its backward needs them.
+
+    Of others ATen factors the matrix itself; `irongrad.pipeline.retrace.Portable` transposes those.
+    """
+    found = lu(a.mT)
     return found.sign * found.factors.diagonal(0, -2, -1).prod(-1), found.factors, found.pivots
 
 
 @decomposes(aten._linalg_slogdet.default)
 def _slogdet(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    found = lu(_as_factored(a))
+    """Sign and logarithm of the absolute determinant, and the factors of the transpose, as in `_det`."""
+    found = lu(a.mT)
     diagonal = found.factors.diagonal(0, -2, -1)
     return found.sign * diagonal.sgn().prod(-1), diagonal.abs().log().sum(-1), found.factors, found.pivots
-
-
-def _as_factored(a: torch.Tensor) -> torch.Tensor:
-    """What ATen factors for determinants, whose backward solves with those factors.
-
-    Rows in memory are columns to LAPACK: to save a copy it factors the transpose, which has the same determinant, of
-    contiguous matrices (ATen/native/BatchLinearAlgebra.cpp).
-    """
-    return a.mT if a.is_contiguous() else a

@@ -130,10 +130,8 @@ def _places(
 def _diagonal(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
     """The elements (i, i + offset) of the last two dimensions are every (columns + 1)-th of a flat matrix."""
     planes = x.movedim((dim1, dim2), (-2, -1))
-    outer = planes.shape[:-2]
     places = _diagonal_places(planes, offset)
-    flat = planes.reshape([*outer, -1])
-    return aten.index_select.default(flat, len(outer), places)
+    return aten.index_select.default(planes.flatten(-2), planes.ndim - 2, places)
 
 
 @decomposes(aten.diagonal_scatter.default)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import Target
@@ -67,9 +67,23 @@ def interpret_eager(graph: GraphModule, values: Sequence[torch.Tensor]) -> Seque
 
 aten = torch.ops.aten
 
+DETERMINANTS = frozenset({aten._linalg_det.default, aten._linalg_slogdet.default})
+
 
 class Portable(torch.fx.Interpreter):
     """Runs a graph without what only eager's kernels understand: strides and negative indices."""
+
+    def fetch_args_kwargs_from_env(self, n: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a node; of a determinant, the matrix whose transpose is factored.
+
+        ATen factors the transpose of matrices that are contiguous, and the matrices themselves otherwise
+        (ATen/native/BatchLinearAlgebra.cpp). The backward in the graph solves with those factors, so it is right for
+        one of the two only. Here all are contiguous, and the determinant of the transpose is the same.
+        """
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        if n.target in DETERMINANTS and not n.all_input_nodes[0].meta["val"].is_contiguous():
+            args = (args[0].mT,)
+        return args, kwargs
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one node in its portable form."""

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 import irongrad as ig
 from irongrad.decompositions import decomposition_table
+from irongrad.pipeline.functions import flat_function, trace_function
 
 aten = torch.ops.aten
 BATCHES = [(), (2,), (0,), (2, 1)]
@@ -46,9 +47,8 @@ def test_factors_are_those_of_lapack(batch, shape):
 def test_square_systems(batch, size):
     a, b = normal(*batch, size, size), normal(*batch, size, 2)
     factors, pivots = torch.linalg.lu_factor(a)
-    for matrix in (a, a.mT):
-        check(aten._linalg_det.default, matrix)
-        check(aten._linalg_slogdet.default, matrix)
+    check(aten._linalg_det.default, a)
+    check(aten._linalg_slogdet.default, a)
     check(aten.linalg_inv_ex.default, a)
     for left in (True, False):
         right = b if left else b.mT
@@ -124,6 +124,62 @@ def test_distances_and_their_gradients(p):
     check(aten._cdist_backward.default, normal(5, 4), x, y, p, torch.cdist(x, y, p))
     check(aten._pdist_forward.default, x, p)
     check(aten._pdist_backward.default, normal(10), x, p, torch.pdist(x, p))
+
+
+@pytest.mark.parametrize("exponent", [-37, -25, 0, 25, 37])
+def test_reflections_of_columns_whose_squares_overflow_or_vanish(exponent):
+    a = normal(5, 4).float() * torch.tensor([1.0, 10.0**exponent, 1.0, 10.0**exponent])
+    exact, found = torch.linalg.qr(a.double()), decomposition_table()[aten.linalg_qr.default](a)
+    assert_close(found[0], exact.Q.float(), rtol=0, atol=2e-6)
+    assert_close(found[1] / a.abs().amax(0), (exact.R / a.abs().amax(0)).float(), rtol=0, atol=2e-6)
+
+
+POSITIVE = [
+    lambda a: torch.linalg.cholesky(a),
+    lambda a: torch.linalg.cholesky(a, upper=True),
+    lambda a: torch.cholesky_inverse(a.tril()),
+    lambda a: torch.linalg.eigh(a).eigenvalues,
+    lambda a: torch.linalg.eigh(a).eigenvectors ** 2,
+]
+ANY = [
+    lambda a: torch.linalg.det(a),
+    lambda a: torch.linalg.det(a.sin().mT),
+    lambda a: torch.linalg.det(a.transpose(0, 1)[:, :3]),
+    lambda a: torch.linalg.slogdet(a.sin())[1],
+    lambda a: torch.linalg.slogdet(a.mT)[1],
+    lambda a: torch.linalg.inv(a),
+    lambda a: torch.linalg.solve(a, a.sin()),
+    lambda a: torch.linalg.solve(a, a.sin(), left=False),
+    lambda a: torch.linalg.solve_triangular(a, a.sin(), upper=True),
+    lambda a: torch.linalg.lu(a)[1],
+    lambda a: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), a.sin(), adjoint=True),
+    lambda a: torch.linalg.qr(a).R,
+    lambda a: torch.linalg.qr(a[..., :2]).Q,
+    lambda a: torch.linalg.householder_product(a, a[..., 0]),
+    lambda a: torch.linalg.svdvals(a),
+    lambda a: torch.linalg.svd(a).U ** 2,
+    lambda a: torch.linalg.matrix_exp(a),
+    lambda a: torch.linalg.pinv(a[..., :2]),
+    lambda a: torch.linalg.lstsq(a, a.sin()).solution,
+    lambda a: torch.cdist(a, a.sin()),
+]
+
+
+@pytest.mark.parametrize("functions", [POSITIVE, ANY], ids=["positive", "any"])
+def test_gradients_of_what_is_compiled_are_those_of_autograd(functions):
+    """The graphs, after all decompositions, run in eager float64."""
+    a = normal(3, 3, 3)
+    if functions is POSITIVE:
+        a = a @ a.mT + torch.eye(3, dtype=a.dtype)
+    weights = normal(27).reshape(a.shape)
+
+    def run(a: torch.Tensor) -> torch.Tensor:
+        outputs = [f(a) for f in functions]
+        return sum((o * weights[tuple(map(slice, o.shape))]).sum() for o in outputs)
+
+    flat = flat_function(run, (a,), gradients=True)
+    call = trace_function(flat, run)[0].functions["call"]
+    assert_close(call.graph(a), flat.run(a), rtol=1e-8, atol=1e-9)
 
 
 def test_compiled_with_gradients():
