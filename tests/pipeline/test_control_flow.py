@@ -85,6 +85,26 @@ def test_scans_both_ways_maps_and_nestings_with_gradients():
     ig.compile_function(function, (torch.randn(20, 3), torch.randn(3, 3)), gradients=True)
 
 
+def rows_of_a_long_scan(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    _, rows = scan(lambda s, r: cell(s, r, weight), torch.zeros(3), x, reverse=True)
+    return rows.square().sum()
+
+
+LONG = (torch.linspace(-1, 1, 3 * (BRANCHING + 1)).reshape(-1, 3), torch.eye(3))
+
+
+def test_a_scan_longer_than_one_loop():
+    ig.compile_function(rows_of_a_long_scan, LONG, gradients=True)
+
+
+@pytest.mark.slow
+def test_iree_still_loses_what_a_branch_passes_twice(monkeypatch):
+    """When this fails, `irongrad.pipeline.branches` can go."""
+    monkeypatch.setattr("irongrad.pipeline.compile.separate_branch_operands", lambda bytecode: bytecode)
+    with pytest.raises(Exception, match="indirect buffer reference"):
+        ig.compile_function(rows_of_a_long_scan, LONG, gradients=True)
+
+
 @pytest.mark.parametrize("length", [1, 2, BRANCHING, BRANCHING + 1, 100, 511, 513, 5000])
 def test_loops_in_loops_make_enough_iterations(length):
     counts = _split(length)
