@@ -221,7 +221,7 @@ def loss_node(program: ExportedProgram) -> torch.fx.Node:
     """The node of `CapturedStep.train` or `.eval` that computes the loss."""
     outputs = next(n for n in reversed(program.graph.nodes) if n.op == "output").args[0]
     node = next(n for n in outputs if n.name == program.graph_signature.user_outputs[0])
-    return FlatGraph(program).origin(node)
+    return FlatGraph(program.graph_module).origins(node)[-1]
 
 
 def _check_loss(program: ExportedProgram, step: TrainStep) -> None:
