@@ -19,14 +19,14 @@ from irongrad.pipeline.control_flow import BRANCHING, _split
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.functions import flat_function, trace_function
 from irongrad.pipeline.importer import import_functions
-from irongrad.pipeline.ranges import function_ranges, step_ranges
+from irongrad.pipeline.ranges import step_ranges
 from irongrad.pipeline.retrace import retrace
 from irongrad.runtime import Session
 from irongrad.runtime.errors import InternalError, UnsupportedOpError
 
 
 def linalg_of(function, *examples: torch.Tensor, scratch: Path, gradients: bool = False) -> str:
-    graph = trace_function(flat_function(function, examples, gradients=gradients), function)
+    graph, _ = trace_function(flat_function(function, examples, gradients=gradients), function)
     return import_functions(graph, scratch).linalg
 
 
@@ -210,14 +210,13 @@ def test_an_index_used_inside_a_loop_has_its_range_checked():
 def test_an_index_from_either_branch_or_used_in_a_loop_has_its_range_checked():
     def function(table: torch.Tensor, i: torch.Tensor, j: torch.Tensor, ks: torch.Tensor) -> torch.Tensor:
         (index,) = torch.cond(table.sum() > 0, lambda i, j: (i.clone(),), lambda i, j: (j.clone(),), (i, j))
-        last, _ = scan(lambda s, k: (s + table[k], s * 2), table.new_zeros(3), ks)
-        return table[index] + last
+        zero = table.new_zeros(3)
+        last, _ = scan(lambda s, k: (s + nn.functional.embedding(k, table), s * 2), zero, ks)
+        return nn.functional.embedding(index, table) + last
 
     index = torch.tensor(0)
-    graph = trace_function(
-        flat_function(function, (torch.ones(5, 3), index, index, torch.arange(2)), gradients=False), function
-    )
-    ranges = function_ranges(graph, ("table", "i", "j", "ks"))
+    flat = flat_function(function, (torch.ones(5, 3), index, index, torch.arange(2)), gradients=False)
+    _, ranges = trace_function(flat, function)
     assert {r.input: r.maximum for r in ranges} == {"i": 4, "j": 4, "ks": 4}
 
 
