@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from irongrad.decompositions.registry import BeforeAutograd
@@ -221,7 +221,7 @@ def loss_node(program: ExportedProgram) -> torch.fx.Node:
     """The node of `CapturedStep.train` or `.eval` that computes the loss."""
     outputs = next(n for n in reversed(program.graph.nodes) if n.op == "output").args[0]
     node = next(n for n in outputs if n.name == program.graph_signature.user_outputs[0])
-    return FlatGraph(program).origin(node)
+    return FlatGraph(program.graph_module).origins(node)[-1]
 
 
 def _check_loss(program: ExportedProgram, step: TrainStep) -> None:
@@ -275,20 +275,5 @@ def _refuse_undrawable(graph: GraphModule, *, once: bool = True) -> None:
             reason = undrawable(node.target, node.kwargs.get("generator"))
         if reason is None and not once and draws(node.target):
             reason = "draws random numbers in a branch or a loop. Draw them before it, and hand them in"
-        if reason is None and _loses_dropout(node):
-            reason = (
-                "loses the dropout between its layers in PyTorch 2.13's decomposition. Use layers with num_layers=1 "
-                "and nn.Dropout between them"
-            )
         if reason is not None:
             raise UnsupportedOpError(f"{usercode.line_of(node)}: {node.target} {reason}")
-
-
-def _loses_dropout(node: Node) -> bool:
-    """Whether it is a recurrent layer with dropout, which torch._decomp's `_rnn_helper` of PyTorch 2.13 leaves out."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    if str(node.target._schema.name) not in ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"):
-        return False
-    given = {a.name: v for a, v in zip(node.target._schema.arguments, node.args, strict=False)}
-    return bool(given["dropout"] and given["train"] and given["num_layers"] > 1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import iree.compiler.tools.binaries as iree_binaries
 
 from irongrad.pipeline.assemble import AssembledModule
+from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.diagnostics import toolchain_error
 from irongrad.runtime.errors import ToolchainError
 from irongrad.targets import Target
@@ -53,11 +55,26 @@ def compile_module(module: AssembledModule, target: Target, scratch: Path) -> Co
     source, output = scratch / "step.mlirbc", scratch / f"step.{target.name}.vmfb"
     source.write_bytes(module.bytecode)
     flags = (*COMMON_FLAGS, *target.flags)
+    if "scf." in module.text:
+        _compile_with_branches(flags, source, output)
+    else:
+        _compile(flags, source, output)
+    architecture, features = _cpu_of(flags, scratch)
+    return CompiledModule(target, flags, output.read_bytes(), architecture, features)
+
+
+def _compile_with_branches(flags: Sequence[str], source: Path, output: Path) -> None:
+    """Compile a module with structured control flow; in between, its branches are made safe."""
+    vm = source.with_suffix(".vm.mlirbc")
+    _compile((*flags, "--compile-to=vm", "--emit-mlir-bytecode"), source, vm)
+    vm.write_bytes(separate_branch_operands(vm.read_bytes()))
+    _compile((*flags, "--compile-from=vm"), vm, output)
+
+
+def _compile(flags: Sequence[str], source: Path, output: Path) -> None:
     result = _iree_compile([*flags, str(source), "-o", str(output)])
     if result.returncode != 0:
         raise toolchain_error("iree-compile", result, source)
-    architecture, features = _cpu_of(flags, scratch)
-    return CompiledModule(target, flags, output.read_bytes(), architecture, features)
 
 
 def _iree_compile(arguments: list[str]) -> subprocess.CompletedProcess[str]:

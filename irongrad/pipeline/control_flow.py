@@ -30,8 +30,7 @@ from irongrad.pipeline.slices import (
     write_rows,
 )
 
-# The most iterations of one loop of a nest; see `_for_each`. Some nests fail when they run in IREE 3.13.0 ("indirect
-# buffer reference slot 0 is out range"): with 16 here, a reverse scan with its gradient over 20 rows of 3 elements.
+# The most iterations of one loop of a nest; see `_for_each`.
 BRANCHING = 32
 
 Body = Callable[[Value, Sequence[Value]], Sequence[Value]]

@@ -10,32 +10,33 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from torch.export import ExportedProgram
+import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 
 class FlatGraph:
-    """The nodes of an exported program, those inside regions in place of the region.
+    """The nodes of a graph, those inside regions in place of the region.
 
     Attributes:
         nodes: all nodes in the order of execution: both branches one after the other, and a loop's body once.
     """
 
-    def __init__(self, program: ExportedProgram) -> None:
+    def __init__(self, graph: GraphModule) -> None:
         self.nodes: list[Node] = []
-        self._origin: dict[Node, Node] = {}
-        self._results: dict[Node, list[Node]] = {}
-        self._add(program.graph_module)
+        self._origins: dict[Node, list[Any]] = {}
+        self._results: dict[Node, list[list[Any]]] = {}
+        self._add(graph)
 
-    def origin(self, value: Any) -> Any:
-        """The node that computes what `value`, a node or anything else, stands for inside or outside a region.
+    def origins(self, value: Any) -> list[Any]:
+        """The nodes that compute what `value`, a node or anything else, stands for inside or outside a region.
 
-        What a loop carries stands for its first value, and a row of what it runs over for all of it.
+        The result of a choice stands for that of either branch, what a loop carries for its first value, and a row of
+        what it runs over for all of it.
         """
-        while isinstance(value, Node) and value in self._origin:
-            value = self._origin[value]
-        return value
+        if not (isinstance(value, Node) and value in self._origins):
+            return [value]
+        return [origin for same in self._origins[value] for origin in self.origins(same)]
 
     def _add(self, graph: GraphModule) -> None:
         for node in graph.graph.nodes:
@@ -43,17 +44,22 @@ class FlatGraph:
             if regions:
                 self._enter(node, list(regions.values()), tree_leaves(node.args[max(regions) + 1 :]))
             elif node.target is operator.getitem and node.args[0] in self._results:
-                self._origin[node] = self._results[node.args[0]][node.args[1]]
+                self._origins[node] = self._results[node.args[0]][node.args[1]]
             else:
                 self.nodes.append(node)
 
     def _enter(self, call: Node, regions: Sequence[GraphModule], inputs: Sequence[Any]) -> None:
         for region in regions:
             placeholders = [n for n in region.graph.nodes if n.op == "placeholder"]
-            self._origin |= dict(zip(placeholders, inputs, strict=False))
+            self._origins |= {p: [value] for p, value in zip(placeholders, inputs, strict=False)}
             self._add(region)
-        output = region.graph.output_node().args[0]
-        self._results[call] = list(output) if isinstance(output, (tuple, list)) else [output]
+        alternatives = regions if call.target is torch.ops.higher_order.cond else regions[-1:]
+        self._results[call] = [list(same) for same in zip(*map(_outputs, alternatives), strict=True)]
+
+
+def _outputs(region: GraphModule) -> Sequence[Any]:
+    output = region.graph.output_node().args[0]
+    return output if isinstance(output, (tuple, list)) else [output]
 
 
 def region_of(graph: GraphModule, argument: object) -> GraphModule | None:

@@ -41,6 +41,7 @@ from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
 from irongrad.pipeline.package import package
 from irongrad.pipeline.ranges import Range, function_ranges
 from irongrad.pipeline.recurrent_layers import recurrent_layers
+from irongrad.pipeline.regions import check_control_flow
 from irongrad.pipeline.retrace import interpret_eager, retrace
 from irongrad.pipeline.value_free import ValueFree
 from irongrad.random import Draws
@@ -190,6 +191,7 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> tuple[StepGrap
     try:
         with usercode.quiet_export(), plain_operators(), recurrent_layers(), BeforeAutograd():
             traced = _trace(flat.run, examples)
+            check_control_flow(traced)  # the gradient of a while_loop takes values too
             check_values(traced)
             traced = in_reals(traced)
         graph = retrace(functionalize(lambda *v: list(interpret_eager(traced, v))), examples)

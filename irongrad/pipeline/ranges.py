@@ -94,31 +94,35 @@ def step_ranges(captured: CapturedStep) -> list[Range]:
 def index_ranges(program: ExportedProgram, inputs: Iterable[str]) -> list[Range]:
     """Find the range of each input of `program` that is used as an index, the intersection of all its uses."""
     placeholders = dict(zip(program.graph_signature.user_inputs, inputs, strict=True))
-    graph = FlatGraph(program)
+    graph = FlatGraph(program.graph_module)
     source = {
         node: {placeholders[node.name]}
         for node in graph.nodes
-        if node.op == "placeholder" and graph.origin(node) is node and node.name in placeholders and _is_integer(node)
+        if node.op == "placeholder"
+        and graph.origins(node) == [node]
+        and node.name in placeholders
+        and _is_integer(node)
     }
-    return _ranges(graph.nodes, source, graph.origin)
+    return _ranges(graph.nodes, source, graph.origins)
 
 
 def function_ranges(graph: GraphModule, inputs: Iterable[str]) -> list[Range]:
     """Find the range of each input of a function's `graph` that is used as an index, as `index_ranges` does."""
     placeholders = (n for n in graph.graph.nodes if n.op == "placeholder")
     source = {node: {name} for node, name in zip(placeholders, inputs, strict=True) if _is_integer(node)}
-    return _ranges(graph.graph.nodes, source, lambda node: node)
+    flat = FlatGraph(graph)
+    return _ranges(flat.nodes, source, flat.origins)
 
 
-def _ranges(nodes: Iterable[Node], source: dict[Node, set[str]], origin: Callable[[Any], Any]) -> list[Range]:
+def _ranges(nodes: Iterable[Node], source: dict[Node, set[str]], origins: Callable[[Any], list[Any]]) -> list[Range]:
     """The ranges of inputs, by the nodes in `source` that hold their values, given what is the same value as what."""
     found: dict[str, Range] = {}
     for node in nodes:
         if node.target is operator.getitem or str(getattr(node.target, "_overloadpacket", "")) in _SAME_VALUES:
-            source[node] = set().union(*(source.get(origin(n), ()) for n in node.all_input_nodes))
+            source[node] = set().union(*(source.get(o, ()) for n in node.all_input_nodes for o in origins(n)))
         elif isinstance(node.target, torch._ops.OpOverload):
             for index, low, high, exempt in _uses(node):
-                for name in source.get(origin(index), ()):
+                for name in {name for o in origins(index) for name in source.get(o, ())}:
                     found[name] = _intersect(found.get(name), Range(name, low, high, exempt))
     return list(found.values())
 

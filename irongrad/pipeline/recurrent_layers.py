@@ -47,31 +47,63 @@ def _refuse_packed(module: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 def _layers(cell: str, plain: Callable[..., Any], data: Tensor, *arguments: Any) -> Any:
     """`torch._VF.lstm` and the like: the outputs, then the last states of all layers and directions."""
-    hidden, weights, biases, layers, probability, training, bidirectional, batch_first = arguments
+    hidden, weights, biases, count, probability, training, bidirectional, batch_first = arguments
     x = data.transpose(0, 1) if batch_first else data
-    if len(x) <= LONGEST_UNROLLED or torch._C._functorch.peek_interpreter_stack() is not None:
+    drops = training and probability > 0 and count > 1
+    short = len(x) <= LONGEST_UNROLLED
+    if torch._C._functorch.peek_interpreter_stack() is not None or (short and not drops):
         return plain(data, *arguments)
+    layer = partial(_short, plain) if short else _long
     first = hidden if cell == "lstm" else (hidden,)
-    size = len(weights) // (layers * (2 if bidirectional else 1))
-    last: list[list[Tensor]] = []
-    for layer in range(layers):
-        outputs: list[Tensor] = []
-        for backwards in (False, True) if bidirectional else (False,):
-            number = len(last)
-            own = weights[number * size : (number + 1) * size]
-            y, state = _layer(cell, x, [s[number] for s in first], own, biases=biases, backwards=backwards)
-            outputs.append(y)
-            last.append(state)
-        x = torch.cat(outputs, -1)
-        if training and probability > 0 and layer < layers - 1:
+    last: list[Sequence[Tensor]] = []
+    for number in range(count):
+        states, own = [s.chunk(count)[number] for s in first], _part(weights, number, count)
+        x, *state = layer(cell, x, states, own, biases=biases, bidirectional=bidirectional)
+        last.append(state)
+        if drops and number < count - 1:  # which PyTorch 2.13's own decomposition leaves out (`_rnn_helper`)
             x = dropout(x, probability)
-    return (x.transpose(0, 1) if batch_first else x, *(torch.stack(s) for s in zip(*last, strict=True)))
+    return (x.transpose(0, 1) if batch_first else x, *(torch.cat(s) for s in zip(*last, strict=True)))
 
 
-def _layer(
+def _part(weights: Sequence[Tensor], number: int, count: int) -> Sequence[Tensor]:
+    """Part `number` of `count` equal ones."""
+    size = len(weights) // count
+    return weights[number * size : (number + 1) * size]
+
+
+def _short(
+    plain: Callable[..., Any],
+    cell: str,
+    x: Tensor,
+    states: list[Tensor],
+    weights: Sequence[Tensor],
+    *,
+    biases: bool,
+    bidirectional: bool,
+) -> Sequence[Tensor]:
+    """One layer by PyTorch's own operator: the outputs and the last states."""
+    hidden = states if cell == "lstm" else states[0]
+    result: Sequence[Tensor] = plain(x, hidden, weights, biases, 1, 0.0, True, bidirectional, False)
+    return result
+
+
+def _long(
+    cell: str, x: Tensor, states: list[Tensor], weights: Sequence[Tensor], *, biases: bool, bidirectional: bool
+) -> Sequence[Tensor]:
+    """One layer by ours: the outputs and the last states."""
+    directions = 2 if bidirectional else 1
+    results = [
+        _direction(cell, x, [s[d] for s in states], _part(weights, d, directions), biases=biases, backwards=d == 1)
+        for d in range(directions)
+    ]
+    outputs, last = zip(*results, strict=True)
+    return [torch.cat(outputs, -1), *(torch.stack(s) for s in zip(*last, strict=True))]
+
+
+def _direction(
     cell: str, x: Tensor, state: list[Tensor], weights: Sequence[Tensor], *, biases: bool, backwards: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """One layer in one direction: the outputs and the last state."""
+    """One direction of a layer: the outputs and the last state."""
     of_input, *inner = weights
     bias = None
     if biases:

@@ -190,21 +190,22 @@ def check_graph(program: ExportedProgram) -> None:
             written in place; with the user's line.
     """
     specs = {s.arg.name: s for s in program.graph_signature.input_specs if hasattr(s.arg, "name")}
-    graph = FlatGraph(program)
+    graph = FlatGraph(program.graph_module)
     source: dict[object, InputSpec] = {}
     for node in graph.nodes:
-        if node.op == "placeholder" and graph.origin(node) is node:
+        if node.op == "placeholder" and graph.origins(node) == [node]:
             source[node] = specs[node.name]
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
         if free_unbacked_symbols(node.meta.get("val")):
             raise _unknown(node)
         arguments = zip(node.args, node.target._schema.arguments, strict=False)
-        written = [graph.origin(a) for a, schema in arguments if _is_written(schema)]
+        written = [origin for a, schema in arguments if _is_written(schema) for origin in graph.origins(a)]
         for argument in written:
             _check_write(node, source.get(argument))
-        if (node.target.is_view or written) and graph.origin(node.args[0]) in source:
-            source[node] = source[graph.origin(node.args[0])]
+        of_first = [source[o] for o in graph.origins(node.args[0]) if o in source] if node.args else []
+        if (node.target.is_view or written) and of_first:
+            source[node] = of_first[0]
 
 
 def _unknown(node: torch.fx.Node) -> UserError:

@@ -93,6 +93,25 @@ class Tagger(nn.Module):
         return self.head(self.layer(x)[0])
 
 
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.long = nn.LSTM(4, 3, num_layers=2, dropout=0.5)
+        self.short = nn.GRU(4, 3, num_layers=2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.long(x)[0].sum(0) + self.short(x[:6].transpose(0, 1))[0].sum(1).tanh()
+
+
+def test_dropout_between_layers(tmp_path):
+    """Compiling compares three steps, and so the draws, with eager's own."""
+    torch.manual_seed(0)
+    model = Dropping()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, lambda y: y.square().mean(), optimizer, {"x": torch.randn(40, 2, 4)})
+    ig.compile(step, tmp_path / "out", entry_points=("train_step",))
+
+
 def compile_tagger(steps: int, output: Path) -> int:
     """Compile a step over so many time steps, which compares it with eager float64; the size of its module."""
     torch.manual_seed(0)

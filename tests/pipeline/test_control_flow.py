@@ -16,6 +16,7 @@ from torch._higher_order_ops.while_loop import while_loop
 import irongrad as ig
 from irongrad.pipeline.capture import capture
 from irongrad.pipeline.control_flow import BRANCHING, _split
+from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.functions import flat_function, trace_function
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.ranges import step_ranges
@@ -65,6 +66,32 @@ def test_a_while_loop_runs_as_often_as_its_values_say():
         np.testing.assert_allclose(y, expected, rtol=1e-5)
 
 
+def test_while_loops_in_a_scan_and_in_a_while_loop():
+    def grown(state: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        start = (torch.zeros((), dtype=torch.int64), state + 0.1)
+        count, new = while_loop(lambda i, y: y.sum() < 4, lambda i, y: (i + 1, y * 1.5 + row), start)
+        return new.tanh(), new * count
+
+    def triangle(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def outer(n: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            start = (torch.zeros((), dtype=torch.int64), y)
+            return n + 1, while_loop(lambda i, z: i < n, lambda i, z: (i + 1, z * 1.1 + x), start)[1]
+
+        return while_loop(lambda n, y: y.sum() < 50, outer, (torch.ones((), dtype=torch.int64), x.clone()))
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (*scan(grown, torch.zeros(3), x), *triangle(x[0]))
+
+    torch.manual_seed(0)
+    compiled = ig.compile_function(function, (torch.rand(40, 3),))
+    for _ in range(5):
+        x = torch.rand(40, 3)
+        with eager_control_flow():
+            expected = function(x)
+        for found, value in zip(compiled(x.numpy()), expected, strict=True):
+            np.testing.assert_allclose(found, value, rtol=1e-4)
+
+
 def test_scans_both_ways_maps_and_nestings_with_gradients():
     """Compiling verifies the value and all gradients."""
 
@@ -83,6 +110,26 @@ def test_scans_both_ways_maps_and_nestings_with_gradients():
 
     torch.manual_seed(0)
     ig.compile_function(function, (torch.randn(20, 3), torch.randn(3, 3)), gradients=True)
+
+
+def rows_of_a_long_scan(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    _, rows = scan(lambda s, r: cell(s, r, weight), torch.zeros(3), x, reverse=True)
+    return rows.square().sum()
+
+
+LONG = (torch.linspace(-1, 1, 3 * (BRANCHING + 1)).reshape(-1, 3), torch.eye(3))
+
+
+def test_a_scan_longer_than_one_loop():
+    ig.compile_function(rows_of_a_long_scan, LONG, gradients=True)
+
+
+@pytest.mark.slow
+def test_iree_still_loses_what_a_branch_passes_twice(monkeypatch):
+    """When this fails, `irongrad.pipeline.branches` can go."""
+    monkeypatch.setattr("irongrad.pipeline.compile.separate_branch_operands", lambda bytecode: bytecode)
+    with pytest.raises(Exception, match="indirect buffer reference"):
+        ig.compile_function(rows_of_a_long_scan, LONG, gradients=True)
 
 
 @pytest.mark.parametrize("length", [1, 2, BRANCHING, BRANCHING + 1, 100, 511, 513, 5000])
@@ -158,6 +205,19 @@ def test_a_training_step(tmp_path):
 def test_an_index_used_inside_a_loop_has_its_range_checked():
     ranges = {r.input: (r.minimum, r.maximum) for r in step_ranges(capture(make_step()))}
     assert ranges == {"tokens": (0, 6), "y": (0, 2)}
+
+
+def test_an_index_from_either_branch_or_used_in_a_loop_has_its_range_checked():
+    def function(table: torch.Tensor, i: torch.Tensor, j: torch.Tensor, ks: torch.Tensor) -> torch.Tensor:
+        (index,) = torch.cond(table.sum() > 0, lambda i, j: (i.clone(),), lambda i, j: (j.clone(),), (i, j))
+        zero = table.new_zeros(3)
+        last, _ = scan(lambda s, k: (s + nn.functional.embedding(k, table), s * 2), zero, ks)
+        return nn.functional.embedding(index, table) + last
+
+    index = torch.tensor(0)
+    flat = flat_function(function, (torch.ones(5, 3), index, index, torch.arange(2)), gradients=False)
+    _, ranges = trace_function(flat, function)
+    assert {r.input: r.maximum for r in ranges} == {"i": 4, "j": 4, "ks": 4}
 
 
 def test_the_gradient_of_a_while_loop_is_refused():

@@ -12,7 +12,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import irongrad as ig
-from irongrad.pipeline.capture import capture
 from irongrad.random.philox import philox
 from irongrad.runtime import Session, load_function
 from irongrad.runtime.errors import GuardError, UnsupportedOpError, UserError
@@ -177,12 +176,3 @@ def test_a_function_that_draws_nothing_takes_no_seed() -> None:
 def test_a_function_that_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(UnsupportedOpError, match=r"test_random.py:\d+: .*aten.poisson"):
         ig.compile_function(lambda x: torch.poisson(x), (torch.ones(3),))
-
-
-def test_dropout_between_recurrent_layers_is_refused() -> None:
-    """PyTorch 2.13's decomposition leaves it out; where a new PyTorch does not, this step agrees with the oracle."""
-    model = nn.LSTM(4, 4, num_layers=2, dropout=0.5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = ig.TrainStep(model, lambda output: output[0].sum(), optimizer, {"x": torch.randn(3, 4)})
-    with pytest.raises(UnsupportedOpError, match="num_layers=1"):
-        capture(step)
