@@ -1,11 +1,16 @@
-"""Tables that are known when a decomposition is traced."""
+"""Values that are known when a graph is traced."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+
+from irongrad.decompositions.registry import decomposes
+
+aten = torch.ops.aten
 
 
 def constant(values: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -15,3 +20,18 @@ def constant(values: Any, dtype: torch.dtype) -> torch.Tensor:
     """
     with _disable_current_modes():
         return torch.tensor(values, dtype=dtype)
+
+
+@decomposes(aten.full.default)
+def _full(size: Sequence[int], value: float, *, dtype: torch.dtype | None = None, **kwargs: object) -> torch.Tensor:
+    """Of bytes: torch-mlir 20261001 makes a constant of another type of them, which its verifier then refuses."""
+    if dtype is not torch.uint8:
+        return NotImplemented
+    return torch.arange(int(value), int(value) + 1, dtype=torch.int32).to(torch.uint8).expand(list(size))
+
+
+@decomposes(aten.zeros.default)
+def _zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **kwargs: object) -> torch.Tensor:
+    if dtype is not torch.uint8:
+        return NotImplemented
+    return aten.full.default(size, 0, dtype=dtype)

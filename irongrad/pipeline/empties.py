@@ -63,7 +63,7 @@ def fold_empty_tensors(graph: GraphModule) -> None:
 
 def _rule(node: Node) -> Callable[[Graph, Node], Node] | None:
     if node.meta["val"].numel() == 0:
-        return None if node.target is aten.full.default else lambda graph, node: _full(graph, node, 0)
+        return None if node.target is aten.empty.memory_format else lambda graph, node: _full(graph, node, 0)
     if not any(_is_empty(i) for i in node.all_input_nodes):
         return None
     if node.target in _REDUCED:
@@ -84,7 +84,10 @@ def _is_empty(value: object) -> bool:
 
 def _full(graph: Graph, node: Node, value: float) -> Node:
     like = node.meta["val"]
-    made = graph.call_function(aten.full.default, (list(like.shape), value), {"dtype": like.dtype})
+    if like.numel():
+        made = graph.call_function(aten.full.default, (list(like.shape), value), {"dtype": like.dtype})
+    else:
+        made = graph.call_function(aten.empty.memory_format, (list(like.shape),), {"dtype": like.dtype})
     made.meta = dict(node.meta)
     return made
 

@@ -70,6 +70,8 @@ def reason(target: torch._ops.OpOverload) -> str:
 # What PyTorch raises, with the operator, for one that has no shape before it has run, or no kernel or formula at all.
 _NAMED = frozenset({"DynamicOutputShapeException", "DataDependentOutputException", "UnsupportedOperatorException"})
 _NO_FORMULA = re.compile(r"trying to backward through (\S+?)(?:\.\w+)? but no autograd formula", re.IGNORECASE)
+# A size that torch.export named because it depends on values.
+_UNKNOWN_SIZE = re.compile(r"size of tensor .*\(u\d+\)")
 _NO_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((\w+)::(\w+)\)>")
 _NO_KERNEL = re.compile(
     r"Could not run '(\w+)::([\w.]+)' with arguments from the '(Sparse|Nested|Quantized)\w*' backend"
@@ -84,6 +86,13 @@ def refused_at_capture(error: Exception) -> str | None:
             return None  # a Python decision, which has its own words
         return f"{target} {reason(target)}. {advice(str(target))}"
     text = str(error)
+    if _UNKNOWN_SIZE.search(text):
+        return f"an operator after this one needs its size, but {VALUES_AS_SHAPE} {KEEP_SHAPE}"
+    if "setStorage" in text and "out of bounds" in text:
+        return (
+            "as_strided reads elements beyond those of its tensor, from the storage that this is a view of; compiled "
+            "code gets arrays. Take the view inside, of the whole tensor"
+        )
     if match := _NO_FORMULA.search(text):
         name = match[1].replace("::", ".")
         return f"{name} has no autograd formula. Register one, or {_REGISTER.format(operator=f'torch.ops.{name}')}"

@@ -114,7 +114,11 @@ def attempt(samples: Sequence[Case]) -> tuple[str, str]:
     )
 
     try:
-        function, arguments, gradients = combined(samples)
+        try:
+            function, arguments, gradients = combined(samples)
+        except RuntimeError:  # eager refuses the sample as a function of arrays; so must the compiler, by name
+            (sample,) = samples
+            function, arguments, gradients = sample.run, sample.tensors, False
         ig.compile_function(function, arguments, gradients=gradients)
     except UnsupportedOpError as error:
         return "refused", str(error)

@@ -31,3 +31,12 @@ def test_batch_of_no_rows_through_layers():
     value, (gradient,) = compiled(np.zeros((0, 2, 5), np.float32))
     assert value == 0
     assert gradient.shape == (0, 2, 5)
+
+
+def test_constant_bytes():
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x + 1, torch.full((3,), 200, dtype=torch.uint8), torch.zeros(2, 0, dtype=torch.uint8)
+
+    _, bytes_, none = ig.compile_function(function, (torch.randn(2),))(np.zeros(2, np.float32))
+    np.testing.assert_array_equal(bytes_, np.full(3, 200, np.uint8))
+    assert none.shape == (2, 0)
