@@ -37,6 +37,12 @@ def measure(name: str, limit: float) -> dict[str, Any]:
     return found
 
 
+def load(store: Path) -> dict[str, dict[str, Any]]:
+    """The newest stored outcome of every model."""
+    lines = store.read_text().splitlines() if store.exists() else []
+    return {o["name"]: o for o in map(json.loads, lines)}
+
+
 def document(outcomes: list[dict[str, Any]]) -> str:
     """The page docs/models.md."""
     versions = ", ".join(f"{p} {version(p)}" for p in PACKAGES)
@@ -68,13 +74,21 @@ def _row(outcome: dict[str, Any]) -> str:
 
 @click.command()
 @click.option("--models", "pattern", default="", help="a regular expression that the model's name contains")
+@click.option("--store", type=click.Path(path_type=Path), default=Path("build/models.jsonl"), show_default=True)
+@click.option("--again", is_flag=True, help="also models whose outcome is stored already")
 @click.option("--limit", default=900.0, show_default=True, help="seconds a model may take")
 @click.option("--write", is_flag=True, help="write docs/models.md")
 @click.option("--json", "as_json", is_flag=True, help="print the outcomes as JSON")
-def main(pattern: str, limit: float, write: bool, as_json: bool) -> None:
+def main(pattern: str, store: Path, again: bool, limit: float, write: bool, as_json: bool) -> None:
     """Compile small configurations of real models, and compare 3 training steps with eager float64."""
     names = [n for n in MODELS if re.search(pattern, n)]
-    outcomes = [measure(n, limit) for n in track(names, "models", console=Console(stderr=True))]
+    store.parent.mkdir(parents=True, exist_ok=True)
+    known = {} if again else load(store)
+    for name in track([n for n in names if n not in known], "models", console=Console(stderr=True)):
+        known[name] = measure(name, limit)
+        with store.open("a") as file:
+            file.write(json.dumps(known[name]) + "\n")
+    outcomes = [known[n] for n in names]
     if write:
         DOCS.write_text(document(outcomes))
     if as_json:
