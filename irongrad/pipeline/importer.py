@@ -18,7 +18,7 @@ from torch_mlir.extras.fx_importer import FxImporter
 from irongrad.pipeline.control_flow import ControlFlowImporter
 from irongrad.pipeline.diagnostics import lowering_error
 from irongrad.pipeline.graphs import StepGraph
-from irongrad.runtime.errors import ToolchainError
+from irongrad.runtime.errors import ToolchainError, UserError
 
 _LOWERING = (
     "builtin.module(torchdynamo-export-to-torch-backend-pipeline,torch-backend-to-linalg-on-tensors-backend-pipeline)"
