@@ -53,6 +53,8 @@ def import_functions(graph: StepGraph, scratch: Path) -> ImportedStep:
     for name, function in graph.functions.items():
         try:
             importer.import_stateless_graph(function.graph.graph, func_name=f"graph.{name}")
+        except UserError:
+            raise
         except Exception as error:
             raise ToolchainError(f"torch-mlir cannot import the function {name!r}: {error}") from error
     source, target = scratch / "torch.mlir", scratch / "linalg.mlir"
