@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch_mlir.dialects import arith
 from torch_mlir.extras.fx_importer import GraphNodeImporter
 from torch_mlir.ir import Block, InsertionPoint, IntegerAttr, IntegerType, Location, Operation, Type, Value
@@ -29,6 +29,8 @@ from irongrad.pipeline.slices import (
     stack_type,
     write_rows,
 )
+from irongrad.pipeline.usercode import line_of
+from irongrad.runtime.errors import UnsupportedOpError
 
 # The most iterations of one loop of a nest; see `_for_each`.
 BRANCHING = 32
@@ -65,7 +67,15 @@ class ControlFlowImporter(GraphNodeImporter):
 
         In a loop: there IREE 3.13.0 reads a condition on the host before it is computed ("transient buffer has not
         been committed", or the wrong branch).
+
+        Raises:
+            UnsupportedOpError: a branch has a while_loop, which may never end where the branch is not taken.
         """
+        if any(_has_while_loop(_graph_of(b)) for b in branches):
+            raise UnsupportedOpError(
+                f"{line_of(node)}: a while_loop in a branch of torch.cond cannot be compiled in a loop, where both "
+                "branches run. Put the choice into the condition of the while_loop"
+            )
         true, false = (self._inline(b, inputs) for b in branches)
         return [
             Operation.create("torch.aten.where.self", results=[kind], operands=[predicate, a, b]).result
@@ -154,7 +164,7 @@ class ControlFlowImporter(GraphNodeImporter):
 
     def _inline(self, region: Node, inputs: Sequence[Value], *, in_loop: bool = False) -> list[Value]:
         """Import the graph that the node `region` names here, on `inputs`, and return its results."""
-        graph: Graph = getattr(region.graph.owning_module, str(region.target)).graph
+        graph = _graph_of(region)
         inner = type(self)(self.fx_importer, self._c, self._cc, InsertionPoint.current.block)
         inner._in_loop = in_loop or self._in_loop
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -183,6 +193,17 @@ class ControlFlowImporter(GraphNodeImporter):
     def _integer(self, value: int) -> Value:
         attributes = {"value": self._cc.integer_attr(value, 64)}
         return Operation.create("torch.constant.int", [self._cc.torch_int_type], [], attributes).result
+
+
+def _graph_of(region: Node) -> Graph:
+    """The graph that the node `region` names."""
+    graph: Graph = getattr(region.graph.owning_module, str(region.target)).graph
+    return graph
+
+
+def _has_while_loop(graph: Graph) -> bool:
+    regions = [m.graph for m in graph.owning_module.modules() if isinstance(m, GraphModule)]
+    return any(n.target is torch.ops.higher_order.while_loop for g in regions for n in g.nodes)
 
 
 def _split(length: int) -> list[int]:

@@ -18,7 +18,7 @@ from torch_mlir.extras.fx_importer import FxImporter
 from irongrad.pipeline.control_flow import ControlFlowImporter
 from irongrad.pipeline.diagnostics import lowering_error
 from irongrad.pipeline.graphs import StepGraph
-from irongrad.runtime.errors import ToolchainError
+from irongrad.runtime.errors import ToolchainError, UserError
 
 _LOWERING = (
     "builtin.module(torchdynamo-export-to-torch-backend-pipeline,torch-backend-to-linalg-on-tensors-backend-pipeline)"
@@ -53,6 +53,8 @@ def import_functions(graph: StepGraph, scratch: Path) -> ImportedStep:
     for name, function in graph.functions.items():
         try:
             importer.import_stateless_graph(function.graph.graph, func_name=f"graph.{name}")
+        except UserError:
+            raise
         except Exception as error:
             raise ToolchainError(f"torch-mlir cannot import the function {name!r}: {error}") from error
     source, target = scratch / "torch.mlir", scratch / "linalg.mlir"
