@@ -27,6 +27,7 @@ FAMILIES = (
     "attention",
     "batch_norm",
     "bins",
+    "comparisons",
     "constants",
     "convolution",
     "elementwise",

@@ -74,10 +74,13 @@ def _tolerance(
     a: torch.Tensor, largest: torch.Tensor, atol: torch.Tensor | None, rtol: torch.Tensor | None
 ) -> torch.Tensor:
     """Below what a singular value is negligible; a relative tolerance is the default where there is no absolute one."""
-    absolute = torch.zeros((), dtype=a.dtype) if atol is None else atol
     if rtol is None:
-        rtol = torch.where(absolute > 0, 0.0, torch.finfo(a.dtype).eps * max(a.shape[-2:]))
-    return torch.maximum(absolute.unsqueeze(-1), rtol.unsqueeze(-1) * largest)
+        default = torch.finfo(a.dtype).eps * max(a.shape[-2:])
+        if atol is None:
+            return default * largest
+        rtol = torch.where(atol > 0, torch.zeros_like(atol), default)
+    relative = rtol.unsqueeze(-1) * largest
+    return relative if atol is None else torch.maximum(atol.unsqueeze(-1), relative)
 
 
 @decomposes(aten.linalg_lstsq.default)

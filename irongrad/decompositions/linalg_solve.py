@@ -114,13 +114,24 @@ def _det(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
     Of others ATen factors the matrix itself; `irongrad.pipeline.retrace.Portable` transposes those.
     """
-    found = lu(a.mT)
+    found = lu(_transposed(a))
     return found.sign * found.factors.diagonal(0, -2, -1).prod(-1), found.factors, found.pivots
 
 
 @decomposes(aten._linalg_slogdet.default)
 def _slogdet(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sign and logarithm of the absolute determinant, and the factors of the transpose, as in `_det`."""
-    found = lu(a.mT)
+    found = lu(_transposed(a))
     diagonal = found.factors.diagonal(0, -2, -1)
     return found.sign * diagonal.sgn().prod(-1), diagonal.abs().log().sum(-1), found.factors, found.pivots
+
+
+def _transposed(a: torch.Tensor) -> torch.Tensor:
+    """`a.mT` of square matrices, as a gather.
+
+    iree-compile 3.13.0 with --iree-opt-data-tiling crashes (MaterializeEncoding) where it fuses a product, an addition
+    of something made of indices, such as the identity matrix, and a transpose: `logdet(x @ x.mT + eye(n))`.
+    """
+    numbers = torch.arange(a.shape[-1])
+    places = numbers * a.shape[-1] + numbers.unsqueeze(1)
+    return a.flatten(-2).index_select(-1, places.flatten()).reshape(a.shape)

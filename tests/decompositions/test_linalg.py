@@ -186,6 +186,8 @@ def test_compiled_with_gradients():
     """Compiling compares with eager float64."""
 
     def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.solve(a, b).sin().sum() + torch.linalg.svdvals(a).sum()
+        singular = torch.linalg.pinv(b[:, :1] @ b[:, 1:2].mT)
+        covariance = torch.logdet(a @ a.mT + torch.eye(5))
+        return torch.linalg.solve(a, b).sin().sum() + torch.linalg.svdvals(a).sum() + singular.sum() + covariance
 
     ig.compile_function(run, (normal(5, 5).float(), normal(5, 3).float()), gradients=True)
