@@ -19,6 +19,8 @@ from irongrad.decompositions.registry import Decomposition, Operator
 from irongrad.pipeline.empties import fold_empty_tensors
 from irongrad.pipeline.regions import aliases_allowed, check_control_flow, simplified
 from irongrad.pipeline.stacks import stack_scalars_first
+from irongrad.pipeline.usercode import located
+from irongrad.runtime.errors import UnsupportedOpError
 
 
 def retrace(
@@ -44,7 +46,10 @@ def traced(
     with mode:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
     with mode, torch.no_grad(), preserve_node_meta(), aliases_allowed():
-        graph = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
+        try:
+            graph = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
+        except UnsupportedOpError as error:
+            raise located(error) from error
     return simplified(graph, [stack_scalars_first, fold_empty_tensors])
 
 

@@ -27,6 +27,8 @@ _LAYERS = str(Path(torch.__file__).parent / "nn")
 # Where the user's code is called from: the model and the loss, and functions.
 _ENTRIES = tuple(str(Path(irongrad.__file__).parent / "pipeline" / n) for n in ("capture.py", "functions.py"))
 _LONGEST = 300
+_NODE = "\n\nWhile executing"  # what torch.fx appends to an exception: the graph's node and its stack trace
+_LOCATED = re.compile(r"\S*:\d+: |\(\w")  # a message that begins with a line, or says that it is unknown
 
 
 def is_user_file(path: str) -> bool:
@@ -128,13 +130,24 @@ def capture_error(error: Exception, module: object) -> UserError:
     """Translate what torch.export raised into the user's line and what to write instead."""
     from irongrad.pipeline.hints import refused_at_capture
 
+    if isinstance(error, UnsupportedOpError):
+        return located(error, place_of(error, module))
     if isinstance(error, UserError):
-        # torch.fx appends the graph's node.
-        return type(error)(str(error).partition("\n\nWhile executing")[0])
+        return type(error)(str(error).partition(_NODE)[0])
     place = place_of(error, module)
     if refused := refused_at_capture(error):
         return UnsupportedOpError(f"{place}\n  {refused}")
     return CaptureError(f"{place}\n  {_advice(type(error).__name__, str(error).strip())}")
+
+
+def located(error: UnsupportedOpError, otherwise: str = "(line unknown)") -> UnsupportedOpError:
+    """`error` with the user's line before its message, unless it begins with one."""
+    text, _, node = str(error).partition(_NODE)
+    if _LOCATED.match(text):
+        return UnsupportedOpError(text)
+    mine = [f for f in _FRAME.findall(node) if is_user_file(f[0])]
+    place = f"{mine[-1][0]}:{mine[-1][1]}: {mine[-1][3].strip()}" if mine else otherwise
+    return UnsupportedOpError(f"{place}\n  {text}")
 
 
 DECISION = (

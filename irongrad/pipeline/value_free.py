@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 import irongrad.pipeline.fake_shapes  # noqa: F401 (registers them)
 from irongrad.decompositions.scatter import put_by_mask
+from irongrad.runtime.errors import UnsupportedOpError
 
 _REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -49,6 +50,16 @@ def _narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor
         return NotImplemented
     start = torch.where(start < 0, start + input.shape[dim], start)
     return input.index_select(dim, start + torch.arange(length, device=input.device))
+
+
+@_replaces(torch.tensor_split, Tensor.tensor_split)
+def _tensor_split(input: Tensor, places: int | Sequence[int] | Tensor, dim: int = 0) -> object:
+    if not isinstance(places, Tensor):
+        return NotImplemented
+    raise UnsupportedOpError(
+        "aten.tensor_split with a tensor of places cannot be compiled: the shapes of its results depend on values. "
+        "Give the places as a tuple of numbers"
+    )
 
 
 @_replaces(torch.combinations)
