@@ -10,7 +10,7 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.decompositions import decomposition_table
-from irongrad.pipeline.compile import COMMON_FLAGS, _iree_compile
+from irongrad.pipeline.compile import COMMON_FLAGS, DATA_TILING, _iree_compile
 from irongrad.pipeline.diagnostics import lowering_error, toolchain_error
 from irongrad.pipeline.driver import build, make_options
 from irongrad.runtime.errors import ToolchainError, UnsupportedOpError, VerificationError
@@ -108,3 +108,15 @@ def test_a_wide_linear_layer_compiles(tmp_path):
     )
     _, seconds = build(step, make_options(tmp_path / "out", entry_points=("train_step",), stop_after="compile"))
     assert seconds.keys() >= {"compile"}
+
+
+def test_iree_still_crashes_on_some_products_with_data_tiling():
+    """IREE 3.13.0, in MaterializeEncoding. Where this fails, `_CompilerCrashError` in compile.py has had its time."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x @ x + torch.arange(8.0)).mT.contiguous()
+
+    x = torch.randn(8, 8)
+    compiled = ig.compile_function(function, (x,))
+    assert DATA_TILING not in compiled.manifest.targets[0].flags
+    torch.testing.assert_close(torch.from_numpy(compiled(x.numpy())), function(x), atol=1e-5, rtol=1e-5)
