@@ -44,6 +44,8 @@ LARGE = 1_000_000
 NOISE_ULPS = 4.0  # a sum in another order rounds more often than the one operator that eager has for it
 
 _EPS_FLOAT64 = float(torch.finfo(torch.float64).eps)
+# Rounding is absolute below the smallest normal float32, and one operator's intermediate value may be flushed to zero.
+_TINY = float(torch.finfo(torch.float32).tiny)
 _STRETCH = 1 << 17
 
 # Operators that move values and round nothing, or have a floating-point mask as a result.
@@ -100,7 +102,8 @@ class Spread:
         exact = self.exact.arrays[key]
         scale = float(np.max(np.abs(exact[np.isfinite(exact)]), initial=0.0))
         ulps = FLOOR_ULPS_FLOAT64 if self.eps[key] == _EPS_FLOAT64 else FLOOR_ULPS
-        return FACTOR * self.largest[key] + ulps * self.eps[key] * scale
+        underflow = _TINY if self.eps[key] else 0.0
+        return FACTOR * self.largest[key] + ulps * self.eps[key] * scale + underflow
 
 
 def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
