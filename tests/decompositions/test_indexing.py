@@ -25,8 +25,9 @@ def check(fn: Callable[..., Any], *args: torch.Tensor) -> None:
         return (out * torch.linspace(1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)).sum(), out.detach()
 
     flat = flat_function(loss, args, gradients=True)
-    graph = trace_function(flat, loss)[0].functions["call"].graph
-    found = torch.fx.Interpreter(graph).run(*(a.clone() for a in args))
+    step = trace_function(flat, loss)[0]
+    constants = [t.initial for t in step.state]
+    found = torch.fx.Interpreter(step.functions["call"].graph).run(*(a.clone() for a in args), *constants)
     for one, other in zip(found, flat.run(*args), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, equal_nan=True)
 
