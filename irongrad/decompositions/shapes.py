@@ -165,3 +165,16 @@ def _unfold_backward(grad: torch.Tensor, input_sizes: Sequence[int], dim: int, s
     places = starts.unsqueeze(1) + torch.arange(size, device=grad.device)
     windows = grad.movedim(-1, dim + 1).flatten(dim, dim + 1)
     return aten.index_add.default(grad.new_zeros(list(input_sizes)), dim, places.reshape(-1), windows)
+
+
+@decomposes(aten.roll.default)
+def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+    """The last elements before the others. torch-mlir 20261001's form of a sample of fftshift does not verify."""
+    if not dims:
+        return aten.roll.default(x.reshape(-1), shifts, [0]).reshape(x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = x.shape[dim]
+        last = shift % size if size else 0
+        if last:
+            x = torch.cat([x.narrow(dim, size - last, last), x.narrow(dim, 0, size - last)], dim)
+    return x

@@ -40,6 +40,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "diagonal": (lambda x: x.diagonal(-1, 2, 0), (X,)),
     "diagonal_empty": (lambda x: x.diagonal(7), (X,)),
     "diagonal_scatter": (lambda x, y: x.diagonal_scatter(y, 1, 0, 2), (X, X.reshape(15, 4)[:3])),
+    "roll": (lambda x: x.roll((2, -1), (0, 2)) + x.roll(7) + x.roll(0, 1), (X,)),
     "unfold": (lambda x: x.unfold(2, 3, 1), (X,)),
     "block_diag": (lambda x, y: torch.block_diag(x, y), (X[0], X[1, 0])),
     "index_put": (lambda x, y: x.index_put((INDEX[1:], INDEX[1:]), y), (X, X[0, :, :1])),
