@@ -61,7 +61,7 @@ def make_refused():
 
         def forward(self, x):
             hidden = torch.special.airy_ai(x) + self.linear(x)  # the first refusal
-            return torch.linalg.eigvals(hidden.detach().square()[:4]).real + hidden.sum()  # the second
+            return torch.special.bessel_j0(hidden.detach()).sum() + hidden.sum()  # the second
 
     model = Refused()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -281,14 +281,14 @@ def test_check_lists_every_operator(project):
 def test_check_finds_every_refusal_at_once(project):
     text = irongrad("check", f"{project / 'step.py'}:make_refused", code=2)
     assert "2 cannot be compiled" in text
-    for marker, name in [("# the first refusal", "airy_ai"), ("# the second", "linalg_eig")]:
+    for marker, name in [("# the first refusal", "airy_ai"), ("# the second", "bessel_j0")]:
         assert f"step.py:{line_of(marker)}: " in text
         assert name in text
     report = json.loads(irongrad("check", f"{project / 'step.py'}:make_refused", "--json", code=2))
     assert not report["compiles"]
     first, second = report["refusals"]
     assert first["line"].startswith(f"{project / 'step.py'}:{line_of('# the first refusal')}: ")
-    assert "torch.linalg.eigh" in second["advice"]
+    assert "register_decomposition" in second["advice"]
     assert [r["operator"] for r in report["lowerings"] if r["how"] == "refused" and r["phase"] == "forward"]
 
 

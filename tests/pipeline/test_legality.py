@@ -81,7 +81,7 @@ def narrow(x):
 CASES = [
     (general_eigenvalues, "aten.linalg_eig", "torch.linalg.eigh"),
     (selects, "masked_select", "torch.where"),
-    (masks, "aten.index.Tensor", "torch.where"),
+    (masks, "aten.nonzero.default", "torch.where"),
     (uniques, "unique", "torch.sort"),
     (compares, "aten.equal", "(a == b).all()"),
     (sparse, "aten._to_sparse", "dense tensors"),
