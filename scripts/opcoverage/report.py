@@ -84,6 +84,8 @@ _NAMED = re.compile(
 )
 _PLACE = re.compile(r"^(?:\S+\.py:\d+(?:: )?|\(line unknown\))[^\n]*\n\s*")
 
+_INLINE = re.compile(r"^\S+\.py:\d+: ")
+
 
 def reason(record: Mapping[str, Any]) -> str:
     """Why an operator did not pass, in one line, without places in files."""
@@ -91,4 +93,4 @@ def reason(record: Mapping[str, Any]) -> str:
     text = said[0].strip() if said else ""
     named = _NAMED.search(text)
     line = named[0] if named else (_PLACE.sub("", text).splitlines() or [""])[0]
-    return line.split(". ")[0].replace("|", "\\|")[:240]
+    return _INLINE.sub("", line).split(". ")[0].replace("|", "\\|")[:240]
