@@ -23,9 +23,10 @@ _OF_NUMPY = frozenset(
         torch.int16,
         torch.int32,
         torch.int64,
-        torch.uint8,
     }
 )
+
+_UINT8 = 0  # c10::ScalarType::Byte
 
 
 class SharedLiterals(GraphNodeImporter):
@@ -48,9 +49,22 @@ class InlineLiterals(FxImporterHooks):
         """The value of a constant tensor; None where the importer's own way is right."""
         if not isinstance(literal, torch.Tensor) or literal.numel() < 2:
             return None
+        if literal.dtype is torch.uint8:
+            return _bytes(gni, literal)
         type_ = gni._cc.tensor_to_vtensor_type(literal)
         attributes = {"value": _elements(literal)}
         return Operation.create("torch.vtensor.literal", results=[type_], attributes=attributes).result
+
+
+def _bytes(importer: GraphNodeImporter, literal: torch.Tensor) -> Value:
+    """Unsigned bytes, converted in the module: torch-mlir 20261001 takes a literal of them for signed ones."""
+    wide = literal.to(torch.int64)
+    attributes = {"value": _elements(wide)}
+    kind = importer._cc.tensor_to_vtensor_type(wide)
+    number = Operation.create("torch.vtensor.literal", results=[kind], attributes=attributes).result
+    dtype = importer._import_literal(_UINT8)
+    kind = importer._cc.tensor_to_vtensor_type(literal)
+    return Operation.create("torch.prims.convert_element_type", results=[kind], operands=[number, dtype]).result
 
 
 def _elements(literal: torch.Tensor) -> DenseElementsAttr:
