@@ -36,6 +36,7 @@ FAMILIES = (
     "extremes",
     "fft",
     "grid_sampling",
+    "grouped_products",
     "halves",
     "hyperbolic",
     "indexing",

@@ -26,6 +26,7 @@ from irongrad.pipeline.capture import CapturedStep, PredictModule, StepModule, m
 from irongrad.pipeline.differentiate import name_of
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.eager_control_flow import eager_control_flow
+from irongrad.pipeline.eager_float64 import eager_float64
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.random import Draws, is_random
 from irongrad.runtime.golden import Golden, key_of
@@ -125,6 +126,7 @@ def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
 
 
 @eager_control_flow()
+@eager_float64()
 def run_eager(
     captured: CapturedStep, graph: StepGraph, dtype: torch.dtype | None, steps: int, seed: int | None, record: Recorder
 ) -> None:
