@@ -200,7 +200,7 @@ PROOFS = {
     "x / 1": _elementwise(lambda x: aten.div.Tensor(x, 1)),
     "x ** 1": _elementwise(lambda x: aten.pow.Tensor_Scalar(x, 1), NUMBERS),
     "x ** 2": _elementwise(lambda x: aten.pow.Tensor_Scalar(x, 2), NUMBERS),
-    "not x == y": _elementwise(lambda x, y: aten.bitwise_not.default(aten.eq.Tensor(x, y)), NUMBERS, 2),
+    "not x == number": _elementwise(lambda x: aten.bitwise_not.default(aten.eq.Scalar(x, 1)), NUMBERS),
     "x and True": _elementwise(lambda x: aten.logical_and.default(x, _full(x, True)), BOOLEANS),
     "cast to the same": _elementwise(lambda x: prims.convert_element_type.default(x, x.dtype), NUMBERS),
     "cast of a widening cast": _cast_chain,
@@ -243,7 +243,7 @@ def _prove(rule, step_of, data):
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_every_rule_holds(rule, step_of):
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=8, deadline=None)
     @given(st.data())
     def prove(data):
         _prove(rule, step_of, data)
@@ -260,7 +260,7 @@ def test_a_wrong_rule_is_found(step_of, monkeypatch):
     rule = Rule("x + 0", lambda x: arithmetic.add(x, 0), lambda x: x)
     monkeypatch.setitem(PROOFS, rule.name, _elementwise(lambda x: aten.add.Tensor(x, 0)))
 
-    @settings(max_examples=50, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=30, deadline=None, derandomize=True, database=None)
     @given(st.data())
     def prove(data):
         _prove(rule, step_of, data)
@@ -319,7 +319,7 @@ def test_dead_code_and_bodies_of_control_flow(apply):
     assert apply(Simplify(), fn, torch.randn(3, 3)).stats["x * 1"] == 1
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(choices=st.lists(st.integers(0, 7), min_size=1, max_size=12))
 def test_chains_of_views_collapse(apply, choices):
     steps = [

@@ -24,8 +24,8 @@ div = family(aten.div.Tensor, aten.div.Scalar)
 power = family(aten.pow.Tensor_Scalar)
 neg = family(aten.neg.default)
 where = family(aten.where.self)
-eq = family(aten.eq.Scalar, aten.eq.Tensor, commutative=True)
-ne = family(aten.ne.Scalar, aten.ne.Tensor)
+eq = family(aten.eq.Scalar)
+ne = family(aten.ne.Scalar)
 invert = family(aten.bitwise_not.default, aten.logical_not.default)
 both = family(aten.bitwise_and.Tensor, aten.logical_and.default, commutative=True)
 cast = family(prims.convert_element_type.default)
@@ -63,7 +63,7 @@ RULES = (
     Rule("x + -y", lambda x, y: add(x, neg(y)), lambda x, y: sub(x, y), lambda x: isinstance(x, Node)),
     Rule("x if True else y", lambda x, y: where(True, x, y), lambda x: x),
     Rule("x if False else y", lambda x, y: where(False, x, y), lambda y: y),
-    Rule("not x == y", lambda x, y: invert(eq(x, y)), lambda x, y: ne(x, y)),
+    Rule("not x == number", lambda x, c: invert(eq(x, c)), lambda x, c: ne(x, c)),
     Rule("x and True", lambda x: both(x, True), lambda x: x, is_boolean),
     Rule("x + expanded", lambda x, y: add(x, expand(y, ...)), lambda x, y: add(y, x)),
     Rule("x * expanded", lambda x, y: mul(x, expand(y, ...)), lambda x, y: mul(y, x)),
