@@ -76,17 +76,17 @@ def fold_constants(graph: GraphModule, limit: int) -> PassResult:
         constant = _evaluated(graph, node, known, limit)
         if constant is not None and constant.is_exact:
             known[node] = constant
-    folded = 0
+    folded: list[Node] = []
     for node, constant in known.items():
         if _is_simplest(node, constant) or all(user in known for user in node.users):
             continue
         with graph.graph.inserting_before(node):
             new = _written(graph, node, constant)
         node.replace_all_uses_with(new, delete_user_cb=lambda user: user not in known)
-        folded += 1
-    for node in reversed(known):
+        folded.append(node)
+    for node in folded:
         drop(node)
-    return PassResult(folded > 0, {"folded": folded})
+    return PassResult(bool(folded), {"folded": len(folded)})
 
 
 def _is_simplest(node: Node, constant: Constant) -> bool:

@@ -199,7 +199,7 @@ def kind_of(node: Node) -> tuple[Any, ...]:
 
 def drop(node: Node, keep: Node | None = None) -> None:
     """Drop `node` and what only it needed, but for `keep`."""
-    if node.users or node is keep or node.op != "call_function":
+    if node._erased or node.users or node is keep or node.op not in ("call_function", "get_attr"):
         return
     sources = node.all_input_nodes
     node.graph.erase_node(node)
