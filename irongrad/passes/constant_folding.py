@@ -59,7 +59,7 @@ class Constant:
     @property
     def is_splat(self) -> bool:
         """Whether it is one number for all elements."""
-        return self.narrow.numel() == 1
+        return bool(self.narrow.numel() == 1)
 
     @property
     def is_exact(self) -> bool:
@@ -195,8 +195,8 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Bit for bit, but for the payloads of nan."""
     if not torch.equal(one.isnan(), other.isnan()):
         return False
-    numbers = ~one.isnan()
-    return torch.equal(one[numbers], other[numbers]) and torch.equal(one[numbers].signbit(), other[numbers].signbit())
+    a, b = one[~one.isnan()], other[~one.isnan()]
+    return bool(torch.equal(a, b) and torch.equal(a.signbit(), b.signbit()))
 
 
 def _written(graph: GraphModule, node: Node, constant: Constant) -> Node:
