@@ -46,7 +46,7 @@ def is_widening(x: Node, y: Any) -> bool:
         return True
     if have.is_floating_point or not y.is_floating_point:
         return have.is_floating_point == y.is_floating_point and torch.promote_types(have, y) is y
-    return torch.iinfo(have).bits < _PRECISION[y]
+    return bool(torch.iinfo(have).bits < _PRECISION[y])
 
 
 # Bits of a significand; all integers of fewer are exact.
