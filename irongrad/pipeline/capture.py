@@ -71,6 +71,7 @@ class StepModule(nn.Module):
         self._inside = step.loss is None
         self._call = call_of(step)
         self._names = tuple(step.inputs)
+        self.autocast = step.autocast
 
     def outputs(self, inputs: dict[str, torch.Tensor]) -> object:
         """Call the model on the inputs that are its own."""
@@ -80,6 +81,10 @@ class StepModule(nn.Module):
 
     def forward(self, *values: torch.Tensor) -> torch.Tensor:
         """Return the loss, a scalar tensor."""
+        with self.autocast():
+            return self._evaluate(*values)
+
+    def _evaluate(self, *values: torch.Tensor) -> torch.Tensor:
         inputs = dict(zip(self._names, values, strict=True))
         output = self.outputs(inputs)
         if self._inside:
@@ -110,7 +115,8 @@ class PredictModule(nn.Module):
     def named(self, *values: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the model's tensors by name."""
         module = self._module[0]
-        outputs = flatten_outputs(module.outputs(dict(zip(self._names, values, strict=True))))
+        with module.autocast():
+            outputs = flatten_outputs(module.outputs(dict(zip(self._names, values, strict=True))))
         if module._inside:
             outputs.pop("loss", None)
         return outputs

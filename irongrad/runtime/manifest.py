@@ -27,6 +27,10 @@ STEPS = "irongrad/steps"
 # Random numbers: their seed, and how many calls of entry points have drawn under it.
 SEED = "irongrad/seed"
 DRAWS = "irongrad/draws"
+# The loss scale, under the names that GradScaler.state_dict has, and how often each optimizer's update was skipped.
+SCALE = "scaler/scale"
+GROWTH_TRACKER = "scaler/growth_tracker"
+SKIPPED = "scaler/skipped"
 
 
 class Role(StrEnum):
@@ -38,6 +42,7 @@ class Role(StrEnum):
     OPTIMIZER = "optimizer"
     COUNTER = "counter"
     RANDOM = "random"
+    SCALER = "scaler"
 
 
 @dataclass(frozen=True)
