@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import click
 from rich.table import Table
 
 import irongrad
-from irongrad.cli.common import console, json_option, print_json
+from irongrad.cli.common import console, json_option, precision_option, print_json
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import MANIFEST
 
@@ -36,6 +37,7 @@ Example:
     "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for."
 )
 @click.option("--entry-point", "entry_points", multiple=True, help="Include only these entry points; repeatable.")
+@precision_option
 @click.option("--dump-dir", type=click.Path(path_type=Path), help="Write every stage's readable form here.")
 @click.option("--stop-after", metavar="STAGE", help="Stop after this stage.")
 @click.option("--depfile", type=click.Path(path_type=Path), help="Write the source files this depends on, for builds.")
@@ -45,6 +47,7 @@ def command(
     output: Path,
     targets: tuple[str, ...],
     entry_points: tuple[str, ...],
+    precision: str | None,
     dump_dir: Path | None,
     stop_after: str | None,
     depfile: Path | None,
@@ -70,7 +73,7 @@ def command(
         on_stage=None if as_json else show,
     )
     before = dict(sys.modules)
-    step = load_step(source)
+    step = load_step(source, precision)
     artifact, seconds = build(step, options)
     if depfile is not None and artifact is not None:
         _write_depfile(depfile, output, _user_files(before))
@@ -80,8 +83,8 @@ def command(
         _print(artifact, seconds)
 
 
-def load_step(source: str) -> TrainStep:
-    """Import FILE and call FUNCTION.
+def load_step(source: str, precision: str | None = None) -> TrainStep:
+    """Import FILE and call FUNCTION; `precision` in place of the step's own.
 
     Raises:
         UserError: no such file or function, or it returns something else.
@@ -108,7 +111,7 @@ def load_step(source: str) -> TrainStep:
     step = function()
     if not isinstance(step, TrainStep):
         raise UserError(f"{source} returned a {type(step).__name__}; it must return an irongrad.TrainStep")
-    return step
+    return step if precision is None else replace(step, precision=precision)
 
 
 def _user_files(before: Mapping[str, ModuleType]) -> list[Path]:

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,6 +108,7 @@ def compile(
     target: str | Sequence[str] = "llvm-cpu",
     *,
     entry_points: Sequence[str] | None = None,
+    precision: str | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
 ) -> Artifact:
     """Compile a training step into an artifact directory, and verify it.
@@ -117,6 +118,7 @@ def compile(
         output: the directory to write; an artifact that is there already is replaced once the new one is verified.
         target: one target or several, such as `llvm-cpu` or `llvm-cpu:cpu=x86-64-v3`.
         entry_points: which entry points to include, all by default.
+        precision: in place of the step's own, `f32`, `bf16` or `f16`.
         dump_dir: where to write every stage's readable form.
 
     Raises:
@@ -125,6 +127,8 @@ def compile(
         ToolchainError: torch-mlir or IREE failed.
         VerificationError: the compiled step disagrees with the float64 oracle; nothing is written.
     """
+    if precision is not None:
+        step = replace(step, precision=precision)
     artifact, _ = build(step, make_options(output, target, entry_points=entry_points, dump_dir=dump_dir))
     assert artifact is not None
     return artifact

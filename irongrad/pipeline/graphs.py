@@ -83,6 +83,7 @@ class StepGraph:
         functions: `joint` (forward and backward), `update` (the optimizer), `accumulate` and `mean` (of gradients),
             `eval` and, unless the model has no output but its loss, `predict`; with `check.<name>` for those whose
             inputs have a range. `irongrad.pipeline.assemble` chains them.
+        precision: of forward and backward, as in `TrainStep.precision`.
     """
 
     state: tuple[StateTensor, ...]
@@ -91,6 +92,7 @@ class StepGraph:
     hypers: Mapping[str, float]
     fixed: Mapping[str, float] = field(default_factory=dict)
     functions: Mapping[str, Function] = field(default_factory=dict)
+    precision: str = "f32"
 
     @property
     def seed(self) -> int | None:

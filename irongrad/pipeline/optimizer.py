@@ -42,7 +42,7 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     if joint.predict is not None:
         functions["predict"] = joint.predict
     fixed = {h.name: h.default for h in update.fixed}
-    return StepGraph(state, update.parameters, inputs, hypers, fixed, functions)
+    return StepGraph(state, update.parameters, inputs, hypers, fixed, functions, joint.captured.step.precision)
 
 
 def _hypers(joint: JointStep, update: Update) -> dict[str, float]:
