@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,22 @@ precision_option = click.option(
     type=click.Choice(["f32", "bf16", "f16"]),
     help="Run the model under autocast; f16 with a dynamic loss scale. The step's own otherwise.",
 )
-target_option = click.option("--target", help="Which of the artifact's targets; its first by default.")
 directory_argument = click.argument("directory", type=click.Path(path_type=Path))
+target_option = click.option("--target", help="Which of the artifact's targets; its first by default.")
+
+
+def pass_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that choose the passes: `opt_level`, `passes` and `disable_passes`."""
+    options = [
+        click.option(
+            "--opt-level", type=click.IntRange(0, 3), default=2, show_default=True, help="How much to optimise."
+        ),
+        click.option("--passes", metavar="NAME,NAME{OPTION=VALUE},…", help="Exactly these passes, not the level's."),
+        click.option("--disable-pass", "disable_passes", metavar="NAME", multiple=True, help="Leave a pass out."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def print_json(value: Any) -> None:

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,13 @@ import click
 from rich.table import Table
 
 import irongrad
-from irongrad.cli.common import console, json_option, precision_option, print_json
+from irongrad.cli.common import console, json_option, pass_options, precision_option, print_json
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import MANIFEST
 
 if TYPE_CHECKING:
+    from irongrad.passes.manager import PassRecord
+    from irongrad.pipeline.driver import Build
     from irongrad.pipeline.package import Artifact
     from irongrad.step import TrainStep
 
@@ -36,6 +38,8 @@ Example:
 @click.option(
     "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for."
 )
+@pass_options
+@click.option("--pass-report", is_flag=True, help="Show what every pass did, and how long it took.")
 @click.option("--entry-point", "entry_points", multiple=True, help="Include only these entry points; repeatable.")
 @precision_option
 @click.option("--dump-dir", type=click.Path(path_type=Path), help="Write every stage's readable form here.")
@@ -46,6 +50,10 @@ def command(
     source: str,
     output: Path,
     targets: tuple[str, ...],
+    opt_level: int,
+    passes: str | None,
+    disable_passes: tuple[str, ...],
+    pass_report: bool,
     entry_points: tuple[str, ...],
     precision: str | None,
     dump_dir: Path | None,
@@ -67,6 +75,9 @@ def command(
     options = make_options(
         output,
         targets,
+        opt_level=opt_level,
+        passes=passes,
+        disable_passes=disable_passes,
         entry_points=entry_points or None,
         dump_dir=dump_dir,
         stop_after=stop_after,
@@ -74,13 +85,15 @@ def command(
     )
     before = dict(sys.modules)
     step = load_step(source, precision)
-    artifact, seconds = build(step, options)
-    if depfile is not None and artifact is not None:
+    made = build(step, options)
+    if depfile is not None and made.artifact is not None:
         _write_depfile(depfile, output, _user_files(before))
     if as_json:
-        print_json(_summary(artifact, seconds))
-    else:
-        _print(artifact, seconds)
+        print_json(_summary(made))
+        return
+    if pass_report:
+        _print_passes(made.passes)
+    _print(made.artifact, made.seconds)
 
 
 def load_step(source: str, precision: str | None = None) -> TrainStep:
@@ -139,9 +152,9 @@ def _make_path(path: Path) -> str:
     return str(path).replace("$", "$$").replace(" ", "\\ ").replace("#", "\\#")
 
 
-def _summary(artifact: Artifact | None, seconds: dict[str, float]) -> dict[str, Any]:
-    result: dict[str, Any] = {"seconds": seconds, "output": None}
-    if artifact is not None:
+def _summary(made: Build) -> dict[str, Any]:
+    result: dict[str, Any] = {"seconds": made.seconds, "passes": [asdict(r) for r in made.passes], "output": None}
+    if (artifact := made.artifact) is not None:
         result["output"] = str(artifact.directory)
         result["targets"] = {
             t.name: {
@@ -151,6 +164,17 @@ def _summary(artifact: Artifact | None, seconds: dict[str, float]) -> dict[str, 
             for t in artifact.manifest.targets
         }
     return result
+
+
+def _print_passes(records: Sequence[PassRecord]) -> None:
+    table = Table("pass", "function", "nodes", "", "ms", box=None)
+    for record in records:
+        if record.changed:
+            before, after = record.nodes
+            counts = ", ".join(f"{name} {count}" for name, count in record.stats.items())
+            milliseconds = f"{record.seconds * 1000:.0f}"
+            table.add_row(record.name, record.function, f"{before} to {after}", counts, milliseconds)
+    console.print(table)
 
 
 def _print(artifact: Artifact | None, seconds: dict[str, float]) -> None:

@@ -18,7 +18,6 @@ from irongrad.runtime.commands import command_line
 from irongrad.runtime.manifest import Manifest, Role, StateSpec, check_files, read_manifest
 from irongrad.runtime.session import initial_state
 
-
 # Small state whose values say how far training is.
 _SHOWN = frozenset({Role.COUNTER, Role.RANDOM, Role.SCALER})
 

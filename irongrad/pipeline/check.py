@@ -34,7 +34,7 @@ class Lowering:
         operator: its name in the captured graph, such as `aten.linear.default`.
         count: how often it is there.
         how: `core operator`, `IronGrad: FAMILY`, `your decomposition`, `PyTorch's decomposition` or `refused`.
-        into: how many of which core operators it becomes, after equal ones were merged.
+        into: how many of which core operators it becomes, before any pass.
     """
 
     phase: str

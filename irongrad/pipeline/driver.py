@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from irongrad.passes import DEFAULT_LEVEL, Pass, PassRecord, parse_passes, passes_at, run_passes, without
 from irongrad.pipeline.assemble import AssembledModule, assemble
 from irongrad.pipeline.capture import CapturedStep, capture
 from irongrad.pipeline.compile import CompiledModule, compile_module
 from irongrad.pipeline.differentiate import JointStep, differentiate
-from irongrad.pipeline.dump import dump_stage
-from irongrad.pipeline.graphs import StepGraph
+from irongrad.pipeline.dump import dump_pass, dump_stage
+from irongrad.pipeline.graphs import Function, StepGraph
 from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.importer import ImportedStep, import_functions
 from irongrad.pipeline.interface import Interface, describe, selected
@@ -30,7 +31,18 @@ from irongrad.runtime.golden import Golden
 from irongrad.step import TrainStep
 from irongrad.targets import Target, parse_target
 
-STAGES = ("capture", "differentiate", "optimizer", "guards", "import", "assemble", "compile", "oracle", "package")
+STAGES = (
+    "capture",
+    "differentiate",
+    "optimizer",
+    "guards",
+    "passes",
+    "import",
+    "assemble",
+    "compile",
+    "oracle",
+    "package",
+)
 GOLDEN_STEPS = 3
 
 T = TypeVar("T")
@@ -43,6 +55,7 @@ class Options:
     Attributes:
         output: the artifact's directory.
         targets: what to compile for.
+        passes: what to run on the step graph, in order.
         entry_points: which entry points to include; None for all. Fewer compile faster, and without `grad_step` no
             memory is set aside for accumulated gradients.
         dump_dir: where to write every stage's readable form; None for nowhere.
@@ -52,19 +65,37 @@ class Options:
 
     output: Path
     targets: tuple[Target, ...]
+    passes: tuple[Pass, ...]
     entry_points: tuple[str, ...] | None = None
     dump_dir: Path | None = None
     stop_after: str | None = None
     on_stage: Callable[[str], AbstractContextManager[object]] = field(default=lambda name: nullcontext())
 
 
+@dataclass(frozen=True)
+class Build:
+    """What a run of the compiler made.
+
+    Attributes:
+        artifact: what was written; None when it was stopped early.
+        seconds: how long each stage took.
+        passes: what each pass did to each function.
+    """
+
+    artifact: Artifact | None
+    seconds: dict[str, float]
+    passes: tuple[PassRecord, ...]
+
+
 class StoppedEarly(Exception):  # noqa: N818 (it is no error)
     """Raised inside the driver when `stop_after` is reached."""
 
 
-def build(step: TrainStep, options: Options) -> tuple[Artifact | None, dict[str, float]]:
-    """Run every stage. Returns the artifact (None when stopped early) and the seconds each stage took."""
+def build(step: TrainStep, options: Options) -> Build:
+    """Run every stage."""
     seconds: dict[str, float] = {}
+    artifact: Artifact | None = None
+    records: list[PassRecord] = []
 
     def stage(name: str, function: Callable[..., T], *arguments: Any) -> T:
         start = time.perf_counter()
@@ -87,15 +118,32 @@ def build(step: TrainStep, options: Options) -> tuple[Artifact | None, dict[str,
             graph = stage("guards", add_guards, graph, ranges)
             check_operators(graph)
             interface: Interface = describe(graph, ranges, options.entry_points)
-            graph = selected(graph, interface)
+            graph = stage("passes", _optimised, selected(graph, interface), options, records)
             imported: ImportedStep = stage("import", import_functions, graph, scratch)
             module: AssembledModule = stage("assemble", assemble, imported, interface)
             compiled: list[CompiledModule] = stage("compile", _compile_all, module, options.targets, scratch)
             golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
-            artifact: Artifact = stage("package", package, module, compiled, golden, options.output)
+            artifact = stage("package", package, module, compiled, golden, options.output)
         except StoppedEarly:
-            return None, seconds
-    return artifact, seconds
+            pass
+    return Build(artifact, seconds, tuple(records))
+
+
+def step_graph(step: TrainStep) -> StepGraph:
+    """The step graph before any pass."""
+    captured = capture(step)
+    return add_guards(add_optimizer(differentiate(captured)), step_ranges(captured))
+
+
+def _optimised(graph: StepGraph, options: Options, records: list[PassRecord]) -> StepGraph:
+    """Run the passes, adding what each did to `records`."""
+
+    def keep(number: int, record: PassRecord, function: Function) -> None:
+        records.append(record)
+        if options.dump_dir is not None and record.changed:
+            dump_pass(options.dump_dir / f"{STAGES.index('passes') + 1:02d}_passes", number + 1, record, function)
+
+    return run_passes(graph, options.passes, [t.name for t in options.targets], keep)
 
 
 def _compile_all(module: AssembledModule, targets: Sequence[Target], scratch: Path) -> list[CompiledModule]:
@@ -107,6 +155,9 @@ def compile(
     output: str | os.PathLike[str],
     target: str | Sequence[str] = "llvm-cpu",
     *,
+    opt_level: int = DEFAULT_LEVEL,
+    passes: str | None = None,
+    disable_passes: Sequence[str] = (),
     entry_points: Sequence[str] | None = None,
     precision: str | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
@@ -117,6 +168,9 @@ def compile(
         step: the training step.
         output: the directory to write; an artifact that is there already is replaced once the new one is verified.
         target: one target or several, such as `llvm-cpu` or `llvm-cpu:cpu=x86-64-v3`.
+        opt_level: 0 to 3: how much to optimise.
+        passes: exactly these passes in place of the level's, such as `dce,cse`; `irongrad passes` lists them.
+        disable_passes: names of passes to leave out.
         entry_points: which entry points to include, all by default.
         precision: in place of the step's own, `f32`, `bf16` or `f16`.
         dump_dir: where to write every stage's readable form.
@@ -129,7 +183,16 @@ def compile(
     """
     if precision is not None:
         step = replace(step, precision=precision)
-    artifact, _ = build(step, make_options(output, target, entry_points=entry_points, dump_dir=dump_dir))
+    options = make_options(
+        output,
+        target,
+        opt_level=opt_level,
+        passes=passes,
+        disable_passes=disable_passes,
+        entry_points=entry_points,
+        dump_dir=dump_dir,
+    )
+    artifact = build(step, options).artifact
     assert artifact is not None
     return artifact
 
@@ -138,6 +201,9 @@ def make_options(
     output: str | os.PathLike[str],
     target: str | Sequence[str] = "llvm-cpu",
     *,
+    opt_level: int = DEFAULT_LEVEL,
+    passes: str | None = None,
+    disable_passes: Sequence[str] = (),
     entry_points: Sequence[str] | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
     stop_after: str | None = None,
@@ -146,7 +212,7 @@ def make_options(
     """Check and convert what a caller gives.
 
     Raises:
-        UserError: an unknown target or stage, or an output that is no place for an artifact.
+        UserError: an unknown target, pass or stage, or an output that is no place for an artifact.
     """
     check_output(Path(output))
     if stop_after is not None and stop_after not in STAGES:
@@ -155,6 +221,7 @@ def make_options(
     return Options(
         output=Path(output),
         targets=tuple(parse_target(n) for n in names),
+        passes=without(passes_at(opt_level) if passes is None else parse_passes(passes), disable_passes),
         entry_points=tuple(entry_points) if entry_points is not None else None,
         dump_dir=Path(dump_dir) if dump_dir is not None else None,
         stop_after=stop_after,

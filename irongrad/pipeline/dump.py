@@ -7,6 +7,7 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
+from irongrad.passes.manager import PassRecord
 from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.capture import CapturedStep
 from irongrad.pipeline.differentiate import JointStep
@@ -20,6 +21,13 @@ def dump_stage(directory: Path, number: int, name: str, result: object) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for suffix, text in readable(result):
         (directory / f"{number:02d}_{name}{suffix}").write_text(text)
+
+
+def dump_pass(directory: Path, number: int, record: PassRecord, function: Function) -> None:
+    """Write what a pass made of a function as `<number>_<pass>.<function>.fx`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    counts = "".join(f"# {name}: {count}\n" for name, count in record.stats.items())
+    (directory / f"{number:02d}_{record.name}.{record.function}.fx").write_text(counts + _code(function))
 
 
 @singledispatch

@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
 from irongrad.decompositions.registry import BeforeAutograd
+from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
 from irongrad.pipeline import usercode
 from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.capture import plain_operators
@@ -100,6 +101,8 @@ def compile_function(
     flat = flat_function(fn, tuple(example_args), gradients=gradients)
     graph, ranges = trace_function(flat, fn)
     check_operators(graph)
+    chosen = parse_target(target)
+    graph = run_passes(graph, passes_at(DEFAULT_LEVEL), [chosen.name])
     interface = describe_function(graph, ranges)
     golden = golden_of_function(flat, graph)
     with ExitStack() as stack:
@@ -107,7 +110,7 @@ def compile_function(
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
             module = assemble(import_functions(graph, Path(scratch)), interface)
-            compiled = compile_module(module, parse_target(target), Path(scratch))
+            compiled = compile_module(module, chosen, Path(scratch))
         function = FunctionSpec(flat.arguments, flat.result)
         artifact = package(module, [compiled], golden, directory / "artifact", function)
         result = CompiledFunction(artifact.load())

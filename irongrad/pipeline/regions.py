@@ -8,7 +8,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._functorch.compile_utils import fx_graph_cse
 from torch._higher_order_ops import utils
 from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensor
@@ -44,7 +43,7 @@ def aliases_allowed() -> Iterator[None]:
 
 
 def simplified(graph: GraphModule, passes: Sequence[Callable[[GraphModule], None]]) -> GraphModule:
-    """`graph` and all its regions without common subexpressions and dead code, after `passes`.
+    """`graph` and all its regions without dead code, after `passes`.
 
     A node without a stack trace, as those of a backward have, gets that of the operator whose region it is in.
 
@@ -61,11 +60,10 @@ def simplified(graph: GraphModule, passes: Sequence[Callable[[GraphModule], None
                 _check_closed(region, node)
                 _inherit_trace(region.graph, node)
                 setattr(graph, str(argument.target), simplified(region, passes))
-    result = GraphModule(graph, fx_graph_cse(graph.graph))
     for transform in passes:
-        transform(result)
-    result.graph.eliminate_dead_code()
-    return GraphModule(result, result.graph)  # without the regions of what was dead
+        transform(graph)
+    graph.graph.eliminate_dead_code()
+    return GraphModule(graph, graph.graph)  # without the regions of what was dead
 
 
 def _inherit_trace(graph: Graph, node: Node) -> None:

@@ -106,7 +106,7 @@ def test_a_wide_linear_layer_compiles(tmp_path):
     step = ig.TrainStep(
         model, lambda out: out.square().mean(), torch.optim.AdamW(model.parameters()), {"input": torch.randn(32, 2048)}
     )
-    _, seconds = build(step, make_options(tmp_path / "out", entry_points=("train_step",), stop_after="compile"))
+    seconds = build(step, make_options(tmp_path / "out", entry_points=("train_step",), stop_after="compile")).seconds
     assert seconds.keys() >= {"compile"}
 
 

@@ -1,0 +1,72 @@
+"""`irongrad passes`."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import MISSING, Field, fields
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+
+from irongrad.cli.common import console, json_option, print_json
+
+if TYPE_CHECKING:
+    from irongrad.passes import Pass
+
+
+@click.command(
+    epilog="""\b
+Example:
+  irongrad passes
+  irongrad passes cse
+"""
+)
+@click.argument("name", required=False)
+@json_option
+def command(name: str | None, as_json: bool) -> None:
+    """List the passes with their options and the levels that they run at, or describe the one called NAME."""
+    from irongrad.passes.pipelines import LEVELS, passes_at
+    from irongrad.passes.registry import known_pass, registered
+
+    levels = {level: [p.name for p in passes_at(level)] for level in LEVELS}
+    kinds = [known_pass(name)] if name is not None else list(registered().values())
+    rows = [_describe(kind, [level for level, names in levels.items() if kind.name in names]) for kind in kinds]
+    if as_json:
+        print_json({"passes": rows, "levels": levels})
+    elif name is not None:
+        _print_one(rows[0])
+    else:
+        _print(rows, levels)
+
+
+def _describe(kind: type[Pass], levels: list[int]) -> dict[str, Any]:
+    text = inspect.getdoc(kind) or ""
+    options = {f.name: {"type": str(f.type), "default": _default(f)} for f in fields(kind)}  # type: ignore[arg-type]
+    return {"name": kind.name, "summary": text.partition("\n")[0], "levels": levels, "options": options, "doc": text}
+
+
+def _default(option: Field[Any]) -> Any:
+    if option.default_factory is not MISSING:
+        return option.default_factory()
+    return None if option.default is MISSING else option.default
+
+
+def _spelled(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={option['default']}" for name, option in row["options"].items())
+
+
+def _print(rows: list[dict[str, Any]], levels: dict[int, list[str]]) -> None:
+    table = Table("pass", "levels", "options", "", box=None)
+    for row in rows:
+        table.add_row(row["name"], ", ".join(map(str, row["levels"])), _spelled(row), row["summary"])
+    console.print(table)
+    for level, names in levels.items():
+        console.print(f"--opt-level {level}: {', '.join(names) or 'nothing'}", highlight=False)
+
+
+def _print_one(row: dict[str, Any]) -> None:
+    console.print(row["doc"], markup=False, highlight=False)
+    console.print(f"\nlevels: {', '.join(map(str, row['levels'])) or 'none'}", highlight=False)
+    for name, option in row["options"].items():
+        console.print(f"option {name}: {option['type']}, {option['default']} by default", highlight=False)

@@ -1,0 +1,19 @@
+"""Passes over the step graph; README.md has the invariants. One file a pass, `registry.MODULES` lists them."""
+
+from irongrad.passes.base import Context, Pass, PassResult
+from irongrad.passes.manager import PassRecord, run_passes
+from irongrad.passes.pipelines import DEFAULT_LEVEL, passes_at
+from irongrad.passes.registry import parse_passes, registered, without
+
+__all__ = [
+    "DEFAULT_LEVEL",
+    "Context",
+    "Pass",
+    "PassRecord",
+    "PassResult",
+    "parse_passes",
+    "passes_at",
+    "registered",
+    "run_passes",
+    "without",
+]

@@ -1,0 +1,67 @@
+"""What a pass is: a frozen dataclass whose fields are its options, and a `run` that rewrites one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import torch
+from torch.fx import GraphModule
+
+from irongrad.pipeline.graphs import Value
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a pass is running.
+
+    Attributes:
+        function: the name of the step graph's function: `joint`, `update`, `accumulate`, `mean`, `eval`, `predict`,
+            `check.<name>`, or `call` of a compiled function.
+        arguments: what its placeholders stand for. Empty inside the body of control flow.
+        results: what its outputs stand for. Empty inside the body of control flow.
+        targets: the backends that the graph will be compiled for, such as `llvm-cpu`. A rewrite that is right or
+            good on some targets only is made if it is on all of these.
+    """
+
+    function: str
+    arguments: tuple[Value, ...] = ()
+    results: tuple[Value, ...] = ()
+    targets: tuple[str, ...] = ("llvm-cpu",)
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What a run of a pass did.
+
+    Attributes:
+        changed: whether it changed the graph.
+        stats: counts worth showing, by name, such as `{"merged": 12}`.
+    """
+
+    changed: bool
+    stats: Mapping[str, int] = field(default_factory=dict)
+
+
+class Pass(Protocol):
+    """A rewrite of one functional ATen graph, in place.
+
+    A pass is a frozen dataclass; its typed fields with defaults are the options that `--passes name{field=value}`
+    sets. It may assume what `irongrad.passes.verifier` checks, and has to leave it true: the same placeholders and
+    outputs in the same order with the same shapes and dtypes, functional operators only, and on every node
+    `meta["val"]` and the stack trace of the user's line (`irongrad.passes.rewrite.call` gives a new node both). The
+    manager runs it on the bodies of control flow too, each as a graph of its own.
+    """
+
+    name: ClassVar[str]
+
+    def run(self, graph: GraphModule, context: Context) -> PassResult:
+        """Rewrite `graph`, and say what was done."""
+        ...
+
+
+def value_of(node: torch.fx.Node) -> torch.Tensor:
+    """The fake tensor that `node` gives."""
+    value: torch.Tensor = node.meta["val"]
+    return value

@@ -1,0 +1,75 @@
+"""The first pass that changes the numbers beyond rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from irongrad.passes.base import Pass
+from irongrad.passes.manager import PassRecord, run_passes
+from irongrad.passes.wide import largest_difference, run_wide, values_for
+from irongrad.pipeline.graphs import Function, StepGraph
+
+# Of a result's largest magnitude: far above what float64 rounds, far below what anything but rounding would do.
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a pass did to the numbers of a function.
+
+    Attributes:
+        number: its position among the passes, from 1.
+        name: the pass's name.
+        function: the function's name.
+        difference: the largest relative difference from the graph before any pass, run in float64.
+        result: where that is: the kind and name of the function's result.
+        stats: what the pass says it did.
+    """
+
+    number: int
+    name: str
+    function: str
+    difference: float
+    result: str
+    stats: dict[str, int]
+
+    @property
+    def changes_numbers(self) -> bool:
+        """Whether that is more than rounding."""
+        return not self.difference <= TOLERANCE
+
+
+class _FoundError(Exception):
+    """Ends the run of the passes."""
+
+
+def bisect(graph: StepGraph, passes: Sequence[Pass], targets: Sequence[str] = ("llvm-cpu",)) -> tuple[Finding, ...]:
+    """Run `passes`, and after each run every function that it changed, up to the first that changes the numbers.
+
+    Returns:
+        A finding for every change a pass made, in order; only the last can be one that changes the numbers.
+
+    Raises:
+        InternalError: a pass fails, or leaves a graph that is not well formed.
+    """
+    value_of = values_for(graph)
+    arguments = {name: [value_of(a) for a in f.arguments] for name, f in graph.functions.items()}
+    before = {name: run_wide(f.graph, arguments[name]) for name, f in graph.functions.items()}
+    found: list[Finding] = []
+
+    def compare(number: int, record: PassRecord, function: Function) -> None:
+        if not record.changed:
+            return
+        name = record.function
+        place, difference = largest_difference(before[name], run_wide(function.graph, arguments[name]))
+        result = function.results[place]
+        where = f"{result.kind} {result.name}"
+        found.append(Finding(number + 1, record.name, name, difference, where, dict(record.stats)))
+        if found[-1].changes_numbers:
+            raise _FoundError
+
+    with suppress(_FoundError):
+        run_passes(graph, passes, targets, compare)
+    return tuple(found)

@@ -1,0 +1,111 @@
+"""Runs passes over a step graph: alone does the timing, the verification, and what is recorded."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch.fx import GraphModule
+
+from irongrad.passes.base import Context, Pass, PassResult
+from irongrad.passes.rewrite import bodies
+from irongrad.passes.verifier import InvalidGraphError, snapshot, verify
+from irongrad.pipeline.graphs import Function, StepGraph
+from irongrad.runtime.errors import InternalError
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What one pass did to one function.
+
+    Attributes:
+        name: the pass's name.
+        function: the function's name.
+        seconds: how long it took, without the verification.
+        nodes: the number of nodes before and after, bodies of control flow included.
+        changed: whether it changed anything.
+        stats: its own counts.
+    """
+
+    name: str
+    function: str
+    seconds: float
+    nodes: tuple[int, int]
+    changed: bool
+    stats: Mapping[str, int]
+
+
+# Told a pass's position, its record, and the function as it is then.
+Observer = Callable[[int, PassRecord, Function], None]
+
+
+def run_passes(
+    graph: StepGraph,
+    passes: Sequence[Pass],
+    targets: Sequence[str] = ("llvm-cpu",),
+    on_pass: Observer = lambda number, record, function: None,
+) -> StepGraph:
+    """Run `passes` in order on every function of `graph`; the graph that is given stays as it is.
+
+    Args:
+        graph: the step graph.
+        passes: what to run.
+        targets: what it will be compiled for.
+        on_pass: called after each pass on each function.
+
+    Raises:
+        InternalError: a pass failed or left a graph that is not well formed; names it and those before it.
+    """
+    functions = {n: replace(f, graph=copy.deepcopy(f.graph)) for n, f in graph.functions.items()}
+    for number, item in enumerate(passes):
+        for name, function in functions.items():
+            context = Context(name, function.arguments, function.results, tuple(targets))
+            record = _run(item, function.graph, context, before=[p.name for p in passes[:number]])
+            on_pass(number, record, function)
+    for function in functions.values():
+        for module in _all_graphs(function.graph):
+            module.recompile()
+    return replace(graph, functions=functions)
+
+
+def _run(item: Pass, graph: GraphModule, context: Context, before: Sequence[str]) -> PassRecord:
+    nodes = _count(graph)
+    seconds = 0.0
+    results: list[PassResult] = []
+    for module in _all_graphs(graph):
+        here = context if module is graph else replace(context, arguments=(), results=())
+        held = snapshot(module)
+        start = time.perf_counter()
+        try:
+            results.append(item.run(module, here))
+            seconds += time.perf_counter() - start
+            verify(module, held)
+        except Exception as error:
+            raise _failure(item, context, before, error) from error
+    stats: dict[str, int] = {}
+    for result in results:
+        stats |= {k: stats.get(k, 0) + v for k, v in result.stats.items()}
+    changed = any(r.changed for r in results)
+    return PassRecord(item.name, context.function, seconds, (nodes, _count(graph)), changed, stats)
+
+
+def _failure(item: Pass, context: Context, before: Sequence[str], error: Exception) -> InternalError:
+    what = "left a graph that is not well formed" if isinstance(error, InvalidGraphError) else "failed"
+    after = f" after {', '.join(before)}" if before else ""
+    return InternalError(
+        f"the pass {item.name!r} {what} on the function {context.function!r}{after}: {error}\n"
+        f"Leave it out with --disable-pass {item.name}, and report it."
+    )
+
+
+def _all_graphs(graph: GraphModule) -> Iterator[GraphModule]:
+    """`graph`, then the bodies in it."""
+    yield graph
+    for _, body in bodies(graph):
+        yield from _all_graphs(body)
+
+
+def _count(graph: GraphModule) -> int:
+    return sum(len(module.graph.nodes) for module in _all_graphs(graph))

@@ -1,0 +1,28 @@
+"""Which passes run at which `--opt-level`."""
+
+from __future__ import annotations
+
+from irongrad.passes.base import Pass
+from irongrad.passes.registry import parse_passes
+from irongrad.runtime.errors import UserError
+
+DEFAULT_LEVEL = 2
+
+# 0: what was captured. 1: cheap clean-up. 2: all that pays on the usual workloads. 3: also what costs compile time.
+LEVELS = {
+    0: "",
+    1: "dce,cse",
+    2: "dce,cse",
+    3: "dce,cse",
+}
+
+
+def passes_at(level: int) -> tuple[Pass, ...]:
+    """The passes of an optimisation level, in order.
+
+    Raises:
+        UserError: there is no such level.
+    """
+    if level not in LEVELS:
+        raise UserError(f"there is no optimisation level {level}; the levels are {', '.join(map(str, LEVELS))}")
+    return parse_passes(LEVELS[level])

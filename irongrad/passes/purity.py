@@ -1,0 +1,31 @@
+"""Which nodes only compute a value, and so may be merged, moved, or dropped."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Node
+
+# Operators whose value is that of an argument, and which are there for where they stand: merging two undoes them.
+PINNED: frozenset[OpOverload] = frozenset()
+
+
+def is_pure(node: Node) -> bool:
+    """Whether `node` gives the same value whenever it is computed, and does nothing else.
+
+    By the operator's schema, which tells writes, and its tags, which tell random operators. Control flow is pure: its
+    bodies are graphs that the verifier holds to the same rules.
+    """
+    target = node.target
+    if node.op == "get_attr" or target is operator.getitem or isinstance(target, HigherOrderOperator):
+        return True
+    if not isinstance(target, OpOverload):
+        return False
+    return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+
+
+def is_mergeable(node: Node) -> bool:
+    """Whether another node with the same operator and arguments can stand for `node`."""
+    return is_pure(node) and node.target not in PINNED and not isinstance(node.target, HigherOrderOperator)

@@ -1,0 +1,105 @@
+"""Passes by name: IronGrad's own, and those that other packages bring.
+
+A package adds passes with an entry point in the group `irongrad.passes`, whose name is the pass's and whose value is
+its class (https://packaging.python.org/en/latest/specifications/entry-points/). The syntax of a pipeline,
+`name{option=value,...}`, is that of MLIR's textual pass pipelines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+
+import msgspec
+
+from irongrad.passes.base import Pass
+from irongrad.runtime.errors import UserError
+
+GROUP = "irongrad.passes"
+
+# One file each; the order is that of `irongrad passes`.
+MODULES = ("dead_code", "common_subexpressions")
+
+_ITEM = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
+
+
+@cache
+def registered() -> dict[str, type[Pass]]:
+    """Every pass there is by name, IronGrad's first.
+
+    Raises:
+        UserError: two passes have one name, or an entry point cannot be loaded.
+    """
+    found: dict[str, type[Pass]] = {}
+    for module in MODULES:
+        kind = import_module(f"irongrad.passes.{module}").PASS
+        found[kind.name] = kind
+    for entry in entry_points(group=GROUP):
+        try:
+            kind = entry.load()
+        except Exception as error:
+            raise UserError(f"the pass {entry.name!r} ({entry.value}) cannot be loaded: {error}") from error
+        if found.setdefault(entry.name, kind) is not kind:
+            raise UserError(f"the pass {entry.name!r} ({entry.value}) has the name of another; rename its entry point")
+    return found
+
+
+def parse_passes(text: str) -> tuple[Pass, ...]:
+    """The passes that `name,name{option=value,...},...` says, in order.
+
+    Raises:
+        UserError: there is no such pass or option, or a value has the wrong type.
+    """
+    passes: list[Pass] = []
+    position = 0
+    while position < len(text):
+        item = _ITEM.match(text, position)
+        if item is None:
+            raise UserError(f"{text[position:]!r} is not NAME or NAME{{OPTION=VALUE,…}}, separated by commas")
+        passes.append(_make(item.group(1), item.group(2) or ""))
+        position = item.end()
+    return tuple(passes)
+
+
+def _make(name: str, options: str) -> Pass:
+    kind = known_pass(name)
+    values: dict[str, str] = {}
+    for option in filter(None, (o.strip() for o in options.split(","))):
+        key, separator, value = option.partition("=")
+        if not separator:
+            raise UserError(f"{name}{{{options}}}: {option!r} is not OPTION=VALUE")
+        values[key.strip().replace("-", "_")] = value.strip()
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    if unknown := sorted(set(values) - set(known)):
+        there = ", ".join(known) or "no options"
+        raise UserError(f"the pass {name!r} has no option {unknown[0]!r}; it has {there}")
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{name}{{{options}}}: {error}") from None
+
+
+def known_pass(name: str) -> type[Pass]:
+    """The pass called `name`.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in registered():
+        raise UserError(f"there is no pass {name!r}; the passes are {', '.join(registered())}")
+    return registered()[name]
+
+
+def without(passes: Sequence[Pass], disabled: Sequence[str]) -> tuple[Pass, ...]:
+    """`passes` but for those with a name in `disabled`.
+
+    Raises:
+        UserError: there is no pass of such a name.
+    """
+    for name in disabled:
+        known_pass(name)
+    return tuple(p for p in passes if p.name not in disabled)

@@ -1,0 +1,60 @@
+"""What passes rewrite graphs with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+# A node that a pass makes is about the same user's line as the one it stands for.
+_KEPT = ("stack_trace", "from_node", "autograd_backward", "nn_module_stack", "source_fn_stack", "seq_nr")
+
+
+def call(graph: Graph, operator: Callable[..., Any], *args: Any, like: Node, **kwargs: Any) -> Node:
+    """A call of `operator` at the graph's insertion point, with the value it gives and the line of `like`."""
+    node = graph.call_function(operator, args, kwargs)
+    node.meta = {k: like.meta[k] for k in _KEPT if k in like.meta}
+    node.meta["val"] = computed_value(node)
+    return node
+
+
+def computed_value(node: Node) -> Any:
+    """The fake value that the operator of `node` gives for the values of its arguments.
+
+    A graph's tensors have no strides, so its arguments are taken to be contiguous.
+    """
+
+    def contiguous(argument: Node) -> Any:
+        value = argument.meta["val"]
+        return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+
+    with fake_mode_of(node), torch.no_grad():
+        args, kwargs = map_arg((node.args, node.kwargs), contiguous)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
+
+
+def fake_mode_of(node: Node) -> FakeTensorMode:
+    """The mode of the fake tensors in the graph of `node`."""
+    for other in node.graph.nodes:
+        if isinstance(value := other.meta.get("val"), FakeTensor):
+            return value.fake_mode
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def replace(node: Node, new: Node) -> None:
+    """Have every user of `node` use `new`, and drop `node`."""
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+
+
+def bodies(graph: GraphModule) -> Iterator[tuple[str, GraphModule]]:
+    """The bodies of control flow that `graph` names itself, by attribute."""
+    for node in graph.graph.nodes:
+        body = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(body, GraphModule):
+            yield str(node.target), body

@@ -1,0 +1,104 @@
+"""What must hold of a graph after every pass."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Node
+
+from irongrad.passes.purity import is_pure
+from irongrad.passes.rewrite import computed_value
+
+# shape and dtype
+Kind = tuple[tuple[int, ...], torch.dtype]
+
+
+class InvalidGraphError(Exception):
+    """A graph breaks a rule; the message says which node and which rule."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A graph that was right.
+
+    Attributes:
+        arguments: the kind of every placeholder, in order.
+        results: the kind of every output, in order; None for outputs that are no tensors.
+        nodes: every node with its operator and arguments, so that only what a pass touched is looked at again.
+    """
+
+    arguments: tuple[Kind | None, ...]
+    results: tuple[Kind | None, ...]
+    nodes: dict[Node, Hashable]
+
+
+def snapshot(graph: GraphModule) -> Snapshot:
+    """What `verify` compares with."""
+    nodes = graph.graph.nodes
+    arguments = tuple(_kind(n.meta.get("val")) for n in nodes if n.op == "placeholder")
+    return Snapshot(arguments, _results(graph), {n: _form(n) for n in nodes})
+
+
+def verify(graph: GraphModule, before: Snapshot) -> None:
+    """Check that `graph` is well formed, functional, of the right types, and has the signature it had.
+
+    Raises:
+        InvalidGraphError: naming the first node that breaks a rule.
+    """
+    try:
+        graph.graph.lint()
+    except RuntimeError as error:
+        raise InvalidGraphError(f"a value is used before it is computed, or is not in the graph: {error}") from error
+    now = snapshot(graph)
+    if now.arguments != before.arguments:
+        raise InvalidGraphError(f"the arguments were {before.arguments} and are {now.arguments}")
+    if now.results != before.results:
+        raise InvalidGraphError(f"the results were {before.results} and are {now.results}")
+    for node, form in now.nodes.items():
+        if node.op == "call_function" and before.nodes.get(node) != form:
+            _check(node)
+
+
+def _check(node: Node) -> None:
+    target = node.target
+    if isinstance(target, HigherOrderOperator):
+        return  # its bodies are graphs of their own, and their signatures are checked with them
+    if target is not operator.getitem and not isinstance(target, OpOverload):
+        raise InvalidGraphError(f"{node.format_node()}: {target} is no ATen operator")
+    if not is_pure(node):
+        raise InvalidGraphError(f"{node.format_node()}: {target} writes into an argument, or is random")
+    if "val" not in node.meta:
+        raise InvalidGraphError(f"{node.format_node()}: the node has no meta['val']")
+    try:
+        real = computed_value(node)
+    except Exception as error:
+        raise InvalidGraphError(f"{node.format_node()}: {target} does not take these arguments: {error}") from error
+    if _kind(real) != _kind(node.meta["val"]):
+        raise InvalidGraphError(
+            f"{node.format_node()}: meta['val'] says {_kind(node.meta['val'])}, the operator gives {_kind(real)}"
+        )
+
+
+def _results(graph: GraphModule) -> tuple[Kind | None, ...]:
+    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
+    values = torch.utils._pytree.tree_leaves(output.args[0])
+    return tuple(_kind(v.meta.get("val")) if isinstance(v, Node) else None for v in values)
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_kind, value))
+    return None
+
+
+def _form(node: Node) -> Hashable:
+    """Changes when the operator, an argument, or the value of an argument does."""
+    arguments = tuple(_kind(n.meta.get("val")) for n in node.all_input_nodes)
+    return node.target, repr(node.args), repr(node.kwargs), arguments, _kind(node.meta.get("val"))

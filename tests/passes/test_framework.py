@@ -1,0 +1,232 @@
+"""Registry, manager, verifier and bisection."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import irongrad as ig
+from irongrad.passes import PassResult, parse_passes, passes_at, registered, run_passes, without
+from irongrad.passes.bisect import bisect
+from irongrad.passes.common_subexpressions import CommonSubexpressions
+from irongrad.passes.dead_code import DeadCode
+from irongrad.passes.pipelines import LEVELS
+from irongrad.passes.rewrite import call, replace
+from irongrad.pipeline.driver import step_graph
+from irongrad.runtime.errors import InternalError, UserError
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Replace every ReLU by `operator`, in the graph as it is told to by `how`."""
+
+    name: ClassVar[str] = "swap"
+    how: str = "negative"
+    times: int = 1
+
+    def run(self, graph, context):
+        found = [n for n in graph.graph.nodes if n.target is aten.relu.default]
+        for node in found:
+            self._change(graph.graph, node)
+        return PassResult(bool(found), {"swapped": len(found)})
+
+    def _change(self, graph, node):
+        (source,) = node.args
+        with graph.inserting_before(node):
+            match self.how:
+                case "negative":
+                    replace(node, call(graph, aten.neg.default, source, like=node))
+                case "twice":
+                    graph.inserting_after(node)
+                    node.replace_input_with(source, call(graph, aten.neg.default, source, like=node))
+                case "no value":
+                    replace(node, graph.call_function(aten.neg.default, (source,)))
+                case "shape":
+                    node.meta["val"] = node.meta["val"].new_empty(7)
+                    node.args = (call(graph, aten.neg.default, source, like=node),)
+                case "write":
+                    replace(node, call(graph, aten.relu_.default, source, like=node))
+                case "random":
+                    replace(node, call(graph, aten.bernoulli.default, source, like=node))
+                case "python":
+                    replace(node, call(graph, torch.relu, source, like=node))
+                case "order":
+                    node.append(call(graph, aten.neg.default, source, like=node))
+                    node.args = (node.next,)
+                case "dtype":
+                    graph.inserting_after(node)
+                    new = call(graph, aten._to_copy.default, node, like=node, dtype=torch.float64)
+                    node.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+                case "result":
+                    output = next(n for n in reversed(graph.nodes) if n.op == "output")
+                    graph.inserting_before(output)
+                    output.args = ([call(graph, aten.sum.default, node, like=node)],)
+                case "argument":
+                    graph.placeholder("extra")
+
+
+def test_the_registry_holds_what_the_levels_name():
+    assert list(LEVELS) == [0, 1, 2, 3]
+    for level in LEVELS:
+        assert {p.name for p in passes_at(level)} <= set(registered())
+    assert passes_at(0) == ()
+    assert all(p.__doc__ and "Before:" in p.__doc__ and "After:" in p.__doc__ for p in registered().values())
+
+
+def test_pipelines_are_parsed(monkeypatch):
+    monkeypatch.setitem(registered(), "swap", Swap)
+    assert parse_passes("dce, swap{how=twice,times=3},cse") == (DeadCode(), Swap("twice", 3), CommonSubexpressions())
+    assert without(parse_passes("dce,cse"), ["dce"]) == (CommonSubexpressions(),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dce,nothing", "there is no pass 'nothing'; the passes are dce, "),
+        ("swap{color=red}", "the pass 'swap' has no option 'color'; it has how, times"),
+        ("dce{a=1}", "the pass 'dce' has no option 'a'; it has no options"),
+        ("swap{times=many}", "swap{times=many}: Expected `int`"),
+        ("swap{how}", "'how' is not OPTION=VALUE"),
+        ("dce cse", "'dce cse' is not NAME"),
+    ],
+)
+def test_mistakes_in_a_pipeline_are_named(monkeypatch, text, message):
+    monkeypatch.setitem(registered(), "swap", Swap)
+    with pytest.raises(UserError) as caught:
+        parse_passes(text)
+    assert message in str(caught.value)
+
+
+def test_the_manager_leaves_the_given_graph_alone_and_records_what_was_done(step_of):
+    step = step_of(lambda x: x.relu() + x.relu(), torch.randn(3))
+    before = str(step.functions["call"].graph.graph)
+    records = []
+    after = run_passes(step, parse_passes("dce,cse"), on_pass=lambda number, record, function: records.append(record))
+    assert str(step.functions["call"].graph.graph) == before
+    assert len(after.functions["call"].graph.graph.nodes) == len(step.functions["call"].graph.graph.nodes) - 1
+    assert [(r.name, r.changed, r.nodes) for r in records] == [("dce", False, (5, 5)), ("cse", True, (5, 4))]
+    assert all(r.seconds >= 0 and r.function == "call" for r in records)
+
+
+def test_new_nodes_keep_the_users_line():
+    graph = run_passes(step_graph(_step()), [Swap()]).functions["joint"].graph
+    lines = [n.meta["stack_trace"] for n in graph.graph.nodes if n.target is aten.neg.default]
+    assert any("self.layer(x).relu()" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("no value", "has no meta"),
+        ("shape", "meta['val'] says"),
+        ("result", "the results were"),
+        ("write", "writes into an argument, or is random"),
+        ("random", "writes into an argument, or is random"),
+        ("python", "is no ATen operator"),
+        ("order", "a value is used before it is computed"),
+        ("dtype", "meta['val'] says"),
+        ("argument", "the arguments were"),
+    ],
+)
+def test_the_verifier_catches_a_pass_that_leaves_the_graph_wrong(step_of, how, message):
+    step = step_of(lambda x: x.relu().neg(), torch.randn(3))
+    with pytest.raises(InternalError) as caught:
+        run_passes(step, [DeadCode(), Swap(how)])
+    assert "the pass 'swap' left a graph that is not well formed on the function 'call' after dce" in str(caught.value)
+    assert message in str(caught.value)
+
+
+class _Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return torch.nn.functional.dropout(self.layer(x).relu(), 0.5, self.training)
+
+
+def _step():
+    torch.manual_seed(0)
+    model = _Net()
+    return ig.TrainStep(
+        model, nn.functional.cross_entropy, torch.optim.AdamW(model.parameters()),
+        {"x": torch.randn(5, 4), "y": torch.tensor([0, 1, 2, 0, 1])}, seed=3,
+    )  # fmt: skip
+
+
+def test_bisection_finds_the_pass_and_the_function():
+    found = bisect(step_graph(_step()), [CommonSubexpressions(), Swap(), DeadCode()])
+    assert [f.changes_numbers for f in found] == [False] * (len(found) - 1) + [True]
+    assert (found[-1].number, found[-1].name, found[-1].function) == (2, "swap", "joint")
+    assert found[-1].difference > 1e-3
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_pass_of_a_level_changes_the_numbers(level):
+    assert not any(f.changes_numbers for f in bisect(step_graph(_step()), passes_at(level)))
+
+
+_PACKAGE = """
+    from dataclasses import dataclass
+    from typing import ClassVar
+    import torch
+    from irongrad.passes import PassResult
+
+    @dataclass(frozen=True)
+    class Halve:
+        "Halve what is added."
+        factor: float = 0.5
+        name: ClassVar[str] = "halve"
+
+        def run(self, graph, context):
+            sums = [n for n in graph.graph.nodes if n.target is torch.ops.aten.add.Tensor]
+            sums = [n for n in sums if n.meta["val"].is_floating_point()]
+            for node in sums:
+                node.kwargs = {"alpha": self.factor}
+            return PassResult(bool(sums), {"halved": len(sums)})
+"""
+
+_STEP = """
+    import torch
+    import irongrad as ig
+
+    def make_step():
+        model = torch.nn.Linear(2, 2)
+        torch.nn.init.ones_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters())
+        return ig.TrainStep(model, lambda y: y.square().mean(), optimizer, {"input": torch.ones(3, 2)})
+"""
+
+
+def test_a_pass_of_another_package_is_found_and_bisected(tmp_path):
+    """Through an installed package's entry point and the command line."""
+    (tmp_path / "other.py").write_text(textwrap.dedent(_PACKAGE))
+    metadata = tmp_path / "other-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[irongrad.passes]\nhalve = other:Halve\n")
+    (tmp_path / "step.py").write_text(textwrap.dedent(_STEP))
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from irongrad.cli.main import main; main()"
+
+    def run(*arguments):
+        return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+    listed = json.loads(run("passes", "--json").stdout)
+    assert {"name": "halve", "summary": "Halve what is added.", "levels": []}.items() <= listed["passes"][-1].items()
+    source = f"{tmp_path}/step.py:make_step"
+    found = run("bisect", source, "--passes", "dce,halve{factor=0.25}", "--json")
+    assert json.loads(found.stdout)["first"]["name"] == "halve"
+    assert found.returncode == InternalError.exit_code
+    good = run("bisect", source, "--passes", "dce,halve{factor=1}", "--json")
+    assert json.loads(good.stdout)["first"] is None
+    assert good.returncode == 0
