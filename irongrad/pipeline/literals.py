@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 from torch_mlir.extras.fx_importer import TORCH_DTYPE_TO_MLIR_TYPE, FxImporterHooks, GraphNodeImporter, InputInfo
-from torch_mlir.ir import BoolAttr, DenseElementsAttr, FloatAttr, Operation, RankedTensorType, Value
+from torch_mlir.ir import DenseElementsAttr, FloatAttr, Operation, RankedTensorType, Value
 
 # Those whose elements MLIR takes from a numpy array.
 _OF_NUMPY = frozenset(
@@ -23,10 +23,9 @@ _OF_NUMPY = frozenset(
         torch.int16,
         torch.int32,
         torch.int64,
+        torch.uint8,  # booleans come as these, and are converted in the module
     }
 )
-
-_UINT8 = 0  # c10::ScalarType::Byte
 
 
 class SharedLiterals(GraphNodeImporter):
@@ -49,22 +48,9 @@ class InlineLiterals(FxImporterHooks):
         """The value of a constant tensor; None where the importer's own way is right."""
         if not isinstance(literal, torch.Tensor) or literal.numel() < 2:
             return None
-        if literal.dtype is torch.uint8:
-            return _bytes(gni, literal)
         type_ = gni._cc.tensor_to_vtensor_type(literal)
         attributes = {"value": _elements(literal)}
         return Operation.create("torch.vtensor.literal", results=[type_], attributes=attributes).result
-
-
-def _bytes(importer: GraphNodeImporter, literal: torch.Tensor) -> Value:
-    """Unsigned bytes, converted in the module: torch-mlir 20261001 takes a literal of them for signed ones."""
-    wide = literal.to(torch.int64)
-    attributes = {"value": _elements(wide)}
-    kind = importer._cc.tensor_to_vtensor_type(wide)
-    number = Operation.create("torch.vtensor.literal", results=[kind], attributes=attributes).result
-    dtype = importer._import_literal(_UINT8)
-    kind = importer._cc.tensor_to_vtensor_type(literal)
-    return Operation.create("torch.prims.convert_element_type", results=[kind], operands=[number, dtype]).result
 
 
 def _elements(literal: torch.Tensor) -> DenseElementsAttr:
@@ -72,8 +58,7 @@ def _elements(literal: torch.Tensor) -> DenseElementsAttr:
     element = TORCH_DTYPE_TO_MLIR_TYPE[literal.dtype]()
     if literal.dtype not in _OF_NUMPY:
         numbers = values.flatten().tolist()
-        bits = literal.dtype is torch.bool
-        attributes = [BoolAttr.get(n) if bits else FloatAttr.get(element, n) for n in numbers]
+        attributes = [FloatAttr.get(element, n) for n in numbers]
         return DenseElementsAttr.get(attributes, RankedTensorType.get(values.shape, element))
     array = values.numpy()
     return DenseElementsAttr.get(type=element, array=array, shape=array.shape)

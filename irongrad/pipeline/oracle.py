@@ -18,6 +18,7 @@ from types import CellType, FunctionType
 import numpy as np
 import torch
 from torch import nn
+from torch._decomp import get_decompositions
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -26,6 +27,7 @@ from irongrad.pipeline.capture import CapturedStep, PredictModule, StepModule, m
 from irongrad.pipeline.differentiate import name_of
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.eager_control_flow import eager_control_flow
+from irongrad.pipeline.eager_float64 import eager_float64
 from irongrad.pipeline.eager_scaling import EagerScaler, Skips
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.halves import HALVES
@@ -59,6 +61,19 @@ _MOVES = frozenset(
         torch.ops.aten.copy_.default,
         torch.ops.aten.multilabel_margin_loss_forward.default,
     }
+)
+
+
+# Operators that subtract sums they make inside, in parts that round on their own. Where the difference is zero but for
+# rounding, so is what noise on their results alone would add.
+_FUSED = get_decompositions(
+    [
+        torch.ops.aten.native_batch_norm_backward,
+        torch.ops.aten.native_group_norm_backward,
+        torch.ops.aten.native_layer_norm_backward,
+        torch.ops.aten._softmax_backward_data,
+        torch.ops.aten._log_softmax_backward_data,
+    ]
 )
 
 
@@ -132,6 +147,7 @@ def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
 
 
 @eager_control_flow()
+@eager_float64()
 def run_eager(
     captured: CapturedStep,
     graph: StepGraph,
@@ -243,9 +259,9 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
 class RoundingNoise(TorchDispatchMode):
     """Multiply every computed floating-point value by 1 + u, |u| up to `NOISE_ULPS` last-place units of its dtype.
 
-    Values are so noisy in their last bits as those of compiled code that sums in another order are; half-precision ones
-    less, `NOISE_ULPS_OF_HALVES`. This is Monte Carlo arithmetic (D. S. Parker, "Monte Carlo
-    Arithmetic", UCLA CSD-970002, 1997): the spread of such runs shows how far rounding alone may move each result.
+    So noisy are the last bits of compiled code, which sums in another order; half-precision ones are less noisy
+    (`NOISE_ULPS_OF_HALVES`). This is Monte Carlo arithmetic (D. S. Parker, "Monte Carlo Arithmetic", UCLA CSD-970002,
+    1997): the spread of such runs shows how far rounding alone may move each result.
     """
 
     def __init__(self, seed: int) -> None:
@@ -256,6 +272,9 @@ class RoundingNoise(TorchDispatchMode):
         self._factors: dict[torch.dtype, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func in _FUSED:
+            with self:
+                return _FUSED[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if is_random(func):
             return result  # a draw is exact: a mask is 0 or 1, and a uniform number below 1
