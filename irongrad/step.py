@@ -44,10 +44,13 @@ class TrainStep:
         loss_scale: what the loss is multiplied with before the backward pass, and the gradients divided by after it. A
             number is a fixed scale. A `torch.amp.GradScaler` is a dynamic one, with its options and its present scale:
             a step whose gradients overflow is skipped. None is a new GradScaler for `f16`, and no scaling otherwise.
+        accumulate: into how many micro-batches, along the first dimension of every input, a step cuts its batch. One
+            after the other goes forward and backward, which takes the memory of one; the update is made from the mean
+            of their gradients, and the loss is the mean of their losses.
 
     Raises:
         CaptureError: an input that is no tensor or has no usable name, an optimizer over other parameters, a precision
-            or loss scale that there is not.
+            or loss scale that there is not, a batch that cannot be cut so.
     """
 
     model: nn.Module
@@ -60,6 +63,7 @@ class TrainStep:
     seed: int = 0
     precision: str = "f32"
     loss_scale: float | torch.amp.GradScaler | None = None
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         _check_inputs(self.inputs)
@@ -73,6 +77,7 @@ class TrainStep:
         _check_call(self)
         _check_optimizers(self)
         _check_loss_scale(self)
+        _check_accumulate(self)
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -94,6 +99,12 @@ class TrainStep:
         """A new context in which the model and the loss run."""
         dtype = PRECISIONS[self.precision]
         return nullcontext() if dtype is None else torch.autocast("cpu", dtype)
+
+
+def micro_batches(inputs: Mapping[str, torch.Tensor], count: int) -> list[dict[str, torch.Tensor]]:
+    """`inputs` cut into `count` equal parts along their first dimension; scalars go to every part."""
+    parts = {n: t.chunk(count) if t.ndim and count > 1 else (t,) * count for n, t in inputs.items()}
+    return [{n: part[i] for n, part in parts.items()} for i in range(count)]
 
 
 @dataclass(frozen=True)
@@ -208,4 +219,18 @@ def _check_loss_scale(step: TrainStep) -> None:
         raise CaptureError(
             "a GradScaler does not take float16 parameters: their gradients cannot be unscaled without overflow. Keep "
             "the model in float32, and set precision='f16'"
+        )
+
+
+def _check_accumulate(step: TrainStep) -> None:
+    count = step.accumulate
+    if not (isinstance(count, int) and count > 0):
+        raise CaptureError(f"accumulate is {count!r}; it must be a positive integer")
+    sizes = {n: t.shape[0] for n, t in step.inputs.items() if t.ndim}
+    if count > 1 and (len(set(sizes.values())) != 1 or any(size % count for size in sizes.values())):
+        given = ", ".join(f"{n}: {size}" for n, size in sizes.items()) or "none"
+        raise CaptureError(
+            f"accumulate is {count}, so every input is cut into {count} equal parts along its first dimension, and all "
+            f"must have the same one, divisible by {count}; their sizes are {given}. Make what is not a part of the "
+            "batch a buffer of the model"
         )

@@ -29,7 +29,7 @@ from irongrad.pipeline.regions import aliases_allowed
 from irongrad.pipeline.value_free import ValueFree
 from irongrad.random import draws, is_random, undrawable
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
-from irongrad.step import Call, TrainStep, call_of
+from irongrad.step import Call, TrainStep, call_of, micro_batches
 
 MODEL_PREFIX = "model."
 
@@ -41,7 +41,7 @@ class CapturedStep:
     Attributes:
         step: the user's step, whose model holds the initial values.
         call: which inputs go to the model and which to the loss.
-        train: inputs -> loss, in training mode, with buffer mutations.
+        train: the inputs of a micro-batch -> loss, in training mode, with buffer mutations.
         eval: inputs -> loss, in evaluation mode.
         predict: model inputs -> the model's outputs, in evaluation mode; None for a model whose only output
             is its loss.
@@ -161,8 +161,9 @@ def capture(step: TrainStep) -> CapturedStep:
     """
     module = StepModule(step)
     values = tuple(step.inputs.values())
+    micro = tuple(micro_batches(step.inputs, step.accumulate)[0].values())
     with mode(module.model, training=True):
-        train = export(module, values)
+        train = export(module, micro)
     _check_loss(train, step)
     _check_used(train, step)
     with mode(module.model, training=False):

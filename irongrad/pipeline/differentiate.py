@@ -32,6 +32,7 @@ from irongrad.pipeline.scaling import SCALE_VALUE, loss_scale_of
 from irongrad.random import is_random
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import Role
+from irongrad.step import micro_batches
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class JointStep:
         captured: what it was made from.
         state: parameters, buffers and constants of the model (and of a loss that is a module), the seed and count of
             random draws, and the loss scale.
-        joint: state and inputs -> updated buffers, loss, gradients (of the scaled loss where there is a scale).
+        joint: state and inputs of a micro-batch -> updated buffers, loss, gradients (its part of the mean over all
+            micro-batches, scaled where there is a loss scale).
         eval: state and inputs -> loss.
         predict: state and model inputs -> the model's outputs; None where there are none.
     """
@@ -147,7 +149,8 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
     exported = captured.train.module(check_guards=False)
     _constants_as_buffers(exported)
     names.tie(exported)
-    inputs = captured.step.inputs
+    count = captured.step.accumulate
+    inputs = micro_batches(captured.step.inputs, count)[0]
     try:
         with ExitStack() as stack, plain_operators(), usercode.quiet_export():
             values = tuple(v.detach() for v in inputs.values())
@@ -181,8 +184,9 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
         examples.append(torch.ones(()))
 
     def run(*values: torch.Tensor) -> list[torch.Tensor]:
-        given, seed = (values[:-1], values[-1].to(tangent)) if scaled else (values, torch.ones((), dtype=tangent))
-        outputs = interpret_eager(portable, (*given, seed))
+        given, scale = (values[:-1], values[-1]) if scaled else (values, torch.ones((), dtype=tangent))
+        seed = scale / count if count > 1 else scale
+        outputs = interpret_eager(portable, (*given, seed.to(tangent)))
         return [outputs[i] for i in kept]
 
     return trace(run, examples, arguments, results)

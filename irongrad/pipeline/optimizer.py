@@ -45,7 +45,8 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     if joint.predict is not None:
         functions["predict"] = joint.predict
     fixed = {h.name: h.default for h in update.fixed}
-    return StepGraph(state, update.parameters, inputs, hypers, fixed, functions, joint.captured.step.precision)
+    step = joint.captured.step
+    return StepGraph(state, update.parameters, inputs, hypers, fixed, functions, step.accumulate, step.precision)
 
 
 def _hypers(joint: JointStep, update: Update) -> dict[str, float]:

@@ -36,7 +36,7 @@ from irongrad.random import Draws, is_random
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import DRAWS, STEPS, Role
 from irongrad.runtime.verification import largest_error
-from irongrad.step import TrainStep
+from irongrad.step import TrainStep, micro_batches
 
 FACTOR = 4.0  # how much worse than eager in the same dtypes a compiled result may be
 FLOOR_ULPS = 16.0  # what is allowed in any case, in last-place units of the largest element
@@ -177,14 +177,18 @@ def run_eager(
     inputs = {n: t.to(dtype) if dtype and t.is_floating_point() else t.clone() for n, t in twin.inputs.items()}
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
     _record_inference(captured, twin, graph, inputs, noise, record)
+    parts = micro_batches(inputs, twin.accumulate)
     for number in range(steps):
-        with _draws(graph, number), noise, mode(module.model, training=True), BeforeAutograd(eager=True):
-            for optimizer in twin.optimizers:
-                optimizer.zero_grad(set_to_none=True)
-            loss = module(*(t.clone() for t in inputs.values()))
-            scaler.scaled(loss).backward()
+        for optimizer in twin.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        losses = []
+        for call, part in enumerate(parts, number * len(parts)):
+            with _draws(graph, call), noise, mode(module.model, training=True), BeforeAutograd(eager=True):
+                loss = module(*(t.clone() for t in part.values()))
+                scaler.scaled(loss / len(parts) if len(parts) > 1 else loss).backward()
+            losses.append(loss.detach())
         _fill_gradients(module, graph)
-        record(key_of("loss", number), loss)
+        record(key_of("loss", number), torch.stack(losses).mean())
         gradients = {name_of(n): p.grad for n, p in module.named_parameters()}
         for name in graph.gradients:
             record(key_of("gradient", number, name), gradients[name])
@@ -250,7 +254,7 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
             # There is none yet where every step so far was skipped.
             result[tensor.name] = states.get(id(parameters[name]), {}).get(key, tensor.initial)
         elif tensor.name in (STEPS, DRAWS):
-            result[tensor.name] = tensor.initial + steps
+            result[tensor.name] = tensor.initial + steps * (graph.accumulate if tensor.name == DRAWS else 1)
         else:
             result[tensor.name] = tensors.get(tensor.name, tensor.initial)
     return result
