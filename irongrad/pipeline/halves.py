@@ -10,7 +10,7 @@ becomes one of bfloat16 matrices, added up in float32.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch._ops import OpOverload
@@ -30,7 +30,19 @@ _MOVES = """
 _MOVING = frozenset(_MOVES.split())
 
 
-def in_float32(operator: object, arguments: Any) -> bool:
+_NORMS = frozenset(
+    {
+        torch.ops.aten.native_batch_norm.default,
+        torch.ops.aten._native_batch_norm_legit.default,
+        torch.ops.aten._native_batch_norm_legit.no_stats,
+        torch.ops.aten._native_batch_norm_legit_functional.default,
+        torch.ops.aten.native_layer_norm.default,
+        torch.ops.aten.native_group_norm.default,
+    }
+)
+
+
+def in_float32(operator: object, arguments: Any) -> TypeGuard[OpOverload]:
     """Whether `operator` is one of ATen's that computes, and takes half-precision values."""
     return (
         isinstance(operator, OpOverload)
@@ -52,8 +64,31 @@ def _widened(value: Any) -> Any:
     return torch.float32 if isinstance(value, torch.dtype) and value in HALVES else value
 
 
-def rounded(result: Any, like: Any) -> Any:
-    """`result` with the half precision that eager's result, `like`, has."""
+def rounded(operator: OpOverload, arguments: Any, result: Any, made: Any) -> Any:
+    """`result` with the dtypes that eager's has.
+
+    Args:
+        operator: the operator.
+        arguments: its positional arguments, before they were widened.
+        result: what it made of widened ones.
+        made: the fake tensors of its node in the graph.
+    """
     if isinstance(result, list | tuple):
-        return type(result)(rounded(r, v) for r, v in zip(result, like, strict=True))
-    return result.to(like.dtype) if isinstance(like, torch.Tensor) and like.dtype in HALVES else result
+        kept = _statistics(operator, arguments)
+        return type(result)(r if i in kept else _like(r, v) for i, (r, v) in enumerate(zip(result, made, strict=True)))
+    return _like(result, made)
+
+
+def _like(result: Any, made: Any) -> Any:
+    return result.to(made.dtype) if isinstance(made, torch.Tensor) and made.dtype in HALVES else result
+
+
+def _statistics(operator: OpOverload, arguments: Any) -> tuple[int, ...]:
+    """Which results are the mean and deviation of a normalisation with float32 weights.
+
+    They are float32 then (aten/src/ATen/native/batch_norm.h, `is_mixed_type`), but torch 2.13's fake tensors are not.
+    """
+    if operator not in _NORMS:
+        return ()
+    weight = arguments[[a.name for a in operator._schema.arguments].index("weight")]
+    return (1, 2) if isinstance(weight, torch.Tensor) and weight.dtype == torch.float32 else ()

@@ -113,8 +113,8 @@ class Portable(torch.fx.Interpreter):
         if isinstance(target, HigherOrderOperator):
             args = tuple(_region(a) if isinstance(a, GraphModule) else a for a in args)
         if in_float32(target, (args, kwargs)):
-            args, kwargs = widened((args, kwargs))
-            return rounded(super().call_function(target, args, kwargs), self.node.meta["val"])
+            result = super().call_function(target, *widened((args, kwargs)))
+            return rounded(target, args, result, self.node.meta["val"])
         return super().call_function(target, args, kwargs)
 
 
