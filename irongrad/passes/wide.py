@@ -21,14 +21,15 @@ _NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
 def run_wide(graph: GraphModule, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a functional graph in float64, whatever floating-point dtypes it asks for."""
     with torch.no_grad(), eager_control_flow():
-        return _run(graph, [_widened(v) for v in values])
+        return _run(graph, [widened(v) for v in values])
 
 
 def _run(graph: GraphModule, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return list(_Wide(graph).run(*values, enable_io_processing=False))
 
 
-def _widened(value: Any) -> Any:
+def widened(value: Any) -> Any:
+    """A narrower floating-point tensor in float64, float64 for such a dtype, anything else as it is."""
     if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
         return value.double()
     return torch.float64 if value in _NARROW else value
@@ -40,22 +41,22 @@ class _Wide(Interpreter):
         value = super().fetch_attr(target)
         if isinstance(value, GraphModule):
             return lambda *values: _run(value, values)
-        return _widened(value)
+        return widened(value)
 
     def run_node(self, n: Node) -> Any:
         """Run one node; `view` as `reshape`, since a graph's tensors have no strides."""
         if n.target is aten.view.dtype:  # the bits of a number are those of its own dtype
             (source,) = n.all_input_nodes
             narrow = self.env[source].to(source.meta["val"].dtype)
-            return _widened(aten.view.dtype(narrow, n.args[1]))
+            return widened(aten.view.dtype(narrow, n.args[1]))
         return super().run_node(n)
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operator; where it takes a dtype, with float64 for a narrower one."""
         if target is aten.view.default:
             target = aten.reshape.default
-        args = tuple(_widened(a) if isinstance(a, torch.dtype) else a for a in args)
-        kwargs = {k: _widened(v) if isinstance(v, torch.dtype) else v for k, v in kwargs.items()}
+        args = tuple(widened(a) if isinstance(a, torch.dtype) else a for a in args)
+        kwargs = {k: widened(v) if isinstance(v, torch.dtype) else v for k, v in kwargs.items()}
         return super().call_function(target, args, kwargs)
 
 

@@ -13,6 +13,7 @@ import irongrad as ig
 from irongrad.decompositions import decomposition_table
 from irongrad.decompositions.reductions import LONGEST_CHAIN
 from irongrad.pipeline import retrace
+from irongrad.pipeline.oracle import FACTOR
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import key_of
 
@@ -68,6 +69,19 @@ def test_long_sums_are_as_accurate_as_eager(name: str, tmp_path: Path) -> None:
     loss = abs(float(reduce(x.double() * 0.7)))
     assert all(error <= allowed for error, allowed in errors.values())
     assert errors[key_of("loss", 0)][0] <= 2e-6 * loss
+
+
+def test_sums_of_hundreds_are_as_accurate_as_eager() -> None:
+    """Root mean squares over many sums: what is allowed of the largest error would let chains of hundreds pass."""
+    x = positive(512, 768)
+
+    def sums(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(1), x.reshape(4, 128, 768).sum((0, 2)), x.T.sum(0), x.square().mean(1), x.var(1)
+
+    found = ig.compile_function(sums, (x,))(x.numpy())
+    for value, eager, exact in zip(found, sums(x), sums(x.double()), strict=True):
+        error = (torch.from_numpy(value) - exact).square().mean().sqrt()
+        assert error <= FACTOR * (eager - exact).square().mean().sqrt()
 
 
 def test_batch_norm_over_a_large_batch(tmp_path: Path) -> None:

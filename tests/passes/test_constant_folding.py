@@ -1,0 +1,114 @@
+"""Constant folding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.fx import Interpreter
+
+import irongrad as ig
+from irongrad.passes.base import Context
+from irongrad.passes.constant_folding import ConstantFolding
+
+aten = torch.ops.aten
+
+
+def _literals(graph):
+    return [getattr(graph, n.target) for n in graph.graph.nodes if n.op == "get_attr"]
+
+
+def test_one_number_everywhere_becomes_full(apply):
+    def fn(x):
+        one = torch.ones_like(x)
+        return (one * 0.5 + 2).expand(7, 8, 8).permute(2, 0, 1), x + (one > 0).to(x.dtype)
+
+    done = apply(ConstantFolding(), fn, torch.randn(8, 8))
+    assert done.operators == {"aten.full.default": 2, "aten.add.Tensor": 1}
+    assert [n.args for n in done.after.graph.nodes if n.target is aten.full.default] == [
+        ([8, 7, 8], 2.5), ([8, 8], 1.0),
+    ]  # fmt: skip
+
+
+def test_other_tensors_become_literals_up_to_the_limit(apply):
+    def fn(x):
+        i = torch.arange(6)
+        return x + i * i, (i + 1).reshape(2, 3) - 1, (i.flip(0)[::2] + torch.zeros(3)) / 4
+
+    done = apply(ConstantFolding(), fn, torch.randn(6))
+    assert [t.tolist() for t in _literals(done.after)] == [
+        [0, 1, 4, 9, 16, 25], [[0, 1, 2], [3, 4, 5]], [1.25, 0.75, 0.25],
+    ]  # fmt: skip
+    assert done.operators == {"aten.add.Tensor": 1}
+    assert not apply(ConstantFolding(limit=5), lambda x: x + torch.arange(6).flip(0), torch.randn(6)).changed
+
+
+def test_counting_stays_arange(apply):
+    done = apply(ConstantFolding(), lambda x: x + torch.arange(6).flip(0).flip(0).reshape(-1), torch.randn(6))
+    assert done.operators == {"aten.arange.start_step": 1, "aten.add.Tensor": 1}
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x + torch.arange(3) * 0.1,  # rounds at every element
+        lambda x: x * (torch.arange(3) > 1),  # booleans are no literals
+        lambda x: x + torch.full((), 0.1) * 0.1 * 0.1,  # rounds three times, and no float64 rounds to that
+    ],
+)
+def test_what_has_no_one_value_stays(apply, fn):
+    done = apply(ConstantFolding(), fn, torch.randn(3))
+    assert not _literals(done.after)
+    assert done.operators["aten.mul.Tensor"] + done.operators["aten.gt.Scalar"] >= 1
+
+
+def test_signs_of_zero_infinities_and_nan_stay(apply):
+    def fn(x):
+        zero = torch.zeros_like(x)
+        return -zero, 1 / -zero, zero / zero, (torch.arange(4) - 1.0) / 0.0
+
+    done = apply(ConstantFolding(), fn, torch.randn(4))
+    assert str([n.args[1] for n in done.after.graph.nodes if n.op == "call_function"]) == "[-0.0, -inf, nan]"
+    assert str(_literals(done.after)[0].tolist()) == "[-inf, nan, inf, inf]"
+
+
+def test_random_and_undefined_values_are_not_folded(step_of):
+    def fn(x):
+        return x + 1
+
+    graph = step_of(fn, torch.randn(3)).functions["call"].graph
+    add = next(n for n in graph.graph.nodes if n.target is aten.add.Tensor)
+    value = add.meta["val"]
+    for operator in (aten.rand.default, aten.empty.memory_format):
+        with graph.graph.inserting_before(add):
+            made = graph.graph.call_function(operator, ([3],))
+            made.meta["val"] = value
+        add.args = (made, 1)
+        assert not ConstantFolding().run(graph, Context("call")).changed
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    start=st.sampled_from([0.1, 1, -3, 0.5, 1e30, -0.0]),
+    steps=st.lists(st.tuples(st.integers(0, 5), st.sampled_from([2, 0.1, -1, 3.0, 1e-30])), max_size=5),
+)
+def test_folded_numbers_are_those_of_eager(apply, start, steps):
+    operators = [torch.add, torch.mul, torch.div, torch.sub, lambda x, c: x.exp() * c, lambda x, c: x.abs().sqrt() + c]
+
+    def fn(x):
+        value = torch.full((2, 3), start, dtype=torch.float32)
+        for kind, number in steps:
+            value = operators[kind](value, number)
+        return value, x + value
+
+    x = torch.randn(2, 3)
+    done = apply(ConstantFolding(), fn, x)
+    for graph in (done.before, done.after):
+        found, _ = Interpreter(graph).run(x, enable_io_processing=False)
+        torch.testing.assert_close(found, fn(x)[0], rtol=0, atol=0, equal_nan=True)
+
+
+def test_literals_compile():
+    with ig.compile_function(lambda x: x * (torch.arange(3) * 2 - 1), (torch.ones(2, 3),)) as compiled:
+        assert compiled(torch.ones(2, 3)).tolist() == [[-1, 1, 3]] * 2
