@@ -84,22 +84,17 @@ def size_of(spec: StateSpec) -> int:
 
 def _state(manifest: Manifest, values: Mapping[str, object]) -> None:
     console.rule("state", align="left")
-    table = Table("name", "role", "dtype", "shape", "bytes", "value", box=None)
+    table = Table("name", "role", "dtype", "shape", "bytes", box=None)
     for spec in manifest.state:
         name = (
             f"{spec.name} (= {spec.aliases[0]}{', …' if len(spec.aliases) > 1 else ''})" if spec.aliases else spec.name
         )
-        table.add_row(
-            name,
-            spec.role.value,
-            spec.dtype,
-            str(list(spec.shape)),
-            f"{size_of(spec):,}",
-            str(values.get(spec.name, "")),
-        )
+        table.add_row(name, spec.role.value, spec.dtype, str(list(spec.shape)), f"{size_of(spec):,}")
     total = sum(size_of(s) for s in manifest.state)
     table.add_row("total", "", "", "", f"{total:,}", style="bold")
     console.print(table)
+    if values:
+        console.print(", ".join(f"{n} = {v}" for n, v in values.items()), markup=False, highlight=False)
     if manifest.precision != "f32":
         console.print(f"precision: the model runs under autocast in {manifest.precision}", highlight=False)
     if manifest.seed is not None:
