@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +13,9 @@ from torch import nn
 
 from irongrad.pipeline.usercode import where
 from irongrad.runtime.errors import CaptureError
+
+# What `TrainStep.precision` may be, and the dtype that autocast then takes.
+PRECISIONS = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,18 @@ class TrainStep:
         clip_grad_norm: the `max_norm` of `torch.nn.utils.clip_grad_norm_`, applied before the update.
         clip_grad_value: the `clip_value` of `torch.nn.utils.clip_grad_value_`, applied before the update.
         seed: of the random numbers that the step draws, for dropout and the like; `Session.seed` changes it.
+        precision: `f32`, `bf16` or `f16`. For the last two, model and loss run under `torch.autocast` of that dtype;
+            parameters, gradients and optimizer state stay as they are.
+        loss_scale: what the loss is multiplied with before the backward pass, and the gradients divided by after it. A
+            number is a fixed scale. A `torch.amp.GradScaler` is a dynamic one, with its options and its present scale:
+            a step whose gradients overflow is skipped. None is a new GradScaler for `f16`, and no scaling otherwise.
+        accumulate: into how many micro-batches, along the first dimension of every input, a step cuts its batch. One
+            after the other goes forward and backward, which takes the memory of one; the update is made from the mean
+            of their gradients, and the loss is the mean of their losses.
 
     Raises:
-        CaptureError: an input that is no tensor or has no usable name, an optimizer over other parameters.
+        CaptureError: an input that is no tensor or has no usable name, an optimizer over other parameters, a precision
+            or loss scale that there is not, a batch that cannot be cut so.
     """
 
     model: nn.Module
@@ -47,6 +61,9 @@ class TrainStep:
     clip_grad_norm: float | None = None
     clip_grad_value: float | None = None
     seed: int = 0
+    precision: str = "f32"
+    loss_scale: float | torch.amp.GradScaler | None = None
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         _check_inputs(self.inputs)
@@ -55,8 +72,12 @@ class TrainStep:
                 raise CaptureError(f"model_inputs names {name!r}, which is not in inputs {list(self.inputs)}")
         if not 0 <= self.seed < 2**63:
             raise CaptureError(f"seed is {self.seed}; it must be an integer from 0 to 2**63 - 1")
+        if self.precision not in PRECISIONS:
+            raise CaptureError(f"precision is {self.precision!r}; it must be one of {', '.join(PRECISIONS)}")
         _check_call(self)
         _check_optimizers(self)
+        _check_loss_scale(self)
+        _check_accumulate(self)
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -64,6 +85,26 @@ class TrainStep:
         if isinstance(self.optimizer, torch.optim.Optimizer):
             return (self.optimizer,)
         return tuple(self.optimizer)
+
+    @property
+    def scaler(self) -> float | torch.amp.GradScaler | None:
+        """The loss scale that `loss_scale` and `precision` mean; None for none."""
+        if self.loss_scale is None:
+            return torch.amp.GradScaler("cpu") if self.precision == "f16" else None
+        if isinstance(self.loss_scale, torch.amp.GradScaler):
+            return self.loss_scale if self.loss_scale.is_enabled() else None
+        return float(self.loss_scale)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """A new context in which the model and the loss run."""
+        dtype = PRECISIONS[self.precision]
+        return nullcontext() if dtype is None else torch.autocast("cpu", dtype)
+
+
+def micro_batches(inputs: Mapping[str, torch.Tensor], count: int) -> list[dict[str, torch.Tensor]]:
+    """`inputs` cut into `count` equal parts along their first dimension; scalars go to every part."""
+    parts = {n: t.chunk(count) if t.ndim and count > 1 else (t,) * count for n, t in inputs.items()}
+    return [{n: part[i] for n, part in parts.items()} for i in range(count)]
 
 
 @dataclass(frozen=True)
@@ -165,3 +206,31 @@ def _check_optimizers(step: TrainStep) -> None:
                 seen.add(id(parameter))
     if not seen:
         raise CaptureError("the optimizer holds no parameters")
+
+
+def _check_loss_scale(step: TrainStep) -> None:
+    scale = step.loss_scale
+    if isinstance(scale, int | float) and not (math.isfinite(scale) and scale > 0):
+        raise CaptureError(f"loss_scale is {scale}; it must be a positive number or a torch.amp.GradScaler")
+    if not isinstance(scale, int | float | torch.amp.GradScaler | None):
+        raise CaptureError(f"loss_scale is a {type(scale).__name__}; it must be a number or a torch.amp.GradScaler")
+    held = (p for o in step.optimizers for group in o.param_groups for p in group["params"])
+    if isinstance(step.scaler, torch.amp.GradScaler) and any(p.dtype == torch.float16 for p in held):
+        raise CaptureError(
+            "a GradScaler does not take float16 parameters: their gradients cannot be unscaled without overflow. Keep "
+            "the model in float32, and set precision='f16'"
+        )
+
+
+def _check_accumulate(step: TrainStep) -> None:
+    count = step.accumulate
+    if not (isinstance(count, int) and count > 0):
+        raise CaptureError(f"accumulate is {count!r}; it must be a positive integer")
+    sizes = {n: t.shape[0] for n, t in step.inputs.items() if t.ndim}
+    if count > 1 and (len(set(sizes.values())) != 1 or any(size % count for size in sizes.values())):
+        given = ", ".join(f"{n}: {size}" for n, size in sizes.items()) or "none"
+        raise CaptureError(
+            f"accumulate is {count}, so every input is cut into {count} equal parts along its first dimension, and all "
+            f"must have the same one, divisible by {count}; their sizes are {given}. Make what is not a part of the "
+            "batch a buffer of the model"
+        )

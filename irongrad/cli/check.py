@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from irongrad.cli.common import console, json_option, print_json
+from irongrad.cli.common import console, json_option, precision_option, print_json
 from irongrad.cli.compile import load_step
 from irongrad.runtime.errors import UnsupportedOpError
 
@@ -25,9 +25,10 @@ Example:
 )
 @click.argument("source", metavar="FILE:FUNCTION")
 @click.option("--target", default="llvm-cpu", show_default=True, help="What it would be compiled for.")
+@precision_option
 @json_option
 @click.pass_context
-def command(context: click.Context, source: str, target: str, as_json: bool) -> None:
+def command(context: click.Context, source: str, target: str, precision: str | None, as_json: bool) -> None:
     """Say whether the training step that FUNCTION in FILE returns can be compiled, within seconds.
 
     Lists every operator of forward, backward, update and evaluation with how it is lowered, and each one that cannot
@@ -37,7 +38,7 @@ def command(context: click.Context, source: str, target: str, as_json: bool) -> 
     from irongrad.targets import parse_target
 
     parse_target(target)
-    report = check(load_step(source))
+    report = check(load_step(source, precision))
     if as_json:
         verdict = {"target": target, "compiles": not report.refusals, "operators": _counts(report.lowerings)}
         print_json({**verdict, **asdict(report)})

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import click
 from rich.table import Table
 
 import irongrad
-from irongrad.cli.common import console, json_option, pass_options, print_json
+from irongrad.cli.common import console, json_option, pass_options, precision_option, print_json
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import MANIFEST
 
@@ -40,6 +40,7 @@ Example:
 @pass_options
 @click.option("--pass-report", is_flag=True, help="Show what every pass did, and how long it took.")
 @click.option("--entry-point", "entry_points", multiple=True, help="Include only these entry points; repeatable.")
+@precision_option
 @click.option("--dump-dir", type=click.Path(path_type=Path), help="Write every stage's readable form here.")
 @click.option("--stop-after", metavar="STAGE", help="Stop after this stage.")
 @click.option("--depfile", type=click.Path(path_type=Path), help="Write the source files this depends on, for builds.")
@@ -53,6 +54,7 @@ def command(
     disable_passes: tuple[str, ...],
     pass_report: bool,
     entry_points: tuple[str, ...],
+    precision: str | None,
     dump_dir: Path | None,
     stop_after: str | None,
     depfile: Path | None,
@@ -81,7 +83,7 @@ def command(
         on_stage=None if as_json else show,
     )
     before = dict(sys.modules)
-    step = load_step(source)
+    step = load_step(source, precision)
     made = build(step, options)
     if depfile is not None and made.artifact is not None:
         _write_depfile(depfile, output, _user_files(before))
@@ -93,8 +95,8 @@ def command(
     _print(made)
 
 
-def load_step(source: str) -> TrainStep:
-    """Import FILE and call FUNCTION.
+def load_step(source: str, precision: str | None = None) -> TrainStep:
+    """Import FILE and call FUNCTION; `precision` in place of the step's own.
 
     Raises:
         UserError: no such file or function, or it returns something else.
@@ -121,7 +123,7 @@ def load_step(source: str) -> TrainStep:
     step = function()
     if not isinstance(step, TrainStep):
         raise UserError(f"{source} returned a {type(step).__name__}; it must return an irongrad.TrainStep")
-    return step
+    return step if precision is None else replace(step, precision=precision)
 
 
 def _user_files(before: Mapping[str, ModuleType]) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ import numpy as np
 from rich.table import Table
 
 from irongrad.cli.common import console, directory_argument, json_option, print_json
-from irongrad.runtime.checkpoint import numpy_dtype
+from irongrad.runtime.checkpoint import numpy_dtype, read
 from irongrad.runtime.commands import command_line
-from irongrad.runtime.manifest import Manifest, StateSpec, check_files, read_manifest
+from irongrad.runtime.manifest import Manifest, Role, StateSpec, check_files, read_manifest
+from irongrad.runtime.session import initial_state
+
+# Small state whose values say how far training is.
+_SHOWN = frozenset({Role.COUNTER, Role.RANDOM, Role.SCALER})
 
 
 @click.command(
@@ -24,20 +29,23 @@ Example:
 """
 )
 @directory_argument
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="Show the counters and the loss scale of this one.")
 @json_option
-def command(directory: Path, as_json: bool) -> None:
+def command(directory: Path, checkpoint: Path | None, as_json: bool) -> None:
     """Show what the artifact in DIRECTORY holds, and how to run it with iree-run-module."""
     manifest = read_manifest(directory)
     check_files(manifest, directory, tuple(manifest.files))
+    state = read(checkpoint, manifest) if checkpoint is not None else initial_state(directory)
+    values = {s.name: state[s.name].tolist() for s in manifest.state if s.role in _SHOWN}
     commands = {e.name: command_line(manifest, directory, e.name) for e in manifest.entry_points}
     if as_json:
         report: dict[str, Any] = json.loads(msgspec.json.encode(manifest))
         signatures = {e.name: e.signature for e in manifest.entry_points}
-        print_json({**report, "signatures": signatures, "commands": commands})
+        print_json({**report, "values": values, "signatures": signatures, "commands": commands})
         return
     _entry_points(manifest)
     _hypers(manifest)
-    _state(manifest)
+    _state(manifest, values)
     _files(manifest)
     console.rule("commands", align="left")
     for text in commands.values():
@@ -74,7 +82,7 @@ def size_of(spec: StateSpec) -> int:
     return int(np.prod(spec.shape, dtype=np.int64)) * numpy_dtype(spec.dtype).itemsize
 
 
-def _state(manifest: Manifest) -> None:
+def _state(manifest: Manifest, values: Mapping[str, object]) -> None:
     console.rule("state", align="left")
     table = Table("name", "role", "dtype", "shape", "bytes", box=None)
     for spec in manifest.state:
@@ -85,6 +93,10 @@ def _state(manifest: Manifest) -> None:
     total = sum(size_of(s) for s in manifest.state)
     table.add_row("total", "", "", "", f"{total:,}", style="bold")
     console.print(table)
+    if values:
+        console.print(", ".join(f"{n} = {v}" for n, v in values.items()), markup=False, highlight=False)
+    if manifest.precision != "f32":
+        console.print(f"precision: the model runs under autocast in {manifest.precision}", highlight=False)
     if manifest.seed is not None:
         console.print(f"random numbers: drawn from Philox 4x32-10 with seed {manifest.seed}", highlight=False)
 

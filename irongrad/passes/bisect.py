@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+
+import torch
 
 from irongrad.passes.base import Pass
 from irongrad.passes.manager import PassRecord, run_passes
 from irongrad.passes.wide import largest_difference, run_wide, values_for
-from irongrad.pipeline.graphs import Function, StepGraph
+from irongrad.pipeline.graphs import Function, StepGraph, Value
 
 # Of a result's largest magnitude: far above what float64 rounds, far below what anything but rounding would do.
 TOLERANCE = 1e-9
@@ -55,7 +57,7 @@ def bisect(graph: StepGraph, passes: Sequence[Pass], targets: Sequence[str] = ("
         InternalError: a pass fails, or leaves a graph that is not well formed.
     """
     value_of = values_for(graph)
-    arguments = {name: [value_of(a) for a in f.arguments] for name, f in graph.functions.items()}
+    arguments = {name: _arguments(f, value_of) for name, f in graph.functions.items()}
     before = {name: run_wide(f.graph, arguments[name]) for name, f in graph.functions.items()}
     found: list[Finding] = []
 
@@ -73,3 +75,10 @@ def bisect(graph: StepGraph, passes: Sequence[Pass], targets: Sequence[str] = ("
     with suppress(_FoundError):
         run_passes(graph, passes, targets, compare)
     return tuple(found)
+
+
+def _arguments(function: Function, value_of: Callable[[Value], torch.Tensor]) -> list[torch.Tensor]:
+    """A value for every argument; of a batch as much as a function of micro-batches takes."""
+    values = [value_of(a) for a in function.arguments]
+    sizes = [function.example(i).shape for i in range(len(values))]
+    return [v[: s[0]] if v.ndim else v for v, s in zip(values, sizes, strict=True)]

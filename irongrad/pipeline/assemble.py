@@ -17,7 +17,7 @@ from irongrad.pipeline.cores import core, declaration, quoted, stored_type, symb
 from irongrad.pipeline.entries import entry_point
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.importer import ImportedStep
-from irongrad.pipeline.interface import CHAIN_OF, Interface
+from irongrad.pipeline.interface import Interface, chain_of
 from irongrad.runtime.errors import InternalError
 from irongrad.runtime.manifest import SCOPE
 
@@ -86,8 +86,9 @@ def _shell(graph: StepGraph, interface: Interface) -> Iterator[str]:
         yield from _accumulators(graph)
     for name, function in graph.functions.items():
         yield from declaration(name, function)
-    for chain in dict.fromkeys(CHAIN_OF[e.name] for e in interface.entry_points if e.name in CHAIN_OF):
-        yield from core(chain, graph)
+    for chain in dict.fromkeys(chain_of(e.name, graph) for e in interface.entry_points):
+        if chain:
+            yield from core(chain, graph)
     accumulated = graph if interface.accumulates else replace(graph, gradients=())
     for entry in interface.entry_points:
         yield from entry_point(entry, accumulated)

@@ -29,7 +29,7 @@ from irongrad.pipeline.regions import aliases_allowed
 from irongrad.pipeline.value_free import ValueFree
 from irongrad.random import draws, is_random, undrawable
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
-from irongrad.step import Call, TrainStep, call_of
+from irongrad.step import Call, TrainStep, call_of, micro_batches
 
 MODEL_PREFIX = "model."
 
@@ -41,7 +41,7 @@ class CapturedStep:
     Attributes:
         step: the user's step, whose model holds the initial values.
         call: which inputs go to the model and which to the loss.
-        train: inputs -> loss, in training mode, with buffer mutations.
+        train: the inputs of a micro-batch -> loss, in training mode, with buffer mutations.
         eval: inputs -> loss, in evaluation mode.
         predict: model inputs -> the model's outputs, in evaluation mode; None for a model whose only output
             is its loss.
@@ -71,6 +71,7 @@ class StepModule(nn.Module):
         self._inside = step.loss is None
         self._call = call_of(step)
         self._names = tuple(step.inputs)
+        self.autocast = step.autocast
 
     def outputs(self, inputs: dict[str, torch.Tensor]) -> object:
         """Call the model on the inputs that are its own."""
@@ -80,6 +81,10 @@ class StepModule(nn.Module):
 
     def forward(self, *values: torch.Tensor) -> torch.Tensor:
         """Return the loss, a scalar tensor."""
+        with self.autocast():
+            return self._evaluate(*values)
+
+    def _evaluate(self, *values: torch.Tensor) -> torch.Tensor:
         inputs = dict(zip(self._names, values, strict=True))
         output = self.outputs(inputs)
         if self._inside:
@@ -110,7 +115,8 @@ class PredictModule(nn.Module):
     def named(self, *values: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the model's tensors by name."""
         module = self._module[0]
-        outputs = flatten_outputs(module.outputs(dict(zip(self._names, values, strict=True))))
+        with module.autocast():
+            outputs = flatten_outputs(module.outputs(dict(zip(self._names, values, strict=True))))
         if module._inside:
             outputs.pop("loss", None)
         return outputs
@@ -155,8 +161,9 @@ def capture(step: TrainStep) -> CapturedStep:
     """
     module = StepModule(step)
     values = tuple(step.inputs.values())
+    micro = tuple(micro_batches(step.inputs, step.accumulate)[0].values())
     with mode(module.model, training=True):
-        train = export(module, values)
+        train = export(module, micro)
     _check_loss(train, step)
     _check_used(train, step)
     with mode(module.model, training=False):

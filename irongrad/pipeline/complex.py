@@ -107,11 +107,6 @@ def _is_last(select: Node) -> bool:
 class _InPairs(Portable):
     """Runs a functional graph with a pair for each complex value."""
 
-    def run_node(self, n: Node) -> Any:
-        """Run one node; remember it for what `call_function` needs of it."""
-        self.node = n
-        return super().run_node(n)
-
     def get_attr(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Split a constant."""
         value = super().get_attr(target, args, kwargs)

@@ -81,27 +81,108 @@ def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
     yield f'  func.func private @"{_core_name(chain)}"({arguments}) -> ({", ".join(returned.values())}) {{'
     values = {value: f"%a{i}" for i, value in enumerate(given)}
     new: dict[Value, str] = {}
-    for position, name in enumerate(chain):
-        function = graph.functions[name]
-        for value, kind in _typed_arguments(function):
-            if value not in values:
-                values[value] = f"%s{len(values)}"
-                yield from (f"    {line}" for line in load(values[value], symbol(value.kind, value.name), kind))
-        for line in call(f"graph.{name}", function, values, f"%r{position}"):
-            yield f"    {line}"
-        for i, (value, kind) in enumerate(_typed_results(function)):
-            new[value] = values[value] = f"%r{position}#{i}"
-            if value.kind == "gradient":
-                # With --iree-opt-data-tiling, IREE 3.13.0 fuses the unpacking of a matmul into an optimizer update
-                # with several results and then refuses its own tile sizes ("large vector sizes").
-                values[value] = f"%b{position}.{i}"
-                yield f"    {values[value]} = util.optimization_barrier {new[value]} : {kind}"
+    rest = chain
+    if chain[0] == "joint" and graph.accumulate > 1:
+        yield from (f"    {line}" for line in _micro_batches(graph, values, new, updates="update" in chain))
+        rest = chain[2:]
+    for position, name in enumerate(rest):
+        yield from (f"    {line}" for line in _loads(_typed_arguments(graph.functions[name]), values))
+        yield from (f"    {line}" for line in _call(name, graph, values, new, str(position)))
     kinds = {v: k for name in chain for v, k in _typed_results(graph.functions[name])}
     for value, name in new.items():
         if value.kind in ("state", "accumulator"):
             yield from (f"    {line}" for line in store(name, symbol(value.kind, value.name), kinds[value]))
     yield return_line([new[v] for v in returned], list(returned.values()), indent="    ")
     yield "  }"
+
+
+def _loads(wanted: Sequence[tuple[Value, str]], values: dict[Value, str]) -> Iterator[str]:
+    """Load what `values` lacks."""
+    for value, kind in wanted:
+        if value not in values:
+            values[value] = f"%s{len(values)}"
+            yield from load(values[value], symbol(value.kind, value.name), kind)
+
+
+def _call(name: str, graph: StepGraph, values: dict[Value, str], new: dict[Value, str], suffix: str) -> Iterator[str]:
+    """Call a function on `values`; its results are added to `new`, and to `values` for the functions after it."""
+    function = graph.functions[name]
+    yield from call(f"graph.{name}", function, values, f"%r{suffix}")
+    for i, (value, kind) in enumerate(_typed_results(function)):
+        new[value] = values[value] = f"%r{suffix}#{i}"
+        if value.kind == "gradient":
+            values[value] = f"%b{suffix}.{i}"
+            yield _apart(values[value], new[value], kind)
+
+
+def _apart(result: str, gradient: str, kind: str) -> str:
+    """A gradient that IREE does not fuse with what uses it.
+
+    With --iree-opt-data-tiling, IREE 3.13.0 fuses the unpacking of a matmul into an optimizer update with several
+    results and then refuses its own tile sizes ("large vector sizes").
+    """
+    return f"{result} = util.optimization_barrier {gradient} : {kind}"
+
+
+def _micro_batches(
+    graph: StepGraph, values: dict[Value, str], new: dict[Value, str], *, updates: bool
+) -> Iterator[str]:
+    """Run `joint` on one micro-batch after the other, and add up its gradients and losses.
+
+    Where an update follows, the sums begin with zeros and are its gradients; else they are the accumulators.
+    """
+    joint = graph.functions["joint"]
+    sums = _typed_results(graph.functions["accumulate"])
+    loss = next((v, k) for v, k in _typed_results(joint) if v.kind == "output")
+    written = [(v, k) for v, k in _typed_results(joint) if v.kind == "state"]
+    yield from _loads([*_typed_arguments(joint), *(() if updates else sums)], values)
+    for i, (value, kind) in enumerate([*(sums if updates else ()), loss]):
+        values[value] = f"%zero{i}"
+        yield f"%zero{i} = arith.constant dense<0.0> : {kind}"
+    carried = [*written, *sums, loss]
+    kinds = ", ".join(kind for _, kind in carried)
+    yield from (f"%c{n} = arith.constant {n} : index" for n in (0, 1, graph.accumulate))
+    begun = ", ".join(f"%l{i} = {values[v]}" for i, (v, _) in enumerate(carried))
+    limits = f"%c0 to %c{graph.accumulate} step %c1"
+    yield f"%l:{len(carried)} = scf.for %i = {limits} iter_args({begun}) -> ({kinds}) {{"
+    inner = values | {v: f"%l{i}" for i, (v, _) in enumerate(carried)}
+    yield from (f"  {line}" for line in _micro_batch(graph, inner, carried))
+    yield "}"
+    new |= {v: f"%l#{i}" for i, (v, _) in enumerate(carried)}
+    yield f"%count = arith.constant dense<{graph.accumulate}.0> : {loss[1]}"
+    yield f"%mean = arith.divf {new[loss[0]]}, %count : {loss[1]}"
+    new[loss[0]] = "%mean"
+    for i, (value, kind) in enumerate(sums if updates else ()):
+        values[Value("gradient", value.name)] = f"%g{i}"
+        yield _apart(f"%g{i}", new.pop(value), kind)
+
+
+def _micro_batch(graph: StepGraph, values: dict[Value, str], carried: Sequence[tuple[Value, str]]) -> Iterator[str]:
+    """The body of the loop: number `%i` of the micro-batches."""
+    joint = graph.functions["joint"]
+    for number, value in enumerate(joint.arguments):
+        if value.kind == "input" and joint.example(number).ndim:
+            yield from _slice(f"%in{number}", values[value], joint.example(number), graph.inputs[value.name])
+            values[value] = f"%in{number}"
+    new: dict[Value, str] = {}
+    loss, kind = carried[-1]
+    so_far = values[loss]
+    yield from _call("joint", graph, values, new, ".j")
+    yield from _call("accumulate", graph, values, new, ".a")
+    yield f"%sum = arith.addf {so_far}, {new[loss]} : {kind}"
+    names = [*(new[v] for v, _ in carried[:-1]), "%sum"]
+    yield f"scf.yield {', '.join(names)} : {', '.join(k for _, k in carried)}"
+
+
+def _slice(result: str, whole: str, part: torch.Tensor, like: torch.Tensor) -> Iterator[str]:
+    """Rows `%i * n` and after of `whole`, as many as `part` has; behind a barrier, so that kernels are as without."""
+    yield f"{result}.n = arith.constant {part.shape[0]} : index"
+    yield f"{result}.at = arith.muli %i, {result}.n : index"
+    offsets = ", ".join([f"{result}.at", *("0" for _ in part.shape[1:])])
+    sizes, ones = ", ".join(map(str, part.shape)), ", ".join("1" for _ in part.shape)
+    kinds = f"{tensor_type(like)} to {tensor_type(part)}"
+    yield f"{result}.s = tensor.extract_slice {whole}[{offsets}][{sizes}][{ones}] : {kinds}"
+    yield f"{result} = util.optimization_barrier {result}.s : {tensor_type(part)}"
 
 
 def _core_name(chain: tuple[str, ...]) -> str:
@@ -117,9 +198,10 @@ def _typed_results(function: Function) -> list[tuple[Value, str]]:
 
 
 def _given(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:
-    """What a caller hands to the core of `chain`, with types."""
+    """What a caller hands to the core of `chain`, with types; of inputs whole batches."""
     typed = [pair for name in chain for pair in _typed_arguments(graph.functions[name])]
-    return {value: kind for value, kind in typed if value.kind in ("input", "hyper", "count")}
+    given = {value: kind for value, kind in typed if value.kind in ("input", "hyper", "count")}
+    return {v: tensor_type(graph.inputs[v.name]) if v.kind == "input" else kind for v, kind in given.items()}
 
 
 def returned_by(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:

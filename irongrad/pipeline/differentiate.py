@@ -28,9 +28,11 @@ from irongrad.pipeline.complex import in_reals, refuse_complex
 from irongrad.pipeline.drawing import random_state, trace
 from irongrad.pipeline.graphs import Function, StateTensor, Value
 from irongrad.pipeline.retrace import interpret_eager
+from irongrad.pipeline.scaling import SCALE_VALUE, loss_scale_of
 from irongrad.random import is_random
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import Role
+from irongrad.step import micro_batches
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,10 @@ class JointStep:
 
     Attributes:
         captured: what it was made from.
-        state: parameters, buffers and constants of the model (and of a loss that is a module), and the seed and count
-            of random draws.
-        joint: state and inputs -> updated buffers, loss, gradients.
+        state: parameters, buffers and constants of the model (and of a loss that is a module), the seed and count of
+            random draws, and the loss scale.
+        joint: state and inputs of a micro-batch -> updated buffers, loss, gradients (its part of the mean over all
+            micro-batches, scaled where there is a loss scale).
         eval: state and inputs -> loss.
         predict: state and model inputs -> the model's outputs; None where there are none.
     """
@@ -70,7 +73,12 @@ def differentiate(captured: CapturedStep) -> JointStep:
         predict = _inference(captured.predict, names, captured.predict_inputs, captured.output_names)
         if captured.step.loss is None:
             predict = _without_unused_inputs(predict)
-    state = (*names.state.values(), *random_state((joint, evaluation, predict), captured.step.seed))
+    scale = loss_scale_of(captured.step)
+    state = (
+        *names.state.values(),
+        *random_state((joint, evaluation, predict), captured.step.seed),
+        *(scale.state(len(captured.step.optimizers)) if scale is not None else ()),
+    )
     return JointStep(captured, state, joint, evaluation, predict)
 
 
@@ -141,7 +149,8 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
     exported = captured.train.module(check_guards=False)
     _constants_as_buffers(exported)
     names.tie(exported)
-    inputs = captured.step.inputs
+    count = captured.step.accumulate
+    inputs = micro_batches(captured.step.inputs, count)[0]
     try:
         with ExitStack() as stack, plain_operators(), usercode.quiet_export():
             values = tuple(v.detach() for v in inputs.values())
@@ -151,8 +160,7 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
     constants = {**dict(exported.named_buffers()), **dict(exported.named_parameters())}
     arguments: list[Value] = []
     examples: list[torch.Tensor] = []
-    placeholders = [n for n in joint.graph.nodes if n.op == "placeholder"]
-    for node in placeholders:
+    for node in [n for n in joint.graph.nodes if n.op == "placeholder"]:
         match node.meta["desc"]:
             case ParamAOTInput(target=path) | BufferAOTInput(target=path):
                 name = names.of(path) if path in names._canonical else names.constant(path, constants[path])
@@ -162,7 +170,7 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
                 arguments.append(Value("input", list(inputs)[index]))
                 examples.append(list(inputs.values())[index])
             case TangentAOTInput():
-                examples.append(torch.ones((), dtype=node.meta["val"].dtype))
+                tangent = node.meta["val"].dtype
             case other:
                 raise CaptureError(f"AOTAutograd made an argument that IronGrad does not know: {other}")
     results, kept = _joint_results(joint, names)
@@ -170,14 +178,18 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
         raise CaptureError(_no_gradient(captured))
 
     portable = in_reals(joint)
+    scaled = captured.step.scaler is not None
+    if scaled:
+        arguments.append(SCALE_VALUE)
+        examples.append(torch.ones(()))
 
     def run(*values: torch.Tensor) -> list[torch.Tensor]:
-        ones = torch.ones((), dtype=placeholders[-1].meta["val"].dtype)
-        outputs = interpret_eager(portable, (*values, ones))
+        given, scale = (values[:-1], values[-1]) if scaled else (values, torch.ones((), dtype=tangent))
+        seed = scale / count if count > 1 else scale
+        outputs = interpret_eager(portable, (*given, seed.to(tangent)))
         return [outputs[i] for i in kept]
 
-    given = [e for e, n in zip(examples, placeholders, strict=True) if not _is_tangent(n)]
-    return trace(run, given, arguments, results)
+    return trace(run, examples, arguments, results)
 
 
 def _constants_as_buffers(exported: nn.Module) -> None:
@@ -195,10 +207,6 @@ def _no_gradient(captured: CapturedStep) -> str:
         return f"{usercode.where(model)}: every parameter of the model is frozen (requires_grad=False)"
     place = usercode.line_of(loss_node(captured.train), otherwise=usercode.where(model))
     return f"{place}\n  no parameter gets a gradient. Is it computed under torch.no_grad(), or from detached tensors?"
-
-
-def _is_tangent(node: torch.fx.Node) -> bool:
-    return isinstance(node.meta["desc"], TangentAOTInput)
 
 
 def _joint_results(joint: torch.fx.GraphModule, names: _StateNames) -> tuple[list[Value], list[int]]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -167,6 +167,7 @@ def compile(
     passes: str | None = None,
     disable_passes: Sequence[str] = (),
     entry_points: Sequence[str] | None = None,
+    precision: str | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
 ) -> Artifact:
     """Compile a training step into an artifact directory, and verify it.
@@ -179,6 +180,7 @@ def compile(
         passes: exactly these passes in place of the level's, such as `dce,cse`; `irongrad passes` lists them.
         disable_passes: names of passes to leave out.
         entry_points: which entry points to include, all by default.
+        precision: in place of the step's own, `f32`, `bf16` or `f16`.
         dump_dir: where to write every stage's readable form.
 
     Raises:
@@ -187,6 +189,8 @@ def compile(
         ToolchainError: torch-mlir or IREE failed.
         VerificationError: the compiled step disagrees with the float64 oracle; nothing is written.
     """
+    if precision is not None:
+        step = replace(step, precision=precision)
     options = make_options(
         output,
         target,

@@ -20,7 +20,7 @@ from irongrad.pipeline.cores import (
 )
 from irongrad.pipeline.dtypes import mlir_type
 from irongrad.pipeline.graphs import Function, StepGraph, Value
-from irongrad.pipeline.interface import CHAIN_OF, STEPS_DIM
+from irongrad.pipeline.interface import STEPS_DIM, chain_of
 from irongrad.runtime.manifest import SCOPE, STEPS, EntryPoint, TensorSpec
 
 
@@ -75,7 +75,7 @@ def _assert_all(check: Function, results: str) -> Iterator[str]:
 
 def _guards_of_all_steps(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     """Check every slice of the stacked inputs, and wait for the outcome once."""
-    name = f"check.{CHAIN_OF[entry.name][0]}"
+    name = f"check.{chain_of(entry.name, graph)[0]}"
     check = graph.functions.get(name)
     if check is None:
         return
@@ -96,7 +96,7 @@ def _guards_of_all_steps(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
 
 def _run_once(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     """`train_step`, `grad_step`, `eval_step` and `predict`."""
-    chain = CHAIN_OF[entry.name]
+    chain = chain_of(entry.name, graph)
     values: dict[Value, str] = {}
     for i, spec in enumerate(entry.inputs):
         yield from _private(f"%arg{i}", spec_type(spec), f"%in{i}")
@@ -129,7 +129,7 @@ def _apply_step(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     yield "%count = tensor.from_elements %nf : tensor<f64>"
     values = {Value("count", "accumulated"): "%count"}
     yield from _hypers(entry, values)
-    yield from call_core(CHAIN_OF["apply_step"], graph, values, "%out")
+    yield from call_core(chain_of("apply_step", graph), graph, values, "%out")
     yield from _clear(graph)
     yield from _return_steps(graph)
 
@@ -148,7 +148,7 @@ def _clear(graph: StepGraph) -> Iterator[str]:
 
 def _train_steps(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     """Two loops over the stacked inputs: all guards first, so that a refused call changes nothing; then the steps."""
-    chain = CHAIN_OF["train_steps"]
+    chain = chain_of("train_steps", graph)
     yield "%c0 = arith.constant 0 : index"
     yield "%c1 = arith.constant 1 : index"
     kinds = [spec_type(s) for s in entry.inputs] + ["tensor<?xf64>"] * len(entry.hypers)

@@ -83,6 +83,8 @@ class StepGraph:
         functions: `joint` (forward and backward), `update` (the optimizer), `accumulate` and `mean` (of gradients),
             `eval` and, unless the model has no output but its loss, `predict`; with `check.<name>` for those whose
             inputs have a range. `irongrad.pipeline.assemble` chains them.
+        accumulate: how many micro-batches `joint` runs on in turn; the other functions take whole batches.
+        precision: of forward and backward, as in `TrainStep.precision`.
     """
 
     state: tuple[StateTensor, ...]
@@ -91,6 +93,8 @@ class StepGraph:
     hypers: Mapping[str, float]
     fixed: Mapping[str, float] = field(default_factory=dict)
     functions: Mapping[str, Function] = field(default_factory=dict)
+    accumulate: int = 1
+    precision: str = "f32"
 
     @property
     def seed(self) -> int | None:

@@ -17,7 +17,7 @@ from irongrad.runtime.manifest import EntryPoint, StateSpec, TensorSpec
 STEPS_DIM = "K"
 
 # The functions of the step graph that each entry point runs, one after the other.
-CHAIN_OF = {
+_CHAINS = {
     "train_step": ("joint", "update"),
     "train_steps": ("joint", "update"),
     "grad_step": ("joint", "accumulate"),
@@ -26,6 +26,16 @@ CHAIN_OF = {
     "predict": ("predict",),
     "call": ("call",),
 }
+
+
+def chain_of(entry: str, graph: StepGraph) -> tuple[str, ...]:
+    """The functions of `graph` that an entry point runs, one after the other; none for one that computes nothing.
+
+    The gradients of micro-batches are accumulated before the update.
+    """
+    chain = _CHAINS.get(entry, ())
+    return ("joint", "accumulate", "update") if graph.accumulate > 1 and chain == ("joint", "update") else chain
+
 
 SUMMARIES = {
     "train_step": "One training step; returns the loss before the update.",
@@ -114,7 +124,7 @@ def describe_function(graph: StepGraph, ranges: Sequence[Range]) -> Interface:
 
 def selected(graph: StepGraph, interface: Interface) -> StepGraph:
     """`graph` with the functions that the entry points of `interface` need, and no more."""
-    names = {name for e in interface.entry_points for name in CHAIN_OF.get(e.name, ())}
+    names = {name for e in interface.entry_points for name in chain_of(e.name, graph)}
     functions = {n: f for n, f in graph.functions.items() if n.removeprefix("check.") in names}
     return replace(graph, functions=functions)
 
@@ -124,8 +134,8 @@ def _chosen(available: list[str], chosen: Sequence[str] | None) -> list[str]:
         return available
     if unknown := [n for n in chosen if n not in available]:
         raise UserError(f"entry points {unknown} do not exist; this step has {available}")
-    if not any(n in CHAIN_OF for n in chosen):
-        raise UserError(f"entry points {list(chosen)} compute nothing; add one of {', '.join(CHAIN_OF)}")
+    if not any(n in _CHAINS for n in chosen):
+        raise UserError(f"entry points {list(chosen)} compute nothing; add one of {', '.join(_CHAINS)}")
     # Verification and checkpoints go through these two.
     return [n for n in available if n in {*chosen, "export_state", "import_state"}]
 

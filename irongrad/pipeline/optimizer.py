@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 
 import torch
 
@@ -14,10 +13,12 @@ from irongrad.pipeline.optimizer_state import steps_so_far
 from irongrad.pipeline.optimizer_trace import Update, trace_update
 from irongrad.pipeline.retrace import retrace
 from irongrad.pipeline.scalars import ScalarsToTensors
+from irongrad.pipeline.scaling import SKIPPED_VALUE, LossScale, Rule, Values, loss_scale_of, scaled_update
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import STEPS, Role
 
 COUNT = Value("count", "accumulated")
+_STEPS = Value("state", STEPS)
 
 
 def add_optimizer(joint: JointStep) -> StepGraph:
@@ -31,7 +32,7 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     steps = StateTensor(STEPS, Role.COUNTER, steps_so_far(update.state))
     state = (*joint.state, *update.state, steps)
     inputs = joint.captured.step.inputs
-    hypers = {h.name: h.default for h in update.hypers}
+    hypers = _hypers(joint, update)
     if clash := sorted(set(hypers) & set(inputs)):
         raise CaptureError(f"inputs {clash} have the names of the optimizer's hyperparameters; rename the inputs")
     functions = {
@@ -44,16 +45,25 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     if joint.predict is not None:
         functions["predict"] = joint.predict
     fixed = {h.name: h.default for h in update.fixed}
-    return StepGraph(state, update.parameters, inputs, hypers, fixed, functions)
+    step = joint.captured.step
+    return StepGraph(state, update.parameters, inputs, hypers, fixed, functions, step.accumulate, step.precision)
 
 
-def _update_arguments(update: Update) -> list[Value]:
+def _hypers(joint: JointStep, update: Update) -> dict[str, float]:
+    """The run-time hyperparameters of the update and their defaults."""
+    scale = loss_scale_of(joint.captured.step)
+    return {h.name: h.default for h in update.hypers} | dict(scale.hypers if scale is not None else {})
+
+
+def _update_arguments(update: Update, scale: LossScale | None) -> list[Value]:
     return [
         *(Value("state", n) for n in update.parameters),
         *(Value("gradient", n) for n in update.parameters),
         *(Value("state", t.name) for t in update.state),
-        Value("state", STEPS),
+        _STEPS,
+        *(scale.values if scale is not None else ()),
         *(Value("hyper", h.name) for h in update.hypers),
+        *(Value("hyper", n) for n in (scale.hypers if scale is not None else ())),
     ]
 
 
@@ -61,21 +71,24 @@ def _update_results(update: Update) -> list[Value]:
     return [*(Value("state", n) for n in update.parameters), *(Value("state", t.name) for t in update.state)]
 
 
-def _run_update(update: Update, values: Mapping[Value, torch.Tensor]) -> dict[Value, torch.Tensor]:
-    """Run the update graph on tensors; the step count rises by one."""
-    outputs = ScalarsToTensors(update.graph).run(
-        *(values[a] for a in _update_arguments(update)), enable_io_processing=False
-    )
-    steps = Value("state", STEPS)
-    results = dict(zip(_update_results(update), outputs, strict=True))
-    like = {v: values[v] for v in results}
-    return {v: t.to(like[v].dtype).reshape(like[v].shape) for v, t in results.items()} | {steps: values[steps] + 1}
+def _run_update(update: Update, optimizers: int) -> Rule:
+    """The update as a function of tensors by what they are."""
+    arguments, results = _update_arguments(update, None), _update_results(update)
+
+    def run(values: Values) -> Values:
+        made = values[_STEPS] - values.get(SKIPPED_VALUE, torch.zeros(optimizers, dtype=torch.int64))
+        given = [made if a == _STEPS else values[a] for a in arguments]
+        outputs = ScalarsToTensors(update.graph).run(*given, enable_io_processing=False)
+        new = dict(zip(results, outputs, strict=True))
+        return {v: t.to(values[v].dtype).reshape(values[v].shape) for v, t in new.items()}
+
+    return run
 
 
-def _examples(joint: JointStep, update: Update) -> dict[Value, torch.Tensor]:
+def _examples(joint: JointStep, update: Update) -> Values:
     examples = {Value("state", t.name): t.initial for t in (*joint.state, *update.state)}
-    examples[Value("state", STEPS)] = torch.zeros((), dtype=torch.int64)
-    examples |= {Value("hyper", h.name): torch.zeros((), dtype=torch.float64) for h in update.hypers}
+    examples[_STEPS] = torch.zeros((), dtype=torch.int64)
+    examples |= {Value("hyper", n): torch.zeros((), dtype=torch.float64) for n in _hypers(joint, update)}
     for kind in ("gradient", "accumulator"):
         examples |= {Value(kind, n): examples[Value("state", n)] for n in update.parameters}
     examples[COUNT] = torch.ones((), dtype=torch.float64)
@@ -84,11 +97,17 @@ def _examples(joint: JointStep, update: Update) -> dict[Value, torch.Tensor]:
 
 
 def _update_function(joint: JointStep, update: Update) -> Function:
-    arguments = _update_arguments(update)
-    results = [*_update_results(update), Value("state", STEPS)]
+    """The update; the step count rises by one, also where the loss scale skips it."""
+    scale = loss_scale_of(joint.captured.step)
+    apply = _run_update(update, len(joint.captured.step.optimizers))
+    if scale is not None:
+        apply = scaled_update(scale, update.owners, apply)
+    arguments = _update_arguments(update, scale)
+    results = [*_update_results(update), _STEPS, *(scale.values if scale is not None and scale.dynamic else ())]
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        new = _run_update(update, dict(zip(arguments, tensors, strict=True)))
+        values = dict(zip(arguments, tensors, strict=True))
+        new = apply(values) | {_STEPS: values[_STEPS] + 1}
         return [new[r] for r in results]
 
     examples = _examples(joint, update)

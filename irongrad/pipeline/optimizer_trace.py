@@ -41,12 +41,13 @@ class Update:
     """A traced optimizer update.
 
     Attributes:
-        graph: parameters, gradients, optimizer state, the step count and hyperparameters -> new parameters
-            and new optimizer state; hyperparameters are still symbolic floats.
+        graph: parameters, gradients, optimizer state, how many updates each optimizer made, and hyperparameters -> new
+            parameters and new optimizer state; hyperparameters are still symbolic floats.
         parameters: names of the updated parameters, in order.
         state: the optimizer's state tensors, in order.
         hypers: the hyperparameters that the graph reads, in order.
         fixed: those it was specialised on.
+        owners: the position of the optimizer that updates each parameter and state tensor, by name.
     """
 
     graph: GraphModule
@@ -54,6 +55,7 @@ class Update:
     state: tuple[StateTensor, ...]
     hypers: tuple[Hyper, ...]
     fixed: tuple[Hyper, ...]
+    owners: Mapping[str, int]
 
 
 def trace_update(joint: JointStep) -> Update:
@@ -77,8 +79,18 @@ def trace_update(joint: JointStep) -> Update:
         free = [h for h in hypers if h not in fixed]
         graph, constant = _trace(step.optimizers, parameters, names, initial, free, clips)
         if not constant:
-            return Update(graph, tuple(parameters), distinct(initial), tuple(free), tuple(fixed))
+            owners = _owners(step.optimizers, parameters, initial)
+            return Update(graph, tuple(parameters), distinct(initial), tuple(free), tuple(fixed), owners)
         fixed += constant
+
+
+def _owners(
+    optimizers: Sequence[torch.optim.Optimizer], parameters: Mapping[str, torch.nn.Parameter], initial: State
+) -> dict[str, int]:
+    """The position of the optimizer that updates each parameter and state tensor, by name."""
+    numbers = {id(p): i for i, o in enumerate(optimizers) for g in o.param_groups for p in g["params"]}
+    owners = {name: numbers[id(p)] for name, p in parameters.items()}
+    return owners | {tensor.name: owners[name] for (name, _), tensor in initial.items()}
 
 
 def _named_parameters(joint: JointStep) -> list[tuple[str, torch.nn.Parameter]]:
@@ -133,9 +145,9 @@ def _trace(
             parameter.grad = next(taken).clone()  # type: ignore[attr-defined]
         whole = {t.name: next(taken) for t in unique}
         state = {(n, k): _working(k, whole[initial[n, k].name]) for n, k in keys}
-        steps: torch.Tensor = next(taken)
+        made: torch.Tensor = next(taken)
         traced = dict(zip(hypers, taken, strict=True))
-        started = (steps > 0).to(torch.float64).item()
+        started = [(count > 0).to(torch.float64).item() for count in made.unbind()]
         with torch.no_grad():
             _clip(list(fresh.values()), clips, traced)
             for optimizer in _rebuilt(optimizers, names, fresh, state, hypers, traced, started):
@@ -149,7 +161,7 @@ def _trace(
         return new + [updated[t.name] for t in unique]
 
     tensors = [p.detach() for p in parameters.values()]
-    examples = [*tensors, *tensors, *(t.initial for t in unique), torch.zeros((), dtype=torch.int64)]
+    examples = [*tensors, *tensors, *(t.initial for t in unique), torch.zeros(len(optimizers), dtype=torch.int64)]
     with fake:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
     with fake, _traceable_optimizers(), _NoOutOfPlaceAlias():
@@ -193,11 +205,11 @@ def _rebuilt(
     state: Mapping[tuple[str, str], torch.Tensor],
     hypers: Sequence[Hyper],
     traced: Mapping[Hyper, object],
-    started: object,
+    started: Sequence[object],
 ) -> Iterator[torch.optim.Optimizer]:
     """Copies of the optimizers over the traced parameters, with traced state and hyperparameters."""
     group_number = {id(g): i for i, (_, g) in enumerate(groups_of(optimizers))}
-    for optimizer in optimizers:
+    for optimizer, has_started in zip(optimizers, started, strict=True):
         twin = copy.copy(optimizer)
         twin.state = defaultdict(dict)
         twin.param_groups = []
@@ -209,7 +221,7 @@ def _rebuilt(
                 if key in changed:
                     changed[key] = value
             if isinstance(optimizer, torch.optim.SGD) and changed["momentum"] != 0:
-                changed["dampening"] = changed["dampening"] * started  # type: ignore[operator]
+                changed["dampening"] = changed["dampening"] * has_started  # type: ignore[operator]
             twin.param_groups.append(changed)
             for original in group["params"]:
                 name = names.get(id(original), "")

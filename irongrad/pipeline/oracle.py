@@ -28,12 +28,15 @@ from irongrad.pipeline.differentiate import name_of
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.eager_float64 import eager_float64
+from irongrad.pipeline.eager_scaling import EagerScaler, Skips
 from irongrad.pipeline.graphs import StepGraph
+from irongrad.pipeline.halves import HALVES
+from irongrad.pipeline.scaling import loss_scale_of
 from irongrad.random import Draws, is_random
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import DRAWS, STEPS, Role
 from irongrad.runtime.verification import largest_error
-from irongrad.step import TrainStep
+from irongrad.step import TrainStep, micro_batches
 
 FACTOR = 4.0  # how much worse than eager in the same dtypes a compiled result may be
 FLOOR_ULPS = 16.0  # what is allowed in any case, in last-place units of the largest element
@@ -44,6 +47,7 @@ NOISY_RUNS = 6
 NOISY_RUNS_OF_LARGE_STEPS = 3  # large: a state of more than LARGE elements, where a run takes seconds
 LARGE = 1_000_000
 NOISE_ULPS = 4.0  # a sum in another order rounds more often than the one operator that eager has for it
+NOISE_ULPS_OF_HALVES = 1.0  # computed in float32 and rounded once, there as here (`irongrad.pipeline.halves`)
 
 _EPS_FLOAT64 = float(torch.finfo(torch.float64).eps)
 # Rounding is absolute below the smallest normal float32, and one operator's intermediate value may be flushed to zero.
@@ -125,12 +129,15 @@ def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
     """Run the oracle and the runs in the step's own dtypes, and return expected values with allowed errors."""
     step = captured.step
     exact, oracle = Values(), "float64"
+    # Values overflow in the step's own dtypes, so a run in these says which updates are skipped.
+    skips = run_eager(captured, graph, None, steps, None, lambda key, tensor: None) if step.scaler else None
     try:
-        run_eager(captured, graph, torch.float64, steps, None, exact.record)
+        run_eager(captured, graph, torch.float64, steps, None, exact.record, skips)
     except RuntimeError:
-        # A model with float32 constants in its code cannot run in float64; its own run stands in.
+        # A model with float32 constants in its code cannot run in float64; its own run stands in, without autocast.
         oracle = str(next(step.model.parameters()).dtype).removeprefix("torch.")
-        run_eager(captured, graph, None, steps, None, exact.record)
+        plain = replace(captured, step=replace(step, precision="f32", loss_scale=step.scaler))
+        run_eager(plain, graph, None, steps, None, exact.record, skips)
     spread = Spread(exact)
     elements = sum(t.initial.numel() for t in graph.state)
     for seed in (None, *range(NOISY_RUNS if elements <= LARGE else NOISY_RUNS_OF_LARGE_STEPS)):
@@ -142,8 +149,14 @@ def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
 @eager_control_flow()
 @eager_float64()
 def run_eager(
-    captured: CapturedStep, graph: StepGraph, dtype: torch.dtype | None, steps: int, seed: int | None, record: Recorder
-) -> None:
+    captured: CapturedStep,
+    graph: StepGraph,
+    dtype: torch.dtype | None,
+    steps: int,
+    seed: int | None,
+    record: Recorder,
+    skips: Skips | None = None,
+) -> Skips:
     """Train `steps` steps eagerly on copies, and hand every value to `record`.
 
     Args:
@@ -153,29 +166,39 @@ def run_eager(
         steps: how many.
         seed: of `RoundingNoise`; None for none.
         record: takes the values.
+        skips: the updates to skip; None for those whose gradients overflow under a dynamic loss scale.
+
+    Returns:
+        Which updates were skipped.
     """
     twin = twin_of(captured.step, dtype)
     module = StepModule(twin)
+    scaler = EagerScaler(loss_scale_of(captured.step), twin.optimizers, skips)
     inputs = {n: t.to(dtype) if dtype and t.is_floating_point() else t.clone() for n, t in twin.inputs.items()}
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
     _record_inference(captured, twin, graph, inputs, noise, record)
+    parts = micro_batches(inputs, twin.accumulate)
     for number in range(steps):
-        with _draws(graph, number), noise, mode(module.model, training=True), BeforeAutograd(eager=True):
-            for optimizer in twin.optimizers:
-                optimizer.zero_grad(set_to_none=True)
-            loss = module(*(t.clone() for t in inputs.values()))
-            loss.backward()
+        for optimizer in twin.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        losses = []
+        for call, part in enumerate(parts, number * len(parts)):
+            with _draws(graph, call), noise, mode(module.model, training=True), BeforeAutograd(eager=True):
+                loss = module(*(t.clone() for t in part.values()))
+                scaler.scaled(loss / len(parts) if len(parts) > 1 else loss).backward()
+            losses.append(loss.detach())
         _fill_gradients(module, graph)
-        record(key_of("loss", number), loss)
+        record(key_of("loss", number), torch.stack(losses).mean())
         gradients = {name_of(n): p.grad for n, p in module.named_parameters()}
         for name in graph.gradients:
             record(key_of("gradient", number, name), gradients[name])
         with noise:
+            scaler.unscale()
             _clip(twin)
-            for optimizer in twin.optimizers:
-                optimizer.step()
-        for name, tensor in eager_state(module, twin, graph, number + 1).items():
+            scaler.step()
+        for name, tensor in (eager_state(module, twin, graph, number + 1) | scaler.state()).items():
             record(key_of("state", number + 1, name), tensor)
+    return scaler.skips
 
 
 def _fill_gradients(module: StepModule, graph: StepGraph) -> None:
@@ -228,9 +251,10 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
     for tensor in graph.state:
         if tensor.role is Role.OPTIMIZER:
             _, key, name = tensor.name.split("/", 2)
-            result[tensor.name] = states[id(parameters[name])][key]
+            # There is none yet where every step so far was skipped.
+            result[tensor.name] = states.get(id(parameters[name]), {}).get(key, tensor.initial)
         elif tensor.name in (STEPS, DRAWS):
-            result[tensor.name] = tensor.initial + steps
+            result[tensor.name] = tensor.initial + steps * (graph.accumulate if tensor.name == DRAWS else 1)
         else:
             result[tensor.name] = tensors.get(tensor.name, tensor.initial)
     return result
@@ -239,9 +263,9 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
 class RoundingNoise(TorchDispatchMode):
     """Multiply every computed floating-point value by 1 + u, |u| up to `NOISE_ULPS` last-place units of its dtype.
 
-    A bfloat16 value (in Muon's Newton-Schulz iteration, say) is so noisy in its last bits, a float32 one in its own,
-    as compiled code that sums in another order is. This is Monte Carlo arithmetic (D. S. Parker, "Monte Carlo
-    Arithmetic", UCLA CSD-970002, 1997): the spread of such runs shows how far rounding alone may move each result.
+    So noisy are the last bits of compiled code, which sums in another order; half-precision ones are less noisy
+    (`NOISE_ULPS_OF_HALVES`). This is Monte Carlo arithmetic (D. S. Parker, "Monte Carlo Arithmetic", UCLA CSD-970002,
+    1997): the spread of such runs shows how far rounding alone may move each result.
     """
 
     def __init__(self, seed: int) -> None:
@@ -283,7 +307,8 @@ class RoundingNoise(TorchDispatchMode):
     def _factors_of(self, dtype: torch.dtype) -> torch.Tensor:
         if dtype not in self._factors:
             wide = torch.promote_types(dtype, torch.float32)
-            self._factors[dtype] = 1 + self._units.to(wide) * (NOISE_ULPS * torch.finfo(dtype).eps)
+            ulps = NOISE_ULPS_OF_HALVES if dtype in HALVES else NOISE_ULPS
+            self._factors[dtype] = 1 + self._units.to(wide) * (ulps * torch.finfo(dtype).eps)
         return self._factors[dtype]
 
 

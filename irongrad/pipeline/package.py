@@ -187,4 +187,5 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], direc
         versions=versions | {p: version(p) for p in PACKAGES},
         files={n: file_spec(directory / n) for n in names},
         seed=module.graph.seed,
+        precision=module.graph.precision,
     )

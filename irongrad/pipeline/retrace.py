@@ -17,6 +17,7 @@ from torch.fx.traceback import preserve_node_meta
 from irongrad.decompositions import decomposition_table
 from irongrad.decompositions.registry import Decomposition, Operator
 from irongrad.pipeline.empties import fold_empty_tensors
+from irongrad.pipeline.halves import in_float32, rounded, widened
 from irongrad.pipeline.regions import aliases_allowed, check_control_flow, simplified
 from irongrad.pipeline.stacks import stack_scalars_first
 from irongrad.pipeline.usercode import located
@@ -76,7 +77,12 @@ DETERMINANTS = frozenset({aten._linalg_det.default, aten._linalg_slogdet.default
 
 
 class Portable(torch.fx.Interpreter):
-    """Runs a graph without what only eager's kernels understand: strides and negative indices."""
+    """Runs a graph without what only eager's kernels understand: strides, negative indices, and half precision."""
+
+    def run_node(self, n: Node) -> Any:
+        """Run one node; remember it for what `call_function` needs of it."""
+        self.node = n
+        return super().run_node(n)
 
     def fetch_args_kwargs_from_env(self, n: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a node; of a determinant, the matrix whose transpose is factored.
@@ -106,6 +112,9 @@ class Portable(torch.fx.Interpreter):
             args = (args[0], _without_negatives(args[0], args[1]), *args[2:])
         if isinstance(target, HigherOrderOperator):
             args = tuple(_region(a) if isinstance(a, GraphModule) else a for a in args)
+        if in_float32(target, (args, kwargs)):
+            result = super().call_function(target, *widened((args, kwargs)))
+            return rounded(target, args, result, self.node.meta["val"])
         return super().call_function(target, args, kwargs)
 
 

@@ -14,20 +14,24 @@ from torch import nn
 
 from irongrad.runtime.checkpoint import atomic_write
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.manifest import DRAWS, SEED, STEPS, Manifest, Role, read_manifest
+from irongrad.runtime.manifest import DRAWS, GROWTH_TRACKER, SCALE, SEED, SKIPPED, STEPS, Manifest, Role, read_manifest
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
 def load_checkpoint(
-    path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizers | None = None
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: Optimizers | None = None,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Load a checkpoint of a compiled run into an eager model, and into its optimizer if one is given.
+    """Load a checkpoint of a compiled run into an eager model, and into its optimizer and scaler if they are given.
 
     Args:
         path: a file that `Session.save` wrote.
         model: an eager model with the parameters and buffers that the compiled one has.
         optimizer: the eager optimizer, or several, over the model's parameters.
+        scaler: the eager loss scale; its options stay as they are.
 
     Returns:
         The model's part of the checkpoint, as it was given to `model.load_state_dict`.
@@ -46,6 +50,11 @@ def load_checkpoint(
         for group in one.param_groups:
             for parameter in group["params"]:
                 _load_state(one, parameter, names[id(parameter)], tensors)
+    if scaler is not None:
+        if SCALE not in tensors:
+            raise ArtifactError(f"{path} has no {SCALE}: the compiled step has no loss scale")
+        loaded = {"scale": tensors[SCALE].item(), "_growth_tracker": int(tensors.get(GROWTH_TRACKER, torch.tensor(0)))}
+        scaler.load_state_dict({**scaler.state_dict(), **loaded})
     return mine
 
 
@@ -64,6 +73,7 @@ def save_checkpoint(
     model: nn.Module,
     optimizer: Optimizers | None,
     artifact: str | os.PathLike[str] | Manifest,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> None:
     """Write an eager model's and optimizer's state as a checkpoint of the compiled step.
 
@@ -73,12 +83,14 @@ def save_checkpoint(
         optimizer: its optimizer or optimizers. State that they do not hold yet keeps the value that the artifact
             starts with.
         artifact: the artifact's directory, or its manifest; it says which tensors a checkpoint has.
+        scaler: the loss scale. Without one, it keeps the value that the artifact starts with.
 
     Raises:
         ArtifactError: the model lacks a tensor, or one has another shape.
     """
     manifest = artifact if isinstance(artifact, Manifest) else read_manifest(Path(artifact))
     names = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    names |= _scaler_state(scaler, manifest)
     states = {id(p): s for o in _each(optimizer) for p, s in o.state.items()}
     tensors: dict[str, torch.Tensor] = {}
     for spec in manifest.state:
@@ -90,6 +102,16 @@ def save_checkpoint(
                 raise ArtifactError(f"{key} has shape {tuple(value.shape)}, the compiled step has {spec.shape}")
             tensors[key] = value.detach().cpu().contiguous().clone()
     atomic_write(Path(path), save(tensors, metadata={"format": "irongrad-1"}))
+
+
+def _scaler_state(scaler: torch.amp.GradScaler | None, manifest: Manifest) -> dict[str, torch.Tensor]:
+    """The loss scale as state. No skipped update is counted: the step count is that of the optimizers' own."""
+    found = {s.name: torch.zeros(s.shape, dtype=torch.int64) for s in manifest.state if s.name == SKIPPED}
+    if scaler is not None and scaler.is_enabled():
+        state = scaler.state_dict()
+        found[SCALE] = torch.tensor(state["scale"], dtype=torch.float32)
+        found[GROWTH_TRACKER] = torch.tensor(state["_growth_tracker"], dtype=torch.int32)
+    return found
 
 
 def _eager_value(

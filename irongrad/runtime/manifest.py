@@ -27,6 +27,10 @@ STEPS = "irongrad/steps"
 # Random numbers: their seed, and how many calls of entry points have drawn under it.
 SEED = "irongrad/seed"
 DRAWS = "irongrad/draws"
+# The loss scale, under the names that GradScaler.state_dict has, and how often each optimizer's update was skipped.
+SCALE = "scaler/scale"
+GROWTH_TRACKER = "scaler/growth_tracker"
+SKIPPED = "scaler/skipped"
 
 
 class Role(StrEnum):
@@ -38,6 +42,7 @@ class Role(StrEnum):
     OPTIMIZER = "optimizer"
     COUNTER = "counter"
     RANDOM = "random"
+    SCALER = "scaler"
 
 
 @dataclass(frozen=True)
@@ -208,6 +213,7 @@ class Manifest:
         function: how it is called, where it is a compiled function and no training step.
         seed: that of the random numbers in the initial state, or a compiled function's default; None where nothing is
             drawn.
+        precision: `f32`, or the dtype of autocast, `bf16` or `f16`, in which the model runs.
     """
 
     format_version: int
@@ -222,6 +228,7 @@ class Manifest:
     files: dict[str, FileSpec] = field(default_factory=dict)
     function: FunctionSpec | None = None
     seed: int | None = None
+    precision: str = "f32"
 
     def entry_point(self, name: str) -> EntryPoint | None:
         """The entry point called `name`, or None."""

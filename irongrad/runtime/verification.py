@@ -32,8 +32,11 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """The error as a fraction of what is allowed; infinite for NaN against a number."""
-        if self.error == 0.0:
+        """The error as a fraction of what is allowed; infinite for NaN against a number.
+
+        Anything is allowed of gradients that overflow in eager runs, whose update is skipped.
+        """
+        if self.error == 0.0 or self.allowed == float("inf"):
             return 0.0
         return self.error / self.allowed if self.allowed > 0 else float("inf")
 

@@ -1,0 +1,294 @@
+"""Mixed precision and loss scaling beside eager `torch.autocast` and `torch.amp.GradScaler`, on graphs run by eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.utils import clip_grad_norm_
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import irongrad as ig
+from irongrad.pipeline.capture import capture
+from irongrad.pipeline.differentiate import differentiate
+from irongrad.pipeline.graphs import StepGraph, Value
+from irongrad.pipeline.optimizer import add_optimizer
+from irongrad.pipeline.retrace import interpret
+from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.manifest import GROWTH_TRACKER, SCALE, SKIPPED, STEPS
+
+HALVES = {"bf16": torch.bfloat16, "f16": torch.float16}
+
+
+def graph_of(step: ig.TrainStep) -> StepGraph:
+    return add_optimizer(differentiate(capture(step)))
+
+
+class Running:
+    """A step graph as eager runs it: the state, and its functions one after the other."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        self.graph = graph
+        self.state = {t.name: t.initial.clone() for t in graph.state}
+
+    def step(self, **inputs: torch.Tensor) -> dict[Value, torch.Tensor]:
+        values = {Value("input", n): t for n, t in inputs.items()}
+        values |= {Value("hyper", n): torch.tensor(v, dtype=torch.float64) for n, v in self.graph.hypers.items()}
+        for name in ("joint", "update"):
+            function = self.graph.functions[name]
+            values |= {Value("state", n): t for n, t in self.state.items()}
+            results = interpret(function.graph, [values[a] for a in function.arguments])
+            values |= dict(zip(function.results, results, strict=True))
+            self.state |= {r.name: values[r] for r in function.results if r.kind == "state"}
+        return values
+
+
+class Net(nn.Module):
+    """Operators that autocast runs in half precision, in float32, and in whatever they get; a region without it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.batch = nn.Linear(8, 16), nn.LayerNorm(16), nn.BatchNorm1d(16)
+        self.mix, self.outer = nn.Linear(16, 16, bias=False), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.batch(torch.relu(self.inner(x))))
+        with torch.autocast("cpu", enabled=False):
+            hidden = hidden + self.mix(hidden.to(self.mix.weight.dtype))
+        gates = nn.functional.softmax(hidden @ self.mix.weight, -1)
+        return self.outer(gates * nn.functional.gelu(hidden))
+
+
+def make_step(make_optimizer: Callable[..., torch.optim.Optimizer] | None = None, **options: object) -> ig.TrainStep:
+    torch.manual_seed(0)
+    model = Net()
+    make = make_optimizer or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    inputs = {"x": torch.randn(12, 8), "y": torch.randint(0, 4, (12,))}
+    return ig.TrainStep(model, cross_entropy, make(model.parameters()), inputs, **options)
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    true = expected.detach().double()
+    return float((found.detach().double() - true).norm() / true.norm())
+
+
+@pytest.mark.parametrize("precision", HALVES)
+def test_loss_and_gradients_are_those_of_eager_autocast(precision: str) -> None:
+    """As near to float64 as eager autocast is, and no nearer than half precision can be."""
+    step = make_step(precision=precision, loss_scale=1.0)
+    values = Running(graph_of(step)).step(**step.inputs)
+    model, exact = copy.deepcopy(step.model), copy.deepcopy(step.model).double()
+    with torch.autocast("cpu", HALVES[precision]):
+        loss = cross_entropy(model(step.inputs["x"]), step.inputs["y"])
+    loss.backward()
+    true_loss = cross_entropy(exact(step.inputs["x"].double()), step.inputs["y"])
+    true_loss.backward()
+    found = values[Value("output", "loss")]
+    assert found.dtype == loss.dtype
+    assert distance(found, loss) <= max(1e-6, 0.5 * distance(loss, true_loss))
+    for name, parameter in model.named_parameters():
+        gradient, truth = values[Value("gradient", name)], exact.get_parameter(name).grad
+        assert gradient.dtype == torch.float32
+        assert 1e-5 < distance(gradient, truth) <= 2 * distance(parameter.grad, truth), name
+
+
+class Dtypes(TorchDispatchMode):
+    """The dtypes of what products, softmax and norms return, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, torch.dtype]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        first = result[0] if isinstance(result, tuple) else result
+        if isinstance(first, torch.Tensor):
+            self.found.append((str(func), first.dtype))
+        return result
+
+
+@pytest.mark.parametrize("precision", HALVES)
+def test_operators_run_in_the_dtypes_of_autocast(precision: str) -> None:
+    """`precision` and a `torch.autocast` around the model are one thing, and so are their operators."""
+    step = make_step(precision=precision)
+    program = capture(step).train.module(check_guards=False)
+    with Dtypes() as captured:
+        program(*step.inputs.values())
+    with Dtypes() as eager, torch.autocast("cpu", HALVES[precision]):
+        cross_entropy(copy.deepcopy(step.model)(step.inputs["x"]), step.inputs["y"])
+    kept = ("mm", "softmax", "norm", "gelu", "nll")
+    of_interest = [[(n, d) for n, d in found.found if any(k in n for k in kept)] for found in (captured, eager)]
+    assert len({d for _, d in of_interest[0]}) == 2
+    assert of_interest[0] == of_interest[1]
+
+
+def test_an_autocast_region_of_the_users_own_is_kept() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.layer(x)
+
+    torch.manual_seed(0)
+    model = Own()
+    inputs = {"x": torch.randn(6, 8), "y": torch.randn(6, 1)}
+    step = ig.TrainStep(model, mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    joint = differentiate(capture(step))
+    assert joint.predict is not None
+    assert joint.predict.results_like()[0].dtype == torch.bfloat16
+    values = Running(add_optimizer(joint)).step(**inputs)
+    loss = mse_loss(model(inputs["x"]), inputs["y"])
+    loss.backward()
+    torch.testing.assert_close(values[Value("output", "loss")], loss.detach(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(values[Value("gradient", "layer.weight")], model.layer.weight.grad, rtol=1e-2, atol=1e-4)
+
+
+def eager_steps(step: ig.TrainStep, scaler: torch.amp.GradScaler, batches: list[dict[str, torch.Tensor]]):
+    """Train as PyTorch's documentation does, and yield what there is after every step."""
+    model, optimizers = copy.deepcopy((step.model, list(step.optimizers)))
+    for batch in batches:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        with step.autocast():
+            loss = step.loss(model(batch["x"]), batch["y"])
+        scaler.scale(loss).backward()
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+        if step.clip_grad_norm is not None:
+            clip_grad_norm_(model.parameters(), step.clip_grad_norm)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        yield loss.detach(), model, scaler
+
+
+def batches_with_overflow(step: ig.TrainStep, overflows: list[bool]) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    batches = [{"x": torch.randn(12, 8, generator=generator), "y": step.inputs["y"]} for _ in overflows]
+    for batch, overflow in zip(batches, overflows, strict=True):
+        if overflow:
+            batch["x"][0, 0] = float("inf")
+    return batches
+
+
+OPTIMIZERS = {
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, eps=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_are_those_of_grad_scaler(name: str) -> None:
+    """Overflow in the first step and between others, growth after every third, in f16 with clipping."""
+    options = {"init_scale": 1024.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 3}
+    scaler = torch.amp.GradScaler("cpu", **options)
+    step = make_step(OPTIMIZERS[name], precision="f16", loss_scale=scaler, clip_grad_norm=0.5)
+    overflows = [True, False, False, False, False, True, True, False, False, False, False]
+    batches = batches_with_overflow(step, overflows)
+    running = Running(graph_of(step))
+    twin = torch.amp.GradScaler("cpu", **options)
+    scales = []
+    for number, (loss, model, eager) in enumerate(eager_steps(step, twin, batches)):
+        before = running.state
+        values = running.step(**batches[number])
+        assert running.state[SCALE].item() == eager.get_scale()
+        assert running.state[GROWTH_TRACKER].item() == eager._growth_tracker.item()
+        assert running.state[SKIPPED].tolist() == [sum(overflows[: number + 1])]
+        assert running.state[STEPS].item() == number + 1
+        scales.append(eager.get_scale())
+        if overflows[number]:
+            kept = [n for n in before if n in dict(model.named_parameters()) or n.startswith("optimizer/")]
+            assert all(torch.equal(running.state[n], before[n]) for n in kept)
+            continue
+        assert distance(values[Value("output", "loss")], loss) < 2e-3
+        for key, parameter in model.named_parameters():
+            assert distance(running.state[key], parameter) < 5e-3, key
+    assert scales == [256.0, 256.0, 256.0, 1024.0, 1024.0, 256.0, 64.0, 64.0, 64.0, 256.0, 256.0]
+
+
+def test_each_optimizer_skips_for_its_own_gradients() -> None:
+    """GradScaler skips the optimizer whose gradients overflow, and backs off for all."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.first(x.nan_to_num(posinf=0.0)) + self.second(x)
+
+    torch.manual_seed(0)
+    model = Two()
+    optimizers = [
+        torch.optim.SGD(model.first.parameters(), lr=0.1, momentum=0.9, dampening=0.5),
+        torch.optim.SGD(model.second.parameters(), lr=0.1, momentum=0.9, dampening=0.5),
+    ]
+    inputs = {"x": torch.randn(12, 8), "y": torch.randn(12, 4)}
+
+    def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return mse_loss(output.nan_to_num(posinf=0.0, neginf=0.0), y)
+
+    step = ig.TrainStep(model, loss, optimizers, inputs, loss_scale=torch.amp.GradScaler("cpu", init_scale=8.0))
+    overflows = [True, False, False]
+    batches = [{**b, "y": inputs["y"]} for b in batches_with_overflow(step, overflows)]
+    running = Running(graph_of(step))
+    for number, (_, eager, scaler) in enumerate(eager_steps(step, torch.amp.GradScaler("cpu", 8.0), batches)):
+        running.step(**batches[number])
+        assert running.state[SCALE].item() == scaler.get_scale() == 4.0
+        assert running.state[SKIPPED].tolist() == [0, 1]
+        for name, parameter in eager.named_parameters():
+            torch.testing.assert_close(running.state[name], parameter.detach(), msg=name)
+
+
+def test_a_fixed_scale_changes_no_float32_number() -> None:
+    plain, scaled = Running(graph_of(make_step())), Running(graph_of(make_step(loss_scale=4096.0)))
+    assert set(scaled.state) - set(plain.state) == {SCALE}
+    inputs = make_step().inputs
+    for _ in range(2):
+        plain.step(**inputs)
+        values = scaled.step(**inputs)
+    assert all(torch.equal(scaled.state[n], t) for n, t in plain.state.items())
+    assert scaled.state[SCALE].item() == 4096.0
+    assert values[Value("gradient", "outer.bias")].abs().max() > 1.0
+
+
+def test_scale_of_a_used_scaler_is_taken_over() -> None:
+    scaler = torch.amp.GradScaler("cpu", growth_interval=5)
+    step = make_step(precision="f16", loss_scale=scaler)
+    list(eager_steps(step, scaler, batches_with_overflow(step, [True, False, False])))
+    state = {t.name: t.initial.item() for t in graph_of(step).state if t.name in (SCALE, GROWTH_TRACKER)}
+    assert state == {SCALE: 32768.0, GROWTH_TRACKER: 2}
+
+
+def test_f16_has_a_dynamic_scale_unless_told_otherwise() -> None:
+    hypers = graph_of(make_step(precision="f16")).hypers
+    assert (hypers["growth_factor"], hypers["backoff_factor"], hypers["growth_interval"]) == (2.0, 0.5, 2000.0)
+    for options in ({"precision": "bf16"}, {}, {"loss_scale": torch.amp.GradScaler("cpu", enabled=False)}):
+        assert not [t for t in graph_of(make_step(**options)).state if t.name == SCALE]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "fp16"}, "precision is 'fp16'; it must be one of f32, bf16, f16"),
+        ({"loss_scale": 0.0}, "loss_scale is 0.0; it must be a positive number"),
+        ({"loss_scale": "dynamic"}, "loss_scale is a str; it must be a number or a torch.amp.GradScaler"),
+    ],
+)
+def test_refusals(options: dict[str, object], message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        make_step(**options)
+
+
+def test_a_scaler_refuses_float16_parameters() -> None:
+    model = nn.Linear(8, 1).half()
+    inputs = {"x": torch.randn(6, 8).half(), "y": torch.randn(6, 1).half()}
+    with pytest.raises(CaptureError, match="does not take float16 parameters"):
+        ig.TrainStep(model, mse_loss, torch.optim.SGD(model.parameters()), inputs, precision="f16")
