@@ -18,7 +18,7 @@ from irongrad.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
-LONGEST_CHAIN = 128  # elements that are added in one chain
+LONGEST_CHAIN = 1024  # elements that are added in one chain
 LONGEST_PRODUCT = 2048  # the same for matrix products, at whose chunks memory is spent
 _UNEVEN = 8  # a chunk may be this much smaller than wanted before padding is the lesser evil
 
