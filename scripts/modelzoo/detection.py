@@ -6,6 +6,8 @@ That matching (Hungarian for DETR, task-aligned for YOLOv8) is data-dependent, a
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -30,7 +32,9 @@ class _AlwaysClamps(TorchFunctionMode):
     decision saves time only.
     """
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         return np.False_ if func is torch.isfinite else func(*args, **(kwargs or {}))
 
 

@@ -115,10 +115,10 @@ def test_every_stage_is_dumped(project):
         "01_capture.train.txt",
         "02_differentiate.joint.fx",
         "03_optimizer.update.fx",
-        "05_import.linalg.mlir",
+        "06_import.linalg.mlir",
     } <= names
-    assert any(n.startswith("06_assemble") for n in names)
-    assert "util.global private mutable" in (project / "dump" / "06_assemble.mlir").read_text()
+    assert any(n.startswith("07_assemble") for n in names)
+    assert "util.global private mutable" in (project / "dump" / "07_assemble.mlir").read_text()
 
 
 def test_train_learns_and_resumes_where_it_left_off(project, tmp_path):

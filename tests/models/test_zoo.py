@@ -1,0 +1,52 @@
+"""Models of transformers: a few compiled, others up to their operators. `./scripts/models` compiles all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import irongrad as ig
+from irongrad.pipeline.check import check
+
+ZOO = Path(__file__).parents[2] / "scripts" / "modelzoo"
+
+Zoo = dict[str, Callable[[], ig.TrainStep]]
+
+COMPILED = ("GPT-2", "ResNet")
+CHECKED = ("DETR", "Mixtral", "Swin")
+ELSEWHERE = ("YOLOv8",)  # needs ultralytics, which is no dependency of the tests
+
+
+@pytest.fixture(scope="module")
+def zoo() -> Iterator[Zoo]:
+    """The models by name; nothing is downloaded to make one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.syspath_prepend(str(ZOO))
+        import zoo
+
+        yield zoo.MODELS
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_steps_agree_with_eager_float64(name: str, zoo: Zoo, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    artifact = ig.compile(zoo[name](), tmp_path / "artifact", entry_points=["train_step", "predict"])
+    report = artifact.reports["llvm-cpu"]
+    assert report.passed
+    assert report.oracle == "float64"
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_every_operator_can_be_compiled(name: str, zoo: Zoo) -> None:
+    assert check(zoo[name]()).refusals == ()
+
+
+@pytest.mark.slow
+def test_every_operator_of_the_others_can_be_compiled(zoo: Zoo) -> None:
+    others = set(zoo) - {*COMPILED, *CHECKED, *ELSEWHERE}
+    assert len(others) > 10
+    assert {name: check(zoo[name]()).refusals for name in others} == dict.fromkeys(others, ())
