@@ -11,9 +11,9 @@ DEFAULT_LEVEL = 2
 # 0: what was captured. 1: cheap clean-up. 2: all that pays on the usual workloads. 3: also what costs compile time.
 LEVELS = {
     0: "",
-    1: "convolutions,layout,dce,cse",
-    2: "convolutions,layout,dce,cse",
-    3: "convolutions,layout,dce,cse",
+    1: "convolutions,layout,product-sums,interleave,dce,cse",
+    2: "convolutions,layout,product-sums,interleave,dce,cse",
+    3: "convolutions,layout,product-sums,interleave,dce,cse",
 }
 
 

@@ -22,7 +22,7 @@ from irongrad.runtime.errors import UserError
 GROUP = "irongrad.passes"
 
 # One file each; the order is that of `irongrad passes`.
-MODULES = ("dead_code", "common_subexpressions", "convolutions", "layout")
+MODULES = ("dead_code", "common_subexpressions", "convolutions", "layout", "product_sums", "interleave")
 
 _ITEM = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
 

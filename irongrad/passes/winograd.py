@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
+from irongrad.passes.interleave import choice
+
 Parts = Sequence[torch.Tensor]
 
 # The filter's transform of a flipped kernel is that of the kernel itself with the first and the last place swapped.
@@ -33,8 +35,8 @@ def winograd(x: torch.Tensor, weight: torch.Tensor, padding: Sequence[int], *, a
     tiles = _input_tiles(x, padding, out, order)
     products = torch.bmm(tiles.flatten(2, 4).flatten(0, 1), filters.transpose(1, 2) if adjoint else filters)
     by_place = products.reshape(4, 4, *tiles.shape[2:5], -1)  # [4, 4, N, tiles, tiles, channels]
-    rows = _choice(_outputs([by_place[i] for i in order]), 3)  # [4, N, tiles, 2, tiles, channels]
-    both = _choice(_outputs([rows[i] for i in order]), 4)  # [N, tiles, 2, tiles, 2, channels]
+    rows = choice(_outputs([by_place[i] for i in order]), 3)  # [4, N, tiles, 2, tiles, channels]
+    both = choice(_outputs([rows[i] for i in order]), 4)  # [N, tiles, 2, tiles, 2, channels]
     image = both.flatten(3, 4).flatten(1, 2)
     return image[:, : out[0], : out[1]].permute(0, 3, 1, 2)
 
@@ -49,8 +51,8 @@ def winograd_weight_gradient(grad: torch.Tensor, x: torch.Tensor, padding: Seque
     spread = _output_tiles(grad)
     left, right = (t.flatten(2, 4).flatten(0, 1) for t in (spread, tiles))
     places = torch.bmm(left.transpose(1, 2), right).reshape(4, 4, grad.shape[1], x.shape[1])
-    rows = _choice(_filter_gradients([places[i] for i in range(4)]), 0)
-    both = _choice(_filter_gradients([rows[:, i] for i in range(4)]), 1)
+    rows = choice(_filter_gradients([places[i] for i in range(4)]), 0)
+    both = choice(_filter_gradients([rows[:, i] for i in range(4)]), 1)
     return both.permute(2, 3, 0, 1)
 
 
@@ -64,9 +66,9 @@ def _input_tiles(x: torch.Tensor, padding: Sequence[int], out: Sequence[int], or
     height, width = counts
     halves = last.reshape(x.shape[0], height + 1, 2, width + 1, 2, x.shape[1])
     down = [halves[:, i // 2 : i // 2 + height, i % 2] for i in range(4)]
-    rows = _choice([_inputs(down)[i] for i in order], 0)  # [4, N, tiles, tiles + 1, 2, C]
+    rows = choice([_inputs(down)[i] for i in order], 0)  # [4, N, tiles, tiles + 1, 2, C]
     across = [rows[:, :, :, i // 2 : i // 2 + width, i % 2] for i in range(4)]
-    return _choice([_inputs(across)[i] for i in order], 1)
+    return choice([_inputs(across)[i] for i in order], 1)
 
 
 def _output_tiles(grad: torch.Tensor) -> torch.Tensor:
@@ -75,15 +77,15 @@ def _output_tiles(grad: torch.Tensor) -> torch.Tensor:
     last = grad.permute(0, 2, 3, 1)
     last = F.pad(last, (0, 0, 0, 2 * width - last.shape[2], 0, 2 * height - last.shape[1]))
     pairs = last.reshape(grad.shape[0], height, 2, width, 2, grad.shape[1])
-    rows = _choice(_output_gradients([pairs[:, :, i] for i in range(2)]), 0)  # [4, N, tiles, tiles, 2, O]
-    return _choice(_output_gradients([rows[:, :, :, :, i] for i in range(2)]), 1)
+    rows = choice(_output_gradients([pairs[:, :, i] for i in range(2)]), 0)  # [4, N, tiles, tiles, 2, O]
+    return choice(_output_gradients([rows[:, :, :, :, i] for i in range(2)]), 1)
 
 
 def _filters(weight: torch.Tensor) -> torch.Tensor:
     """[16, C, O]."""
     kernel = weight.permute(2, 3, 1, 0)
-    rows = _choice(_kernels([kernel[i] for i in range(3)]), 0)
-    return _choice(_kernels([rows[:, i] for i in range(3)]), 1).flatten(0, 1)
+    rows = choice(_kernels([kernel[i] for i in range(3)]), 0)
+    return choice(_kernels([rows[:, i] for i in range(3)]), 1).flatten(0, 1)
 
 
 def _inputs(d: Parts) -> Parts:
@@ -106,17 +108,3 @@ def _output_gradients(y: Parts) -> Parts:
 def _filter_gradients(u: Parts) -> Parts:
     middle = (u[1] + u[2]) * 0.5
     return u[0] + middle, (u[1] - u[2]) * 0.5, middle + u[3]
-
-
-def _choice(parts: Parts, dim: int) -> torch.Tensor:
-    """`torch.stack(parts, dim)` as one elementwise function of all parts, which IREE compiles to one loop.
-
-    It copies the parts of a stack one by one, and along an inner dimension slowly.
-    """
-    shape = [1] * (parts[0].ndim + 1)
-    shape[dim] = len(parts)
-    place = torch.arange(len(parts)).reshape(shape)
-    result = parts[-1].unsqueeze(dim)
-    for i, part in list(enumerate(parts[:-1]))[::-1]:
-        result = torch.where(place == i, part.unsqueeze(dim), result)
-    return result
