@@ -56,7 +56,7 @@ class Interleave:
             return False
         parts: Any = node.args[0]
         values = [value_of(p) for p in parts]
-        leading = value_of(node).shape[: node.args[1]]  # type: ignore[misc]
+        leading = value_of(node).shape[: node.args[1]]
         return (
             1 < len(parts) <= self.parts
             and math.prod(leading) > 1

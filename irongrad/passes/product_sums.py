@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from irongrad.passes.base import Context, PassResult, value_of
+from irongrad.passes.dead_code import eliminate_dead_code
 from irongrad.passes.rewrite import call, replace
 
 aten = torch.ops.aten
@@ -52,6 +53,8 @@ class ProductSums:
             elif all(_is_sum(t) for t in terms) and len({_row(t) for t in terms}) == 1:
                 _join(node, terms, aten.sum.dim_IntList)
                 stats["sums"] += len(terms)
+        if any(stats.values()):
+            eliminate_dead_code(graph)
         return PassResult(any(stats.values()), stats)
 
 
@@ -94,7 +97,7 @@ def _is_sum(node: Node) -> bool:
     """Whether `node` is a sum over the first dimension of a matrix."""
     if node.target is not aten.sum.dim_IntList or len(node.users) != 1 or node.kwargs:
         return False
-    return value_of(node.all_input_nodes[0]).ndim == 2 and node.args[1] == [0]
+    return bool(value_of(node.all_input_nodes[0]).ndim == 2 and node.args[1] == [0])
 
 
 def _row(node: Node) -> tuple[int, torch.dtype]:
