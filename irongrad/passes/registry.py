@@ -22,7 +22,16 @@ from irongrad.runtime.errors import UserError
 GROUP = "irongrad.passes"
 
 # One file each; the order is that of `irongrad passes`.
-MODULES = ("dead_code", "common_subexpressions", "constant_folding", "simplify")
+MODULES = (
+    "dead_code",
+    "common_subexpressions",
+    "constant_folding",
+    "simplify",
+    "convolutions",
+    "layout",
+    "product_sums",
+    "interleave",
+)
 
 _ITEM = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
 

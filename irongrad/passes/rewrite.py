@@ -17,9 +17,14 @@ _KEPT = ("stack_trace", "from_node", "autograd_backward", "nn_module_stack", "so
 def call(graph: Graph, operator: Callable[..., Any], *args: Any, like: Node, **kwargs: Any) -> Node:
     """A call of `operator` at the graph's insertion point, with the value it gives and the line of `like`."""
     node = graph.call_function(operator, args, kwargs)
-    node.meta = {k: like.meta[k] for k in _KEPT if k in like.meta}
+    node.meta = meta_of(like)
     node.meta["val"] = computed_value(node)
     return node
+
+
+def meta_of(node: Node) -> dict[str, Any]:
+    """What another node about the same user's line keeps of `node.meta`."""
+    return {k: node.meta[k] for k in _KEPT if k in node.meta}
 
 
 def computed_value(node: Node) -> Any:

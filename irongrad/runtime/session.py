@@ -31,6 +31,7 @@ from irongrad.runtime.manifest import (
     check_files,
     read_manifest,
 )
+from irongrad.runtime.memory import keep_freed_memory
 
 Array = np.ndarray[Any, Any]
 
@@ -106,6 +107,8 @@ class Session:
         self._open(state)
 
     def _open(self, state: Path) -> None:
+        if self._device_uri.startswith("local"):
+            keep_freed_memory()
         try:
             self._device = ireert.get_device(self._device_uri)
         except Exception as error:

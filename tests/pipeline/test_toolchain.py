@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from irongrad.pipeline.diagnostics import lowering_error, toolchain_error
 from irongrad.pipeline.driver import build, make_options
 from irongrad.runtime.errors import ToolchainError, UnsupportedOpError, VerificationError
 from irongrad.targets import parse_target
+from irongrad.targets.llvm_cpu import LARGE_VECTORS
 
 
 def failed(error: str) -> subprocess.CompletedProcess[str]:
@@ -94,11 +96,37 @@ func.func @f(%x: tensor<32x2048xf32>, %g: tensor<32x2048xf32>, %w: tensor<2048x2
 
 def test_iree_still_needs_a_barrier_between_gradients_and_their_update(tmp_path):
     """When this fails, IREE is fixed: the barrier in `irongrad.pipeline.cores.core` can go."""
-    (tmp_path / "linear.mlir").write_text(LINEAR)
-    flags = [*COMMON_FLAGS, *parse_target("llvm-cpu:cpu=x86-64-v4").flags]
-    result = _iree_compile([*flags, str(tmp_path / "linear.mlir"), "-o", str(tmp_path / "linear.vmfb")])
+    result = _compiled_for_avx512(LINEAR, tmp_path, without=LARGE_VECTORS)
     assert result.returncode != 0
     assert "large vector sizes" in result.stderr or "stack allocation limit" in result.stderr
+
+
+TWO_RESULTS = """
+func.func @f(%x: tensor<1024x256xf32>, %w: tensor<256x1024xf32>, %y: tensor<1024x1024xf32>)
+    -> (tensor<1024x1024xf32>, tensor<1024x1024xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %e = tensor.empty() : tensor<1024x1024xf32>
+  %i = linalg.fill ins(%zero : f32) outs(%e : tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
+  %d = linalg.matmul ins(%x, %w : tensor<1024x256xf32>, tensor<256x1024xf32>)
+                     outs(%i : tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
+  %t = arith.addf %d, %y : tensor<1024x1024xf32>
+  %s = arith.mulf %t, %t : tensor<1024x1024xf32>
+  return %t, %s : tensor<1024x1024xf32>, tensor<1024x1024xf32>
+}
+"""
+
+
+def test_two_results_of_a_product_still_need_large_vectors(tmp_path):
+    """When the first fails, the flag can go from `irongrad.targets.llvm_cpu`."""
+    refused = _compiled_for_avx512(TWO_RESULTS, tmp_path, without=LARGE_VECTORS)
+    assert "large vector sizes" in refused.stderr
+    assert _compiled_for_avx512(TWO_RESULTS, tmp_path).returncode == 0
+
+
+def _compiled_for_avx512(text: str, directory: Path, without: str = "") -> subprocess.CompletedProcess[str]:
+    (directory / "module.mlir").write_text(text)
+    flags = [f for f in (*COMMON_FLAGS, *parse_target("llvm-cpu:cpu=x86-64-v4").flags) if f != without]
+    return _iree_compile([*flags, str(directory / "module.mlir"), "-o", str(directory / "module.vmfb")])
 
 
 def test_a_wide_linear_layer_compiles(tmp_path):

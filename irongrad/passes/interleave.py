@@ -1,0 +1,96 @@
+"""Concatenations along inner dimensions, as one elementwise function of their parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from irongrad.passes.base import Context, PassResult, value_of
+from irongrad.passes.inline import inline
+from irongrad.passes.rewrite import replace
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Interleave:
+    """Let elementwise functions that are concatenated along an inner dimension be one elementwise function.
+
+    Before:
+        y = cat([exp(a), sin(b)], 1)                              # a and b [N, C]
+    After:
+        first = arange(2).view(1, 2, 1) == 0
+        y = where(first, exp(a).view(N, 1, C), sin(b).view(N, 1, C)).view(N, 2 * C)
+
+    IREE 3.13.0 computes each part by itself and copies its rows to where they belong, with one kernel each: four for
+    the gates of a recurrent cell at every step. As one function it is one kernel, or none where it fuses further, at
+    the price of each part being computed as often as there are parts.
+
+    Left alone: parts of different sizes, more than `parts` of them, parts that are not elementwise functions, and
+    concatenations along the first dimension, whose parts lie in one piece.
+
+    Attributes:
+        parts: how many parts there may be at the most.
+    """
+
+    name: ClassVar[str] = "interleave"
+
+    parts: int = 4
+
+    def run(self, graph: GraphModule, context: Context) -> PassResult:
+        """Run the pass on one graph."""
+        found = [node for node in graph.graph.nodes if self._takes(node)]
+        for node in found:
+            dim = node.args[1] % value_of(node).ndim
+            replace(node, inline(_Together(node.target, dim), node.args[0], node))
+        return PassResult(bool(found), {"interleaved": len(found)})
+
+    def _takes(self, node: Node) -> bool:
+        if node.target not in (aten.cat.default, aten.stack.default) or len(node.args) < 2:
+            return False
+        parts: Any = node.args[0]
+        values = [value_of(p) for p in parts]
+        leading = value_of(node).shape[: node.args[1]]
+        return (
+            1 < len(parts) <= self.parts
+            and math.prod(leading) > 1
+            and len({(v.shape, v.dtype) for v in values}) == 1
+            and all(is_elementwise(p) for p in parts)
+        )
+
+
+@dataclass(frozen=True)
+class _Together:
+    """`cat` or `stack` along `dim`."""
+
+    operator: OpOverload
+    dim: int
+
+    def __call__(self, *parts: torch.Tensor) -> torch.Tensor:
+        result = choice(parts, self.dim)
+        return result if self.operator is aten.stack.default else result.flatten(self.dim, self.dim + 1)
+
+
+def choice(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """`torch.stack(parts, dim)` as an elementwise function of the parts and of a position."""
+    shape = [1] * (parts[0].ndim + 1)
+    shape[dim] = len(parts)
+    place = torch.arange(len(parts)).reshape(shape)
+    result = parts[-1].unsqueeze(dim)
+    for i, part in list(enumerate(parts[:-1]))[::-1]:
+        result = torch.where(place == i, part.unsqueeze(dim), result)
+    return result
+
+
+def is_elementwise(node: Node) -> bool:
+    """Whether `node` computes each element of its result from one element of each operand."""
+    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
+
+
+PASS = Interleave
