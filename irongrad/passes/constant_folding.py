@@ -193,10 +193,13 @@ def _constant(narrow: torch.Tensor, wide: torch.Tensor) -> Constant:
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Bit for bit, but for the payloads of nan."""
-    if not torch.equal(one.isnan(), other.isnan()):
-        return False
-    a, b = one[~one.isnan()], other[~one.isnan()]
-    return bool(torch.equal(a, b) and torch.equal(a.signbit(), b.signbit()))
+    numbers = ~one.isnan()
+    pairs = (
+        (numbers, ~other.isnan()),
+        (one[numbers], other[numbers]),
+        (one[numbers].signbit(), other[numbers].signbit()),
+    )
+    return all(torch.equal(a, b) for a, b in pairs)
 
 
 def _written(graph: GraphModule, node: Node, constant: Constant) -> Node:

@@ -108,12 +108,6 @@ def _permutes(s):
     return lambda x: aten.permute.default(aten.permute.default(x, first), second), [x]
 
 
-def _expands(s):
-    shape, _, x = s.broadcast()
-    larger = [2, *shape]
-    return lambda x: aten.expand.default(aten.expand.default(x, shape), s.one_of(larger, [2] + [-1] * len(shape))), [x]
-
-
 def _kept_sum(s):
     x = s.tensor(s.shape(1), (torch.float32,))
     dim = s.draw(st.integers(0, x.ndim - 1))
@@ -214,10 +208,8 @@ PROOFS = {
     "permute of a permute": _permutes,
     "permute of added ones": _permuted_ones,
     "expand to the same": lambda s: (lambda x: aten.expand.default(x, [-1] * x.ndim), [s.tensor()]),
-    "expand of an expand": _expands,
     "whole slice": lambda s: (lambda x: aten.slice.Tensor(x, -1, 0, s.one_of(3, 2**63 - 1)), [s.tensor(s.shape(1))]),
     "select from one": lambda s: (lambda x: aten.select.int(x, 1, s.one_of(0, -1)), [s.tensor([2, 1, 3])]),
-    "cat of one": lambda s: (lambda x: aten.cat.default([x]), [s.tensor(s.shape(1))]),
     "stack of one": lambda s: (lambda x: aten.stack.default([x], s.one_of(0, -1)), [s.tensor()]),
     "rows in order": _rows,
     "write rows in order": _written_rows,

@@ -34,7 +34,7 @@ copy = family(aten.clone.default, aten.alias.default, aten.detach.default, aten.
 
 def is_boolean(x: Node) -> bool:
     """Whether a value is of booleans, for which an operator on bits is that of logic."""
-    return value_of(x).dtype is torch.bool
+    return bool(value_of(x).dtype is torch.bool)
 
 
 def is_widening(x: Node, y: Any) -> bool:
@@ -45,7 +45,7 @@ def is_widening(x: Node, y: Any) -> bool:
     if have is torch.bool:
         return True
     if have.is_floating_point or not y.is_floating_point:
-        return have.is_floating_point == y.is_floating_point and torch.promote_types(have, y) is y
+        return bool(have.is_floating_point == y.is_floating_point and torch.promote_types(have, y) is y)
     return bool(torch.iinfo(have).bits < _PRECISION[y])
 
 

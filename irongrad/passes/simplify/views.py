@@ -33,7 +33,6 @@ permute = family(aten.permute.default)
 expand = family(aten.expand.default)
 slice_ = family(aten.slice.Tensor)
 select = family(aten.select.int)
-cat = family(aten.cat.default)
 stack = family(aten.stack.default)
 bmm = family(aten.bmm.default)
 mm = family(aten.mm.default)
@@ -118,11 +117,9 @@ RULES = (
     Rule("permute of added ones", lambda x, p: permute(reshape(x, ...), p), permuted_without_ones,
          lambda x, out: only_adds_ones(x, out.all_input_nodes[0])),
     Rule("expand to the same", lambda x: expand(x, ...), lambda x: x),
-    Rule("expand of an expand", lambda x: expand(expand(x, ...), ...), lambda x, out: expand(x, shape_of(out))),
     Rule("whole slice", lambda x: slice_(x, ...), lambda x: x),
     Rule("select from one", lambda x: select(x, ...), same_elements,
          lambda x, out: value_of(x).numel() == value_of(out).numel()),
-    Rule("cat of one", lambda x: cat([x], ...), lambda x: x),
     Rule("stack of one", lambda x: stack([x], ...), same_elements),
     Rule("pad by nothing", lambda x, p: pad(x, p, ...), lambda x: x, lambda p: not any(p)),
     Rule("rows in order", lambda w, i: embedding(w, i, ...), as_slice, counts_up),
