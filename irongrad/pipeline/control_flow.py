@@ -43,6 +43,18 @@ class ControlFlowImporter(SharedLiterals):
 
     _in_loop = False
 
+    def _import_torch_op_overload(
+        self, loc: Location, node: Node, concrete_target: torch._ops.OpOverload | None = None
+    ) -> None:
+        """Import an operator; `x == x` as `x <= x`, the same value.
+
+        torch-mlir 20261001 folds the first to true (`AtenEqTensorOp::fold`), also where x is not a number; it is how
+        `isfinite` asks for that.
+        """
+        if node.target is torch.ops.aten.eq.Tensor and node.args[0] is node.args[1]:
+            concrete_target = torch.ops.aten.le.Tensor
+        super()._import_torch_op_overload(loc, node, concrete_target)
+
     def _import_hop(self, loc: Location, node: Node, hop: HigherOrderOperator) -> None:
         with loc:
             super()._import_hop(loc, node, hop)

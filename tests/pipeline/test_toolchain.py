@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch_mlir
 from torch import nn
 
 import irongrad as ig
@@ -148,3 +149,30 @@ def test_iree_still_crashes_on_some_products_with_data_tiling():
     compiled = ig.compile_function(function, (x,))
     assert DATA_TILING not in compiled.manifest.targets[0].flags
     torch.testing.assert_close(torch.from_numpy(compiled(x.numpy())), function(x), atol=1e-5, rtol=1e-5)
+
+
+SELF_EQUALITY = """
+func.func @f(%x: !torch.vtensor<[4],f32>) -> !torch.vtensor<[4],i1> {
+  %r = torch.aten.eq.Tensor %x, %x : !torch.vtensor<[4],f32>, !torch.vtensor<[4],f32> -> !torch.vtensor<[4],i1>
+  return %r : !torch.vtensor<[4],i1>
+}
+"""
+
+
+def test_torch_mlir_still_takes_a_value_for_equal_to_itself(tmp_path):
+    """When this fails, it is fixed: `ControlFlowImporter._import_torch_op_overload` can go."""
+    (tmp_path / "equal.mlir").write_text(SELF_EQUALITY)
+    tool = Path(torch_mlir.__path__[0]) / "_mlir_libs" / "torch-mlir-opt"
+    command = [str(tool), "--canonicalize", str(tmp_path / "equal.mlir")]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "torch.aten.eq.Tensor" not in result.stdout
+
+
+def test_what_is_not_a_number_is_found():
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.isfinite(), x == x
+
+    x = torch.tensor([1.0, torch.nan, torch.inf, -torch.inf])
+    finite, equal = ig.compile_function(function, (x,))(x.numpy())
+    assert finite.tolist() == [True, False, False, False]
+    assert equal.tolist() == [True, False, True, True]
