@@ -23,7 +23,6 @@ from irongrad.runtime.manifest import MANIFEST
 if TYPE_CHECKING:
     from irongrad.passes.manager import PassRecord
     from irongrad.pipeline.driver import Build
-    from irongrad.pipeline.package import Artifact
     from irongrad.step import TrainStep
 
 
@@ -91,7 +90,7 @@ def command(
         return
     if pass_report:
         _print_passes(made.passes)
-    _print(made.artifact, made.seconds)
+    _print(made)
 
 
 def load_step(source: str) -> TrainStep:
@@ -158,6 +157,7 @@ def _summary(made: Build) -> dict[str, Any]:
             t.name: {
                 "bytes": artifact.manifest.files[t.file].size,
                 "worst": t.certificate.worst if t.certificate else None,
+                "statistics": asdict(made.statistics[t.name]),
             }
             for t in artifact.manifest.targets
         }
@@ -175,12 +175,12 @@ def _print_passes(records: Sequence[PassRecord]) -> None:
     console.print(table)
 
 
-def _print(artifact: Artifact | None, seconds: dict[str, float]) -> None:
+def _print(made: Build) -> None:
     table = Table("stage", "seconds", box=None)
-    for name, value in seconds.items():
+    for name, value in made.seconds.items():
         table.add_row(name, f"{value:.2f}")
     console.print(table)
-    if artifact is None:
+    if (artifact := made.artifact) is None:
         console.print("stopped as asked; no artifact was written")
         return
     for target in artifact.manifest.targets:
@@ -193,3 +193,9 @@ def _print(artifact: Artifact | None, seconds: dict[str, float]) -> None:
         else:
             note = "not verified: it cannot run here; run 'irongrad verify' on the device"
         console.print(f"{artifact.directory / target.file}: {size:.0f} KiB, {note}", highlight=False)
+        counts = made.statistics[target.name]
+        each = ", ".join(f"{name} {dispatches}" for name, dispatches in counts.by_function.items())
+        console.print(
+            f"dispatches: {counts.dispatches} ({each}); transient memory: {counts.transient_bytes / 2**20:.1f} MiB",
+            highlight=False,
+        )

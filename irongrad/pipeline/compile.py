@@ -15,6 +15,7 @@ import iree.compiler.tools.binaries as iree_binaries
 from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.diagnostics import toolchain_error
+from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics, statistics_flags
 from irongrad.runtime.errors import ToolchainError
 from irongrad.targets import Target
 
@@ -41,6 +42,7 @@ class CompiledModule:
         vmfb: its bytes.
         architecture: the CPU architecture, empty where that does not apply.
         features: the CPU features that the code was allowed to use.
+        statistics: what the compiler says of the program.
     """
 
     target: Target
@@ -48,6 +50,7 @@ class CompiledModule:
     vmfb: bytes
     architecture: str
     features: tuple[str, ...]
+    statistics: Statistics
 
 
 def compile_module(module: AssembledModule, target: Target, scratch: Path) -> CompiledModule:
@@ -66,7 +69,8 @@ def compile_module(module: AssembledModule, target: Target, scratch: Path) -> Co
         flags = _without_data_tiling(flags)
         compile_(flags, source, output)
     architecture, features = _cpu_of(flags)
-    return CompiledModule(target, flags, output.read_bytes(), architecture, features)
+    statistics = read_statistics(output.with_name(STATISTICS))
+    return CompiledModule(target, flags, output.read_bytes(), architecture, features, statistics)
 
 
 class _CompilerCrashError(ToolchainError):
@@ -91,7 +95,7 @@ def _compile_with_branches(flags: Sequence[str], source: Path, output: Path) -> 
 
 
 def _compile(flags: Sequence[str], source: Path, output: Path) -> None:
-    result = _iree_compile([*flags, str(source), "-o", str(output)])
+    result = _iree_compile([*flags, *statistics_flags(output.with_name(STATISTICS)), str(source), "-o", str(output)])
     if result.returncode < 0 and DATA_TILING in flags:
         raise _CompilerCrashError(f"iree-compile crashed with signal {-result.returncode}")
     if result.returncode != 0:

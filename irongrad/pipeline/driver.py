@@ -26,6 +26,7 @@ from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.oracle import golden_of
 from irongrad.pipeline.package import Artifact, check_output, package
 from irongrad.pipeline.ranges import Range, step_ranges
+from irongrad.pipeline.statistics import Statistics
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.golden import Golden
 from irongrad.step import TrainStep
@@ -80,11 +81,13 @@ class Build:
         artifact: what was written; None when it was stopped early.
         seconds: how long each stage took.
         passes: what each pass did to each function.
+        statistics: what the compiler says of the program, by target; empty when it was stopped before that.
     """
 
     artifact: Artifact | None
     seconds: dict[str, float]
     passes: tuple[PassRecord, ...]
+    statistics: dict[str, Statistics]
 
 
 class StoppedEarly(Exception):  # noqa: N818 (it is no error)
@@ -96,6 +99,7 @@ def build(step: TrainStep, options: Options) -> Build:
     seconds: dict[str, float] = {}
     artifact: Artifact | None = None
     records: list[PassRecord] = []
+    statistics: dict[str, Statistics] = {}
 
     def stage(name: str, function: Callable[..., T], *arguments: Any) -> T:
         start = time.perf_counter()
@@ -122,11 +126,12 @@ def build(step: TrainStep, options: Options) -> Build:
             imported: ImportedStep = stage("import", import_functions, graph, scratch)
             module: AssembledModule = stage("assemble", assemble, imported, interface)
             compiled: list[CompiledModule] = stage("compile", _compile_all, module, options.targets, scratch)
+            statistics |= {c.target.name: c.statistics for c in compiled}
             golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
             artifact = stage("package", package, module, compiled, golden, options.output)
         except StoppedEarly:
             pass
-    return Build(artifact, seconds, tuple(records))
+    return Build(artifact, seconds, tuple(records), statistics)
 
 
 def step_graph(step: TrainStep) -> StepGraph:

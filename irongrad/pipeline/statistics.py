@@ -1,0 +1,57 @@
+"""What iree-compile says about the program that it makes, from `--iree-scheduling-dump-statistics-format=csv`.
+
+The file has a row of sums over the whole module, and then the commands of each of its functions' submissions, static
+counts: what stands in a loop counts once. compiler/src/iree/compiler/Dialect/Stream/Transforms/DumpStatistics.cpp in
+IREE's sources writes it.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+STATISTICS = "statistics.csv"
+
+_FUNCTION = re.compile(r"> util\.\w+(?: @(\S+))? > ")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Static counts of a compiled module.
+
+    Attributes:
+        dispatches: kernel launches, in all functions.
+        copies: copies of buffers, in all functions.
+        transient_bytes: memory set aside for intermediate values, summed over all functions.
+        by_function: the dispatches of each function that has any.
+    """
+
+    dispatches: int
+    copies: int
+    transient_bytes: int
+    by_function: dict[str, int]
+
+
+def statistics_flags(file: Path) -> tuple[str, ...]:
+    """Have iree-compile write its statistics to `file`."""
+    return ("--iree-scheduling-dump-statistics-format=csv", f"--iree-scheduling-dump-statistics-file={file}")
+
+
+def read_statistics(file: Path) -> Statistics:
+    """Read what iree-compile wrote."""
+    lines = [line for line in file.read_text().splitlines() if line]
+    start = next(i for i, line in enumerate(lines) if not line.startswith(";"))
+    (total,) = csv.DictReader(lines[start : start + 2])
+    by_function: Counter[str] = Counter()
+    function = ""
+    for line in lines[start + 2 :]:
+        if line.startswith(";"):
+            found = _FUNCTION.search(line)
+            function = (found[1] or "initializer") if found else function
+        elif line.split(",")[1] == '"dispatch"':
+            by_function[function] += 1
+    sums = {name: int(value) for name, value in total.items()}
+    return Statistics(sums["Dispatches"], sums["Copies"], sums["Transient Size"], dict(by_function))
