@@ -13,6 +13,7 @@ from irongrad.decompositions.registry import (
     Decomposition,
     Operator,
     decomposes,
+    family_of,
     keeps,
     merged,
     register_decomposition,
@@ -20,7 +21,7 @@ from irongrad.decompositions.registry import (
     with_users,
 )
 
-__all__ = ["decomposes", "decomposition_table", "keeps", "register_decomposition", "uses_pytorch"]
+__all__ = ["decomposes", "decomposition_table", "is_ours", "keeps", "register_decomposition", "uses_pytorch"]
 
 FAMILIES = (
     "activations",
@@ -35,6 +36,7 @@ FAMILIES = (
     "extremes",
     "fft",
     "grid_sampling",
+    "grouped_products",
     "halves",
     "hyperbolic",
     "indexing",
@@ -72,6 +74,12 @@ FAMILIES = (
 def decomposition_table() -> dict[Operator, Decomposition]:
     """torch-mlir's table, with PyTorch's decompositions that are missing from it, with ours, with the user's."""
     return with_users(_table())
+
+
+def is_ours(operator: Operator) -> bool:
+    """Whether the decomposition of `operator` is one of IronGrad's own, or a user's."""
+    _table()
+    return family_of(operator) is not None
 
 
 @functools.cache

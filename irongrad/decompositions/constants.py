@@ -35,3 +35,11 @@ def _zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **kwargs: o
     if dtype is not torch.uint8:
         return NotImplemented
     return aten.full.default(size, 0, dtype=dtype)
+
+
+@decomposes(aten.empty_permuted.default)
+def _empty_permuted(
+    size: Sequence[int], physical_layout: Sequence[int], *, dtype: torch.dtype | None = None, **kwargs: object
+) -> torch.Tensor:
+    """A compiled tensor has no strides."""
+    return aten.empty.memory_format(size, dtype=dtype)

@@ -139,9 +139,8 @@ def _fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten.fmod.Scalar)
 def _fmod_scalar(x: torch.Tensor, y: float) -> torch.Tensor:
-    if x.dtype != torch.float64:
-        return NotImplemented
-    return aten.fmod.Tensor(x, torch.full_like(x, y))
+    """torch-mlir 20261001 has it of tensors alone."""
+    return aten.fmod.Tensor(x, torch.full_like(x, y, dtype=torch.result_type(x, y)))
 
 
 @decomposes(aten.remainder.Tensor)

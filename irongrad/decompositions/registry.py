@@ -18,6 +18,7 @@ Decomposition: TypeAlias = Callable[..., object]
 F = TypeVar("F", bound=Decomposition)
 
 _REGISTERED: dict[Operator, Decomposition] = {}
+_NAMED: dict[str, Decomposition] = {}
 _USER: dict[Operator, Decomposition] = {}
 _PYTORCH: list[Operator | torch._ops.OpOverloadPacket] = []
 _KEPT: set[Operator] = set()
@@ -38,6 +39,16 @@ def decomposes(*operators: Operator) -> Callable[[F], F]:
             if operator in _REGISTERED:
                 raise ValueError(f"{operator} has a decomposition already: {_REGISTERED[operator].__module__}")
             _REGISTERED[operator] = function
+        return function
+
+    return register
+
+
+def decomposes_named(name: str) -> Callable[[F], F]:
+    """As `decomposes`, for `torch.library.custom_op`'s `library::name`, which exists once its library is imported."""
+
+    def register(function: F) -> F:
+        _NAMED[name] = function
         return function
 
     return register
@@ -128,13 +139,14 @@ def family_of(operator: Operator) -> str | None:
     """Where the decomposition of `operator` is: a family of IronGrad's, `user`, or None where it is PyTorch's."""
     if operator in _USER:
         return "user"
-    function = _REGISTERED.get(operator)
+    function = _REGISTERED.get(operator) or _NAMED.get(operator.name())
     return function.__module__.rpartition(".")[2] if function is not None else None
 
 
 def with_users(table: dict[Operator, Decomposition]) -> dict[Operator, Decomposition]:
-    """`table` with what users registered over it."""
-    return {**table, **_USER}
+    """`table` with operators of other libraries, as far as they are loaded, and what users registered over it."""
+    named = {OPDEFS[name]._opoverload: function for name, function in _NAMED.items() if name in OPDEFS}
+    return {**table, **named, **_USER}
 
 
 def merged(table: dict[Operator, Decomposition]) -> dict[Operator, Decomposition]:

@@ -14,14 +14,18 @@ SMALL = 64  # elements; code with larger literals compiles slowly, and stands in
 
 
 def constants_as_state(graph: StepGraph, name: str) -> StepGraph:
-    """Turn the large constants of the function `name`, which no function writes, into arguments read from the state."""
+    """Turn the large constants of the function `name`, which no function writes, into arguments read from the state.
+
+    Unsigned bytes of any number too: torch-mlir 20261001 takes a literal of several for signed ones ("inferred type
+    si8"), also one that it makes itself by folding a conversion.
+    """
     function = graph.functions[name]
     module: GraphModule = function.graph
     state: list[StateTensor] = []
     last = next(n for n in module.graph.nodes if n.op != "placeholder")
     for node in [n for n in module.graph.nodes if n.op == "get_attr"]:
         value = getattr(module, str(node.target))
-        if not isinstance(value, torch.Tensor) or value.numel() <= SMALL:
+        if not isinstance(value, torch.Tensor) or value.numel() <= (1 if value.dtype is torch.uint8 else SMALL):
             continue
         tensor = StateTensor(f"constant/{len(state)}", Role.CONSTANT, value.detach().cpu())
         state.append(tensor)

@@ -16,9 +16,9 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.fx import Graph, GraphModule, Node
 from torch_mlir.dialects import arith
-from torch_mlir.extras.fx_importer import GraphNodeImporter
 from torch_mlir.ir import Block, InsertionPoint, IntegerAttr, IntegerType, Location, Operation, Type, Value
 
+from irongrad.pipeline.literals import SharedLiterals
 from irongrad.pipeline.slices import (
     constant,
     convert,
@@ -38,7 +38,7 @@ BRANCHING = 32
 Body = Callable[[Value, Sequence[Value]], Sequence[Value]]
 
 
-class ControlFlowImporter(GraphNodeImporter):
+class ControlFlowImporter(SharedLiterals):
     """Imports the nodes of a graph, with the regions of its control flow."""
 
     _in_loop = False

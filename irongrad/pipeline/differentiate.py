@@ -21,6 +21,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export import CustomDecompTable, ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind, OutputKind
 
+from irongrad.decompositions import is_ours
 from irongrad.pipeline import usercode
 from irongrad.pipeline.capture import MODEL_PREFIX, CapturedStep, StepModule, loss_node, plain_operators
 from irongrad.pipeline.complex import in_reals, refuse_complex
@@ -235,9 +236,12 @@ def _without_unused_inputs(function: Function) -> Function:
     return Function(graph, tuple(arguments), function.results)
 
 
-def _without_draws(table: CustomDecompTable) -> CustomDecompTable:
-    """`table` with random operators left as they are, so that each makes one draw, as in eager."""
-    for operator in [op for op in table if is_random(op)]:
+def _without_ours(table: CustomDecompTable) -> CustomDecompTable:
+    """`table` without operators that are decomposed here later, as in the joint graph.
+
+    A random operator too is left as it is, so that it makes one draw, as in eager.
+    """
+    for operator in [op for op in table if is_random(op) or is_ours(op)]:
         table.pop(operator)
     return table
 
@@ -246,7 +250,7 @@ def _inference(
     program: ExportedProgram, names: _StateNames, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> Function:
     with plain_operators(), usercode.quiet_export():
-        program = program.run_decompositions(_without_draws(default_decompositions()))
+        program = program.run_decompositions(_without_ours(default_decompositions()))
     arguments: list[Value] = []
     examples: list[torch.Tensor] = []
     remaining = list(inputs)

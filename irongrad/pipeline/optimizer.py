@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import torch
 
+from irongrad.passes.dead_code import eliminate_dead_code
 from irongrad.pipeline.differentiate import JointStep
 from irongrad.pipeline.graphs import Function, StateTensor, StepGraph, Value
 from irongrad.pipeline.optimizer_state import steps_so_far
 from irongrad.pipeline.optimizer_trace import Update, trace_update
-from irongrad.pipeline.retrace import interpret, retrace
+from irongrad.pipeline.retrace import retrace
 from irongrad.pipeline.scalars import ScalarsToTensors
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import STEPS, Role
@@ -95,15 +97,14 @@ def _update_function(joint: JointStep, update: Update) -> Function:
 
 def _joint_function(joint: JointStep, update: Update) -> Function:
     """The joint graph without gradients of parameters that no optimizer holds."""
-    kept = [r for r in joint.joint.results if r.kind != "gradient" or r.name in update.parameters]
-
-    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        values = dict(zip(joint.joint.results, interpret(joint.joint.graph, tensors), strict=True))
-        return [values[r] for r in kept]
-
-    examples = _examples(joint, update)
-    graph = retrace(run, [examples[a] for a in joint.joint.arguments])
-    return Function(graph, joint.joint.arguments, tuple(kept))
+    whole = joint.joint
+    kept = [i for i, r in enumerate(whole.results) if r.kind != "gradient" or r.name in update.parameters]
+    graph = copy.deepcopy(whole.graph)
+    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
+    output.args = ([output.args[0][i] for i in kept],)
+    eliminate_dead_code(graph)
+    graph.recompile()
+    return Function(graph, whole.arguments, tuple(whole.results[i] for i in kept))
 
 
 def _accumulate_function(joint: JointStep, update: Update) -> Function:

@@ -18,6 +18,7 @@ from types import CellType, FunctionType
 import numpy as np
 import torch
 from torch import nn
+from torch._decomp import get_decompositions
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -26,6 +27,7 @@ from irongrad.pipeline.capture import CapturedStep, PredictModule, StepModule, m
 from irongrad.pipeline.differentiate import name_of
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.eager_control_flow import eager_control_flow
+from irongrad.pipeline.eager_float64 import eager_float64
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.random import Draws, is_random
 from irongrad.runtime.golden import Golden, key_of
@@ -55,6 +57,19 @@ _MOVES = frozenset(
         torch.ops.aten.copy_.default,
         torch.ops.aten.multilabel_margin_loss_forward.default,
     }
+)
+
+
+# Operators that subtract sums they make inside, in parts that round on their own. Where the difference is zero but for
+# rounding, so is what noise on their results alone would add.
+_FUSED = get_decompositions(
+    [
+        torch.ops.aten.native_batch_norm_backward,
+        torch.ops.aten.native_group_norm_backward,
+        torch.ops.aten.native_layer_norm_backward,
+        torch.ops.aten._softmax_backward_data,
+        torch.ops.aten._log_softmax_backward_data,
+    ]
 )
 
 
@@ -125,6 +140,7 @@ def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
 
 
 @eager_control_flow()
+@eager_float64()
 def run_eager(
     captured: CapturedStep, graph: StepGraph, dtype: torch.dtype | None, steps: int, seed: int | None, record: Recorder
 ) -> None:
@@ -236,6 +252,9 @@ class RoundingNoise(TorchDispatchMode):
         self._factors: dict[torch.dtype, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func in _FUSED:
+            with self:
+                return _FUSED[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if is_random(func):
             return result  # a draw is exact: a mask is 0 or 1, and a uniform number below 1

@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib.metadata
 from unittest import mock
 
+import numpy as np
 import torch
 import transformers as hf
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 import irongrad as ig
 
@@ -19,6 +21,17 @@ CLASSES = 4
 BATCH = 2
 QUERIES = 6
 BINS = 16  # of YOLOv8's distribution over each side's distance
+
+
+class _AlwaysClamps(TorchFunctionMode):
+    """DETR's encoder clamps hidden states `if not torch.isfinite(states).all()`; here it clamps them always.
+
+    A Python decision on values cannot be compiled. Finite numbers are within the bounds and stay as they are, so the
+    decision saves time only.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return np.False_ if func is torch.isfinite else func(*args, **(kwargs or {}))
 
 
 class _Detr(nn.Module):
@@ -29,7 +42,8 @@ class _Detr(nn.Module):
         self.detr = model
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        output = self.detr(pixel_values=pixel_values)
+        with _AlwaysClamps():
+            output = self.detr(pixel_values=pixel_values)
         return output.logits, output.pred_boxes
 
 
@@ -84,6 +98,22 @@ def detr() -> ig.TrainStep:
     return ig.TrainStep(model=model, loss=_detr_loss, optimizer=optimizer, inputs=inputs)
 
 
+class _Yolo(nn.Module):
+    """YOLOv8's network alone: class logits and box distributions; in evaluation the decoded boxes too."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.yolo = model
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self.training:
+            raw, decoded = self.yolo(x), {}
+        else:
+            boxes, raw = self.yolo(x)
+            decoded = {"predictions": boxes}
+        return {"scores": raw["scores"], "boxes": raw["boxes"], **decoded}
+
+
 def _yolo_loss(output: dict[str, torch.Tensor], scores: torch.Tensor, sides: torch.Tensor) -> torch.Tensor:
     """YOLOv8's classification and distribution focal loss, given assigned targets.
 
@@ -117,11 +147,15 @@ def yolov8() -> ig.TrainStep:
     # It asks for torchvision's version at import, and calls nothing of it here; there is no build that loads.
     with mock.patch("importlib.metadata.version", lambda name: "0.28.0" if name == "torchvision" else version(name)):
         from ultralytics.nn.tasks import DetectionModel
-    model = DetectionModel("yolov8n.yaml", nc=CLASSES, verbose=False)
+    model = _Yolo(DetectionModel("yolov8n.yaml", nc=CLASSES, verbose=False))
+    x = torch.randn(BATCH, 3, 64, 64)
+    with torch.no_grad():
+        model.eval()(x)  # it keeps its anchors, which it makes for each new size in Python
+    model.train()
     anchors = sum((64 // stride) ** 2 for stride in (8, 16, 32))
     scores = torch.zeros(BATCH, CLASSES, anchors)
     scores[:, 1, ::7] = torch.rand(BATCH, len(range(0, anchors, 7)))
-    inputs = {"x": torch.randn(BATCH, 3, 64, 64), "scores": scores, "sides": torch.rand(BATCH, 4, anchors) * 3 + 0.5}
+    inputs = {"x": x, "scores": scores, "sides": torch.rand(BATCH, 4, anchors) * 3 + 0.5}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3, momentum=0.9)
     return ig.TrainStep(model=model, loss=_yolo_loss, optimizer=optimizer, inputs=inputs, model_inputs=["x"])
 

@@ -76,7 +76,7 @@ def mobilenet_v2() -> ig.TrainStep:
 def efficientnet() -> ig.TrainStep:
     """Tan and Le, arXiv:1905.11946."""
     config = hf.EfficientNetConfig(
-        image_size=32, width_coefficient=0.25, depth_coefficient=0.2, hidden_dim=64, in_channels=[32, 16, 24],
+        image_size=32, width_coefficient=0.25, depth_coefficient=0.2, hidden_dim=320, in_channels=[32, 16, 24],
         out_channels=[16, 24, 40], kernel_sizes=[3, 3, 5], strides=[1, 2, 2], num_block_repeats=[1, 1, 1],
         expand_ratios=[1, 6, 6],
     )  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from irongrad.decompositions import decomposition_table
+from irongrad.pipeline.core_operators import CORE
 from irongrad.pipeline.retrace import retrace
 
 aten = torch.ops.aten
@@ -83,6 +84,16 @@ def test_float64_remainders_are_exact() -> None:
     y = torch.randn(500, dtype=torch.float64, generator=generator)
     for function in (torch.fmod, torch.remainder):
         torch.testing.assert_close(decomposed(function, x, y)[0], function(x, y), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int8])
+@pytest.mark.parametrize("divisor", [3, -2.5])
+def test_remainders_of_a_number(dtype: torch.dtype, divisor: float) -> None:
+    x = torch.arange(-7, 8).to(dtype)
+    for function in (torch.fmod, torch.remainder):
+        graph = retrace(lambda t: [function(t, divisor)], [x])  # noqa: B023
+        assert {str(n.target) for n in graph.graph.nodes if n.op == "call_function"} <= CORE
+        torch.testing.assert_close(graph(x)[0], function(x, divisor), rtol=0, atol=0)
 
 
 def test_angle() -> None:
