@@ -12,8 +12,8 @@ DEFAULT_LEVEL = 2
 LEVELS = {
     0: "",
     1: "dce,cse",
-    2: "dce,cse",
-    3: "dce,cse",
+    2: "dce,cse,multi-tensor",
+    3: "dce,cse,multi-tensor",
 }
 
 

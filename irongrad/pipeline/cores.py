@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from irongrad.pipeline.dtypes import mlir_type
 from irongrad.pipeline.graphs import Function, StepGraph, Value
+from irongrad.pipeline.storage import Storage, tensor_type
 from irongrad.runtime.manifest import TensorSpec
-
-
-def tensor_type(tensor: torch.Tensor) -> str:
-    """The MLIR type of `tensor`."""
-    return mlir_type(tuple(tensor.shape), tensor.dtype)
 
 
 def spec_type(spec: TensorSpec) -> str:
@@ -25,45 +21,6 @@ def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a numpy name."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def symbol(kind: str, name: str) -> str:
-    """The global of a state tensor or of a gradient accumulator."""
-    return f'@"{kind}:{name}"'
-
-
-def stored_type(kind: str) -> str:
-    """The type of the global that holds a tensor of type `kind`.
-
-    Booleans are stored as bytes: with --iree-opt-data-tiling, IREE 3.13.0 fails on a parameter of i1 elements.
-    """
-    return f"{kind.removesuffix('i1>')}i8>" if kind.endswith("i1>") else kind
-
-
-def load(result: str, name: str, kind: str) -> Iterator[str]:
-    """Load the global `name` as `kind`."""
-    stored = stored_type(kind)
-    if stored == kind:
-        yield f"{result} = util.global.load {name} : {kind}"
-        return
-    yield f"{result}.bytes = util.global.load {name} : {stored}"
-    yield f"{result} = arith.trunci {result}.bytes : {stored} to {kind}"
-
-
-def store(value: str, name: str, kind: str) -> Iterator[str]:
-    """Store `value` of type `kind` in the global `name`."""
-    stored = stored_type(kind)
-    if stored == kind:
-        yield f"util.global.store {value}, {name} : {kind}"
-        return
-    converted = f"{value.replace('#', '.')}.bytes"
-    yield f"{converted} = arith.extui {value} : {kind} to {stored}"
-    yield f"util.global.store {converted}, {name} : {stored}"
-
-
-def quoted(text: str) -> str:
-    """`text` as it stands between quotes in MLIR."""
-    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def declaration(name: str, function: Function) -> Iterator[str]:
@@ -79,29 +36,42 @@ def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
     returned = returned_by(chain, graph)
     arguments = ", ".join(f"%a{i}: {kind}" for i, kind in enumerate(given.values()))
     yield f'  func.func private @"{_core_name(chain)}"({arguments}) -> ({", ".join(returned.values())}) {{'
+    storage = Storage(graph)
     values = {value: f"%a{i}" for i, value in enumerate(given)}
     new: dict[Value, str] = {}
     for position, name in enumerate(chain):
         function = graph.functions[name]
         for value, kind in _typed_arguments(function):
             if value not in values:
-                values[value] = f"%s{len(values)}"
-                yield from (f"    {line}" for line in load(values[value], symbol(value.kind, value.name), kind))
+                result = values[value] = f"%s{len(values)}"
+                if storage.is_gathered(value):
+                    lines = _barred(f"{result}.free", result, kind, storage.gathered(f"{result}.free", value, values))
+                else:
+                    lines = storage.load(result, value, kind)
+                yield from (f"    {line}" for line in lines)
         for line in call(f"graph.{name}", function, values, f"%r{position}"):
             yield f"    {line}"
         for i, (value, kind) in enumerate(_typed_results(function)):
             new[value] = values[value] = f"%r{position}#{i}"
-            if value.kind == "gradient":
-                # With --iree-opt-data-tiling, IREE 3.13.0 fuses the unpacking of a matmul into an optimizer update
-                # with several results and then refuses its own tile sizes ("large vector sizes").
+            if value.kind == "gradient" and not storage.is_member(value):
                 values[value] = f"%b{position}.{i}"
-                yield f"    {values[value]} = util.optimization_barrier {new[value]} : {kind}"
+                yield from (f"    {line}" for line in _barred(new[value], values[value], kind))
     kinds = {v: k for name in chain for v, k in _typed_results(graph.functions[name])}
     for value, name in new.items():
-        if value.kind in ("state", "accumulator"):
-            yield from (f"    {line}" for line in store(name, symbol(value.kind, value.name), kinds[value]))
+        if value.kind in ("state", "accumulator", "pack"):
+            yield from (f"    {line}" for line in storage.store(name, value, kinds[value]))
     yield return_line([new[v] for v in returned], list(returned.values()), indent="    ")
     yield "  }"
+
+
+def _barred(source: str, result: str, kind: str, lines: Iterable[str] = ()) -> Iterator[str]:
+    """What `lines` compute as `source`, behind a barrier.
+
+    With --iree-opt-data-tiling, IREE 3.13.0 fuses the unpacking of a matmul into an optimizer update with several
+    results and then refuses its own tile sizes ("large vector sizes").
+    """
+    yield from lines
+    yield f"{result} = util.optimization_barrier {source} : {kind}"
 
 
 def _core_name(chain: tuple[str, ...]) -> str:

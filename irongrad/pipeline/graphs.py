@@ -37,12 +37,27 @@ class Value:
     Attributes:
         kind: `state` (read from, or stored to, the tensor of that name), `input`, `hyper` (a float64
             hyperparameter, as a rank-0 tensor), `gradient` or `accumulator` (of the parameter of that name),
-            `count` (how many gradients were accumulated, float64) or `output`.
-        name: the state's, input's, hyperparameter's or output's name.
+            `count` (how many gradients were accumulated, float64), `pack` or `output`.
+        name: the state's, input's, hyperparameter's, pack's or output's name.
     """
 
     kind: str
     name: str
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Tensors that are stored, or handed on, one after the other as one of rank 1.
+
+    Attributes:
+        name: its name.
+        starts: where each tensor begins, state or gradients of one dtype; there may be gaps.
+        size: the elements of the whole.
+    """
+
+    name: str
+    starts: Mapping[Value, int]
+    size: int
 
 
 @dataclass(frozen=True)
@@ -83,6 +98,7 @@ class StepGraph:
         functions: `joint` (forward and backward), `update` (the optimizer), `accumulate` and `mean` (of gradients),
             `eval` and, unless the model has no output but its loss, `predict`; with `check.<name>` for those whose
             inputs have a range. `irongrad.pipeline.assemble` chains them.
+        packs: what is stored, or handed on, together.
     """
 
     state: tuple[StateTensor, ...]
@@ -91,6 +107,7 @@ class StepGraph:
     hypers: Mapping[str, float]
     fixed: Mapping[str, float] = field(default_factory=dict)
     functions: Mapping[str, Function] = field(default_factory=dict)
+    packs: tuple[Pack, ...] = ()
 
     @property
     def seed(self) -> int | None:
