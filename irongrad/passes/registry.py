@@ -31,6 +31,7 @@ MODULES = (
     "layout",
     "product_sums",
     "interleave",
+    "multi_tensor",
 )
 
 _ITEM = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")

@@ -63,3 +63,22 @@ def bodies(graph: GraphModule) -> Iterator[tuple[str, GraphModule]]:
         body = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(body, GraphModule):
             yield str(node.target), body
+
+
+def sort_topologically(graph: Graph) -> None:
+    """Move nodes behind what they use; those that are already there keep their order."""
+    placed: set[Node] = set()
+    waiting: dict[Node, list[Node]] = {}
+    ready = list(reversed(graph.nodes))
+    last: Node | None = None
+    while ready:
+        node = ready.pop()
+        missing = next((i for i in node.all_input_nodes if i not in placed), None)
+        if missing is not None:
+            waiting.setdefault(missing, []).append(node)
+            continue
+        if last is not None:
+            last.append(node)
+        placed.add(node)
+        last = node
+        ready += reversed(waiting.pop(node, ()))

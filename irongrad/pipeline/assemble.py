@@ -13,13 +13,13 @@ from io import BytesIO
 
 from iree.compiler import ir
 
-from irongrad.pipeline.cores import core, declaration, quoted, stored_type, symbol, tensor_type
+from irongrad.pipeline.cores import core, declaration
 from irongrad.pipeline.entries import entry_point
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.importer import ImportedStep
 from irongrad.pipeline.interface import Interface, chain_of
+from irongrad.pipeline.storage import Storage, symbol, tensor_type
 from irongrad.runtime.errors import InternalError
-from irongrad.runtime.manifest import SCOPE
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,7 @@ def _replace_declarations(module: ir.Module, functions: ir.Module) -> None:
 def _shell(graph: StepGraph, interface: Interface) -> Iterator[str]:
     """The module without its imported functions, which are only declared."""
     yield "module @irongrad {"
-    for tensor in graph.state:
-        attribute = f'#flow.parameter.named<"{SCOPE}"::"{quoted(tensor.name)}">'
-        name, kind = symbol("state", tensor.name), stored_type(tensor_type(tensor.initial))
-        yield f"  util.global private mutable {name} = {attribute} : {kind}"
+    yield from (f"  {line}" for line in Storage(graph).globals())
     if interface.accumulates:
         yield from _accumulators(graph)
     for name, function in graph.functions.items():

@@ -8,12 +8,8 @@ import torch
 
 from irongrad.pipeline.dtypes import mlir_type
 from irongrad.pipeline.graphs import Function, StepGraph, Value
+from irongrad.pipeline.storage import Storage, tensor_type
 from irongrad.runtime.manifest import TensorSpec
-
-
-def tensor_type(tensor: torch.Tensor) -> str:
-    """The MLIR type of `tensor`."""
-    return mlir_type(tuple(tensor.shape), tensor.dtype)
 
 
 def spec_type(spec: TensorSpec) -> str:
@@ -25,45 +21,6 @@ def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a numpy name."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def symbol(kind: str, name: str) -> str:
-    """The global of a state tensor or of a gradient accumulator."""
-    return f'@"{kind}:{name}"'
-
-
-def stored_type(kind: str) -> str:
-    """The type of the global that holds a tensor of type `kind`.
-
-    Booleans are stored as bytes: with --iree-opt-data-tiling, IREE 3.13.0 fails on a parameter of i1 elements.
-    """
-    return f"{kind.removesuffix('i1>')}i8>" if kind.endswith("i1>") else kind
-
-
-def load(result: str, name: str, kind: str) -> Iterator[str]:
-    """Load the global `name` as `kind`."""
-    stored = stored_type(kind)
-    if stored == kind:
-        yield f"{result} = util.global.load {name} : {kind}"
-        return
-    yield f"{result}.bytes = util.global.load {name} : {stored}"
-    yield f"{result} = arith.trunci {result}.bytes : {stored} to {kind}"
-
-
-def store(value: str, name: str, kind: str) -> Iterator[str]:
-    """Store `value` of type `kind` in the global `name`."""
-    stored = stored_type(kind)
-    if stored == kind:
-        yield f"util.global.store {value}, {name} : {kind}"
-        return
-    converted = f"{value.replace('#', '.')}.bytes"
-    yield f"{converted} = arith.extui {value} : {kind} to {stored}"
-    yield f"util.global.store {converted}, {name} : {stored}"
-
-
-def quoted(text: str) -> str:
-    """`text` as it stands between quotes in MLIR."""
-    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def declaration(name: str, function: Function) -> Iterator[str]:
@@ -79,44 +36,53 @@ def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
     returned = returned_by(chain, graph)
     arguments = ", ".join(f"%a{i}: {kind}" for i, kind in enumerate(given.values()))
     yield f'  func.func private @"{_core_name(chain)}"({arguments}) -> ({", ".join(returned.values())}) {{'
+    storage = Storage(graph)
     values = {value: f"%a{i}" for i, value in enumerate(given)}
     new: dict[Value, str] = {}
     rest = chain
     if chain[0] == "joint" and graph.accumulate > 1:
-        yield from (f"    {line}" for line in _micro_batches(graph, values, new, updates="update" in chain))
+        lines = _micro_batches(graph, storage, values, new, updates="update" in chain)
+        yield from (f"    {line}" for line in lines)
         rest = chain[2:]
     for position, name in enumerate(rest):
-        yield from (f"    {line}" for line in _loads(_typed_arguments(graph.functions[name]), values))
-        yield from (f"    {line}" for line in _call(name, graph, values, new, str(position)))
+        yield from (f"    {line}" for line in _loads(_typed_arguments(graph.functions[name]), storage, values))
+        yield from (f"    {line}" for line in _call(name, graph, storage, values, new, str(position)))
     kinds = {v: k for name in chain for v, k in _typed_results(graph.functions[name])}
     for value, name in new.items():
-        if value.kind in ("state", "accumulator"):
-            yield from (f"    {line}" for line in store(name, symbol(value.kind, value.name), kinds[value]))
+        if value.kind in ("state", "accumulator", "pack"):
+            yield from (f"    {line}" for line in storage.store(name, value, kinds[value]))
     yield return_line([new[v] for v in returned], list(returned.values()), indent="    ")
     yield "  }"
 
 
-def _loads(wanted: Sequence[tuple[Value, str]], values: dict[Value, str]) -> Iterator[str]:
-    """Load what `values` lacks."""
+def _loads(wanted: Sequence[tuple[Value, str]], storage: Storage, values: dict[Value, str]) -> Iterator[str]:
+    """Load, or put together, what `values` lacks."""
     for value, kind in wanted:
-        if value not in values:
-            values[value] = f"%s{len(values)}"
-            yield from load(values[value], symbol(value.kind, value.name), kind)
+        if value in values:
+            continue
+        result = values[value] = f"%s{len(values)}"
+        if storage.is_gathered(value):
+            yield from storage.gathered(f"{result}.free", value, values)
+            yield _apart(result, f"{result}.free", kind)
+        else:
+            yield from storage.load(result, value, kind)
 
 
-def _call(name: str, graph: StepGraph, values: dict[Value, str], new: dict[Value, str], suffix: str) -> Iterator[str]:
+def _call(
+    name: str, graph: StepGraph, storage: Storage, values: dict[Value, str], new: dict[Value, str], suffix: str
+) -> Iterator[str]:
     """Call a function on `values`; its results are added to `new`, and to `values` for the functions after it."""
     function = graph.functions[name]
     yield from call(f"graph.{name}", function, values, f"%r{suffix}")
     for i, (value, kind) in enumerate(_typed_results(function)):
         new[value] = values[value] = f"%r{suffix}#{i}"
-        if value.kind == "gradient":
+        if value.kind == "gradient" and not storage.is_member(value):
             values[value] = f"%b{suffix}.{i}"
             yield _apart(values[value], new[value], kind)
 
 
 def _apart(result: str, gradient: str, kind: str) -> str:
-    """A gradient that IREE does not fuse with what uses it.
+    """A gradient, or a pack of them, that IREE does not fuse with what uses it.
 
     With --iree-opt-data-tiling, IREE 3.13.0 fuses the unpacking of a matmul into an optimizer update with several
     results and then refuses its own tile sizes ("large vector sizes").
@@ -125,7 +91,7 @@ def _apart(result: str, gradient: str, kind: str) -> str:
 
 
 def _micro_batches(
-    graph: StepGraph, values: dict[Value, str], new: dict[Value, str], *, updates: bool
+    graph: StepGraph, storage: Storage, values: dict[Value, str], new: dict[Value, str], *, updates: bool
 ) -> Iterator[str]:
     """Run `joint` on one micro-batch after the other, and add up its gradients and losses.
 
@@ -135,7 +101,7 @@ def _micro_batches(
     sums = _typed_results(graph.functions["accumulate"])
     loss = next((v, k) for v, k in _typed_results(joint) if v.kind == "output")
     written = [(v, k) for v, k in _typed_results(joint) if v.kind == "state"]
-    yield from _loads([*_typed_arguments(joint), *(() if updates else sums)], values)
+    yield from _loads([*_typed_arguments(joint), *(() if updates else sums)], storage, values)
     for i, (value, kind) in enumerate([*(sums if updates else ()), loss]):
         values[value] = f"%zero{i}"
         yield f"%zero{i} = arith.constant dense<0.0> : {kind}"
@@ -146,7 +112,7 @@ def _micro_batches(
     limits = f"%c0 to %c{graph.accumulate} step %c1"
     yield f"%l:{len(carried)} = scf.for %i = {limits} iter_args({begun}) -> ({kinds}) {{"
     inner = values | {v: f"%l{i}" for i, (v, _) in enumerate(carried)}
-    yield from (f"  {line}" for line in _micro_batch(graph, inner, carried))
+    yield from (f"  {line}" for line in _micro_batch(graph, storage, inner, carried))
     yield "}"
     new |= {v: f"%l#{i}" for i, (v, _) in enumerate(carried)}
     yield f"%count = arith.constant dense<{graph.accumulate}.0> : {loss[1]}"
@@ -157,7 +123,9 @@ def _micro_batches(
         yield _apart(f"%g{i}", new.pop(value), kind)
 
 
-def _micro_batch(graph: StepGraph, values: dict[Value, str], carried: Sequence[tuple[Value, str]]) -> Iterator[str]:
+def _micro_batch(
+    graph: StepGraph, storage: Storage, values: dict[Value, str], carried: Sequence[tuple[Value, str]]
+) -> Iterator[str]:
     """The body of the loop: number `%i` of the micro-batches."""
     joint = graph.functions["joint"]
     for number, value in enumerate(joint.arguments):
@@ -167,8 +135,8 @@ def _micro_batch(graph: StepGraph, values: dict[Value, str], carried: Sequence[t
     new: dict[Value, str] = {}
     loss, kind = carried[-1]
     so_far = values[loss]
-    yield from _call("joint", graph, values, new, ".j")
-    yield from _call("accumulate", graph, values, new, ".a")
+    yield from _call("joint", graph, storage, values, new, ".j")
+    yield from _call("accumulate", graph, storage, values, new, ".a")
     yield f"%sum = arith.addf {so_far}, {new[loss]} : {kind}"
     names = [*(new[v] for v, _ in carried[:-1]), "%sum"]
     yield f"scf.yield {', '.join(names)} : {', '.join(k for _, k in carried)}"

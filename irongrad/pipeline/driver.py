@@ -26,6 +26,7 @@ from irongrad.pipeline.legality import check_operators
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.oracle import golden_of
 from irongrad.pipeline.package import Artifact, check_output, package
+from irongrad.pipeline.packing import pack_state
 from irongrad.pipeline.ranges import Range, step_ranges
 from irongrad.pipeline.statistics import Statistics
 from irongrad.runtime.errors import UserError
@@ -144,14 +145,14 @@ def step_graph(step: TrainStep) -> StepGraph:
 
 
 def _optimised(graph: StepGraph, options: Options, records: list[PassRecord]) -> StepGraph:
-    """Run the passes, adding what each did to `records`."""
+    """Run the passes, adding what each did to `records`, and store together what they update together."""
 
     def keep(number: int, record: PassRecord, function: Function) -> None:
         records.append(record)
         if options.dump_dir is not None and record.changed:
             dump_pass(options.dump_dir / f"{STAGES.index('passes') + 1:02d}_passes", number + 1, record, function)
 
-    return run_passes(graph, options.passes, [t.name for t in options.targets], keep)
+    return pack_state(run_passes(graph, options.passes, [t.name for t in options.targets], keep))
 
 
 def _compile_all(module: AssembledModule, targets: Sequence[Target], scratch: Path) -> list[CompiledModule]:

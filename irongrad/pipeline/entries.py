@@ -7,21 +7,16 @@ from collections.abc import Iterator, Sequence
 from irongrad.pipeline.cores import (
     call,
     call_core,
-    load,
-    quoted,
     return_line,
     returned_by,
     spec_type,
-    store,
-    stored_type,
-    symbol,
-    tensor_type,
     torch_dtype,
 )
 from irongrad.pipeline.dtypes import mlir_type
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.interface import STEPS_DIM, chain_of
-from irongrad.runtime.manifest import SCOPE, STEPS, EntryPoint, TensorSpec
+from irongrad.pipeline.storage import Storage, quoted, symbol, tensor_type
+from irongrad.runtime.manifest import STEPS, EntryPoint, TensorSpec
 
 
 def _arguments(entry: EntryPoint) -> str:
@@ -197,18 +192,19 @@ def _slice(number: int, whole: str, shape: tuple[int | str, ...], kind: str) -> 
 
 
 def _export_state(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
-    yield from _export([("state", s) for s in entry.outputs], ())
+    yield from _export([("state", s) for s in entry.outputs], (), graph)
 
 
 def _export_gradients(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     tail = ("%n = util.global.load @accumulated : i64", "%count = tensor.from_elements %n : tensor<i64>")
-    yield from _export([("accumulator", s) for s in entry.outputs[:-1]], tail)
+    yield from _export([("accumulator", s) for s in entry.outputs[:-1]], tail, graph)
 
 
-def _export(specs: Sequence[tuple[str, TensorSpec]], tail: Sequence[str]) -> Iterator[str]:
+def _export(specs: Sequence[tuple[str, TensorSpec]], tail: Sequence[str], graph: StepGraph) -> Iterator[str]:
+    storage = Storage(graph)
     kinds = [spec_type(s) for _, s in specs]
     for i, (kind, spec) in enumerate(specs):
-        yield from load(f"%g{i}", symbol(kind, spec.name), kinds[i])
+        yield from storage.load(f"%g{i}", Value(kind, spec.name), kinds[i])
         yield from _copied(f"%g{i}", kinds[i], f"%o{i}")
     yield from tail
     names = [f"%o{i}" for i in range(len(specs))] + (["%count"] if tail else [])
@@ -216,7 +212,7 @@ def _export(specs: Sequence[tuple[str, TensorSpec]], tail: Sequence[str]) -> Ite
 
 
 def _import_state(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
-    yield from _import([("state", s) for s in entry.inputs])
+    yield from _import([("state", s) for s in entry.inputs], graph)
     yield from _return_steps(graph)
 
 
@@ -231,24 +227,20 @@ def _return_steps(graph: StepGraph) -> Iterator[str]:
 def _import_gradients(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     last = len(entry.inputs) - 1
     yield f"%n = tensor.extract %arg{last}[] : tensor<i64>"
-    yield from _import([("accumulator", s) for s in entry.inputs[:-1]])
+    yield from _import([("accumulator", s) for s in entry.inputs[:-1]], graph)
     yield "util.global.store %n, @accumulated : i64"
     yield "%count = tensor.from_elements %n : tensor<i64>"
     yield "return %count : tensor<i64>"
 
 
-def _import(specs: Sequence[tuple[str, TensorSpec]]) -> Iterator[str]:
+def _import(specs: Sequence[tuple[str, TensorSpec]], graph: StepGraph) -> Iterator[str]:
+    storage = Storage(graph)
     for i, (kind, spec) in enumerate(specs):
         yield from _copied(f"%arg{i}", spec_type(spec), f"%i{i}")
-        yield from store(f"%i{i}", symbol(kind, spec.name), spec_type(spec))
+        yield from storage.store(f"%i{i}", Value(kind, spec.name), spec_type(spec))
 
 
 def _reset(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
-    for i, tensor in enumerate(graph.state):
-        kind = stored_type(tensor_type(tensor.initial))
-        attribute = f'#flow.parameter.named<"{SCOPE}"::"{quoted(tensor.name)}">'
-        yield f"%p{i} = flow.tensor.constant {attribute} : {kind}"
-        yield from _copied(f"%p{i}", kind, f"%v{i}")
-        yield f"util.global.store %v{i}, {symbol('state', tensor.name)} : {kind}"
+    yield from Storage(graph).reset()
     yield from _clear(graph)
     yield from _return_steps(graph)

@@ -37,12 +37,27 @@ class Value:
     Attributes:
         kind: `state` (read from, or stored to, the tensor of that name), `input`, `hyper` (a float64
             hyperparameter, as a rank-0 tensor), `gradient` or `accumulator` (of the parameter of that name),
-            `count` (how many gradients were accumulated, float64) or `output`.
-        name: the state's, input's, hyperparameter's or output's name.
+            `count` (how many gradients were accumulated, float64), `pack` or `output`.
+        name: the state's, input's, hyperparameter's, pack's or output's name.
     """
 
     kind: str
     name: str
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Tensors that are stored, or handed on, one after the other as one of rank 1.
+
+    Attributes:
+        name: its name.
+        starts: where each tensor begins, state or gradients of one dtype; there may be gaps.
+        size: the elements of the whole.
+    """
+
+    name: str
+    starts: Mapping[Value, int]
+    size: int
 
 
 @dataclass(frozen=True)
@@ -85,6 +100,7 @@ class StepGraph:
             inputs have a range. `irongrad.pipeline.assemble` chains them.
         accumulate: how many micro-batches `joint` runs on in turn; the other functions take whole batches.
         precision: of forward and backward, as in `TrainStep.precision`.
+        packs: what is stored, or handed on, together.
     """
 
     state: tuple[StateTensor, ...]
@@ -95,6 +111,7 @@ class StepGraph:
     functions: Mapping[str, Function] = field(default_factory=dict)
     accumulate: int = 1
     precision: str = "f32"
+    packs: tuple[Pack, ...] = ()
 
     @property
     def seed(self) -> int | None:
