@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from torch import nn
 
 import irongrad as ig
-from irongrad.cli.main import main
+from irongrad.cli import inspect
 from irongrad.runtime import Session
 from irongrad.runtime.manifest import GROWTH_TRACKER, SCALE, SKIPPED, STEPS
 
@@ -121,7 +121,7 @@ def test_a_checkpoint_has_the_scale_and_training_goes_on_exactly(session: Sessio
     session.restore(back)
     assert scale_of(session)[:2] == (128.0, 1)
 
-    shown = CliRunner().invoke(main, ["inspect", str(artifact), "--checkpoint", str(path), "--json"])
+    shown = CliRunner().invoke(inspect.command, [str(artifact), "--checkpoint", str(path), "--json"])
     report = json.loads(shown.output)
     assert report["values"] == {SCALE: 128.0, GROWTH_TRACKER: 1, SKIPPED: [1], STEPS: 3}
     assert report["precision"] == "f16"
