@@ -12,11 +12,11 @@ from click.testing import CliRunner
 from torch import nn
 
 import irongrad as ig
-from irongrad.cli.main import main
+from irongrad.cli import inspect
 from irongrad.runtime import Session
 from irongrad.runtime.manifest import GROWTH_TRACKER, SCALE, SKIPPED, STEPS
 
-ENTRY_POINTS = ("train_step", "grad_step", "apply_step")
+ENTRY_POINTS = ("train_step", "grad_step", "apply_step", "export_gradients", "reset")
 
 
 def make_step() -> ig.TrainStep:
@@ -89,8 +89,8 @@ def test_accumulated_gradients_are_scaled_until_they_are_applied(session: Sessio
     scaled = session.gradients()[0]["3.bias"]
     assert session.apply_step() == 1
     assert 0.01 < np.abs(scaled).max() / 256.0 < 1.0
-    state = session.state()
-    assert all(np.array_equal(state[n], expected[n]) for n in expected)
+    for name, value in session.state().items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_options_of_the_scaler_are_run_time_inputs(session: Session) -> None:
@@ -110,7 +110,8 @@ def test_a_checkpoint_has_the_scale_and_training_goes_on_exactly(session: Sessio
     assert [resumed.train_step(**batch(number)) for number in (3, 4)] == rest
     assert scale_of(resumed) == scale_of(session) == (256.0, 1, [1], 5)
     one, other = session.state(), resumed.state()
-    assert all(np.array_equal(one[n], other[n]) for n in one)
+    # As in eager, BatchNorm's statistics hold what the overflowing batch left in them.
+    assert all(np.array_equal(one[n], other[n], equal_nan=True) for n in one)
 
     step, scaler = make_step(), torch.amp.GradScaler("cpu")
     ig.load_checkpoint(path, step.model, step.optimizers, scaler)
@@ -120,7 +121,7 @@ def test_a_checkpoint_has_the_scale_and_training_goes_on_exactly(session: Sessio
     session.restore(back)
     assert scale_of(session)[:2] == (128.0, 1)
 
-    shown = CliRunner().invoke(main, ["inspect", str(artifact), "--checkpoint", str(path), "--json"])
+    shown = CliRunner().invoke(inspect.command, [str(artifact), "--checkpoint", str(path), "--json"])
     report = json.loads(shown.output)
     assert report["values"] == {SCALE: 128.0, GROWTH_TRACKER: 1, SKIPPED: [1], STEPS: 3}
     assert report["precision"] == "f16"
