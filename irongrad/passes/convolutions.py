@@ -68,6 +68,7 @@ class Costs:
         direct: of a convolution lowered by IREE, which vectorises along the width of the output.
         vector: how many outputs of a row it computes at once.
         element: an element that an elementwise loop writes, or a packing of a product's operand.
+        gathered: an element that is copied to where it belongs in a row.
         dispatch: a call of one kernel.
     """
 
@@ -75,6 +76,7 @@ class Costs:
     direct: float = 0.0125
     vector: int = 8
     element: float = 0.45
+    gathered: float = 1.5
     dispatch: float = 10_000.0
 
 
@@ -115,11 +117,10 @@ class _Problem:
 
     def _taps(self) -> float:
         taps, positions = len(self.window.taps()), self._positions(self.window.out)
-        sides = (positions, *self.channels)
         packed = positions * self.channels[0] + math.prod(self.channels)
-        if taps > 1:  # cut out, and added up
-            packed += positions * sum(self.channels)
-        return taps * (_product(sides) + packed * COSTS.element + (2 if taps == 1 else 3) * COSTS.dispatch)
+        gathered = positions * self.channels[0] * COSTS.gathered if taps > 1 else 0.0
+        product = _product((positions, taps * self.channels[0], self.channels[1]))
+        return product + taps * (packed * COSTS.element + gathered) + (taps + 1) * COSTS.dispatch
 
     def _winograd(self) -> float:
         tiles = self._positions([(size + 1) // 2 for size in self.window.out])
@@ -157,19 +158,30 @@ def _problem(node: Node) -> _Problem | None:
     else:
         return None
     stride, padding, dilation, transposed, _, groups = moves
-    value, kernel = value_of(images[-1]), value_of(weight).shape
+    source, padding = _unpadded(images[-1], _pair(padding))
+    images = (*images[:-1], source)
+    value, kernel = value_of(source), value_of(weight).shape
     if value.ndim != 4 or transposed or groups != 1 or value.dtype not in (torch.float32, torch.float64):
         return None
     sizes = tuple(value.shape[2:]), tuple(value_of(out).shape[2:]), tuple(kernel[2:])
-    window = Window(*sizes, *_pairs(stride, padding, dilation))
+    window = Window(*sizes, _pair(stride), padding, _pair(dilation))
     if not window.taps():
         return None
     channels = (value.shape[1], kernel[1] if kind == "adjoint" else kernel[0])
     return _Problem(kind, images, weight, bias, window, channels)
 
 
-def _pairs(*values: Any) -> list[tuple[int, ...]]:
-    return [tuple(v) * (2 // len(v)) for v in values]
+def _pair(value: Sequence[int]) -> tuple[int, ...]:
+    return tuple(value) * (2 // len(value))
+
+
+def _unpadded(image: Node, padding: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
+    """What `image` is padded from with zeros, and the padding before it that is left to the convolution."""
+    args: tuple[Any, ...] = image.args
+    if image.target is not aten.constant_pad_nd.default or len(args[1]) != 4 or min(args[1]) < 0 or any(args[2:]):
+        return image, padding
+    (left, _, top, _), (of_rows, of_columns) = args[1], padding
+    return args[0], (of_rows + top, of_columns + left)
 
 
 def _source_of_turned(weight: Node) -> Node | None:
@@ -197,7 +209,7 @@ class _Form:
         if self.kind == "weight":
             return tap_weight_gradients(first, second, window=self.window)
         if self.form == "winograd":
-            return winograd(first, second, padding=self.window.padding, adjoint=adjoint)
+            return winograd(first, second, self.window.padding, self.window.out, adjoint=adjoint)
         return tap_products(first, second, window=self.window, adjoint=adjoint)
 
 

@@ -1,4 +1,4 @@
-"""Convolutions as one product of matrices for each place of the kernel that meets any input.
+"""Convolutions as a product of matrices over the places of the kernel that meet any input.
 
 At a place, a convolution is a product of the inputs that it meets, [positions, C], with the place's weights [C, O]. A
 1x1 kernel has one place; where an image is no larger than the padding, most places of a kernel meet nothing but zeros.
@@ -47,16 +47,20 @@ class Window:
 def tap_products(x: torch.Tensor, weight: torch.Tensor, window: Window, *, adjoint: bool) -> torch.Tensor:
     """The convolution of `x` [N, C, H, W] with `weight` [O, C, ...]; adjoint as in `winograd`."""
     met = _met(x, window)
-    total: torch.Tensor | None = None
-    for (row, column), rows in met.items():
-        if adjoint:
-            place = weight[:, :, window.kernel[0] - 1 - row, window.kernel[1] - 1 - column]
-        else:
-            place = weight[:, :, row, column].t()
-        product = rows.flatten(0, 2) @ place
-        total = product if total is None else total + product
-    assert total is not None
-    return total.reshape(x.shape[0], *window.out, -1).permute(0, 3, 1, 2)
+    rows, columns = (sorted({tap[d] for tap in met}) for d in range(2))
+    if adjoint:
+        rows, columns = (
+            [size - 1 - t for t in reversed(ts)] for ts, size in ((rows, window.kernel[0]), (columns, window.kernel[1]))
+        )
+    places = weight[:, :, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    if adjoint:
+        places = (places.flip([2, 3]) if len(met) > 1 else places).permute(2, 3, 0, 1)
+    else:
+        places = places.permute(2, 3, 1, 0)
+    parts = [part.flatten(0, 2) for part in met.values()]
+    gathered = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+    result = gathered @ places.flatten(0, 2)
+    return result.reshape(x.shape[0], *window.out, -1).permute(0, 3, 1, 2)
 
 
 def tap_weight_gradients(grad: torch.Tensor, x: torch.Tensor, window: Window) -> torch.Tensor:

@@ -23,13 +23,21 @@ Parts = Sequence[torch.Tensor]
 _FORWARD, _FLIPPED = (0, 1, 2, 3), (3, 1, 2, 0)
 
 
-def winograd(x: torch.Tensor, weight: torch.Tensor, padding: Sequence[int], *, adjoint: bool) -> torch.Tensor:
+def winograd(
+    x: torch.Tensor, weight: torch.Tensor, padding: Sequence[int], out: Sequence[int], *, adjoint: bool
+) -> torch.Tensor:
     """The convolution of `x` [N, C, H, W] with `weight` [O, C, 3, 3].
 
     With `adjoint`, of `x` [N, O, H, W] with the flipped weight and its first two dimensions swapped, [C, O, 3, 3]: the
     input's gradient. It is made of the same transformed weight, so that this is computed once for both.
+
+    Args:
+        x: the image.
+        weight: the weight.
+        padding: how many zeros are before each dimension; as many as `out` needs are after it.
+        out: the sizes of the result.
+        adjoint: see above.
     """
-    out = [size + 2 * pad - 2 for size, pad in zip(x.shape[2:], padding, strict=True)]
     order = _FLIPPED if adjoint else _FORWARD
     filters = _filters(weight)
     tiles = _input_tiles(x, padding, out, order)
