@@ -43,9 +43,10 @@ class MultiTensor:
     what `torch.optim` avoids with `foreach` and `fused`. Where the concatenated tensors are state, they are stored as
     they are concatenated (`irongrad.pipeline.packing`), and nothing is copied.
 
-    Programs have to lead from arguments of the step graph's function `update` to results. Refused are those with
-    anything between that is not elementwise, those over tensors of more than `limit` elements, whose launch is little
-    beside their work, and those that fewer than `least` tensors share.
+    Programs are alike if they read the same scalars, so `cse` comes before. They have to lead from arguments of the
+    step graph's function `update` to results. Refused are those with anything between that is not elementwise, those
+    over tensors of more than `limit` elements, whose launch is little beside their work, and those that fewer than
+    `least` tensors share.
 
     Attributes:
         limit: the most elements of a tensor that is packed.
