@@ -22,7 +22,7 @@ from irongrad.runtime.errors import UserError
 GROUP = "irongrad.passes"
 
 # One file each; the order is that of `irongrad passes`.
-MODULES = ("dead_code", "common_subexpressions")
+MODULES = ("dead_code", "common_subexpressions", "rematerialise")
 
 _ITEM = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
 
