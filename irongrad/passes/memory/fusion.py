@@ -53,6 +53,7 @@ CONSTANTS: frozenset[Any] = frozenset(
         aten.full.default,
         aten.full_like.default,
         aten.ones.default,
+        aten.ones_like.default,
         aten.scalar_tensor.default,
         aten.zeros.default,
         aten.zeros_like.default,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
@@ -53,7 +54,7 @@ def is_forward(node: Node) -> bool:
 
 
 def recompute(graph: Graph, saved: Set[Node]) -> dict[Node, Node]:
-    """Have the backward of `graph` keep no forward values but `saved`, and compute the others again where it reads them.
+    """Have the backward of `graph` keep only `saved` of the forward, and compute others again where it reads them.
 
     Elementwise code is computed again for every kernel that reads it, in that kernel, and so never stored; everything
     else once, at its first reader.
@@ -137,23 +138,27 @@ class _Recomputation:
 
     def _condition(self, late: Node) -> Node:
         if (late, late) not in self._tied:
-            flat = call(self.graph, aten.view.default, late, [-1], like=late)
-            first = call(self.graph, aten.slice.Tensor, flat, 0, 0, 1, like=late)
-            scalar = call(self.graph, aten.view.default, first, [], like=late)
-            size = call(self.graph, aten.abs.default, scalar, like=late)
-            self._tied[late, late] = call(self.graph, aten.lt.Scalar, size, 0, like=late)
+            flat = _backward_call(self.graph, aten.view.default, late, [-1], like=late)
+            first = _backward_call(self.graph, aten.slice.Tensor, flat, 0, 0, 1, like=late)
+            scalar = _backward_call(self.graph, aten.view.default, first, [], like=late)
+            size = _backward_call(self.graph, aten.abs.default, scalar, like=late)
+            self._tied[late, late] = _backward_call(self.graph, aten.lt.Scalar, size, 0, like=late)
         return self._tied[late, late]
 
 
 def tie(graph: Graph, node: Node, condition: Node) -> Node:
     """The value of `node`, after `condition`, which is false."""
-    dtype: Any = node.meta["val"].dtype
-    zero = call(graph, aten.full.default, [], 0, like=node, dtype=dtype, device=torch.device("cpu"), pin_memory=False)
+    kind = {"dtype": node.meta["val"].dtype, "device": torch.device("cpu"), "pin_memory": False}
+    zero = _backward_call(graph, aten.full.default, [], 0, like=node, **kind)
     tied = graph.call_function(aten.where.self, (condition, zero, node))
-    tied.meta = dict(node.meta)
-    for new in (zero, tied):
-        new.meta["autograd_backward"] = True
+    tied.meta = {**node.meta, "autograd_backward": True}
     return tied
+
+
+def _backward_call(graph: Graph, operator: OpOverload, *args: Any, like: Node, **kwargs: Any) -> Node:
+    node = call(graph, operator, *args, like=like, **kwargs)
+    node.meta["autograd_backward"] = True
+    return node
 
 
 def _is_float(node: Node) -> bool:
