@@ -38,6 +38,9 @@ Example:
     "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for."
 )
 @pass_options
+@click.option(
+    "--max-memory", default="", metavar="SIZE", help="Have a step fit, say into 512MiB, or 50% of its memory."
+)
 @click.option("--pass-report", is_flag=True, help="Show what every pass did, and how long it took.")
 @click.option("--entry-point", "entry_points", multiple=True, help="Include only these entry points; repeatable.")
 @precision_option
@@ -52,6 +55,7 @@ def command(
     opt_level: int,
     passes: str | None,
     disable_passes: tuple[str, ...],
+    max_memory: str,
     pass_report: bool,
     entry_points: tuple[str, ...],
     precision: str | None,
@@ -77,6 +81,7 @@ def command(
         opt_level=opt_level,
         passes=passes,
         disable_passes=disable_passes,
+        max_memory=max_memory,
         entry_points=entry_points or None,
         dump_dir=dump_dir,
         stop_after=stop_after,
@@ -155,6 +160,7 @@ def _summary(made: Build) -> dict[str, Any]:
     result: dict[str, Any] = {"seconds": made.seconds, "passes": [asdict(r) for r in made.passes], "output": None}
     if (artifact := made.artifact) is not None:
         result["output"] = str(artifact.directory)
+        result["predicted"] = made.memory.predicted if made.memory else {}
         result["targets"] = {
             t.name: {
                 "bytes": artifact.manifest.files[t.file].size,
@@ -197,7 +203,9 @@ def _print(made: Build) -> None:
         console.print(f"{artifact.directory / target.file}: {size:.0f} KiB, {note}", highlight=False)
         counts = made.statistics[target.name]
         each = ", ".join(f"{name} {dispatches}" for name, dispatches in counts.by_function.items())
-        console.print(
-            f"dispatches: {counts.dispatches} ({each}); transient memory: {counts.transient_bytes / 2**20:.1f} MiB",
-            highlight=False,
-        )
+        console.print(f"dispatches: {counts.dispatches} ({each})", highlight=False)
+        predicted = made.memory.predicted if made.memory else {}
+        for name, size in predicted.items():
+            real = counts.transients.get(name, 0)
+            text = f"transient memory of {name}: {real / 2**20:.1f} MiB, {size / 2**20:.1f} MiB predicted"
+            console.print(text, highlight=False)

@@ -10,11 +10,13 @@ from typing import Any
 import click
 import msgspec
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from irongrad.cli.common import console, directory_argument, json_option, print_json
 from irongrad.runtime.checkpoint import numpy_dtype, read
 from irongrad.runtime.commands import command_line
+from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import Manifest, Role, StateSpec, check_files, read_manifest
 from irongrad.runtime.session import initial_state
 
@@ -30,8 +32,9 @@ Example:
 )
 @directory_argument
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Show the counters and the loss scale of this one.")
+@click.option("--memory", is_flag=True, help="Show what the forward keeps for the backward, and what that takes.")
 @json_option
-def command(directory: Path, checkpoint: Path | None, as_json: bool) -> None:
+def command(directory: Path, checkpoint: Path | None, memory: bool, as_json: bool) -> None:
     """Show what the artifact in DIRECTORY holds, and how to run it with iree-run-module."""
     manifest = read_manifest(directory)
     check_files(manifest, directory, tuple(manifest.files))
@@ -42,6 +45,9 @@ def command(directory: Path, checkpoint: Path | None, as_json: bool) -> None:
         report: dict[str, Any] = json.loads(msgspec.json.encode(manifest))
         signatures = {e.name: e.signature for e in manifest.entry_points}
         print_json({**report, "values": values, "signatures": signatures, "commands": commands})
+        return
+    if memory:
+        _memory(manifest)
         return
     _entry_points(manifest)
     _hypers(manifest)
@@ -74,6 +80,27 @@ def _hypers(manifest: Manifest) -> None:
         table.add_row(hyper.name, f"{hyper.default:g}", "run-time input")
     for name, value in manifest.fixed.items():
         table.add_row(name, f"{value:g}", "compiled in")
+    console.print(table)
+
+
+def _memory(manifest: Manifest) -> None:
+    plan = manifest.memory
+    if plan is None:
+        raise UserError("this artifact is a compiled function: it has no backward of its own to keep values for")
+    console.rule("transient memory", align="left")
+    table = Table("entry point", "predicted", *(f"{t.name}, by the compiler" for t in manifest.targets), box=None)
+    for name, size in plan.predicted.items():
+        table.add_row(name, f"{size:,}", *(f"{t.transients.get(name, 0):,}" for t in manifest.targets))
+    console.print(table)
+    console.print(f"budget: {plan.budget or 'none'}", markup=False)
+    console.rule("values of the forward pass", align="left")
+    table = Table("decision", "value", "dtype", "shape", "bytes", "line", box=None)
+    for value in plan.values:
+        shape = str(list(value.shape))
+        table.add_row(value.decision, value.name, value.dtype, shape, f"{value.bytes:,}", escape(value.line))
+    for decision in ("saved", "recomputed", "discarded"):
+        total = sum(v.bytes for v in plan.values if v.decision == decision)
+        table.add_row(decision, "total", "", "", f"{total:,}", style="bold")
     console.print(table)
 
 

@@ -13,7 +13,7 @@ from irongrad.passes.base import Context, Pass, PassResult
 from irongrad.passes.rewrite import bodies
 from irongrad.passes.verifier import InvalidGraphError, snapshot, verify
 from irongrad.pipeline.graphs import Function, StepGraph
-from irongrad.runtime.errors import InternalError
+from irongrad.runtime.errors import InternalError, UserError
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ def _run(item: Pass, graph: GraphModule, context: Context, before: Sequence[str]
             results.append(item.run(module, here))
             seconds += time.perf_counter() - start
             verify(module, held)
+        except UserError:
+            raise  # what was asked of the pass cannot be done
         except Exception as error:
             raise _failure(item, context, before, error) from error
     stats: dict[str, int] = {}

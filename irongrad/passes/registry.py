@@ -32,6 +32,7 @@ MODULES = (
     "product_sums",
     "interleave",
     "multi_tensor",
+    "rematerialise",
 )
 
 _ITEM = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")

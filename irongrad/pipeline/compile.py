@@ -16,6 +16,7 @@ from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.diagnostics import toolchain_error
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics, statistics_flags
+from irongrad.pipeline.transients import transients_of
 from irongrad.runtime.errors import ToolchainError
 from irongrad.targets import Target
 
@@ -62,14 +63,14 @@ def compile_module(module: AssembledModule, target: Target, scratch: Path) -> Co
     source, output = scratch / "step.mlirbc", scratch / f"step.{target.name}.vmfb"
     source.write_bytes(module.bytecode)
     flags = (*COMMON_FLAGS, *target.flags)
-    compile_ = _compile_with_branches if "scf." in module.text else _compile
+    compile_ = _compile_with_branches if "scf." in module.text else _compile_directly
     try:
-        compile_(flags, source, output)
+        stream = compile_(flags, source, output)
     except _CompilerCrashError:
         flags = _without_data_tiling(flags)
-        compile_(flags, source, output)
+        stream = compile_(flags, source, output)
     architecture, features = _cpu_of(flags)
-    statistics = read_statistics(output.with_name(STATISTICS))
+    statistics = read_statistics(output.with_name(STATISTICS), transients_of(stream.read_bytes()))
     return CompiledModule(target, flags, output.read_bytes(), architecture, features, statistics)
 
 
@@ -86,16 +87,31 @@ def _without_data_tiling(flags: Sequence[str]) -> tuple[str, ...]:
     return tuple(f for f in flags if f != DATA_TILING)
 
 
-def _compile_with_branches(flags: Sequence[str], source: Path, output: Path) -> None:
+def _compile_with_branches(flags: Sequence[str], source: Path, output: Path) -> Path:
     """Compile a module with structured control flow; in between, its branches are made safe."""
-    vm = source.with_suffix(".vm.mlirbc")
-    _compile((*flags, "--compile-to=vm", "--emit-mlir-bytecode"), source, vm)
+    stream, vm = _compile_to_stream(flags, source, output), source.with_suffix(".vm.mlirbc")
+    _compile((*flags, "--compile-from=stream", "--compile-to=vm", "--emit-mlir-bytecode"), stream, vm)
     vm.write_bytes(separate_branch_operands(vm.read_bytes()))
     _compile((*flags, "--compile-from=vm"), vm, output)
+    return stream
+
+
+def _compile_directly(flags: Sequence[str], source: Path, output: Path) -> Path:
+    stream = _compile_to_stream(flags, source, output)
+    _compile((*flags, "--compile-from=stream"), stream, output)
+    return stream
+
+
+def _compile_to_stream(flags: Sequence[str], source: Path, output: Path) -> Path:
+    """Compile to the phase that says what is allocated when, and write the statistics."""
+    stream = source.with_suffix(".stream.mlirbc")
+    statistics = statistics_flags(output.with_name(STATISTICS))
+    _compile((*flags, *statistics, "--compile-to=stream", "--emit-mlir-bytecode"), source, stream)
+    return stream
 
 
 def _compile(flags: Sequence[str], source: Path, output: Path) -> None:
-    result = _iree_compile([*flags, *statistics_flags(output.with_name(STATISTICS)), str(source), "-o", str(output)])
+    result = _iree_compile([*flags, str(source), "-o", str(output)])
     if result.returncode < 0 and DATA_TILING in flags:
         raise _CompilerCrashError(f"iree-compile crashed with signal {-result.returncode}")
     if result.returncode != 0:

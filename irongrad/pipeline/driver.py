@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from irongrad.passes import DEFAULT_LEVEL, Pass, PassRecord, parse_passes, passes_at, run_passes, without
+from irongrad.passes.rematerialise import Rematerialise
 from irongrad.pipeline.assemble import AssembledModule, assemble
 from irongrad.pipeline.capture import CapturedStep, capture
 from irongrad.pipeline.compile import CompiledModule, compile_module
@@ -23,6 +24,7 @@ from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.importer import ImportedStep, import_functions
 from irongrad.pipeline.interface import Interface, describe, selected
 from irongrad.pipeline.legality import check_operators
+from irongrad.pipeline.memory import memory_of
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.oracle import golden_of
 from irongrad.pipeline.package import Artifact, check_output, package
@@ -31,6 +33,7 @@ from irongrad.pipeline.ranges import Range, step_ranges
 from irongrad.pipeline.statistics import Statistics
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.golden import Golden
+from irongrad.runtime.manifest import MemorySpec
 from irongrad.step import TrainStep
 from irongrad.targets import Target, parse_target
 
@@ -59,6 +62,7 @@ class Options:
         output: the artifact's directory.
         targets: what to compile for.
         passes: what to run on the step graph, in order.
+        max_memory: the budget of the intermediate values, such as `512MiB` or `50%`; empty for no limit.
         entry_points: which entry points to include; None for all. Fewer compile faster, and without `grad_step` no
             memory is set aside for accumulated gradients.
         dump_dir: where to write every stage's readable form; None for nowhere.
@@ -69,6 +73,7 @@ class Options:
     output: Path
     targets: tuple[Target, ...]
     passes: tuple[Pass, ...]
+    max_memory: str = ""
     entry_points: tuple[str, ...] | None = None
     dump_dir: Path | None = None
     stop_after: str | None = None
@@ -84,12 +89,14 @@ class Build:
         seconds: how long each stage took; `compile` is what was left of it after `oracle`, beside which it runs.
         passes: what each pass did to each function.
         statistics: what the compiler says of the program, by target; empty when it was stopped before that.
+        memory: the plan of its memory; None when it was stopped before that.
     """
 
     artifact: Artifact | None
     seconds: dict[str, float]
     passes: tuple[PassRecord, ...]
     statistics: dict[str, Statistics]
+    memory: MemorySpec | None
 
 
 class StoppedEarly(Exception):  # noqa: N818 (it is no error)
@@ -102,6 +109,7 @@ def build(step: TrainStep, options: Options) -> Build:
     artifact: Artifact | None = None
     records: list[PassRecord] = []
     statistics: dict[str, Statistics] = {}
+    memory: MemorySpec | None = None
 
     def stage(name: str, function: Callable[..., T], *arguments: Any) -> T:
         start = time.perf_counter()
@@ -125,6 +133,7 @@ def build(step: TrainStep, options: Options) -> Build:
             check_operators(graph)
             interface: Interface = describe(graph, ranges, options.entry_points)
             graph = stage("passes", _optimised, selected(graph, interface), options, records)
+            memory = memory_of(graph, interface, options.max_memory)
             imported: ImportedStep = stage("import", import_functions, graph, scratch)
             module: AssembledModule = stage("assemble", assemble, imported, interface)
             with ThreadPoolExecutor(1) as beside:  # iree-compile is a process, and does not keep every core busy
@@ -132,10 +141,10 @@ def build(step: TrainStep, options: Options) -> Build:
                 golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
                 compiled: list[CompiledModule] = stage("compile", compiling.result)
             statistics |= {c.target.name: c.statistics for c in compiled}
-            artifact = stage("package", package, module, compiled, golden, options.output)
+            artifact = stage("package", package, module, compiled, golden, options.output, None, memory)
         except StoppedEarly:
             pass
-    return Build(artifact, seconds, tuple(records), statistics)
+    return Build(artifact, seconds, tuple(records), statistics, memory)
 
 
 def step_graph(step: TrainStep) -> StepGraph:
@@ -167,6 +176,7 @@ def compile(
     opt_level: int = DEFAULT_LEVEL,
     passes: str | None = None,
     disable_passes: Sequence[str] = (),
+    max_memory: str = "",
     entry_points: Sequence[str] | None = None,
     precision: str | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
@@ -180,6 +190,8 @@ def compile(
         opt_level: 0 to 3: how much to optimise.
         passes: exactly these passes in place of the level's, such as `dce,cse`; `irongrad passes` lists them.
         disable_passes: names of passes to leave out.
+        max_memory: the most that the intermediate values of a step may take, such as `512MiB`, or `50%` of what they
+            take without a limit. The backward then computes again what it cannot keep.
         entry_points: which entry points to include, all by default.
         precision: in place of the step's own, `f32`, `bf16` or `f16`.
         dump_dir: where to write every stage's readable form.
@@ -187,6 +199,7 @@ def compile(
     Raises:
         CaptureError: the step cannot be captured; with the user's line.
         UnsupportedOpError: it uses an operator that cannot be compiled.
+        UserError: the step cannot be made to fit into `max_memory`; with the smallest budget that can.
         ToolchainError: torch-mlir or IREE failed.
         VerificationError: the compiled step disagrees with the float64 oracle; nothing is written.
     """
@@ -198,6 +211,7 @@ def compile(
         opt_level=opt_level,
         passes=passes,
         disable_passes=disable_passes,
+        max_memory=max_memory,
         entry_points=entry_points,
         dump_dir=dump_dir,
     )
@@ -213,6 +227,7 @@ def make_options(
     opt_level: int = DEFAULT_LEVEL,
     passes: str | None = None,
     disable_passes: Sequence[str] = (),
+    max_memory: str = "",
     entry_points: Sequence[str] | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
     stop_after: str | None = None,
@@ -227,10 +242,12 @@ def make_options(
     if stop_after is not None and stop_after not in STAGES:
         raise UserError(f"there is no stage {stop_after!r}; the stages are {', '.join(STAGES)}")
     names = [target] if isinstance(target, str) else list(target)
+    chosen = passes_at(opt_level) if passes is None else parse_passes(passes)
     return Options(
         output=Path(output),
         targets=tuple(parse_target(n) for n in names),
-        passes=without(passes_at(opt_level) if passes is None else parse_passes(passes), disable_passes),
+        passes=(*without(chosen, disable_passes), *([Rematerialise(max_memory)] if max_memory else [])),
+        max_memory=max_memory,
         entry_points=tuple(entry_points) if entry_points is not None else None,
         dump_dir=Path(dump_dir) if dump_dir is not None else None,
         stop_after=stop_after,

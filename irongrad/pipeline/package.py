@@ -33,6 +33,7 @@ from irongrad.runtime.manifest import (
     FunctionSpec,
     HyperSpec,
     Manifest,
+    MemorySpec,
     TargetSpec,
     file_spec,
     write_manifest,
@@ -80,6 +81,7 @@ def package(
     golden: Golden,
     output: Path,
     function: FunctionSpec | None = None,
+    memory: MemorySpec | None = None,
 ) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
 
@@ -94,7 +96,7 @@ def package(
         write_golden(golden, staging / GOLDEN)
         # Everything is compared here; what the artifact keeps of it, for later, must be right as well.
         stored = read_golden(staging / GOLDEN)
-        manifest = replace(_manifest(module, compiled, staging), function=function)
+        manifest = replace(_manifest(module, compiled, staging), function=function, memory=memory)
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []
@@ -171,7 +173,15 @@ def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], directory: Path) -> Manifest:
     targets = tuple(
-        TargetSpec(c.target.name, f"step.{c.target.name}.vmfb", c.target.device, c.flags, c.architecture, c.features)
+        TargetSpec(
+            name=c.target.name,
+            file=f"step.{c.target.name}.vmfb",
+            device=c.target.device,
+            flags=c.flags,
+            architecture=c.architecture,
+            features=c.features,
+            transients=c.statistics.transients,
+        )
         for c in compiled
     )
     names = [t.file for t in targets] + [PORTABLE_MODULE, INITIAL_STATE, GOLDEN]

@@ -27,12 +27,14 @@ class Statistics:
         copies: copies of buffers, in all functions.
         transient_bytes: memory set aside for intermediate values, summed over all functions.
         by_function: the dispatches of each function that has any.
+        transients: the most memory for intermediate values at once, by function.
     """
 
     dispatches: int
     copies: int
     transient_bytes: int
     by_function: dict[str, int]
+    transients: dict[str, int]
 
 
 def statistics_flags(file: Path) -> tuple[str, ...]:
@@ -40,8 +42,8 @@ def statistics_flags(file: Path) -> tuple[str, ...]:
     return ("--iree-scheduling-dump-statistics-format=csv", f"--iree-scheduling-dump-statistics-file={file}")
 
 
-def read_statistics(file: Path) -> Statistics:
-    """Read what iree-compile wrote."""
+def read_statistics(file: Path, transients: dict[str, int]) -> Statistics:
+    """Read what iree-compile wrote; `transients` is from the module itself."""
     lines = [line for line in file.read_text().splitlines() if line]
     start = next(i for i, line in enumerate(lines) if not line.startswith(";"))
     (total,) = csv.DictReader(lines[start : start + 2])
@@ -54,4 +56,4 @@ def read_statistics(file: Path) -> Statistics:
         elif line.split(",")[1] == '"dispatch"':
             by_function[function] += 1
     sums = {name: int(value) for name, value in total.items()}
-    return Statistics(sums["Dispatches"], sums["Copies"], sums["Transient Size"], dict(by_function))
+    return Statistics(sums["Dispatches"], sums["Copies"], sums["Transient Size"], dict(by_function), transients)

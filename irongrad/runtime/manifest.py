@@ -158,6 +158,7 @@ class TargetSpec:
         architecture: the CPU architecture it is for (`x86_64`), empty where that does not apply.
         features: the CPU features it needs, in LLVM's names.
         certificate: how it was verified; None where this has not been done.
+        transients: the most bytes of intermediate values at once, by entry point, that the compiler allocates.
     """
 
     name: str
@@ -167,6 +168,45 @@ class TargetSpec:
     architecture: str = ""
     features: tuple[str, ...] = ()
     certificate: Certificate | None = None
+    transients: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ForwardValue:
+    """A value of the forward pass that takes memory.
+
+    Attributes:
+        name: its name in the dumped graph.
+        operator: what computes it.
+        dtype: numpy's name of its element type.
+        shape: its dimensions.
+        bytes: its size.
+        decision: `saved` for the backward, `recomputed` there, or `discarded`, as the backward needs it no more.
+        line: the user's line it comes from.
+    """
+
+    name: str
+    operator: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    decision: str
+    line: str
+
+
+@dataclass(frozen=True)
+class MemorySpec:
+    """The memory of a training step, as the compiler planned it.
+
+    Attributes:
+        budget: what was asked for, such as `512MiB` or `50%`; empty for no limit.
+        predicted: bytes of intermediate values at once, by entry point.
+        values: those of the forward pass, in order.
+    """
+
+    budget: str
+    predicted: dict[str, int]
+    values: tuple[ForwardValue, ...]
 
 
 @dataclass(frozen=True)
@@ -214,6 +254,7 @@ class Manifest:
         seed: that of the random numbers in the initial state, or a compiled function's default; None where nothing is
             drawn.
         precision: `f32`, or the dtype of autocast, `bf16` or `f16`, in which the model runs.
+        memory: the plan of a training step's memory.
     """
 
     format_version: int
@@ -229,6 +270,7 @@ class Manifest:
     function: FunctionSpec | None = None
     seed: int | None = None
     precision: str = "f32"
+    memory: MemorySpec | None = None
 
     def entry_point(self, name: str) -> EntryPoint | None:
         """The entry point called `name`, or None."""

@@ -1,0 +1,168 @@
+"""How many bytes of values are in memory at every point of a graph.
+
+Also those that contractions lay out anew: with data tiling, IREE 3.13.0 packs both operands of a contraction into tiles
+first, each into memory of its size that lives until the product is computed; and it runs at the same time what does not
+depend on each other.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, Node
+
+from irongrad.passes.memory.fusion import (
+    CONTRACTIONS,
+    Kernels,
+    bytes_of,
+    is_constant,
+    kernels,
+    readers,
+    source,
+)
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """Memory that holds a value.
+
+    Attributes:
+        node: the value's.
+        bytes: its size.
+        start: the position in the graph where it is written.
+        end: the position where it is last read.
+    """
+
+    node: Node
+    bytes: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The memory of a graph.
+
+    Attributes:
+        lifetimes: of every value that reaches memory, but for arguments and results.
+        results: bytes of the results.
+    """
+
+    lifetimes: tuple[Lifetime, ...]
+    results: int
+
+    def curve(self) -> list[int]:
+        """Bytes in memory at every position, without the results."""
+        length = 1 + max((item.end for item in self.lifetimes), default=0)
+        change = [0] * (length + 1)
+        for item in self.lifetimes:
+            change[item.start] += item.bytes
+            change[item.end + 1] -= item.bytes
+        total, found = 0, []
+        for step in change[:length]:
+            total += step
+            found.append(total)
+        return found
+
+    @property
+    def peak(self) -> int:
+        """The most bytes in memory at once, without the results."""
+        return max(self.curve(), default=0)
+
+    @property
+    def slab(self) -> int:
+        """The size of the one allocation in which IREE places all these, each at the lowest offset where it fits best.
+
+        The greedy strip packing of compiler/src/iree/compiler/Dialect/Stream/Transforms/LayoutSlices.cpp.
+        """
+        placed: list[tuple[int, Lifetime]] = []
+        for item in sorted(self.lifetimes, key=lambda i: i.start):
+            best, gap, offset = None, math.inf, 0
+            for start, other in placed:
+                if other.end < item.start or other.start > item.end:
+                    continue
+                if offset + item.bytes <= start and start - offset < gap:
+                    best, gap = offset, start - offset
+                offset = max(offset, start + other.bytes)
+            bisect.insort(placed, (offset if best is None else best, item), key=lambda p: p[0])
+        return max((start + item.bytes for start, item in placed), default=0)
+
+    @property
+    def total(self) -> int:
+        """What a run takes: one allocation for the results, and one for all else."""
+        return self.slab + self.results
+
+    def at(self, position: int) -> list[Lifetime]:
+        """What is in memory at a position."""
+        return [item for item in self.lifetimes if item.start <= position <= item.end]
+
+
+def usage(graph: Graph) -> Usage:
+    """The memory that `graph` uses."""
+    grouping = kernels(graph)
+    output = graph.output_node()
+    results = {source(n) for n in output.all_input_nodes}
+    padded = _padded_inputs(graph)
+    found: list[Lifetime] = _packed_operands(graph, grouping)
+    for node in grouping.leader:
+        if node in results or not grouping.is_stored(node):
+            continue
+        ends = [grouping.runs_at(r) for r in readers(node)]
+        start = grouping.runs_at(node)
+        if node.target is aten.constant_pad_nd.default:
+            start = min([start, *(grouping.runs_at(n) for n in padded.pop(_padding_of(node), ()))])
+        found.append(Lifetime(node, _aligned(bytes_of(node)), start, max([start, *ends])))
+    found.extend(_padding_itself(node, grouping) for nodes in padded.values() for node in nodes)
+    kept = sum(bytes_of(n) for n in results if n.op == "call_function" and not is_constant(n))
+    return Usage(tuple(found), kept)
+
+
+def _packed_operands(graph: Graph, grouping: Kernels) -> list[Lifetime]:
+    """The packed operands of contractions: written while the contraction before runs, if they are there by then."""
+    found: list[Lifetime] = []
+    before = 0
+    for node in graph.nodes:
+        if node.target in CONTRACTIONS:
+            time = grouping.runs_at(node)
+            for operand in node.all_input_nodes[-2:]:
+                start = min(time, max(before, grouping.runs_at(source(operand))))
+                found.append(Lifetime(operand, _aligned(bytes_of(operand)), start, time))
+            before = time
+    return found
+
+
+def _padded_inputs(graph: Graph) -> dict[Hashable, list[Node]]:
+    """The convolutions that pad their input, by input and padding.
+
+    IREE 3.13.0 writes the padded input to memory, and takes it again where a `constant_pad_nd` makes the same.
+    """
+    found: dict[Hashable, list[Node]] = defaultdict(list)
+    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
+        padding = node.args[4]
+        if any(padding):
+            sides = [p for size in reversed(padding) for p in (size, size)]
+            found[source(node.args[0]), tuple(sides)].append(node)
+    return found
+
+
+def _padding_of(node: Node) -> Hashable:
+    return source(node.args[0]), tuple(node.args[1])
+
+
+def _padding_itself(node: Node, grouping: Kernels) -> Lifetime:
+    """The padded input of a convolution that nobody else wants."""
+    value = node.args[0].meta["val"]
+    sizes = [*value.shape[:2], *(s + 2 * p for s, p in zip(value.shape[2:], node.args[4], strict=True))]
+    time = grouping.runs_at(node)
+    return Lifetime(node, _aligned(math.prod(sizes) * value.element_size()), time, time)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 64) * 64

@@ -1,0 +1,258 @@
+"""Which forward values to keep for the backward: the least recomputation that fits.
+
+An integer program over the values of the forward pass, solved with HiGHS, whose memory constraints are added as they
+turn out to be needed: a plan is carried out on a copy of the graph, the model of `liveness.py` says where it takes too
+much, and that moment becomes a constraint (lazy constraint generation, as travelling salesman solvers do; the variables
+are those of Jain et al., "Checkmate", MLSys 2020, for one recomputation at most).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+from torch.fx import Graph, Node
+
+from irongrad.passes.memory.costs import cost
+from irongrad.passes.memory.fusion import bytes_of, is_constant, kernels, readers, source
+from irongrad.passes.memory.liveness import Usage, usage
+from irongrad.passes.memory.recompute import is_backward, is_forward, recompute
+
+ROUNDS = 25
+_SOLVER_SECONDS = 5.0
+# How far from the optimum the solver may stop; the costs are no more exact than this.
+_GAP = 0.01
+# Constraints that one plan gives, and how far its moments are apart.
+_MOMENTS = 8
+_APART = 20
+# Of two equally cheap choices, the one that keeps less.
+_TIE = 1e-4
+# How much less is tried, to find the least.
+_STEP = 0.93
+_MEGABYTE = 1e6
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is in memory at one moment of a plan.
+
+    Attributes:
+        bytes: all of it.
+        kept: bytes of values that are there where they are kept, by value.
+        made: bytes of values that are there as they were computed again, by value.
+    """
+
+    bytes: int
+    kept: Mapping[Node, int]
+    made: Mapping[Node, int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the backward keeps of the forward.
+
+    Attributes:
+        saved: the values that are kept.
+        seconds: the cost of computing the others again.
+        total: bytes that the step takes then.
+        loads: its highest points, the highest first.
+    """
+
+    saved: frozenset[Node]
+    seconds: float
+    total: int
+    loads: tuple[Load, ...]
+
+    @property
+    def peak(self) -> int:
+        """The most bytes at one moment; `total` has those that packing wastes, and the results."""
+        return self.loads[0].bytes if self.loads else 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The choice that a graph leaves.
+
+    Attributes:
+        graph: the graph.
+        values: the forward values that the backward may need, in order.
+        read: those that it reads itself.
+        inputs: by value, the values that it is computed from.
+        costs: by value, of computing it again, in seconds.
+        last_read: by value, the last position in the backward where it is read.
+    """
+
+    graph: Graph
+    values: tuple[Node, ...]
+    read: frozenset[Node]
+    inputs: Mapping[Node, tuple[Node, ...]]
+    costs: Mapping[Node, float]
+    last_read: Mapping[Node, int]
+
+
+def problem_of(graph: Graph) -> Problem:
+    """The values of `graph` that can be kept or computed again."""
+    position = {n: i for i, n in enumerate(graph.nodes)}
+    read = {v for n in graph.nodes if is_backward(n) for v in _values_read(n)}
+    values: dict[Node, None] = {}
+    inputs: dict[Node, tuple[Node, ...]] = {}
+    stack = sorted(read, key=position.__getitem__)
+    while stack:
+        value = stack.pop()
+        if value not in values:
+            values[value] = None
+            inputs[value] = tuple(_values_read(value))
+            stack.extend(inputs[value])
+    ordered = sorted(values, key=position.__getitem__)
+    grouping = kernels(graph)
+    costs, last = {}, {}
+    for value in ordered:
+        backward = [r for r in readers(value) if is_backward(r)]
+        times = max(1, len({grouping.leader.get(r) for r in backward}))
+        costs[value] = cost(value) * times
+        last[value] = max((grouping.runs_at(r) for r in backward), default=0)
+    for value in reversed(ordered):  # what a value is computed from is read wherever the value is
+        for needed in inputs[value]:
+            last[needed] = max(last[needed], last[value])
+    return Problem(graph, tuple(ordered), frozenset(read), inputs, costs, last)
+
+
+def _values_read(node: Node) -> Iterator[Node]:
+    for argument in node.all_input_nodes:
+        value = source(argument)
+        if is_forward(value) and not is_constant(value):
+            yield value
+
+
+def carry_out(problem: Problem, saved: Set[Node]) -> Plan:
+    """The plan that keeps `saved`, measured on a copy of the graph."""
+    copy = Graph()
+    new_of: dict[Node, Node] = {}
+    copy.output(copy.graph_copy(problem.graph, new_of))
+    copy.output_node().meta = problem.graph.output_node().meta
+    made = recompute(copy, {new_of[n] for n in saved})
+    found = usage(copy)
+    old_of = {new: old for old, new in new_of.items()}
+    again = {copied: old_of[original] for copied, original in made.items()}
+    loads = tuple(_loads(problem, found, old_of, again, saved))
+    return Plan(frozenset(saved), sum(map(cost, made)), found.total, loads)
+
+
+def everything_saved(problem: Problem) -> Plan:
+    """The plan that computes nothing again."""
+    found = usage(problem.graph)
+    saved = frozenset(problem.values)
+    loads = tuple(_loads(problem, found, {n: n for n in problem.graph.nodes}, {}, saved))
+    return Plan(saved, 0.0, found.total, loads)
+
+
+def _loads(
+    problem: Problem,
+    found: Usage,
+    old_of: Mapping[Node, Node],
+    again: Mapping[Node, Node],
+    saved: Set[Node],
+) -> Iterator[Load]:
+    """What is in memory at the highest points of the curve, the highest first, by whose decision."""
+    curve = found.curve()
+    order = {n: i for i, n in enumerate(problem.graph.nodes)}
+    nodes = list(next(iter(old_of)).graph.nodes)
+    tops = [t for t in range(len(curve)) if curve[t] == max(curve[max(0, t - _APART) : t + _APART])]
+    for moment in sorted(tops, key=lambda t: -curve[t])[:_MOMENTS]:
+        kept: dict[Node, int] = {}
+        made: dict[Node, int] = {}
+        for item in found.at(moment):
+            if item.node in again:
+                made[again[item.node]] = made.get(again[item.node], 0) + item.bytes
+            elif (old := old_of.get(item.node)) in saved and item.end > item.start:
+                kept[old] = item.bytes
+        here = next((order[old_of[n]] for n in nodes[moment:] if n in old_of), len(order))
+        for value in problem.values:
+            if order[value] <= here <= problem.last_read[value]:
+                kept.setdefault(value, bytes_of(value))
+        yield Load(curve[moment], kept, made)
+
+
+def cheapest(problem: Problem, budget: int) -> Plan | None:
+    """The cheapest plan found whose memory is at most `budget` bytes; None where none was found."""
+    program = _Program(problem)
+    plan = everything_saved(problem)
+    for _ in range(ROUNDS):
+        if plan.total <= budget:
+            return plan
+        program.require(plan, budget)
+        saved = program.solve()
+        if saved is None:
+            return None
+        plan = carry_out(problem, saved)
+    return None
+
+
+def smallest(problem: Problem) -> Plan:
+    """The plan found that takes the least memory, at whatever cost."""
+    best = everything_saved(problem)
+    while (plan := cheapest(problem, int(best.total * _STEP))) is not None:
+        best = plan
+    return best
+
+
+class _Program:
+    """The integer program. Its columns: for every value whether it is kept, then for every one whether made again."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.index = {v: i for i, v in enumerate(problem.values)}
+        self.rows: list[tuple[dict[int, float], float]] = []
+        for value in problem.values:
+            if value in problem.read:
+                self.rows.append(({self._kept(value): -1.0, self._made(value): -1.0}, -1.0))
+            for needed in problem.inputs[value]:
+                row = {self._made(value): 1.0, self._kept(needed): -1.0, self._made(needed): -1.0}
+                self.rows.append((row, 0.0))
+
+    def _kept(self, value: Node) -> int:
+        return self.index[value]
+
+    def _made(self, value: Node) -> int:
+        return len(self.index) + self.index[value]
+
+    def require(self, plan: Plan, budget: int) -> None:
+        """Add the constraints that `plan` breaks: less in memory at its highest points.
+
+        By as much as the whole allocation is too large: what packing wastes is not any one value's.
+        """
+        for load in plan.loads:
+            excess = load.bytes + (plan.total - plan.peak) - budget
+            if excess <= 0:
+                continue
+            row = {self._kept(v): b / _MEGABYTE for v, b in load.kept.items()}
+            row |= {self._made(v): b / _MEGABYTE for v, b in load.made.items()}
+            now = sum(b for v, b in load.kept.items() if v in plan.saved) + sum(load.made.values())
+            limit = (now - excess) / _MEGABYTE
+            self.rows.append((row, limit))
+
+    def solve(self) -> frozenset[Node] | None:
+        """The best choice under the constraints so far; None where there is none."""
+        values = self.problem.values
+        scale = sum(self.problem.costs.values()) or 1.0
+        size = sum(map(bytes_of, values)) or 1
+        kept = [_TIE * bytes_of(v) / size for v in values]
+        made = [self.problem.costs[v] / scale for v in values]
+        columns = 2 * len(values)
+        entries = [(r, c, w) for r, (row, _) in enumerate(self.rows) for c, w in row.items()]
+        rows, indices, weights = zip(*entries, strict=True)
+        matrix = csr_array((weights, (rows, indices)), shape=(len(self.rows), columns))
+        limits = np.array([limit for _, limit in self.rows])
+        result = milp(
+            np.array([*kept, *made]),
+            integrality=np.ones(columns),
+            bounds=Bounds(0, 1),
+            constraints=LinearConstraint(matrix, ub=limits),
+            options={"time_limit": _SOLVER_SECONDS, "mip_rel_gap": _GAP},
+        )
+        if result.x is None:
+            return None
+        return frozenset(v for v in values if result.x[self._kept(v)] > 0.5)

@@ -1,0 +1,98 @@
+"""Rematerialisation under a byte budget."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.fx import GraphModule
+
+from irongrad.passes.base import Context, PassResult
+from irongrad.passes.memory.liveness import usage
+from irongrad.passes.memory.order import separate_late_sums
+from irongrad.passes.memory.recompute import is_backward, is_recomputed, recompute
+from irongrad.runtime.errors import UserError
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%|[A-Za-z]*)\s*")
+
+
+@dataclass(frozen=True)
+class Rematerialise:
+    """Keep fewer forward values for the backward, and compute the others again there, so that memory suffices.
+
+    Before:
+        a = exp(x); loss = sum(a); --- backward --- g = a * 3; return (loss, g)
+    After:
+        a = exp(x); loss = sum(a); --- backward --- b = exp(tied x); g = b * 3; return (loss, g)
+
+    `max_memory` is the most that the transient values of a step may take: bytes (`512MiB`), or a fraction of what they
+    take without this pass (`50%`). Which values are kept is decided by an integer program (`memory/schedule.py`) on a
+    model of what IREE stores (`memory/liveness.py`). A copy gives the same values, as random numbers are functions of
+    counters in the graph. Runs after the other passes: merging equal nodes does not undo it, as copies read values that
+    are tied to the backward (`memory/recompute.py`), but later rewrites of the forward would not reach the copies.
+
+    Attributes:
+        max_memory: the budget; empty for none.
+
+    Raises:
+        UserError: no schedule was found that fits; with the smallest that does.
+    """
+
+    name: ClassVar[str] = "rematerialise"
+
+    max_memory: str = ""
+
+    def run(self, graph: GraphModule, context: Context) -> PassResult:
+        """Run the pass on one graph."""
+        nodes = graph.graph.nodes
+        if not self.max_memory or context.function != "joint" or any(map(is_recomputed, nodes)):
+            return PassResult(False)
+        if not any(map(is_backward, nodes)):
+            return PassResult(False)
+        return fit(graph, self.max_memory)
+
+
+def fit(graph: GraphModule, max_memory: str) -> PassResult:
+    """Make the backward of `graph` keep what fits into `max_memory`."""
+    from irongrad.passes.memory.schedule import cheapest, everything_saved, problem_of, smallest  # scipy: 0.5 s
+
+    unlimited = usage(graph.graph).total
+    budget = bytes_in(max_memory, unlimited)
+    separated = separate_late_sums(graph.graph)
+    problem = problem_of(graph.graph)
+    full = everything_saved(problem)
+    plan = cheapest(problem, budget)
+    if plan is None:
+        least = smallest(problem).total
+        raise UserError(
+            f"--max-memory {max_memory}: the transient values of a step cannot be made to fit into "
+            f"{megabytes(budget)}. The smallest budget that can be met is {megabytes(least)}, of "
+            f"{megabytes(unlimited)} without one. Give that or more, or take a smaller batch"
+        )
+    copies = recompute(graph.graph, plan.saved) if plan.total < full.total else {}
+    graph.graph.eliminate_dead_code()
+    stats = {"recomputed": len(copies), "bytes before": unlimited, "bytes": plan.total}
+    return PassResult(bool(copies) or separated > 0, stats)
+
+
+def bytes_in(text: str, whole: int) -> int:
+    """The bytes that `512MiB` says, or `50%` of `whole`.
+
+    Raises:
+        UserError: it says neither.
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None or not (found[2] == "%" or found[2].upper() in _UNITS):
+        raise UserError(f"{text!r} is no amount of memory; write for instance 512MiB, 2GB or 50%")
+    number = float(found[1])
+    return int(number / 100 * whole) if found[2] == "%" else int(number * _UNITS[found[2].upper()])
+
+
+def megabytes(count: int) -> str:
+    """`count` bytes, rounded up, as `bytes_in` reads it."""
+    return f"{-(-count * 10 // 2**20) / 10:.1f}MiB"
+
+
+PASS = Rematerialise

@@ -1,0 +1,73 @@
+"""StepGraph -> MemorySpec: what a step keeps in memory, predicted before it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from torch.fx import Node
+
+from irongrad.passes.memory.fusion import bytes_of, is_constant, is_view, kernels, source
+from irongrad.passes.memory.liveness import usage
+from irongrad.passes.memory.recompute import is_backward, is_forward, original_names
+from irongrad.pipeline.dtypes import numpy_name
+from irongrad.pipeline.graphs import Function, StepGraph
+from irongrad.pipeline.interface import Interface, chain_of
+from irongrad.pipeline.usercode import line_of
+from irongrad.runtime.manifest import ForwardValue, MemorySpec
+
+
+def memory_of(graph: StepGraph, interface: Interface, budget: str = "") -> MemorySpec:
+    """The plan of the memory of every entry point of `graph` that computes something."""
+    chains = {e.name: chain for e in interface.entry_points if (chain := chain_of(e.name, graph))}
+    slabs = {name: usage(f.graph.graph).slab for name, f in graph.functions.items()}
+    handed = {name: _handed_on(f) for name, f in graph.functions.items()}
+    predicted = {entry: _most(chain, slabs, handed) for entry, chain in chains.items()}
+    joint = graph.functions.get("joint")
+    values = tuple(_forward_values(joint)) if joint is not None else ()
+    return MemorySpec(budget, predicted, values)
+
+
+def _most(chain: tuple[str, ...], slabs: dict[str, int], handed: dict[str, int]) -> int:
+    """The functions of a chain run one after the other; gradients stay until the last is done."""
+    gradients = sum(handed[name] for name in chain)
+    return gradients + max(slabs[name] for name in chain)
+
+
+def _handed_on(function: Function) -> int:
+    """Bytes of the results that another function reads."""
+    outputs = function.graph.graph.output_node().args[0]
+    return sum(bytes_of(n) for r, n in zip(function.results, outputs, strict=True) if r.kind == "gradient")
+
+
+def _forward_values(function: Function) -> Iterator[ForwardValue]:
+    """The values of the forward pass that reach memory, and those that the backward computes again."""
+    graph = function.graph.graph
+    grouping = kernels(graph)
+    again = original_names(graph)
+    read = {source(n) for b in graph.nodes if is_backward(b) for n in b.all_input_nodes}
+    for node in graph.nodes:
+        if not is_forward(node) or is_view(node) or is_constant(node):
+            continue
+        decision = "recomputed" if node.name in again else "saved" if node in read else "discarded"
+        if decision != "discarded" or grouping.is_stored(node):
+            yield _described(node, decision)
+
+
+def _described(node: Node, decision: str) -> ForwardValue:
+    value = node.meta["val"]
+    return ForwardValue(
+        name=node.name,
+        operator=str(node.target),
+        dtype=numpy_name(value.dtype),
+        shape=tuple(value.shape),
+        bytes=bytes_of(node),
+        decision=decision,
+        line=_without_folders(line_of(node, otherwise="")),
+    )
+
+
+def _without_folders(line: str) -> str:
+    """`file:line: source` without where the file lies, which says nothing on another machine."""
+    file, separator, rest = line.partition(":")
+    return PurePath(file).name + separator + rest

@@ -1,0 +1,58 @@
+"""How much memory the functions of a compiled module take for intermediate values, from IREE's own allocations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from iree.compiler import ir
+
+_TRANSIENT = "!stream.resource<transient>"
+
+
+def transients_of(stream: bytes) -> dict[str, int]:
+    """The most bytes that each public function holds at once, of a module that was compiled to the stream phase.
+
+    Counted are allocations of the lifetime `transient`, of static size: what a function computes and drops, or hands
+    from one of its submissions to the next. The state, arguments and results are none of them.
+    """
+    with ir.Context() as context, ir.Location.unknown():
+        context.allow_unregistered_dialects = True
+        module = ir.Module.parse(stream)
+        functions = [op.operation for op in module.body.operations if op.operation.name == "util.func"]
+        return {_name(f): most for f in functions if _is_public(f) and (most := _most(f))}
+
+
+def _name(function: Any) -> str:
+    return str(ir.StringAttr(function.attributes["sym_name"]).value)
+
+
+def _is_public(function: Any) -> bool:
+    attributes = function.attributes
+    return "sym_visibility" not in attributes or ir.StringAttr(attributes["sym_visibility"]).value == "public"
+
+
+def _most(function: Any) -> int:
+    """The highest sum of sizes between allocations and deallocations, in program order."""
+    now = most = 0
+    for operation in _inside(function):
+        if operation.name == "stream.resource.alloca" and str(operation.results[0].type) == _TRANSIENT:
+            now += _constant(operation.operands[0])
+            most = max(most, now)
+        elif operation.name == "stream.resource.dealloca" and str(operation.operands[0].type) == _TRANSIENT:
+            now -= _constant(operation.operands[1])
+    return most
+
+
+def _inside(operation: Any) -> Iterator[Any]:
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                yield inner.operation
+                yield from _inside(inner.operation)
+
+
+def _constant(value: Any) -> int:
+    owner = value.owner
+    name = getattr(owner, "name", "")
+    return ir.IntegerAttr(owner.attributes["value"]).value if name == "arith.constant" else 0
