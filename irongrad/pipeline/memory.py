@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
+import torch
 from torch.fx import Node
 
 from irongrad.passes.memory.fusion import bytes_of, is_constant, is_view, kernels, source
@@ -51,20 +52,22 @@ def _forward_values(function: Function) -> Iterator[ForwardValue]:
             continue
         decision = "recomputed" if node.name in again else "saved" if node in read else "discarded"
         if decision != "discarded" or grouping.is_stored(node):
-            yield _described(node, decision)
+            yield from _described(node, decision)
 
 
-def _described(node: Node, decision: str) -> ForwardValue:
-    value = node.meta["val"]
-    return ForwardValue(
-        name=node.name,
-        operator=str(node.target),
-        dtype=numpy_name(value.dtype),
-        shape=tuple(value.shape),
-        bytes=bytes_of(node),
-        decision=decision,
-        line=_without_folders(line_of(node, otherwise="")),
-    )
+def _described(node: Node, decision: str) -> Iterator[ForwardValue]:
+    """The value of `node`; the results of control flow one by one."""
+    values = torch.utils._pytree.tree_leaves(node.meta["val"])
+    for i, value in enumerate(values):
+        yield ForwardValue(
+            name=node.name if len(values) == 1 else f"{node.name}.{i}",
+            operator=str(node.target),
+            dtype=numpy_name(value.dtype),
+            shape=tuple(value.shape),
+            bytes=value.numel() * value.element_size(),
+            decision=decision,
+            line=_without_folders(line_of(node, otherwise="")),
+        )
 
 
 def _without_folders(line: str) -> str:
