@@ -17,8 +17,6 @@ from irongrad.decompositions.windows import each
 
 aten = torch.ops.aten
 
-_OF_WEIGHT = [False, True, False]
-
 
 class _Geometry(NamedTuple):
     """How a convolution moves over its input: one number for each spatial dimension, and the groups."""
@@ -146,18 +144,13 @@ def _convolution_backward(
     input's gradient of a convolution, so that in its own gradients `grad` and `x` change places.
     """
     geometry = _Geometry.of(weight, stride, padding, dilation, groups)
-    if list(output_mask) == _OF_WEIGHT and not transposed and _is_kept(grad, weight, geometry):
-        return NotImplemented  # type: ignore[no-any-return]
     grad_x = grad_weight = grad_bias = None
     if output_mask[0] and transposed:
         grad_x = _gradient_of_transposed(grad, x, weight, geometry)
     elif output_mask[0]:
         grad_x = _input_gradient(grad, x.shape[2:], weight, geometry)
     if output_mask[1]:
-        operands = (x, grad) if transposed else (grad, x)
-        grad_weight = _kept_weight_gradient(*operands, weight, geometry)
-        if grad_weight is None:
-            grad_weight = _weight_gradient(*operands, weight, geometry)
+        grad_weight = _weight_gradient(*((x, grad) if transposed else (grad, x)), weight, geometry)
     if output_mask[2]:
         grad_bias = aten.sum.dim_IntList(grad, [0, *range(2, grad.ndim)])
     return grad_x, grad_weight, grad_bias
@@ -177,35 +170,18 @@ def _input_gradient(
     grad: torch.Tensor, sizes: Sequence[int], weight: torch.Tensor, geometry: _Geometry
 ) -> torch.Tensor:
     """A convolution of the output's gradient, spread out by the stride, with the flipped and transposed weight."""
-    stride, _, dilation, groups = geometry
-    spatial = list(range(2, weight.ndim))
-    ones, zeros = [1] * len(spatial), [0] * len(spatial)
-    if not any(geometry.reach(weight)) and any(s > 1 for s in stride):
-        product = aten.convolution.default(grad, _turned(weight, groups), None, ones, zeros, ones, False, zeros, groups)
-        return _pad(_spread(product, stride), _rest(sizes, geometry, weight, grad))
-    pads = _rest(sizes, geometry, weight, grad)
-    spread, flipped = _spread(grad, stride), _turned(weight, groups).flip(spatial)
-    if pads[::2] == pads[1::2] and min(pads) >= 0:
-        within = pads[::-2]
-        return aten.convolution.default(spread, flipped, None, ones, within, dilation, False, zeros, groups)
-    return aten.convolution.default(_pad(spread, pads), flipped, None, ones, zeros, dilation, False, zeros, groups)
-
-
-def _turned(weight: torch.Tensor, groups: int) -> torch.Tensor:
-    """With input and output channels swapped in every group."""
-    if groups == 1:
-        return weight.transpose(0, 1)
-    grouped = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2)
-    return grouped.reshape(-1, weight.shape[0] // groups, *weight.shape[2:])
-
-
-def _rest(sizes: Sequence[int], geometry: _Geometry, weight: torch.Tensor, grad: torch.Tensor) -> list[int]:
-    """How far the output's gradient, spread out, has to be padded, from the last dimension to the first."""
+    stride, padding, dilation, groups = geometry
+    spread = _spread(grad, stride)
     pads: list[int] = []
-    dims = zip(sizes, grad.shape[2:], geometry.stride, geometry.reach(weight), geometry.padding, strict=True)
-    for size, out, step, reach, pad in reversed(list(dims)):
-        pads += [reach - pad, size + pad - ((out - 1) * step + 1)]
-    return pads
+    for size, out, reach, pad in reversed(
+        list(zip(sizes, spread.shape[2:], geometry.reach(weight), padding, strict=True))
+    ):
+        pads += [reach - pad, size + pad - out]
+    spatial = list(range(2, weight.ndim))
+    grouped = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2)
+    transposed = grouped.reshape(-1, weight.shape[0] // groups, *weight.shape[2:]).flip(spatial)
+    ones, zeros = [1] * len(spatial), [0] * len(spatial)
+    return aten.convolution.default(_pad(spread, pads), transposed, None, ones, zeros, dilation, False, zeros, groups)
 
 
 def _spread(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
@@ -227,23 +203,6 @@ def _pad(x: torch.Tensor, pads: Sequence[int]) -> torch.Tensor:
             x = x.narrow(-dim, start, end - start)
     positive = [max(p, 0) for p in pads]
     return aten.constant_pad_nd.default(x, positive) if any(positive) else x
-
-
-def _is_kept(grad: torch.Tensor, weight: torch.Tensor, geometry: _Geometry) -> bool:
-    """Whether the gradient of the weight stays one operator, whose form `irongrad.passes.convolutions` chooses."""
-    return weight.ndim == 4 and geometry.groups == 1 and grad.numel() > 0 and grad.is_floating_point()
-
-
-def _kept_weight_gradient(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: _Geometry
-) -> torch.Tensor | None:
-    if not _is_kept(grad, weight, geometry):
-        return None
-    stride, padding, dilation, groups = geometry
-    zeros = [0] * len(stride)
-    shared = (None, stride, padding, dilation, False, zeros, groups, _OF_WEIGHT)
-    gradient: torch.Tensor = aten.convolution_backward.default(grad, x, weight, *shared)[1]
-    return gradient
 
 
 def _weight_gradient(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: _Geometry) -> torch.Tensor:

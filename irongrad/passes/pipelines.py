@@ -11,9 +11,9 @@ DEFAULT_LEVEL = 2
 # 0: what was captured. 1: cheap clean-up. 2: all that pays on the usual workloads. 3: also what costs compile time.
 LEVELS = {
     0: "",
-    1: "dce,fold,simplify,convolutions,layout,product-sums,interleave,simplify,cse,dce",
-    2: "dce,fold,simplify,convolutions,layout,product-sums,interleave,simplify,cse,dce,multi-tensor",
-    3: "dce,fold,simplify,convolutions,layout,product-sums,interleave,simplify,cse,dce,multi-tensor",
+    1: "dce,fold,simplify,cse,dce",
+    2: "dce,fold,simplify,cse,dce,multi-tensor",
+    3: "dce,fold,simplify,cse,dce,multi-tensor",
 }
 
 
