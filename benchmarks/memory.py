@@ -1,0 +1,169 @@
+"""Transient memory against step time, of GPT and of ResNet-18 on CIFAR's shapes, under several memory budgets.
+
+    python benchmarks/memory.py [--family gpt] [--budgets 100% 75% 50%] [--rounds 7] [--json]
+
+Each budget is compiled and run in a process of its own; the parent asks one after the other to run a few steps, round
+by round. Predicted and compiler's bytes are those of the artifact's manifest. The peak at run time is the growth of the
+process's largest resident set over the state, from loading the artifact to the end of the third step:
+`device.allocator.statistics` of IREE 3.13.0 leaves out what a program allocates in its queues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+BUDGETS = ("100%", "75%", "50%")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One budget.
+
+    Attributes:
+        family: gpt or resnet18.
+        budget: what was asked for, a fraction of the bytes without a limit.
+        predicted: bytes of `train_step` that IronGrad predicts.
+        compiler: bytes of `train_step` that IREE allocates.
+        peak: growth of the process's largest resident set by three steps.
+        milliseconds: of a step.
+        ratio: of its time to that of the first budget.
+    """
+
+    family: str
+    budget: str
+    predicted: int
+    compiler: int
+    peak: int
+    milliseconds: float
+    ratio: float
+
+
+def make_step(family: str):
+    """The training step of a family."""
+    sys.path.insert(0, str(EXAMPLES))
+    if family == "gpt":
+        import gpt
+
+        return gpt.make_step(batch=8, length=128, width=256, heads=8, layers=4)
+    import resnet18
+    import torch
+    from torch import nn
+
+    import irongrad as ig
+
+    torch.manual_seed(0)
+    model = resnet18.ResNet18(64)
+    model.stem[0] = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    inputs = {"x": torch.randn(8, 3, 32, 32), "y": torch.randint(0, 10, (8,))}
+    return ig.TrainStep(model, nn.CrossEntropyLoss(), optimizer, inputs)
+
+
+def build(connection: Connection, family: str, budget: str, directory: Path) -> None:
+    """Compile, and send the inputs of a step."""
+    import irongrad as ig
+
+    step = make_step(family)
+    limit = "" if budget == "100%" else budget
+    ig.compile(step, directory, entry_points=("train_step",), max_memory=limit)
+    connection.send({n: t.numpy() for n, t in step.inputs.items()})
+
+
+def serve(connection: Connection, directory: Path, inputs: dict[str, np.ndarray]) -> None:
+    """Send what the artifact says and the peak, then run as many steps as asked, answering with seconds a step."""
+    from irongrad.runtime import Session
+
+    session = Session(directory)
+    before = largest_resident_set()
+    for _ in range(3):
+        session.train_step(**inputs)
+    peak = largest_resident_set() - before
+    manifest = session.manifest
+    assert manifest.memory is not None
+    connection.send((manifest.memory.predicted["train_step"], session.target.transients["train_step"], peak))
+    while count := connection.recv():
+        start = time.perf_counter()
+        for _ in range(count):
+            session.train_step(**inputs)
+        connection.send((time.perf_counter() - start) / count)
+
+
+def largest_resident_set() -> int:
+    """Bytes of this process that were ever in memory at once."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+
+
+def measure(family: str, budgets: list[str], rounds: int) -> list[Row]:
+    """Measure one family under every budget, interleaved."""
+    with tempfile.TemporaryDirectory() as scratch:
+        pipes, facts = {}, {}
+        for budget in budgets:
+            directory = Path(scratch) / budget
+            inputs = _start(build, family, budget, directory).recv()
+            pipes[budget] = _start(serve, directory, inputs)
+            facts[budget] = pipes[budget].recv()
+        times: dict[str, list[float]] = {b: [] for b in budgets}
+        for _ in range(rounds):
+            for budget, pipe in pipes.items():
+                pipe.send(2)
+                times[budget].append(pipe.recv())
+        for pipe in pipes.values():
+            pipe.send(0)
+    first = times[budgets[0]]
+    return [
+        Row(
+            family,
+            budget,
+            *facts[budget],
+            milliseconds=1e3 * statistics.median(times[budget]),
+            ratio=statistics.median(t / f for t, f in zip(times[budget], first, strict=True)),
+        )
+        for budget in budgets
+    ]
+
+
+def _start(function: Callable[..., None], *arguments: object) -> Connection:
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    context.Process(target=function, args=(theirs, *arguments), daemon=True).start()
+    return mine
+
+
+def main() -> None:
+    """Measure and print a table, or JSON."""
+    from rich.console import Console
+    from rich.table import Table
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=("gpt", "resnet18"), action="append")
+    parser.add_argument("--budgets", nargs="+", default=list(BUDGETS))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = [r for f in options.family or ("gpt", "resnet18") for r in measure(f, options.budgets, options.rounds)]
+    if options.json:
+        print(json.dumps([asdict(r) for r in rows], indent=2))
+        return
+    table = Table("family", "budget", "predicted MB", "compiler MB", "resident MB", "ms", "time ratio")
+    for row in rows:
+        sizes = [f"{size / 1e6:.1f}" for size in (row.predicted, row.compiler, row.peak)]
+        table.add_row(row.family, row.budget, *sizes, f"{row.milliseconds:.1f}", f"{row.ratio:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Reading what a compiled module allocates."""
+
+from __future__ import annotations
+
+from irongrad.pipeline.transients import transients_of
+
+STREAM = """
+util.func public @step() {
+  %c64 = arith.constant 64 : index
+  %c1000 = arith.constant 1000 : index
+  %a, %ta = stream.resource.alloca uninitialized : !stream.resource<transient>{%c1000} => !stream.timepoint
+  %b, %tb = stream.resource.alloca uninitialized : !stream.resource<transient>{%c64} => !stream.timepoint
+  %ua = stream.resource.dealloca await(%ta) => %a : !stream.resource<transient>{%c1000} => !stream.timepoint
+  %c, %tc = stream.resource.alloca uninitialized : !stream.resource<transient>{%c64} => !stream.timepoint
+  %d, %td = stream.resource.alloca uninitialized : !stream.resource<variable>{%c1000} => !stream.timepoint
+  util.return
+}
+util.func private @helper() {
+  %c64 = arith.constant 64 : index
+  %a, %ta = stream.resource.alloca uninitialized : !stream.resource<transient>{%c64} => !stream.timepoint
+  util.return
+}
+"""
+
+
+def test_the_most_at_once_of_public_functions_and_transient_values_alone() -> None:
+    assert transients_of(STREAM.encode()) == {"step": 1064}
