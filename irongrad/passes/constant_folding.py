@@ -72,13 +72,20 @@ class Constant:
 def fold_constants(graph: GraphModule, limit: int) -> PassResult:
     """Replace every constant that something else needs, but for those that are in their simplest form."""
     known: dict[Node, Constant] = {}
+    inexact: set[Node] = set()
     for node in graph.graph.nodes:
         constant = _evaluated(graph, node, known, limit)
         if constant is not None and constant.is_exact:
             known[node] = constant
+        elif constant is not None:
+            inexact.add(node)
     folded: list[Node] = []
     for node, constant in known.items():
         if _is_simplest(node, constant) or all(user in known for user in node.users):
+            continue
+        # IREE 3.13.0 computes a mask of literals once and for all, and then cannot pack its i1 elements into tiles
+        # ("'linalg.pack' op expected padding_value has 'i8' but got: 'i1'").
+        if not constant.is_splat and not inexact.isdisjoint(node.users):
             continue
         with graph.graph.inserting_before(node):
             new = _written(graph, node, constant)
@@ -208,7 +215,7 @@ def _written(graph: GraphModule, node: Node, constant: Constant) -> Node:
     if constant.is_splat:
         number = constant.wide.item()
         return call(graph.graph, aten.full.default, list(value.shape), number, dtype=value.dtype, like=node)
-    if torch.equal(constant.narrow, torch.arange(value.numel())):
+    if value.dtype is torch.int64 and torch.equal(constant.narrow, torch.arange(value.numel())):
         return call(graph.graph, aten.arange.start_step, 0, value.numel(), like=node)
     name = next(n for i in range(len(graph.graph.nodes)) if not hasattr(graph, n := f"folded_{i}"))
     graph.register_buffer(name, constant.narrow.reshape(value.shape))

@@ -114,3 +114,20 @@ def test_folded_numbers_are_those_of_eager(apply, start, steps):
 def test_literals_compile():
     compiled = ig.compile_function(lambda x: x * (torch.arange(3) * 2 - 1), (torch.ones(2, 3),))
     assert compiled(torch.ones(2, 3)).tolist() == [[-1, 1, 3]] * 2
+
+
+def test_masks_of_constants_are_left_to_be_computed(apply):
+    """Triangles and permutations, as in LU; with literals IREE 3.13.0 fails on them, and this one compiled."""
+
+    def fn(x):
+        rows = torch.arange(3)
+        return torch.where(rows[None, :] - rows[:, None] <= -1, x, 0.0) @ x
+
+    x = torch.randn(3, 3)
+    assert not any(n.op == "get_attr" for n in apply(ConstantFolding(), fn, x).after.graph.nodes)
+    ig.compile_function(lambda a: torch.linalg.lu_factor(a)[0].sum(), (x,), gradients=True)
+
+
+def test_counting_in_floating_point_keeps_its_dtype(apply):
+    done = apply(ConstantFolding(), lambda x: x * torch.arange(3).to(torch.float32), torch.randn(3))
+    assert {n.meta["val"].dtype for n in done.after.graph.nodes if "val" in n.meta} == {torch.float32}
