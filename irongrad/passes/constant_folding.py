@@ -141,6 +141,8 @@ def _evaluated(graph: GraphModule, node: Node, known: Mapping[Node, Constant], l
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.numel() == 0:
         return None
+    if value.dtype is torch.uint8:
+        return None  # torch-mlir 20261001 takes constants of them for signed bytes (see `irongrad.pipeline.constants`)
     if node.op == "get_attr":
         held = getattr(graph, str(node.target))
         return _constant(held, widened(held)) if value.numel() <= limit else None

@@ -76,7 +76,9 @@ def _run_update(update: Update, optimizers: int) -> Rule:
     arguments, results = _update_arguments(update, None), _update_results(update)
 
     def run(values: Values) -> Values:
-        made = values[_STEPS] - values.get(SKIPPED_VALUE, torch.zeros(optimizers, dtype=torch.int64))
+        made = values[_STEPS].expand(optimizers)
+        if SKIPPED_VALUE in values:
+            made = made - values[SKIPPED_VALUE]
         given = [made if a == _STEPS else values[a] for a in arguments]
         outputs = ScalarsToTensors(update.graph).run(*given, enable_io_processing=False)
         new = dict(zip(results, outputs, strict=True))
