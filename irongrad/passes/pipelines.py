@@ -8,7 +8,7 @@ from irongrad.runtime.errors import UserError
 
 DEFAULT_LEVEL = 2
 
-# 0: what was captured. 1: cheap clean-up. 2: all that pays on the usual workloads. 3: also what costs compile time.
+# 0: what was captured. 1: clean-up. 2: all that is measured to pay. 3: also what costs compile time; nothing so far.
 LEVELS = {
     0: "",
     1: "dce,fold,simplify,cse,dce",
