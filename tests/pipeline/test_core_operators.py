@@ -35,6 +35,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "aten.clamp_min.default": (X, 0.5),
     "aten.threshold.default": (X, 0.1, 0.2),
     "aten.bitwise_not.default": (BITS,),
+    "aten.__rshift__.Scalar": (BITS, 1),
     "aten.glu.default": (WIDE,),
     "aten.pow.Scalar": (2.5, X),
     "aten.ldexp.Tensor": (X, BITS),
