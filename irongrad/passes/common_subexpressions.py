@@ -23,8 +23,8 @@ class CommonSubexpressions:
         a = exp(x); c = a + a; return (c,)
 
     By global value numbering over a list of nodes in order, as all of them dominate what follows (Muchnick, "Advanced
-    Compiler Design and Implementation", 1997, section 12.4). Random and writing operators, control flow, and nodes
-    that are there for where they stand are left as they are.
+    Compiler Design and Implementation", 1997, section 12.4). Random and writing operators and control flow are left as
+    they are.
     """
 
     name: ClassVar[str] = "cse"

@@ -8,9 +8,6 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
-# Operators whose value is that of an argument, and which are there for where they stand: merging two undoes them.
-PINNED: frozenset[OpOverload] = frozenset()
-
 
 def is_pure(node: Node) -> bool:
     """Whether `node` gives the same value whenever it is computed, and does nothing else.
@@ -28,4 +25,4 @@ def is_pure(node: Node) -> bool:
 
 def is_mergeable(node: Node) -> bool:
     """Whether another node with the same operator and arguments can stand for `node`."""
-    return is_pure(node) and node.target not in PINNED and not isinstance(node.target, HigherOrderOperator)
+    return is_pure(node) and not isinstance(node.target, HigherOrderOperator)
