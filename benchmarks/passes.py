@@ -6,8 +6,7 @@ A pass of the pipeline is compared with `--disable-pass` of it; another, with th
 variants of a family are compiled first and then run in turn, round by round, so that a change in the machine's speed
 falls on all of them; the ratio is the median of the rounds' ratios, below 1 where the pass makes the step faster.
 Nodes are those of all functions, before and after the pass; dispatches, transient bytes and the bytes that kernels read
-and write are the compiler's plan for
-the whole module.
+and write are the compiler's plan for the whole module.
 """
 
 from __future__ import annotations
@@ -156,7 +155,8 @@ def show(console, rows: Sequence[Row]) -> None:
     from rich.table import Table
 
     table = Table(
-        "family", "size", "pass", "nodes", "dispatches", "transient, KiB", "moved, KiB", "compile, s", "step, ms", "ratio",
+        "family", "size", "pass", "nodes", "dispatches", "transient, KiB", "moved, KiB", "compile, s", "step, ms",
+        "ratio",
         title="without the pass → with it",
     )  # fmt: skip
     for r in rows:
