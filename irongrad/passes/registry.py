@@ -30,6 +30,7 @@ MODULES = (
     "convolutions",
     "layout",
     "product_sums",
+    "horizontal",
     "interleave",
     "multi_tensor",
     "rematerialise",
