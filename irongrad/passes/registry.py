@@ -33,6 +33,7 @@ MODULES = (
     "horizontal",
     "interleave",
     "multi_tensor",
+    "gradient_norm",
     "rematerialise",
 )
 
