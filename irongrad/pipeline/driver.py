@@ -141,7 +141,7 @@ def build(step: TrainStep, options: Options) -> Build:
                 golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
                 compiled: list[CompiledModule] = stage("compile", compiling.result)
             statistics |= {c.target.name: c.statistics for c in compiled}
-            artifact = stage("package", package, module, compiled, golden, options.output, None, memory)
+            artifact = stage("package", package, module, compiled, golden, options.output, None, memory, options.passes)
         except StoppedEarly:
             pass
     return Build(artifact, seconds, tuple(records), statistics, memory)

@@ -102,7 +102,8 @@ def compile_function(
     graph, ranges = trace_function(flat, fn)
     check_operators(graph)
     chosen = parse_target(target)
-    graph = run_passes(graph, passes_at(DEFAULT_LEVEL), [chosen.name])
+    passes = passes_at(DEFAULT_LEVEL)
+    graph = run_passes(graph, passes, [chosen.name])
     interface = describe_function(graph, ranges)
     golden = golden_of_function(flat, graph)
     with ExitStack() as stack:
@@ -112,7 +113,7 @@ def compile_function(
             module = assemble(import_functions(graph, Path(scratch)), interface)
             compiled = compile_module(module, chosen, Path(scratch))
         function = FunctionSpec(flat.arguments, flat.result)
-        artifact = package(module, [compiled], golden, directory / "artifact", function)
+        artifact = package(module, [compiled], golden, directory / "artifact", function, passes=passes)
         result = CompiledFunction(artifact.load())
         weakref.finalize(result, stack.pop_all().close)
     return result

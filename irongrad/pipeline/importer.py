@@ -13,12 +13,12 @@ from pathlib import Path
 import torch_mlir
 from torch_mlir import ir
 from torch_mlir.dialects import torch as torch_dialect
-from torch_mlir.extras.fx_importer import FxImporter
 
 from irongrad.pipeline.control_flow import ControlFlowImporter
 from irongrad.pipeline.diagnostics import lowering_error
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.literals import InlineLiterals
+from irongrad.pipeline.locations import PortableImporter
 from irongrad.runtime.errors import ToolchainError, UserError
 
 _LOWERING = (
@@ -50,7 +50,7 @@ def import_functions(graph: StepGraph, scratch: Path) -> ImportedStep:
     """
     context = ir.Context()
     torch_dialect.register_dialect(context)
-    importer = FxImporter(context=context, hooks=InlineLiterals(), graph_node_importer_cls=ControlFlowImporter)
+    importer = PortableImporter(context=context, hooks=InlineLiterals(), graph_node_importer_cls=ControlFlowImporter)
     for name, function in graph.functions.items():
         try:
             importer.import_stateless_graph(function.graph.graph, func_name=f"graph.{name}")

@@ -18,6 +18,7 @@ import torch
 from iree import runtime as ireert
 
 import irongrad
+from irongrad.passes import Pass, spelled
 from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.dtypes import to_numpy
@@ -82,6 +83,7 @@ def package(
     output: Path,
     function: FunctionSpec | None = None,
     memory: MemorySpec | None = None,
+    passes: Sequence[Pass] = (),
 ) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
 
@@ -96,7 +98,8 @@ def package(
         write_golden(golden, staging / GOLDEN)
         # Everything is compared here; what the artifact keeps of it, for later, must be right as well.
         stored = read_golden(staging / GOLDEN)
-        manifest = replace(_manifest(module, compiled, staging), function=function, memory=memory)
+        manifest = _manifest(module, compiled, staging)
+        manifest = replace(manifest, function=function, memory=memory, passes=tuple(map(spelled, passes)))
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []

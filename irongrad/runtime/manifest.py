@@ -255,6 +255,7 @@ class Manifest:
             drawn.
         precision: `f32`, or the dtype of autocast, `bf16` or `f16`, in which the model runs.
         memory: the plan of a training step's memory.
+        passes: what ran on the step graph, in the syntax of `--passes`.
     """
 
     format_version: int
@@ -271,6 +272,7 @@ class Manifest:
     seed: int | None = None
     precision: str = "f32"
     memory: MemorySpec | None = None
+    passes: tuple[str, ...] = ()
 
     def entry_point(self, name: str) -> EntryPoint | None:
         """The entry point called `name`, or None."""
