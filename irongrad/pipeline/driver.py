@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from irongrad.cache import Store, default_store
+from irongrad.cache.builds import BuildRecord, compile_once, place_of
 from irongrad.passes import DEFAULT_LEVEL, Pass, PassRecord, parse_passes, passes_at, run_passes, without
 from irongrad.passes.rematerialise import Rematerialise
 from irongrad.pipeline.assemble import AssembledModule, assemble
 from irongrad.pipeline.capture import CapturedStep, capture
-from irongrad.pipeline.compile import CompiledModule, compile_module
+from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.differentiate import JointStep, differentiate
 from irongrad.pipeline.dump import dump_pass, dump_stage
 from irongrad.pipeline.graphs import Function, StepGraph
@@ -67,6 +69,7 @@ class Options:
             memory is set aside for accumulated gradients.
         dump_dir: where to write every stage's readable form; None for nowhere.
         stop_after: the last stage to run, a name in `STAGES`; None for all.
+        cache: where to look for what was compiled before, and to keep what is compiled; None for nowhere.
         on_stage: called with a stage's name, returns a context manager that is open while it runs.
     """
 
@@ -77,6 +80,7 @@ class Options:
     entry_points: tuple[str, ...] | None = None
     dump_dir: Path | None = None
     stop_after: str | None = None
+    cache: Store | None = None
     on_stage: Callable[[str], AbstractContextManager[object]] = field(default=lambda name: nullcontext())
 
 
@@ -90,6 +94,7 @@ class Build:
         passes: what each pass did to each function.
         statistics: what the compiler says of the program, by target; empty when it was stopped before that.
         memory: the plan of its memory; None when it was stopped before that.
+        cached: whether the artifact comes from the cache; `seconds` has `capture` and `cache` then.
     """
 
     artifact: Artifact | None
@@ -97,6 +102,7 @@ class Build:
     passes: tuple[PassRecord, ...]
     statistics: dict[str, Statistics]
     memory: MemorySpec | None
+    cached: bool = False
 
 
 class StoppedEarly(Exception):  # noqa: N818 (it is no error)
@@ -105,7 +111,7 @@ class StoppedEarly(Exception):  # noqa: N818 (it is no error)
 
 def build(step: TrainStep, options: Options) -> Build:
     """Run every stage."""
-    seconds: dict[str, float] = {}
+    began, seconds = time.perf_counter(), dict[str, float]()
     artifact: Artifact | None = None
     records: list[PassRecord] = []
     statistics: dict[str, Statistics] = {}
@@ -126,6 +132,9 @@ def build(step: TrainStep, options: Options) -> Build:
         scratch = Path(directory)
         try:
             captured: CapturedStep = stage("capture", capture, step)
+            place = place_of(captured, options, GOLDEN_STEPS)
+            if place is not None and (found := place.load(options.output)) is not None:
+                return _from_cache(*found, seconds, began)
             joint: JointStep = stage("differentiate", differentiate, captured)
             graph: StepGraph = stage("optimizer", add_optimizer, joint)
             ranges: list[Range] = step_ranges(captured)
@@ -137,14 +146,21 @@ def build(step: TrainStep, options: Options) -> Build:
             imported: ImportedStep = stage("import", import_functions, graph, scratch)
             module: AssembledModule = stage("assemble", assemble, imported, interface)
             with ThreadPoolExecutor(1) as beside:  # iree-compile is a process, and does not keep every core busy
-                compiling = beside.submit(_compile_all, module, options.targets, scratch)
+                compiling = beside.submit(_compile_all, module, options, scratch)
                 golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
                 compiled: list[CompiledModule] = stage("compile", compiling.result)
             statistics |= {c.target.name: c.statistics for c in compiled}
             artifact = stage("package", package, module, compiled, golden, options.output, None, memory, options.passes)
+            if place is not None:
+                place.keep(artifact, BuildRecord(tuple(records), statistics, artifact.reports))
         except StoppedEarly:
             pass
     return Build(artifact, seconds, tuple(records), statistics, memory)
+
+
+def _from_cache(artifact: Artifact, record: BuildRecord, seconds: dict[str, float], began: float) -> Build:
+    seconds["cache"] = time.perf_counter() - began - sum(seconds.values())
+    return Build(artifact, seconds, record.passes, record.statistics, artifact.manifest.memory, cached=True)
 
 
 def step_graph(step: TrainStep) -> StepGraph:
@@ -164,8 +180,8 @@ def _optimised(graph: StepGraph, options: Options, records: list[PassRecord]) ->
     return pack_state(run_passes(graph, options.passes, [t.name for t in options.targets], keep))
 
 
-def _compile_all(module: AssembledModule, targets: Sequence[Target], scratch: Path) -> list[CompiledModule]:
-    return [compile_module(module, target, scratch) for target in targets]
+def _compile_all(module: AssembledModule, options: Options, scratch: Path) -> list[CompiledModule]:
+    return [compile_once(options.cache, module, target, scratch) for target in options.targets]
 
 
 def compile(
@@ -180,6 +196,7 @@ def compile(
     entry_points: Sequence[str] | None = None,
     precision: str | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
+    cache: bool = True,
 ) -> Artifact:
     """Compile a training step into an artifact directory, and verify it.
 
@@ -195,6 +212,7 @@ def compile(
         entry_points: which entry points to include, all by default.
         precision: in place of the step's own, `f32`, `bf16` or `f16`.
         dump_dir: where to write every stage's readable form.
+        cache: whether to take from the cache on disk what was compiled before, and to keep what is compiled.
 
     Raises:
         CaptureError: the step cannot be captured; with the user's line.
@@ -214,6 +232,7 @@ def compile(
         max_memory=max_memory,
         entry_points=entry_points,
         dump_dir=dump_dir,
+        cache=cache,
     )
     artifact = build(step, options).artifact
     assert artifact is not None
@@ -231,6 +250,7 @@ def make_options(
     entry_points: Sequence[str] | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
     stop_after: str | None = None,
+    cache: bool = True,
     on_stage: Callable[[str], AbstractContextManager[object]] | None = None,
 ) -> Options:
     """Check and convert what a caller gives.
@@ -251,5 +271,6 @@ def make_options(
         entry_points=tuple(entry_points) if entry_points is not None else None,
         dump_dir=Path(dump_dir) if dump_dir is not None else None,
         stop_after=stop_after,
+        cache=default_store() if cache else None,
         on_stage=on_stage or (lambda name: nullcontext()),
     )

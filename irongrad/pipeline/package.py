@@ -90,7 +90,7 @@ def package(
     Raises:
         VerificationError: a target's numbers are wrong; nothing is written then.
     """
-    with _staging(output) as staging:
+    with staged(output) as staging:
         for binary in compiled:
             (staging / f"step.{binary.target.name}.vmfb").write_bytes(binary.vmfb)
         (staging / PORTABLE_MODULE).write_bytes(module.bytecode)
@@ -110,7 +110,7 @@ def package(
             targets.append(target)
         manifest = replace(manifest, targets=tuple(targets))
         write_manifest(manifest, staging)
-        _publish(staging, output)
+        publish(staging, output)
     return Artifact(output, manifest, reports)
 
 
@@ -138,7 +138,8 @@ def _verified(session: Session, golden: Golden, stored: Golden) -> Report:
 
 
 @contextmanager
-def _staging(output: Path) -> Iterator[Path]:
+def staged(output: Path) -> Iterator[Path]:
+    """A new directory beside `output`, which is removed unless it was published."""
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
     try:
@@ -148,7 +149,8 @@ def _staging(output: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _publish(staging: Path, output: Path) -> None:
+def publish(staging: Path, output: Path) -> None:
+    """Move a whole artifact into place."""
     old = staging.with_name(staging.name + ".old")
     if output.exists():
         os.rename(output, old)

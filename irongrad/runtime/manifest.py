@@ -281,8 +281,12 @@ class Manifest:
 
 def write_manifest(manifest: Manifest, directory: Path) -> None:
     """Write `manifest` into `directory` as indented JSON."""
-    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    (directory / MANIFEST).write_bytes(text + b"\n")
+    (directory / MANIFEST).write_bytes(encoded(manifest))
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """`manifest` as the file has it."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
 def read_manifest(directory: Path) -> Manifest:
