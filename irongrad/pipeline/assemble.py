@@ -13,11 +13,12 @@ from io import BytesIO
 
 from iree.compiler import ir
 
-from irongrad.pipeline.cores import core, declaration
+from irongrad.pipeline.cores import declaration
 from irongrad.pipeline.entries import entry_point
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.importer import ImportedStep
-from irongrad.pipeline.interface import Interface, chain_of
+from irongrad.pipeline.interface import Interface
+from irongrad.pipeline.shared_cores import Cores
 from irongrad.pipeline.storage import Storage, symbol, tensor_type
 from irongrad.runtime.errors import InternalError
 
@@ -83,12 +84,11 @@ def _shell(graph: StepGraph, interface: Interface) -> Iterator[str]:
         yield from _accumulators(graph)
     for name, function in graph.functions.items():
         yield from declaration(name, function)
-    for chain in dict.fromkeys(chain_of(e.name, graph) for e in interface.entry_points):
-        if chain:
-            yield from core(chain, graph)
+    cores = Cores(graph, interface)
+    yield from cores.functions()
     accumulated = graph if interface.accumulates else replace(graph, gradients=())
     for entry in interface.entry_points:
-        yield from entry_point(entry, accumulated)
+        yield from entry_point(entry, accumulated, cores)
     yield "}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from iree.compiler import ir
@@ -14,13 +14,14 @@ def transients_of(stream: bytes) -> dict[str, int]:
     """The most bytes that each public function holds at once, of a module that was compiled to the stream phase.
 
     Counted are allocations of the lifetime `transient`, of static size: what a function computes and drops, or hands
-    from one of its submissions to the next. The state, arguments and results are none of them.
+    from one of its submissions to the next, and what the functions that it calls hold besides. The state, arguments and
+    results are none of them.
     """
     with ir.Context() as context, ir.Location.unknown():
         context.allow_unregistered_dialects = True
         module = ir.Module.parse(stream)
-        functions = [op.operation for op in module.body.operations if op.operation.name == "util.func"]
-        return {_name(f): most for f in functions if _is_public(f) and (most := _most(f))}
+        functions = {_name(op): op.operation for op in module.body.operations if op.operation.name == "util.func"}
+        return {n: most for n, f in functions.items() if _is_public(f) and (most := _most(f, functions))}
 
 
 def _name(function: Any) -> str:
@@ -32,7 +33,7 @@ def _is_public(function: Any) -> bool:
     return "sym_visibility" not in attributes or ir.StringAttr(attributes["sym_visibility"]).value == "public"
 
 
-def _most(function: Any) -> int:
+def _most(function: Any, functions: Mapping[str, Any]) -> int:
     """The highest sum of sizes between allocations and deallocations, in program order."""
     now = most = 0
     for operation in _inside(function):
@@ -41,6 +42,9 @@ def _most(function: Any) -> int:
             most = max(most, now)
         elif operation.name == "stream.resource.dealloca" and str(operation.operands[0].type) == _TRANSIENT:
             now -= _constant(operation.operands[1])
+        elif operation.name == "util.call":
+            called = functions[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value]
+            most = max(most, now + _most(called, functions))
     return most
 
 

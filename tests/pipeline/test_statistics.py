@@ -51,12 +51,12 @@ def test_a_statistics_file_is_read(tmp_path: Path):
 
 
 def test_a_step_is_counted(tmp_path: Path):
-    """The loop makes the compiler run twice, of which only the first run counts."""
+    """The loop makes the compiler run twice, of which only the first run counts; its core is that of `train_step`."""
     model = torch.nn.Linear(4, 2)
     inputs = {"x": torch.randn(3, 4), "y": torch.randn(3, 2)}
     step = ig.TrainStep(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters()), inputs)
     options = make_options(tmp_path / "artifact", entry_points=("train_step", "train_steps"))
     found = build(step, options).statistics["llvm-cpu"]
     assert found.dispatches == sum(found.by_function.values())
-    assert found.dispatches > found.by_function["train_step"] > 0
+    assert found.dispatches > found.by_function["shared.joint.update"] > 0
     assert found.transient_bytes > 0
