@@ -63,6 +63,7 @@ class Options:
     Attributes:
         output: the artifact's directory.
         targets: what to compile for.
+        asked: what the user called each of them.
         passes: what to run on the step graph, in order.
         max_memory: the budget of the intermediate values, such as `512MiB` or `50%`; empty for no limit.
         entry_points: which entry points to include; None for all. Fewer compile faster, and without `grad_step` no
@@ -75,6 +76,7 @@ class Options:
 
     output: Path
     targets: tuple[Target, ...]
+    asked: tuple[str, ...]
     passes: tuple[Pass, ...]
     max_memory: str = ""
     entry_points: tuple[str, ...] | None = None
@@ -150,7 +152,8 @@ def build(step: TrainStep, options: Options) -> Build:
                 golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
                 compiled: list[CompiledModule] = stage("compile", compiling.result)
             statistics |= {c.target.name: c.statistics for c in compiled}
-            artifact = stage("package", package, module, compiled, golden, options.output, None, memory, options.passes)
+            about = (None, memory, options.asked, options.passes)
+            artifact = stage("package", package, module, compiled, golden, options.output, *about)
             if place is not None:
                 place.keep(artifact, BuildRecord(tuple(records), statistics, artifact.reports))
         except StoppedEarly:
@@ -266,6 +269,7 @@ def make_options(
     return Options(
         output=Path(output),
         targets=tuple(parse_target(n) for n in names),
+        asked=tuple(names),
         passes=(*without(chosen, disable_passes), *([Rematerialise(max_memory)] if max_memory else [])),
         max_memory=max_memory,
         entry_points=tuple(entry_points) if entry_points is not None else None,

@@ -120,7 +120,7 @@ def compile_function(
             module = assemble(import_functions(graph, Path(scratch)), interface)
             compiled = compile_once(default_store() if cache else None, module, chosen, Path(scratch))
         function = FunctionSpec(flat.arguments, flat.result)
-        artifact = package(module, [compiled], golden, directory / "artifact", function, passes=passes)
+        artifact = package(module, [compiled], golden, directory / "artifact", function, None, [target], passes)
         result = CompiledFunction(artifact.load())
         weakref.finalize(result, stack.pop_all().close)
     return result

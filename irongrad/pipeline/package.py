@@ -83,6 +83,7 @@ def package(
     output: Path,
     function: FunctionSpec | None = None,
     memory: MemorySpec | None = None,
+    asked: Sequence[str] = (),
     passes: Sequence[Pass] = (),
 ) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
@@ -98,7 +99,7 @@ def package(
         write_golden(golden, staging / GOLDEN)
         # Everything is compared here; what the artifact keeps of it, for later, must be right as well.
         stored = read_golden(staging / GOLDEN)
-        manifest = _manifest(module, compiled, staging)
+        manifest = _manifest(module, list(map(target_spec, compiled, asked)), staging)
         manifest = replace(manifest, function=function, memory=memory, passes=tuple(map(spelled, passes)))
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
@@ -176,19 +177,22 @@ def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return to_numpy(tensor).reshape(-1).view(np.uint8)
 
 
-def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], directory: Path) -> Manifest:
-    targets = tuple(
-        TargetSpec(
-            name=c.target.name,
-            file=f"step.{c.target.name}.vmfb",
-            device=c.target.device,
-            flags=c.flags,
-            architecture=c.architecture,
-            features=c.features,
-            transients=c.statistics.transients,
-        )
-        for c in compiled
+def target_spec(compiled: CompiledModule, asked: str) -> TargetSpec:
+    """What the manifest says of a module that was compiled for what `asked` says, not verified so far."""
+    return TargetSpec(
+        name=compiled.target.name,
+        file=f"step.{compiled.target.name}.vmfb",
+        device=compiled.target.device,
+        flags=compiled.flags,
+        architecture=compiled.architecture,
+        features=compiled.features,
+        transients=compiled.statistics.transients,
+        compiler=version("iree-base-compiler"),
+        asked=asked,
     )
+
+
+def _manifest(module: AssembledModule, targets: Sequence[TargetSpec], directory: Path) -> Manifest:
     names = [t.file for t in targets] + [PORTABLE_MODULE, INITIAL_STATE, GOLDEN]
     versions = {"irongrad": irongrad.__version__, "python": platform.python_version()}
     return Manifest(
@@ -198,7 +202,7 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], direc
         fixed=dict(module.graph.fixed),
         state=module.interface.state,
         gradients=module.graph.gradients,
-        targets=targets,
+        targets=tuple(targets),
         versions=versions | {p: version(p) for p in PACKAGES},
         files={n: file_spec(directory / n) for n in names},
         seed=module.graph.seed,

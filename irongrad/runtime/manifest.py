@@ -159,6 +159,8 @@ class TargetSpec:
         features: the CPU features it needs, in LLVM's names.
         certificate: how it was verified; None where this has not been done.
         transients: the most bytes of intermediate values at once, by entry point, that the compiler allocates.
+        compiler: the version of IREE that compiled it.
+        asked: what `--target` said.
     """
 
     name: str
@@ -169,6 +171,8 @@ class TargetSpec:
     features: tuple[str, ...] = ()
     certificate: Certificate | None = None
     transients: dict[str, int] = field(default_factory=dict)
+    compiler: str = ""
+    asked: str = ""
 
 
 @dataclass(frozen=True)
