@@ -117,7 +117,7 @@ def _loss_scale(step: TrainStep) -> Any:
 
 def _options(options: Options) -> Any:
     passes = tuple(map(spelled, options.passes))
-    return (repr(options.targets), options.asked, passes, options.max_memory, options.entry_points)
+    return (repr(options.targets), options.asked, passes, options.max_memory, options.route, options.entry_points)
 
 
 def _environment() -> Any:

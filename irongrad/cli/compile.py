@@ -42,6 +42,7 @@ Example:
     "--max-memory", default="", metavar="SIZE", help="Have a step fit, say into 512MiB, or 50% of its memory."
 )
 @click.option("--pass-report", is_flag=True, help="Show what every pass did, and how long it took.")
+@click.option("--route", default="linalg", show_default=True, help="To linalg directly, or over stablehlo.")
 @click.option("--entry-point", "entry_points", multiple=True, help="Include only these entry points; repeatable.")
 @precision_option
 @click.option("--dump-dir", type=click.Path(path_type=Path), help="Write every stage's readable form here.")
@@ -58,6 +59,7 @@ def command(
     disable_passes: tuple[str, ...],
     max_memory: str,
     pass_report: bool,
+    route: str,
     entry_points: tuple[str, ...],
     precision: str | None,
     dump_dir: Path | None,
@@ -84,6 +86,7 @@ def command(
         passes=passes,
         disable_passes=disable_passes,
         max_memory=max_memory,
+        route=route,
         entry_points=entry_points or None,
         dump_dir=dump_dir,
         stop_after=stop_after,

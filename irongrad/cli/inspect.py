@@ -144,5 +144,6 @@ def _files(manifest: Manifest) -> None:
     for name, spec in manifest.files.items():
         table.add_row(name, f"{spec.size:,}", spec.sha256)
     console.print(table)
-    console.print(f"passes: {', '.join(manifest.passes) or 'none'}", markup=False, highlight=False)
+    passes = ", ".join(manifest.passes) or "none"
+    console.print(f"route: {manifest.route}; passes: {passes}", markup=False, highlight=False)
     console.print(", ".join(f"{n} {v}" for n, v in manifest.versions.items()), highlight=False)

@@ -32,6 +32,7 @@ from irongrad.pipeline.oracle import golden_of
 from irongrad.pipeline.package import Artifact, check_output, package
 from irongrad.pipeline.packing import pack_state
 from irongrad.pipeline.ranges import Range, step_ranges
+from irongrad.pipeline.routes import ROUTES
 from irongrad.pipeline.statistics import Statistics
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.golden import Golden
@@ -66,6 +67,7 @@ class Options:
         asked: what the user called each of them.
         passes: what to run on the step graph, in order.
         max_memory: the budget of the intermediate values, such as `512MiB` or `50%`; empty for no limit.
+        route: from PyTorch's operators to linalg: `linalg` directly, or over `stablehlo`.
         entry_points: which entry points to include; None for all. Fewer compile faster, and without `grad_step` no
             memory is set aside for accumulated gradients.
         dump_dir: where to write every stage's readable form; None for nowhere.
@@ -79,6 +81,7 @@ class Options:
     asked: tuple[str, ...]
     passes: tuple[Pass, ...]
     max_memory: str = ""
+    route: str = "linalg"
     entry_points: tuple[str, ...] | None = None
     dump_dir: Path | None = None
     stop_after: str | None = None
@@ -145,14 +148,14 @@ def build(step: TrainStep, options: Options) -> Build:
             interface: Interface = describe(graph, ranges, options.entry_points)
             graph = stage("passes", _optimised, selected(graph, interface), options, records)
             memory = memory_of(graph, interface, options.max_memory)
-            imported: ImportedStep = stage("import", import_functions, graph, scratch)
+            imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
             module: AssembledModule = stage("assemble", assemble, imported, interface)
             with ThreadPoolExecutor(1) as beside:  # iree-compile is a process, and does not keep every core busy
                 compiling = beside.submit(_compile_all, module, options, scratch)
                 golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
                 compiled: list[CompiledModule] = stage("compile", compiling.result)
             statistics |= {c.target.name: c.statistics for c in compiled}
-            about = (None, memory, options.asked, options.passes)
+            about = (None, memory, options.asked, options.passes, options.route)
             artifact = stage("package", package, module, compiled, golden, options.output, *about)
             if place is not None:
                 place.keep(artifact, BuildRecord(tuple(records), statistics, artifact.reports))
@@ -196,6 +199,7 @@ def compile(
     passes: str | None = None,
     disable_passes: Sequence[str] = (),
     max_memory: str = "",
+    route: str = "linalg",
     entry_points: Sequence[str] | None = None,
     precision: str | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
@@ -212,6 +216,7 @@ def compile(
         disable_passes: names of passes to leave out.
         max_memory: the most that the intermediate values of a step may take, such as `512MiB`, or `50%` of what they
             take without a limit. The backward then computes again what it cannot keep.
+        route: from PyTorch's operators to linalg: `linalg` directly, or over `stablehlo`.
         entry_points: which entry points to include, all by default.
         precision: in place of the step's own, `f32`, `bf16` or `f16`.
         dump_dir: where to write every stage's readable form.
@@ -233,6 +238,7 @@ def compile(
         passes=passes,
         disable_passes=disable_passes,
         max_memory=max_memory,
+        route=route,
         entry_points=entry_points,
         dump_dir=dump_dir,
         cache=cache,
@@ -250,6 +256,7 @@ def make_options(
     passes: str | None = None,
     disable_passes: Sequence[str] = (),
     max_memory: str = "",
+    route: str = "linalg",
     entry_points: Sequence[str] | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
     stop_after: str | None = None,
@@ -259,11 +266,13 @@ def make_options(
     """Check and convert what a caller gives.
 
     Raises:
-        UserError: an unknown target, pass or stage, or an output that is no place for an artifact.
+        UserError: an unknown target, pass, route or stage, or an output that is no place for an artifact.
     """
     check_output(Path(output))
     if stop_after is not None and stop_after not in STAGES:
         raise UserError(f"there is no stage {stop_after!r}; the stages are {', '.join(STAGES)}")
+    if route not in ROUTES:
+        raise UserError(f"there is no route {route!r}; the routes are {', '.join(ROUTES)}")
     names = [target] if isinstance(target, str) else list(target)
     chosen = passes_at(opt_level) if passes is None else parse_passes(passes)
     return Options(
@@ -272,6 +281,7 @@ def make_options(
         asked=tuple(names),
         passes=(*without(chosen, disable_passes), *([Rematerialise(max_memory)] if max_memory else [])),
         max_memory=max_memory,
+        route=route,
         entry_points=tuple(entry_points) if entry_points is not None else None,
         dump_dir=Path(dump_dir) if dump_dir is not None else None,
         stop_after=stop_after,

@@ -85,6 +85,7 @@ def package(
     memory: MemorySpec | None = None,
     asked: Sequence[str] = (),
     passes: Sequence[Pass] = (),
+    route: str = "linalg",
 ) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
 
@@ -100,7 +101,8 @@ def package(
         # Everything is compared here; what the artifact keeps of it, for later, must be right as well.
         stored = read_golden(staging / GOLDEN)
         manifest = _manifest(module, list(map(target_spec, compiled, asked)), staging)
-        manifest = replace(manifest, function=function, memory=memory, passes=tuple(map(spelled, passes)))
+        spellings = tuple(map(spelled, passes))
+        manifest = replace(manifest, function=function, memory=memory, passes=spellings, route=route)
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []

@@ -260,6 +260,7 @@ class Manifest:
         precision: `f32`, or the dtype of autocast, `bf16` or `f16`, in which the model runs.
         memory: the plan of a training step's memory.
         passes: what ran on the step graph, in the syntax of `--passes`.
+        route: how it became linalg, `linalg` or `stablehlo`.
     """
 
     format_version: int
@@ -277,6 +278,7 @@ class Manifest:
     precision: str = "f32"
     memory: MemorySpec | None = None
     passes: tuple[str, ...] = ()
+    route: str = "linalg"
 
     def entry_point(self, name: str) -> EntryPoint | None:
         """The entry point called `name`, or None."""
