@@ -213,6 +213,8 @@ def _print(made: Build) -> None:
         counts = made.statistics[target.name]
         each = ", ".join(f"{name} {dispatches}" for name, dispatches in counts.by_function.items())
         console.print(f"dispatches: {counts.dispatches} ({each})", highlight=False)
+        each = ", ".join(f"{name} {moved / 2**20:.1f}" for name, moved in counts.traffic.items())
+        console.print(f"MiB that kernels read and write: {each}", highlight=False)
         predicted = made.memory.predicted if made.memory else {}
         for name, size in predicted.items():
             real = counts.transients.get(name, 0)

@@ -30,8 +30,10 @@ MODULES = (
     "convolutions",
     "layout",
     "product_sums",
+    "horizontal",
     "interleave",
     "multi_tensor",
+    "gradient_norm",
     "rematerialise",
 )
 

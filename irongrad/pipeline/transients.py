@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from iree.compiler import ir
+
+from irongrad.pipeline.operations import functions_of, inside, name_of
 
 _TRANSIENT = "!stream.resource<transient>"
 
@@ -20,12 +22,8 @@ def transients_of(stream: bytes) -> dict[str, int]:
     with ir.Context() as context, ir.Location.unknown():
         context.allow_unregistered_dialects = True
         module = ir.Module.parse(stream)
-        functions = {_name(op): op.operation for op in module.body.operations if op.operation.name == "util.func"}
+        functions = {name_of(f): f for f in functions_of(module)}
         return {n: most for n, f in functions.items() if _is_public(f) and (most := _most(f, functions))}
-
-
-def _name(function: Any) -> str:
-    return str(ir.StringAttr(function.attributes["sym_name"]).value)
 
 
 def _is_public(function: Any) -> bool:
@@ -36,7 +34,7 @@ def _is_public(function: Any) -> bool:
 def _most(function: Any, functions: Mapping[str, Any]) -> int:
     """The highest sum of sizes between allocations and deallocations, in program order."""
     now = most = 0
-    for operation in _inside(function):
+    for operation in inside(function):
         if operation.name == "stream.resource.alloca" and str(operation.results[0].type) == _TRANSIENT:
             now += _constant(operation.operands[0])
             most = max(most, now)
@@ -46,14 +44,6 @@ def _most(function: Any, functions: Mapping[str, Any]) -> int:
             called = functions[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value]
             most = max(most, now + _most(called, functions))
     return most
-
-
-def _inside(operation: Any) -> Iterator[Any]:
-    for region in operation.regions:
-        for block in region:
-            for inner in block:
-                yield inner.operation
-                yield from _inside(inner.operation)
 
 
 def _constant(value: Any) -> int:
