@@ -83,7 +83,7 @@ def compile_variant(family: str, size: str, passes: Sequence[object], directory:
 
     step = make_step(family, size)
     inputs = {n: t.numpy() for n, t in step.inputs.items()}
-    options = make_options(directory, passes="", entry_points=("train_step",))
+    options = make_options(directory, passes="", entry_points=("train_step",), cache=False)
     done = build(step, replace(options, passes=tuple(passes)))
     nodes: dict[str, tuple[int, int]] = {}
     for record in done.passes:

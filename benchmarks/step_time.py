@@ -107,7 +107,7 @@ def irongrad_step(family: str, arguments: dict[str, object], directory: str) -> 
 
     step = make_step(family, arguments)
     inputs = {n: t.numpy() for n, t in step.inputs.items()}
-    ig.compile(step, Path(directory) / "artifact", entry_points=("train_step",))
+    ig.compile(step, Path(directory) / "artifact", entry_points=("train_step",), cache=False)
     session = Session(Path(directory) / "artifact")
     return lambda: session.train_step(**inputs)
 

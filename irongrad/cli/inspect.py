@@ -139,9 +139,11 @@ def _files(manifest: Manifest) -> None:
                 f"worst error {certificate.worst:.0%} of what is allowed ({certificate.tensor})"
             )
         console.print(f"{target.name} ({target.file}) {note}", highlight=False)
-        console.print(f"    {' '.join(target.flags)}", style="dim", soft_wrap=True)
+        console.print(f"    IREE {target.compiler}: {' '.join(target.flags)}", style="dim", soft_wrap=True)
     table = Table("file", "bytes", "sha256", box=None)
     for name, spec in manifest.files.items():
         table.add_row(name, f"{spec.size:,}", spec.sha256)
     console.print(table)
+    passes = ", ".join(manifest.passes) or "none"
+    console.print(f"route: {manifest.route}; passes: {passes}", markup=False, highlight=False)
     console.print(", ".join(f"{n} {v}" for n, v in manifest.versions.items()), highlight=False)

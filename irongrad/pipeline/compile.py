@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import iree.compiler.tools.binaries as iree_binaries
 
-from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.diagnostics import toolchain_error
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics, statistics_flags
@@ -32,6 +32,20 @@ func.func @probe(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %y : tensor<4xf32>
 }
 """
+
+
+class PortableModule(Protocol):
+    """A whole program for IREE, such as an `AssembledModule`."""
+
+    @property
+    def text(self) -> str:
+        """The module as text."""
+        ...
+
+    @property
+    def bytecode(self) -> bytes:
+        """The module as MLIR bytecode."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +69,7 @@ class CompiledModule:
     statistics: Statistics
 
 
-def compile_module(module: AssembledModule, target: Target, scratch: Path) -> CompiledModule:
+def compile_module(module: PortableModule, target: Target, scratch: Path) -> CompiledModule:
     """Compile `module` for `target`.
 
     Raises:

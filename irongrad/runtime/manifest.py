@@ -159,6 +159,8 @@ class TargetSpec:
         features: the CPU features it needs, in LLVM's names.
         certificate: how it was verified; None where this has not been done.
         transients: the most bytes of intermediate values at once, by entry point, that the compiler allocates.
+        compiler: the version of IREE that compiled it.
+        asked: what `--target` said.
     """
 
     name: str
@@ -169,6 +171,8 @@ class TargetSpec:
     features: tuple[str, ...] = ()
     certificate: Certificate | None = None
     transients: dict[str, int] = field(default_factory=dict)
+    compiler: str = ""
+    asked: str = ""
 
 
 @dataclass(frozen=True)
@@ -255,6 +259,8 @@ class Manifest:
             drawn.
         precision: `f32`, or the dtype of autocast, `bf16` or `f16`, in which the model runs.
         memory: the plan of a training step's memory.
+        passes: what ran on the step graph, in the syntax of `--passes`.
+        route: how it became linalg, `linalg` or `stablehlo`.
     """
 
     format_version: int
@@ -271,6 +277,8 @@ class Manifest:
     seed: int | None = None
     precision: str = "f32"
     memory: MemorySpec | None = None
+    passes: tuple[str, ...] = ()
+    route: str = "linalg"
 
     def entry_point(self, name: str) -> EntryPoint | None:
         """The entry point called `name`, or None."""
@@ -279,8 +287,12 @@ class Manifest:
 
 def write_manifest(manifest: Manifest, directory: Path) -> None:
     """Write `manifest` into `directory` as indented JSON."""
-    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    (directory / MANIFEST).write_bytes(text + b"\n")
+    (directory / MANIFEST).write_bytes(encoded(manifest))
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """`manifest` as the file has it."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
 def read_manifest(directory: Path) -> Manifest:
