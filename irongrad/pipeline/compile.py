@@ -15,6 +15,7 @@ import iree.compiler.tools.binaries as iree_binaries
 from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.diagnostics import toolchain_error
+from irongrad.pipeline.retarget import retarget
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics, statistics_flags
 from irongrad.pipeline.transients import transients_of
 from irongrad.runtime.errors import ToolchainError
@@ -61,7 +62,7 @@ def compile_module(module: AssembledModule, target: Target, scratch: Path) -> Co
         ToolchainError: IREE failed; with its diagnostic, the user's line where known, and the kept module.
     """
     source, output = scratch / "step.mlirbc", scratch / f"step.{target.name}.vmfb"
-    source.write_bytes(module.bytecode)
+    source.write_bytes(retarget(module.bytecode, target))
     flags = (*COMMON_FLAGS, *target.flags)
     compile_ = _compile_with_branches if "scf." in module.text else _compile_directly
     try:

@@ -102,7 +102,7 @@ def compile_function(
     graph, ranges = trace_function(flat, fn)
     check_operators(graph)
     chosen = parse_target(target)
-    graph = run_passes(graph, passes_at(DEFAULT_LEVEL), [chosen.name])
+    graph = run_passes(graph, passes_at(DEFAULT_LEVEL), [chosen.backend])
     interface = describe_function(graph, ranges)
     golden = golden_of_function(flat, graph)
     with ExitStack() as stack:

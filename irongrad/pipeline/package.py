@@ -29,7 +29,6 @@ from irongrad.runtime.manifest import (
     INITIAL_STATE,
     MANIFEST,
     PORTABLE_MODULE,
-    Certificate,
     FunctionSpec,
     HyperSpec,
     Manifest,
@@ -38,8 +37,9 @@ from irongrad.runtime.manifest import (
     file_spec,
     write_manifest,
 )
+from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
-from irongrad.runtime.verification import Report, verify
+from irongrad.runtime.verification import Report, certificate, verify
 
 PACKAGES = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "numpy")
 
@@ -100,8 +100,8 @@ def package(
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []
-        for binary, target in zip(compiled, manifest.targets, strict=True):
-            if binary.target.host:
+        for target in manifest.targets:
+            if not why_not(target, staging, target.device):
                 reports[target.name] = _verified(Session(staging, target=target.name), golden, stored)
                 target = replace(target, certificate=certificate(reports[target.name], target.device))
             targets.append(target)
@@ -109,12 +109,6 @@ def package(
         write_manifest(manifest, staging)
         _publish(staging, output)
     return Artifact(output, manifest, reports)
-
-
-def certificate(report: Report, device: str) -> Certificate:
-    """What the manifest keeps of a report."""
-    worst = report.worst
-    return Certificate(device, report.steps, worst.ratio, f"{worst.entry_point} {worst.key}", report.oracle)
 
 
 def _verified(session: Session, golden: Golden, stored: Golden) -> Report:
@@ -181,6 +175,7 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], direc
             architecture=c.architecture,
             features=c.features,
             transients=c.statistics.transients,
+            subgroup=c.target.subgroup,
         )
         for c in compiled
     )

@@ -42,13 +42,13 @@ def check_cpu(target: TargetSpec, directory: Path) -> None:
     """
     if not target.architecture:
         return
-    here = platform.machine().replace("AMD64", "x86_64").replace("arm64", "aarch64")
+    here = architecture()
     if here != target.architecture:
         raise ArtifactError(
             f"{directory / target.file} is compiled for {target.architecture}, this machine is {here}. Compile it for "
             "this machine"
         )
-    available = _features()
+    available = cpu_features()
     if available is None:
         return
     needed = [f for f in target.features if f.startswith(_DECISIVE)]
@@ -60,11 +60,26 @@ def check_cpu(target: TargetSpec, directory: Path) -> None:
         )
 
 
-def _features() -> set[str] | None:
+def architecture() -> str:
+    """This machine's architecture, as LLVM names it."""
+    return platform.machine().replace("AMD64", "x86_64").replace("arm64", "aarch64")
+
+
+def cpu_name() -> str:
+    """What the CPU calls itself; its architecture where it does not."""
+    return _cpuinfo("model name") or architecture()
+
+
+def cpu_features() -> set[str] | None:
     """The CPU's flags as Linux names them, or None where they cannot be read."""
+    line = _cpuinfo("flags")
+    return set(line.split()) if line else None
+
+
+def _cpuinfo(key: str) -> str:
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return None
-    line = next((x for x in text.splitlines() if x.startswith("flags")), None)
-    return set(line.partition(":")[2].split()) if line else None
+        return ""
+    line = next((x for x in text.splitlines() if x.startswith(key)), "")
+    return line.partition(":")[2].strip()
