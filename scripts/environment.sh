@@ -34,3 +34,19 @@ make_environment() {
     fi
     export PATH="$PWD/.venv/bin:$PATH"
 }
+
+# Tests train through Vulkan: Mesa's driver for the CPU (lavapipe) is enough. qemu runs what is compiled for another one.
+install_test_devices() {
+    local packages=() loader=(/usr/lib/*/libvulkan.so.1) driver=(/usr/share/vulkan/icd.d/lvp_icd*.json)
+    [ -e "${loader[0]}" ] || packages+=(libvulkan1)
+    [ -e "${driver[0]}" ] || packages+=(mesa-vulkan-drivers)
+    command -v qemu-aarch64-static >/dev/null || packages+=(qemu-user-static)
+    [ "${#packages[@]}" -gt 0 ] || return 0
+    if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+        echo "installing ${packages[*]}"
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+    else
+        echo "the tests need: apt-get install ${packages[*]}" >&2
+    fi
+}
