@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,6 @@ import irongrad as ig
 from irongrad.cli.compile import load_step
 from irongrad.runtime.devices import Device, find_device
 from irongrad.targets.vulkan import propose
-
-# Mesa's driver for the CPU compiles shaders when they first run, most of the time in LLVM's optimisations.
-os.environ.setdefault("GALLIVM_PERF", "nopt")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
