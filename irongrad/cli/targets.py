@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from dataclasses import asdict
 from typing import Any
@@ -14,6 +13,7 @@ from irongrad.cli.common import console, json_option, print_json
 from irongrad.runtime.cpu import architecture, cpu_features, cpu_name
 from irongrad.runtime.devices import Device, devices_of
 from irongrad.targets import Kind, kinds
+from irongrad.targets.cuda import find_ptxas
 from irongrad.targets.vulkan import PROFILES, propose
 
 
@@ -70,7 +70,7 @@ def _device(device: Device) -> dict[str, Any]:
 
 def _ptxas() -> str:
     """The version of CUDA's assembler; empty where it is not installed."""
-    tool = shutil.which("ptxas")
+    tool = find_ptxas()
     if tool is None:
         return ""
     said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
+from pathlib import Path
+
 from irongrad.targets.base import Kind, Option, Quirk, Target
 
 # By compute capability: PTX features, matrix units, and bytes of shared memory that a block may ask for (CUDA C++
@@ -28,6 +32,15 @@ def _make(name: str, options: dict[str, str]) -> Target:
     known = ("--iree-hal-target-device=cuda", f"--iree-cuda-target={arch}")
     flags = known if arch in KNOWN else (f"--iree-hal-target-device={_SM_90}",)
     return Target(name=name, backend="cuda", device="cuda", flags=flags)
+
+
+def find_ptxas() -> str | None:
+    """CUDA's assembler: that of the package nvidia-cuda-nvcc-cu12, which knows sm_70 still, or else the one on PATH."""
+    package = importlib.util.find_spec("nvidia")
+    for folder in package.submodule_search_locations or () if package is not None else ():
+        if (tool := Path(folder, "cuda_nvcc", "bin", "ptxas")).is_file():
+            return str(tool)
+    return shutil.which("ptxas")
 
 
 KIND = Kind(
