@@ -136,4 +136,5 @@ def _cpu_of(flags: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     triple = re.search(r'target_triple = "([^-"]+)-', result.stdout)
     features = re.search(r'cpu_features = "([^"]*)"', result.stdout)
     names = features.group(1).split(",") if features else []
-    return triple.group(1) if triple else "", tuple(dict.fromkeys(n[1:] for n in names if n.startswith("+")))
+    architecture = triple.group(1).replace("arm64", "aarch64") if triple else ""  # as Apple's triples have it
+    return architecture, tuple(dict.fromkeys(n[1:] for n in names if n.startswith("+")))

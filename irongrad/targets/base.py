@@ -126,7 +126,7 @@ def parse_target(text: str) -> Target:
         _check(kind, key, value)
         options[key] = value
     # IronGradConfig.cmake makes the same names.
-    return kind.make(re.sub(r"[^\w.-]+", "-", re.sub(r"[:,]\w+=", "-", text)), options)
+    return kind.make(re.sub(r"[^\w.]+", "-", re.sub(r"[:,]\w+=", "-", text)), options)
 
 
 def parse_targets(texts: Sequence[str]) -> tuple[Target, ...]:
