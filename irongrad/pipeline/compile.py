@@ -62,7 +62,7 @@ def compile_module(module: AssembledModule, target: Target, scratch: Path) -> Co
         ToolchainError: IREE failed; with its diagnostic, the user's line where known, and the kept module.
     """
     source, output = scratch / "step.mlirbc", scratch / f"step.{target.name}.vmfb"
-    source.write_bytes(retarget(module.bytecode, target))
+    source.write_bytes(retarget(module, target))
     flags = (*COMMON_FLAGS, *target.flags)
     compile_ = _compile_with_branches if "scf." in module.text else _compile_directly
     try:

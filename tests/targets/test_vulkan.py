@@ -113,9 +113,11 @@ def make_gpt() -> ig.TrainStep:
     )
 
 
-def test_a_small_gpt_is_verified(vulkan, tmp_path):
-    artifact = ig.compile(make_gpt(), tmp_path / "gpt", propose(vulkan), entry_points=["train_step"])
+def test_a_small_gpt_is_verified_without_64_bit_integers(vulkan, tmp_path):
+    artifact = ig.compile(make_gpt(), tmp_path / "gpt", "vulkan:profile=generic", entry_points=["train_step"])
     (target,) = artifact.manifest.targets
+    assert not any("int64" in flag for flag in target.flags)
+    assert [s.dtype for s in artifact.manifest.entry_points[0].inputs] == ["int64", "int64"]
     assert target.certificate is not None
     assert target.certificate.name == vulkan.name
 
