@@ -23,7 +23,7 @@ from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.package import Artifact, package
 from irongrad.runtime import Session, load
 from irongrad.runtime.commands import run_module
-from irongrad.runtime.errors import ArtifactError, VerificationError
+from irongrad.runtime.errors import ArtifactError, GuardError, VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
 from irongrad.runtime.manifest import GOLDEN, FunctionSpec, read_manifest
@@ -113,13 +113,39 @@ def make_gpt() -> ig.TrainStep:
     )
 
 
-def test_a_small_gpt_is_verified_without_64_bit_integers(vulkan, tmp_path):
-    artifact = ig.compile(make_gpt(), tmp_path / "gpt", "vulkan:profile=generic", entry_points=["train_step"])
+def test_a_small_gpt_is_verified(vulkan, tmp_path):
+    artifact = ig.compile(make_gpt(), tmp_path / "gpt", propose(vulkan), entry_points=["train_step"])
     (target,) = artifact.manifest.targets
-    assert not any("int64" in flag for flag in target.flags)
-    assert [s.dtype for s in artifact.manifest.entry_points[0].inputs] == ["int64", "int64"]
     assert target.certificate is not None
     assert target.certificate.name == vulkan.name
+
+
+def make_token_step() -> ig.TrainStep:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Flatten(), nn.Linear(24, 4))
+    return ig.TrainStep(
+        model=model,
+        loss=nn.functional.cross_entropy,
+        optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
+        inputs={"x": torch.randint(0, 16, (4, 3)), "y": torch.randint(0, 4, (4,))},
+    )
+
+
+def test_token_ids_are_verified_without_64_bit_integers(vulkan, tmp_path):
+    artifact = ig.compile(make_token_step(), tmp_path / "ids", "vulkan:profile=generic", entry_points=["train_step"])
+    (target,) = artifact.manifest.targets
+    assert target.certificate is not None
+    assert not any("int64" in flag for flag in target.flags)
+    assert [s.dtype for s in artifact.manifest.entry_points[0].inputs] == ["int64", "int64"]
+    with pytest.raises(GuardError, match=r"x: every value must be in \[0, 15\]"):
+        artifact.load().train_step(x=np.full((4, 3), 2**32, np.int64), y=np.zeros(4, np.int64))
+
+
+@pytest.mark.slow
+def test_a_loop_of_steps_is_still_wrong(vulkan, tmp_path):
+    """When this fails, the quirk of `irongrad.targets.vulkan` about train_steps is gone."""
+    with pytest.raises(VerificationError, match="train_steps"):
+        ig.compile(make_token_step(), tmp_path / "ids", propose(vulkan), entry_points=["train_step", "train_steps"])
 
 
 def normalised(x: torch.Tensor) -> torch.Tensor:
