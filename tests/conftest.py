@@ -31,6 +31,11 @@ def make_mlp_step(hidden: int = 16, seed: int = 0) -> ig.TrainStep:
 
 
 @pytest.fixture(scope="session")
+def mlp_step() -> ig.TrainStep:
+    return make_mlp_step()
+
+
+@pytest.fixture(scope="session")
 def mlp_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact with every entry point: an MLP with BatchNorm, cross-entropy and AdamW."""
     directory = tmp_path_factory.mktemp("artifacts") / "mlp"

@@ -25,6 +25,7 @@ VERBS = (
     "passes",
     "bisect",
     "cache",
+    "targets",
     "cmake-dir",
 )
 

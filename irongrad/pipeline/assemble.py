@@ -21,6 +21,7 @@ from irongrad.pipeline.interface import Interface
 from irongrad.pipeline.shared_cores import Cores
 from irongrad.pipeline.storage import Storage, symbol, tensor_type
 from irongrad.runtime.errors import InternalError
+from irongrad.runtime.manifest import EntryPoint
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class AssembledModule:
     interface: Interface
     text: str
     bytecode: bytes
+
+    @property
+    def entry_points(self) -> tuple[EntryPoint, ...]:
+        """The exported functions."""
+        return self.interface.entry_points
 
 
 def assemble(step: ImportedStep, interface: Interface) -> AssembledModule:

@@ -9,12 +9,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import iree.compiler.tools.binaries as iree_binaries
 
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.diagnostics import toolchain_error
+from irongrad.pipeline.portable import PortableModule
+from irongrad.pipeline.retarget import retarget
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics, statistics_flags
 from irongrad.pipeline.traffic import traffic_of
 from irongrad.pipeline.transients import transients_of
@@ -32,20 +33,6 @@ func.func @probe(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %y : tensor<4xf32>
 }
 """
-
-
-class PortableModule(Protocol):
-    """A whole program for IREE, such as an `AssembledModule`."""
-
-    @property
-    def text(self) -> str:
-        """The module as text."""
-        ...
-
-    @property
-    def bytecode(self) -> bytes:
-        """The module as MLIR bytecode."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +63,7 @@ def compile_module(module: PortableModule, target: Target, scratch: Path) -> Com
         ToolchainError: IREE failed; with its diagnostic, the user's line where known, and the kept module.
     """
     source, output = scratch / "step.mlirbc", scratch / f"step.{target.name}.vmfb"
-    source.write_bytes(module.bytecode)
+    source.write_bytes(retarget(module, target))
     flags = (*COMMON_FLAGS, *target.flags)
     compile_ = _compile_with_branches if "scf." in module.text else _compile_directly
     try:
@@ -157,4 +144,5 @@ def _cpu_of(flags: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     triple = re.search(r'target_triple = "([^-"]+)-', result.stdout)
     features = re.search(r'cpu_features = "([^"]*)"', result.stdout)
     names = features.group(1).split(",") if features else []
-    return triple.group(1) if triple else "", tuple(dict.fromkeys(n[1:] for n in names if n.startswith("+")))
+    architecture = triple.group(1).replace("arm64", "aarch64") if triple else ""  # as Apple's triples have it
+    return architecture, tuple(dict.fromkeys(n[1:] for n in names if n.startswith("+")))

@@ -38,7 +38,7 @@ from irongrad.runtime.errors import UserError
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.manifest import MemorySpec
 from irongrad.step import TrainStep
-from irongrad.targets import Target, parse_target
+from irongrad.targets import Target, parse_targets
 
 STAGES = (
     "capture",
@@ -183,7 +183,7 @@ def _optimised(graph: StepGraph, options: Options, records: list[PassRecord]) ->
         if options.dump_dir is not None and record.changed:
             dump_pass(options.dump_dir / f"{STAGES.index('passes') + 1:02d}_passes", number + 1, record, function)
 
-    return pack_state(run_passes(graph, options.passes, [t.name for t in options.targets], keep))
+    return pack_state(run_passes(graph, options.passes, [t.backend for t in options.targets], keep))
 
 
 def _compile_all(module: AssembledModule, options: Options, scratch: Path) -> list[CompiledModule]:
@@ -210,7 +210,8 @@ def compile(
     Args:
         step: the training step.
         output: the directory to write; an artifact that is there already is replaced once the new one is verified.
-        target: one target or several, such as `llvm-cpu` or `llvm-cpu:cpu=x86-64-v3`.
+        target: one target or several, such as `llvm-cpu`, `llvm-cpu:cpu=x86-64-v3` or `vulkan:profile=desktop`;
+            `irongrad targets` lists them.
         opt_level: 0 to 3: how much to optimise.
         passes: exactly these passes in place of the level's, such as `dce,cse`; `irongrad passes` lists them.
         disable_passes: names of passes to leave out.
@@ -277,7 +278,7 @@ def make_options(
     chosen = passes_at(opt_level) if passes is None else parse_passes(passes)
     return Options(
         output=Path(output),
-        targets=tuple(parse_target(n) for n in names),
+        targets=parse_targets(names),
         asked=tuple(names),
         passes=(*without(chosen, disable_passes), *([Rematerialise(max_memory)] if max_memory else [])),
         max_memory=max_memory,

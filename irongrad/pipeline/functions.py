@@ -110,7 +110,7 @@ def compile_function(
     check_operators(graph)
     chosen = parse_target(target)
     passes = passes_at(DEFAULT_LEVEL)
-    graph = run_passes(graph, passes, [chosen.name])
+    graph = run_passes(graph, passes, [chosen.backend])
     interface = describe_function(graph, ranges)
     golden = golden_of_function(flat, graph)
     with ExitStack() as stack:

@@ -30,7 +30,6 @@ from irongrad.runtime.manifest import (
     INITIAL_STATE,
     MANIFEST,
     PORTABLE_MODULE,
-    Certificate,
     FunctionSpec,
     HyperSpec,
     Manifest,
@@ -39,8 +38,9 @@ from irongrad.runtime.manifest import (
     file_spec,
     write_manifest,
 )
+from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
-from irongrad.runtime.verification import Report, verify
+from irongrad.runtime.verification import Report, certificate, verify
 
 PACKAGES = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "numpy")
 
@@ -106,8 +106,8 @@ def package(
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []
-        for binary, target in zip(compiled, manifest.targets, strict=True):
-            if binary.target.host:
+        for target in manifest.targets:
+            if not why_not(target, staging, target.device):
                 reports[target.name] = _verified(Session(staging, target=target.name), golden, stored)
                 target = replace(target, certificate=certificate(reports[target.name], target.device))
             targets.append(target)
@@ -115,12 +115,6 @@ def package(
         write_manifest(manifest, staging)
         publish(staging, output)
     return Artifact(output, manifest, reports)
-
-
-def certificate(report: Report, device: str) -> Certificate:
-    """What the manifest keeps of a report."""
-    worst = report.worst
-    return Certificate(device, report.steps, worst.ratio, f"{worst.entry_point} {worst.key}", report.oracle)
 
 
 def _verified(session: Session, golden: Golden, stored: Golden) -> Report:
@@ -191,6 +185,7 @@ def target_spec(compiled: CompiledModule, asked: str) -> TargetSpec:
         transients=compiled.statistics.transients,
         compiler=version("iree-base-compiler"),
         asked=asked,
+        subgroup=compiled.target.subgroup,
     )
 
 

@@ -15,21 +15,23 @@ from pathlib import Path
 from iree.compiler import ir
 
 from irongrad.pipeline.compile import CompiledModule, compile_module
-from irongrad.pipeline.package import Artifact, certificate, publish, staged, target_spec
+from irongrad.pipeline.package import Artifact, publish, staged, target_spec
 from irongrad.runtime.errors import ToolchainError, UserError, VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.manifest import (
     GOLDEN,
     INITIAL_STATE,
     PORTABLE_MODULE,
+    EntryPoint,
     Manifest,
     check_files,
     file_spec,
     read_manifest,
     write_manifest,
 )
+from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
-from irongrad.runtime.verification import Report, verify
+from irongrad.runtime.verification import Report, certificate, verify
 from irongrad.targets import parse_target
 
 
@@ -40,10 +42,12 @@ class StoredModule:
     Attributes:
         text: the module as text.
         bytecode: the module as MLIR bytecode.
+        entry_points: its exported functions.
     """
 
     text: str
     bytecode: bytes
+    entry_points: tuple[EntryPoint, ...]
 
 
 def rebuild(directory: Path, targets: Sequence[str] = ()) -> Artifact:
@@ -64,14 +68,15 @@ def rebuild(directory: Path, targets: Sequence[str] = ()) -> Artifact:
     asked = tuple(targets) or tuple(t.asked for t in manifest.targets)
     if not all(asked):
         raise UserError(f"{directory} does not say what it was compiled for; give --target")
-    module = _read_module(directory / PORTABLE_MODULE)
+    module = _read_module(directory / PORTABLE_MODULE, manifest)
     with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
         compiled = [compile_module(module, parse_target(text), Path(scratch)) for text in asked]
     with staged(directory) as staging:
         shutil.copytree(directory, staging, dirs_exist_ok=True)
         changed = _with_targets(manifest, compiled, asked, staging)
         write_manifest(changed, staging)
-        reports = {c.target.name: _verified(staging, c) for c in compiled if c.target.host}
+        rebuilt = [t for t in changed.targets if t.name in {c.target.name for c in compiled}]
+        reports = {t.name: _verified(staging, t.name) for t in rebuilt if not why_not(t, staging, t.device)}
         signed = tuple(
             replace(t, certificate=certificate(reports[t.name], t.device)) if t.name in reports else t
             for t in changed.targets
@@ -82,11 +87,11 @@ def rebuild(directory: Path, targets: Sequence[str] = ()) -> Artifact:
     return Artifact(directory, changed, reports)
 
 
-def _read_module(path: Path) -> StoredModule:
+def _read_module(path: Path, manifest: Manifest) -> StoredModule:
     bytecode = path.read_bytes()
     with ir.Context(), ir.Location.unknown():
         try:
-            return StoredModule(str(ir.Module.parse(bytecode)), bytecode)
+            return StoredModule(str(ir.Module.parse(bytecode)), bytecode, manifest.entry_points)
         except ir.MLIRError as error:
             raise ToolchainError(f"this IREE cannot read {path}: {error}") from error
 
@@ -104,13 +109,13 @@ def _with_targets(
     return replace(manifest, targets=tuple(targets.values()), files=files)
 
 
-def _verified(staging: Path, compiled: CompiledModule) -> Report:
+def _verified(staging: Path, target: str) -> Report:
     golden = read_golden(staging / GOLDEN)
-    report = verify(Session(staging, target=compiled.target.name), golden)
+    report = verify(Session(staging, target=target), golden)
     if not report.passed:
         worst = report.worst
         raise VerificationError(
-            f"{compiled.target.name}, compiled again, disagrees with eager {golden.oracle}: {worst.entry_point} "
+            f"{target}, compiled again, disagrees with eager {golden.oracle}: {worst.entry_point} "
             f"{worst.key}: error {worst.error:.3g}, allowed {worst.allowed:.3g}. The artifact stays as it was"
         )
     return report
