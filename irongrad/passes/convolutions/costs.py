@@ -17,6 +17,7 @@ DIRECT_STRIDED = 4.5  # how much slower that is where outputs that lie side by s
 DIRECT_VECTOR = 8  # how many outputs of a row it computes at once
 DIRECT_WEIGHT_FLOP = 0.0125  # of the plain gradient of a weight
 TRANSFORMED = 1.1  # a number that Winograd's transforms write, their reading and the packing for a product included
+TRANSFORMED_FILTER = 2.2  # the same of the filters, whose reading jumps
 TRANSFORMED_WEIGHT = 0.5  # the same in the gradient of a weight
 GATHERED = 1.2  # a number that is copied to where a product reads it
 GATHERED_APART = 2.5  # the same with the places of the kernel innermost
@@ -50,7 +51,7 @@ def winograd(problem: Problem) -> float:
     if problem.kind == "weight":
         return products + (16 * tiles * (inner + outer) + 16 * inner * outer) * TRANSFORMED_WEIGHT
     read, written = (outer, inner) if problem.kind == "input" else (inner, outer)
-    return products + (16 * tiles * read + 4 * tiles * written + 16 * inner * outer) * TRANSFORMED
+    return products + (16 * tiles * read + 4 * tiles * written) * TRANSFORMED + 16 * inner * outer * TRANSFORMED_FILTER
 
 
 def gathered(problem: Problem) -> float:

@@ -22,13 +22,13 @@ def gathered_product(x: torch.Tensor, weight: torch.Tensor, window: Window) -> t
     """The convolution of `x` [N, C, H, W] with `weight` [O, C, ...]: one product with what all places meet."""
     parts = [part.flatten(0, 2) for part in met(x, window).values()]
     gathered = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-    result = gathered @ _places(weight.permute(2, 3, 1, 0), 0, window).flatten(0, 2)
+    result = gathered @ _places(weight, window).flatten(1).t()
     return result.unflatten(0, (x.shape[0], *window.out)).permute(0, 3, 1, 2)
 
 
 def scattered_product(grad: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
     """The gradient [N, C, H, W] of the input: one product for all places, and a sum over where they go."""
-    places = _places(weight.permute(0, 2, 3, 1), 1, window)  # [O, rows, columns, C]
+    places = _places(weight, window)
     product = grad.permute(0, 2, 3, 1).flatten(0, 2) @ places.flatten(1)
     by_place = product.unflatten(1, places.shape[1:]).unflatten(0, (grad.shape[0], *window.out))
     rows, columns = (window.taps_along(d) for d in range(2))
@@ -87,17 +87,19 @@ def weight_gradient_gathered(grad: torch.Tensor, x: torch.Tensor, window: Window
     return _in_kernel((left @ gathered.flatten(1)).unflatten(1, (x.shape[1], *counts)), window)
 
 
-def _places(weight: torch.Tensor, dim: int, window: Window) -> torch.Tensor:
-    """The weights that meet any input, of a weight with the places of its kernel from `dim` on.
+def _places(weight: torch.Tensor, window: Window) -> torch.Tensor:
+    """The weights that meet any input, [O, rows, columns, C]: an order that is near the weight's own, and serves the
+    convolution and the gradient of its input.
 
     The weight is transposed before it is sliced: a slice that is transposed as it is packed for a product makes IREE
     3.13.0 hold a whole matrix on the stack, and then refuse to ("exceeded stack allocation limit").
     """
+    places = weight.permute(0, 2, 3, 1)
     for d in range(2):
-        places = window.taps_along(d)
-        if len(places) < window.kernel[d]:
-            weight = weight.narrow(dim + d, places[0], len(places))
-    return weight
+        taps = window.taps_along(d)
+        if len(taps) < window.kernel[d]:
+            places = places.narrow(1 + d, taps[0], len(taps))
+    return places
 
 
 def _in_kernel(block: torch.Tensor, window: Window) -> torch.Tensor:

@@ -101,7 +101,12 @@ def _output_tiles(grad: torch.Tensor) -> Grid:
 
 
 def _filters(weight: torch.Tensor) -> Grid:
-    """The transformed weight: at each place [C, O]."""
+    """The transformed weight: at each place [C, O].
+
+    The kernel's places come first, although [O, 3, 3, C] is nearer to the weight's own order: what is computed of
+    slices of that and then transposed makes IREE 3.13.0 hold a whole matrix on the stack, and then refuse to
+    ("exceeded stack allocation limit").
+    """
     kernel = weight.permute(2, 3, 1, 0)
     rows = _kernels([kernel[i] for i in range(3)])
     return [list(_kernels([row[j] for j in range(3)])) for row in rows]
