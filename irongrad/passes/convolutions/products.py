@@ -6,6 +6,7 @@ At a place, a convolution is a product of the inputs that it meets, [positions, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from typing import TypeAlias
@@ -13,17 +14,29 @@ from typing import TypeAlias
 import torch
 from torch.nn import functional as F
 
+from irongrad.decompositions.reductions import LONGEST_PRODUCT
 from irongrad.passes.convolutions.problem import Window, choice
 
 Tap: TypeAlias = tuple[int, ...]
 
 
 def gathered_product(x: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
-    """The convolution of `x` [N, C, H, W] with `weight` [O, C, ...]: one product with what all places meet."""
-    parts = [part.flatten(0, 2) for part in met(x, window).values()]
-    gathered = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-    result = gathered @ _places(weight, window).flatten(1).t()
+    """The convolution of `x` [N, C, H, W] with `weight` [O, C, ...]: one product with what all places meet.
+
+    Where its sums were too long for their rounding, there is one for each row of the kernel.
+    """
+    parts, places = met(x, window), _places(weight, window)
+    rows = [[parts[i, j].flatten(0, 2) for j in window.taps_along(1)] for i in window.taps_along(0)]
+    if len(parts) * x.shape[1] <= LONGEST_PRODUCT:
+        result = _joined([part for row in rows for part in row]) @ places.flatten(1).t()
+    else:
+        products = [_joined(row) @ places[:, i].flatten(1).t() for i, row in enumerate(rows)]
+        result = reduce(torch.add, products)
     return result.unflatten(0, (x.shape[0], *window.out)).permute(0, 3, 1, 2)
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
 def scattered_product(grad: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
@@ -91,15 +104,17 @@ def _places(weight: torch.Tensor, window: Window) -> torch.Tensor:
     """The weights that meet any input, [O, rows, columns, C]: an order that is near the weight's own, and serves the
     convolution and the gradient of its input.
 
-    The weight is transposed before it is sliced: a slice that is transposed as it is packed for a product makes IREE
-    3.13.0 hold a whole matrix on the stack, and then refuse to ("exceeded stack allocation limit").
+    One row or column is taken out as a sum in which all others are times zero: a slice that is packed for a product
+    makes IREE 3.13.0 hold a whole matrix on the stack, and then refuse to ("exceeded stack allocation limit").
     """
-    places = weight.permute(0, 2, 3, 1)
     for d in range(2):
         taps = window.taps_along(d)
-        if len(taps) < window.kernel[d]:
-            places = places.narrow(1 + d, taps[0], len(taps))
-    return places
+        if 1 < len(taps) < window.kernel[d]:
+            weight = weight.narrow(2 + d, taps[0], len(taps))
+        elif len(taps) < window.kernel[d]:
+            among = torch.arange(window.kernel[d]) == taps[0]
+            weight = torch.where(among.reshape([-1] + [1] * (1 - d)), weight, 0).sum(2 + d, keepdim=True)
+    return weight.permute(0, 2, 3, 1)
 
 
 def _in_kernel(block: torch.Tensor, window: Window) -> torch.Tensor:
