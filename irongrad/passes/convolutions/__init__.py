@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -49,17 +50,24 @@ class Convolutions:
         """Run the pass on one graph."""
         stats: dict[str, int] = {}
         changed = False
-        for node in list(graph.graph.nodes):
-            for task in tasks_of(node):
-                form = self._fastest(task.problem)
-                stats[form.name] = stats.get(form.name, 0) + 1
-                if task.result is not None or form.name != "direct":
-                    write(node, task, form)
-                    changed = True
+        tasks = [(node, task) for node in graph.graph.nodes for task in tasks_of(node)]
+        forms = self._fastest([task.problem for _, task in tasks])
+        for node, task in tasks:
+            form = forms[task.problem]
+            stats[form.name] = stats.get(form.name, 0) + 1
+            if task.result is not None or form.name != "direct":
+                write(node, task, form)
+                changed = True
         return PassResult(changed, stats)
 
-    def _fastest(self, problem: Problem) -> Form:
-        allowed = [f for f in forms_of(problem) if self.winograd or f.name != "winograd"]
+    def _fastest(self, tasks: Sequence[Problem]) -> dict[Problem, Form]:
+        """The fastest form of each problem, if all images have their channels last, or else all have them first."""
+        last = {p: self._fastest_of(p, forms_of(p)[1:]) for p in tasks}
+        first = {p: self._fastest_of(p, forms_of(p)[:1]) for p in tasks}
+        return min(last, first, key=lambda forms: sum(forms[p].cost(p) for p in tasks))
+
+    def _fastest_of(self, problem: Problem, forms: Sequence[Form]) -> Form:
+        allowed = [f for f in forms if self.winograd or f.name != "winograd"] or forms_of(problem)[:1]
         return min(allowed, key=lambda form: form.cost(problem))
 
 
