@@ -6,7 +6,6 @@ At a place, a convolution is a product of the inputs that it meets, [positions, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import reduce
 from typing import TypeAlias
