@@ -109,7 +109,25 @@ def _windowed(
     return lambda first, second, problem: function(first, second, problem.window)
 
 
-FORMS: Sequence[Form] = (
+def _by_group(form: Form) -> Form:
+    """`form` for each group by itself."""
+
+    def build(first: torch.Tensor, second: torch.Tensor, problem: Problem) -> torch.Tensor:
+        lefts = first.chunk(problem.groups, 1)
+        rights = second.chunk(problem.groups, 1 if problem.kind == "weight" else 0)
+        parts = [form.build(*pair, problem.of_group()) for pair in zip(lefts, rights, strict=True)]
+        return torch.cat(parts, 0 if problem.kind == "weight" else 1)
+
+    def takes(problem: Problem) -> bool:
+        return 1 < problem.groups <= _MOST_GROUPS and not problem.is_depthwise and form.takes(problem.of_group())
+
+    name = f"{form.name}-by-group"
+    return Form(name, form.kind, lambda p: p.groups * form.cost(p.of_group()), build, takes)
+
+
+_MOST_GROUPS = 32
+
+_FORMS: Sequence[Form] = (
     Form("direct", "forward", costs.direct, _direct, _any),
     Form("gathered", "forward", costs.gathered, _windowed(gathered_product), _dense),
     Form("winograd", "forward", costs.winograd, _windowed(winograd), _minimal),
@@ -124,3 +142,5 @@ FORMS: Sequence[Form] = (
     Form("winograd", "weight", costs.winograd, _windowed(winograd_weight_gradient), _minimal),
     Form("depthwise", "weight", costs.depthwise, _windowed(depthwise_weight_gradient), _depthwise),
 )
+
+FORMS: Sequence[Form] = (*_FORMS, *(_by_group(form) for form in _FORMS if form.takes is _dense))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -71,6 +71,11 @@ class Problem:
     def is_depthwise(self) -> bool:
         """Whether every channel is by itself."""
         return self.groups == self.channels[0] == self.channels[1] > 1
+
+    def of_group(self) -> Problem:
+        """What there is to compute for each group."""
+        inner, outer = (channels // self.groups for channels in self.channels)
+        return replace(self, channels=(inner, outer), groups=1)
 
     def positions(self, sizes: Sequence[int]) -> int:
         """How many there are in images of `sizes`."""
