@@ -57,7 +57,7 @@ def _convolution(
     geometry = Geometry.of(weight, stride, padding, dilation, groups)
     if transposed:
         sizes = _transposed_sizes(x, weight, geometry, each(output_padding, weight.ndim - 2))
-        if _is_kept(x, weight) and all(sizes) and _sizes(sizes, weight, geometry) == list(x.shape[2:]):
+        if _is_kept(x, sizes, weight, geometry):
             like = x.new_zeros([x.shape[0], weight.shape[1] * groups, *sizes])
             (out, _) = _kept_backward(x, like, weight, geometry, [True, False])
         else:
@@ -151,7 +151,9 @@ def _convolution_backward(
     input's gradient of a convolution, so that in its own gradients `grad` and `x` change places.
     """
     geometry = Geometry.of(weight, stride, padding, dilation, groups)
-    kept = _is_kept(grad, weight)
+    kept = (
+        _is_kept(x, grad.shape[2:], weight, geometry) if transposed else _is_kept(grad, x.shape[2:], weight, geometry)
+    )
     if kept and not transposed and not output_mask[2]:
         return NotImplemented  # type: ignore[no-any-return]
     grad_x = grad_weight = grad_bias = None
@@ -164,17 +166,22 @@ def _convolution_backward(
     elif output_mask[0]:
         grad_x = input_gradient(grad, x.shape[2:], weight, geometry)
     if output_mask[1]:
-        operands = (x, grad) if transposed else (grad, x)
         if kept:
-            grad_weight = _kept_backward(*operands, weight, geometry, [False, True])[1]
+            grad_weight = _kept_backward(out, image, weight, geometry, [False, True])[1]
         else:
-            grad_weight = weight_gradient(*operands, weight.shape, geometry)
+            grad_weight = weight_gradient(out, image, weight.shape, geometry)
     return grad_x, grad_weight, grad_bias
 
 
-def _is_kept(grad: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the backward stays one operator, which `irongrad.passes.convolutions` writes in one form or another."""
-    return weight.ndim == 4 and grad.numel() > 0 and weight.numel() > 0 and grad.dtype in KEPT
+def _is_kept(out: torch.Tensor, sizes: Sequence[int], weight: torch.Tensor, geometry: Geometry) -> bool:
+    """Whether the backward of a convolution stays one operator, which `irongrad.passes.convolutions` writes in a form.
+
+    `out` is of the shape of its output, and `sizes` are those of its input; a transposed convolution has them the other
+    way round, and may have positions that no output comes from.
+    """
+    if weight.ndim != 4 or not out.numel() or not weight.numel() or not all(sizes) or out.dtype not in KEPT:
+        return False
+    return _sizes(sizes, weight, geometry) == list(out.shape[2:])
 
 
 def _kept_backward(

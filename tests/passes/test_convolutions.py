@@ -105,6 +105,11 @@ def test_places_that_meet_only_padding_are_left_out(apply):
     assert not done.operators["aten.convolution.default"]
 
 
+def test_a_kernel_that_meets_only_padding_has_gradients_of_zero(apply):
+    done = check(apply, sizes=(1, 1), kernel=1, stride=3, padding=2)
+    assert not done.operators["aten.convolution_backward.default"]
+
+
 def test_strides_gather_before_a_product_and_scatter_after_it(apply):
     done = check(apply, sizes=(16, 16), channels=(64, 64), stride=2, padding=1)
     assert set(done.stats) == {"gathered", "scattered", "by-place"}

@@ -42,8 +42,9 @@ class Form:
 
 
 def forms_of(problem: Problem) -> list[Form]:
-    """Every form that solves `problem`; the plain one first."""
-    return [form for form in FORMS if form.kind == problem.kind and form.takes(problem)]
+    """Every form that solves `problem`, the plain one first; alone where the kernel meets nothing but padding."""
+    forms = [form for form in FORMS if form.kind == problem.kind and form.takes(problem)]
+    return forms if problem.window.taps() else forms[:1]
 
 
 def _direct(x: torch.Tensor, weight: torch.Tensor, problem: Problem) -> torch.Tensor:

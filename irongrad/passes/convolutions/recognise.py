@@ -59,8 +59,6 @@ def _task(kind: Kind, x: Node, weight: Node, out: Node, moves: Sequence[Any], re
         return None
     sizes = tuple(image[2:]), tuple(value_of(out).shape[2:]), tuple(kernel[2:])
     window = Window(*sizes, _pair(stride), padding, _pair(dilation))
-    if not window.taps():
-        return None
     operands = {"forward": (x, weight), "input": (out, weight), "weight": (out, x)}[kind]
     return Task(Problem(kind, image[0], (image[1], kernel[0]), groups, window), operands, None, result)
 
