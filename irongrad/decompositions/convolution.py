@@ -151,9 +151,8 @@ def _convolution_backward(
     input's gradient of a convolution, so that in its own gradients `grad` and `x` change places.
     """
     geometry = Geometry.of(weight, stride, padding, dilation, groups)
-    kept = (
-        _is_kept(x, grad.shape[2:], weight, geometry) if transposed else _is_kept(grad, x.shape[2:], weight, geometry)
-    )
+    out, image = (x, grad) if transposed else (grad, x)
+    kept = _is_kept(out, image.shape[2:], weight, geometry)
     if kept and not transposed and not output_mask[2]:
         return NotImplemented  # type: ignore[no-any-return]
     grad_x = grad_weight = grad_bias = None
