@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from step_time import CASES, EXAMPLES
+from step_time import CASES, EXAMPLES, SIZES
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=CASES, action="append")
-    parser.add_argument("--size", choices=("small", "medium"), action="append")
+    parser.add_argument("--size", choices=SIZES, action="append")
     parser.add_argument("--pass", dest="names", action="append", default=[], help="a pass to measure; all by default")
     parser.add_argument("--passes", help="the pipeline; that of the default level by default")
     parser.add_argument("--rounds", type=int, default=7)

@@ -29,7 +29,11 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 # Keyword arguments of each example's make_step.
 CASES: dict[str, dict[str, dict[str, object]]] = {
     "mlp": {"small": {}, "medium": {"batch": 128, "hidden": 1024}},
-    "resnet18": {"small": {"batch": 16, "width": 8}, "medium": {"batch": 16, "width": 32}},
+    "resnet18": {
+        "small": {"batch": 16, "width": 8},
+        "medium": {"batch": 16, "width": 32},
+        "cifar": {"batch": 8, "width": 64, "image": (3, 32, 32)},
+    },
     "rnn": {"small": {"batch": 16, "length": 8, "width": 32}, "medium": {"batch": 32, "length": 16, "width": 128}},
     "gpt": {
         "small": {"batch": 8, "length": 32, "width": 64, "layers": 2},
@@ -37,6 +41,7 @@ CASES: dict[str, dict[str, dict[str, object]]] = {
     },
     "moe": {"small": {}, "medium": {"batch": 256, "width": 128, "experts": 8}},
 }
+SIZES = ("small", "medium", "cifar")
 BACKENDS = ("eager", "torch.compile", "irongrad")
 
 
@@ -168,7 +173,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=CASES, action="append")
-    parser.add_argument("--size", choices=("small", "medium"), action="append")
+    parser.add_argument("--size", choices=SIZES, action="append")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
