@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch._C import DispatchKey
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
     GradAOTOutput,
@@ -20,19 +22,22 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export import CustomDecompTable, ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule
 
+from irongrad.buckets import Bucket
 from irongrad.decompositions import is_ours
 from irongrad.pipeline import usercode
 from irongrad.pipeline.capture import MODEL_PREFIX, CapturedStep, StepModule, loss_node, plain_operators
-from irongrad.pipeline.complex import in_reals, refuse_complex
-from irongrad.pipeline.drawing import random_state, trace
+from irongrad.pipeline.complex import has_complex, in_reals, refuse_complex
+from irongrad.pipeline.dimensions import Names, names_of, symbolic_inputs
+from irongrad.pipeline.drawing import random_state
 from irongrad.pipeline.graphs import Function, StateTensor, Value
-from irongrad.pipeline.retrace import interpret_eager
 from irongrad.pipeline.scaling import SCALE_VALUE, loss_scale_of
+from irongrad.pipeline.specialise import Interpret, Program, specialise
 from irongrad.random import is_random
-from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.manifest import Role
-from irongrad.step import micro_batches
+from irongrad.step import TrainStep, micro_batches
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class JointStep:
             micro-batches, scaled where there is a loss scale).
         eval: state and inputs -> loss.
         predict: state and model inputs -> the model's outputs; None where there are none.
+        specialised: those three for every bucket, the one with the fewest elements first; the three above are those of
+            the last. Empty for a step of fixed sizes.
     """
 
     captured: CapturedStep
@@ -54,32 +61,78 @@ class JointStep:
     joint: Function
     eval: Function
     predict: Function | None
+    specialised: tuple[Specialised, ...] = ()
 
 
-def differentiate(captured: CapturedStep) -> JointStep:
+@dataclass(frozen=True)
+class Specialised:
+    """`joint`, `eval` and `predict` of a step at the sizes of a bucket, with the true sizes as further arguments."""
+
+    bucket: Bucket
+    joint: Function
+    eval: Function
+    predict: Function | None
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The functions of a step before they are traced at fixed sizes.
+
+    Attributes:
+        state: the tensors of the model, and of a loss that is a module, by name.
+        joint: as in `JointStep`, as are the others.
+        eval: as above.
+        predict: as above.
+    """
+
+    state: Mapping[str, StateTensor]
+    joint: Program
+    eval: Program
+    predict: Program | None
+
+
+def programs(captured: CapturedStep) -> Programs:
     """Build the joint graph; parameters that no gradient reaches simply have none in the results.
 
     Raises:
         CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
     """
-    module = StepModule(captured.step)
-    names = _StateNames(module)
-    inputs = captured.step.inputs
-    refuse_complex({**inputs, **{n: t.initial for n, t in names.state.items()}})
+    step = captured.step
+    names = _StateNames(StepModule(step))
+    refuse_complex({**step.inputs, **{n: t.initial for n, t in names.state.items()}})
     joint = _joint(captured, names)
-    evaluation = _inference(captured.eval, names, tuple(inputs), ("loss",))
+    evaluation = _inference(captured.eval, names, step, tuple(step.inputs), ("loss",))
     predict = None
     if captured.predict is not None:
-        predict = _inference(captured.predict, names, captured.predict_inputs, captured.output_names)
-        if captured.step.loss is None:
+        predict = _inference(captured.predict, names, step, captured.predict_inputs, captured.output_names)
+    return Programs(names.state, joint, evaluation, predict)
+
+
+def differentiate(captured: CapturedStep) -> JointStep:
+    """Build the functions of the step, at its own sizes or at those of its buckets.
+
+    Raises:
+        CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
+        UnsupportedOpError: an operator that cannot be compiled, or not padded exactly.
+    """
+    made = programs(captured)
+
+    def at(bucket: Bucket | None) -> tuple[Function, Function, Function | None]:
+        predict = specialise(made.predict, bucket) if made.predict is not None else None
+        if predict is not None and captured.step.loss is None:
             predict = _without_unused_inputs(predict)
+        return specialise(made.joint, bucket), specialise(made.eval, bucket), predict
+
+    specialised = tuple(Specialised(bucket, *at(bucket)) for bucket in captured.step.bucket_list)
+    last = specialised[-1] if specialised else None
+    functions = (last.joint, last.eval, last.predict) if last is not None else at(None)
     scale = loss_scale_of(captured.step)
     state = (
-        *names.state.values(),
-        *random_state((joint, evaluation, predict), captured.step.seed),
+        *made.state.values(),
+        *random_state(functions, captured.step.seed),
         *(scale.state(len(captured.step.optimizers)) if scale is not None else ()),
     )
-    return JointStep(captured, state, joint, evaluation, predict)
+    return JointStep(captured, state, *functions, specialised)
 
 
 def name_of(path: str) -> str:
@@ -145,15 +198,16 @@ class _StateNames:
                 setattr(parent, attribute, shared)
 
 
-def _joint(captured: CapturedStep, names: _StateNames) -> Function:
+def _joint(captured: CapturedStep, names: _StateNames) -> Program:
     exported = captured.train.module(check_guards=False)
     _constants_as_buffers(exported)
     names.tie(exported)
     count = captured.step.accumulate
     inputs = micro_batches(captured.step.inputs, count)[0]
+    symbols = names_of(captured.train, [captured.step.dynamic.get(n, {}) for n in inputs])
     try:
         with ExitStack() as stack, plain_operators(), usercode.quiet_export():
-            values = tuple(v.detach() for v in inputs.values())
+            values = symbolic_inputs(captured.train) if symbols else tuple(v.detach() for v in inputs.values())
             joint = aot_export_joint_with_descriptors(stack, exported, values).graph_module
     except Exception as error:
         raise usercode.capture_error(error, exported) from error
@@ -177,19 +231,30 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
     if not any(r.kind == "gradient" for r in results):
         raise CaptureError(_no_gradient(captured))
 
-    portable = in_reals(joint)
+    portable = _in_reals(joint, symbols)
     scaled = captured.step.scaler is not None
     if scaled:
         arguments.append(SCALE_VALUE)
         examples.append(torch.ones(()))
 
-    def run(*values: torch.Tensor) -> list[torch.Tensor]:
+    def run(interpret: Interpret, *values: torch.Tensor) -> list[torch.Tensor]:
         given, scale = (values[:-1], values[-1]) if scaled else (values, torch.ones((), dtype=tangent))
         seed = scale / count if count > 1 else scale
-        outputs = interpret_eager(portable, (*given, seed.to(tangent)))
+        outputs = interpret(portable, (*given, seed.to(tangent)))
         return [outputs[i] for i in kept]
 
-    return trace(run, examples, arguments, results)
+    return Program(run, tuple(arguments), tuple(examples), tuple(results), symbols, captured.step.dynamic)
+
+
+def _in_reals(graph: GraphModule, symbols: Names) -> GraphModule:
+    """`in_reals`, of a graph of fixed sizes.
+
+    Raises:
+        UnsupportedOpError: complex values in a graph with named dimensions.
+    """
+    if symbols and has_complex(graph):
+        raise UnsupportedOpError("a step with dynamic dimensions cannot have complex values inside; leave out dynamic")
+    return in_reals(graph)
 
 
 def _constants_as_buffers(exported: nn.Module) -> None:
@@ -254,19 +319,27 @@ def _without_ours(table: CustomDecompTable) -> CustomDecompTable:
     return table
 
 
+def _composite(table: CustomDecompTable) -> CustomDecompTable:
+    """`table` with operators alone that autograd takes apart too, so that a joint graph has none of them."""
+    for operator in [op for op in table if not op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)]:
+        table.pop(operator)
+    return table
+
+
 def _inference(
-    program: ExportedProgram, names: _StateNames, inputs: tuple[str, ...], outputs: tuple[str, ...]
-) -> Function:
+    program: ExportedProgram, names: _StateNames, step: TrainStep, inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> Program:
+    symbols = names_of(program, [step.dynamic.get(n, {}) for n in inputs])
     with plain_operators(), usercode.quiet_export():
-        program = program.run_decompositions(_without_ours(default_decompositions()))
+        table = _without_ours(default_decompositions())
+        program = program.run_decompositions(_composite(table) if symbols else table)
     arguments: list[Value] = []
     examples: list[torch.Tensor] = []
     remaining = list(inputs)
-    by_name = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             arguments.append(Value("input", remaining.pop(0)))
-            examples.append(torch.empty_like(by_name[spec.arg.name].meta["val"], device="cpu"))
+            examples.append(step.inputs[arguments[-1].name])
             continue
         path = str(spec.target)
         if path in names._canonical:
@@ -285,5 +358,9 @@ def _inference(
             results.append(Value("output", left.pop(0)))
         else:
             raise CaptureError(f"evaluation writes into an input ({spec}); return the new value instead")
-    portable = in_reals(program.graph_module)
-    return trace(lambda *v: interpret_eager(portable, v), examples, arguments, results)
+    portable = _in_reals(program.graph_module, symbols)
+
+    def run(interpret: Interpret, *values: torch.Tensor) -> Sequence[torch.Tensor]:
+        return interpret(portable, values)
+
+    return Program(run, tuple(arguments), tuple(examples), tuple(results), symbols, step.dynamic)

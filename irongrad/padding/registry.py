@@ -1,0 +1,82 @@
+"""The rules: what an operator does to padding, by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch._ops import OpOverload
+
+from irongrad.padding.layout import Layout, broadcast
+from irongrad.padding.padded import Padded, Padding
+
+aten = torch.ops.aten
+
+
+class NoRule(Exception):  # noqa: N818 (the interpreter makes an error of it)
+    """An operator that cannot be run on these padded arguments; the message says why, after its name."""
+
+
+class Call:
+    """One operator of a graph on padded arguments.
+
+    Attributes:
+        operator: the operator.
+        arguments: by their names in its schema, defaults included. Tensors are `Padded`; sizes are numbers, or
+            expressions of named dimensions.
+        padding: of this run.
+        made: the sizes of each result in the graph, as numbers or expressions; None for what is no tensor.
+    """
+
+    def __init__(
+        self,
+        operator: OpOverload,
+        arguments: dict[str, Any],
+        padding: Padding,
+        made: Sequence[tuple[Any, ...] | None],
+        run: Callable[[OpOverload, dict[str, Any]], Any],
+    ) -> None:
+        self.operator = operator
+        self.arguments = arguments
+        self.padding = padding
+        self.made = made
+        self._run = run
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def run(self, /, **replaced: Any) -> Any:
+        """The operator itself on the bucket's tensors, with some arguments replaced."""
+        return self._run(self.operator, {**self.arguments, **replaced})
+
+    def zeros(self, *names: str) -> dict[str, Any]:
+        """The arguments called `names` with zeros for their padding; None stays None."""
+        return {n: None if self[n] is None else self.padding.fill(self[n], 0) for n in names}
+
+    def broadcast(self, *values: Padded | None) -> Layout:
+        """The layout of what broadcasts `values` together.
+
+        Raises:
+            NoRule: their padding differs.
+        """
+        layout = broadcast([v.layout for v in values if v is not None])
+        if layout is None:
+            raise NoRule("combines tensors whose padding lies in different places")
+        return layout
+
+
+Rule = Callable[[Call], Any]
+R = TypeVar("R", bound=Rule)
+
+RULES: dict[OpOverload, Rule] = {}
+
+
+def rule(*operators: OpOverload) -> Callable[[R], R]:
+    """Register a rule: it returns `Padded` for each result of the operator, or None."""
+
+    def register(function: R) -> R:
+        RULES.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
