@@ -110,6 +110,11 @@ class Padding:
         """What is at `index` of dimension `d` without padding."""
         return value.tensor.index_select(d, self.locate(value.layout[d], index))
 
+    def aligned(self, value: Padded, d: int, dim: Dim) -> Padded:
+        """The same elements with those of dimension `d` where `dim` has its true ones."""
+        places = self.places((dim,))
+        return Padded(self.take(value, d, places), (*value.layout[:d], dim, *value.layout[d + 1 :]))
+
     def places(self, value: Layout) -> Tensor:
         """The number of each element in the tensor without padding, in row-major order."""
         numbers = torch.zeros((), dtype=torch.int64)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch._ops import OpOverload
 
-from irongrad.padding.layout import Layout, broadcast
+from irongrad.padding.layout import Layout, broadcast, is_uniform, size_of, solid, unified
 from irongrad.padding.padded import Padded, Padding
 
 aten = torch.ops.aten
@@ -53,6 +53,33 @@ class Call:
     def zeros(self, *names: str) -> dict[str, Any]:
         """The arguments called `names` with zeros for their padding; None stays None."""
         return {n: None if self[n] is None else self.padding.fill(self[n], 0) for n in names}
+
+    def aligned(self, *names: str) -> None:
+        """Give the tensors called `names` the same padding where they are broadcast together."""
+        values = [self[n] for n in names]
+        if broadcast([v.layout for v in values]) is not None:
+            return
+        rank = max(v.ndim for v in values)
+        for d in range(-rank, 0):
+            dims = [v.layout[d] for v in values if v.ndim >= -d and not is_uniform(v.layout[d])]
+            target = next((solid(dim) for dim in dims if size_of(dim) != 1), None)
+            for name in names:
+                value = self[name]
+                if target is not None and value.ndim >= -d and unified(target, value.layout[d]) is None:
+                    self.arguments[name] = self.padding.aligned(value, value.ndim + d, target)
+
+    def like(self, name: str, layout: Layout) -> Padded:
+        """The argument called `name`, its true elements where `layout` has them."""
+        value: Padded = self[name]
+        for d, (dim, wanted) in enumerate(zip(value.layout, layout, strict=True)):
+            if size_of(dim) == 1:
+                continue
+            if unified(wanted, dim) is None:
+                value = self.padding.aligned(value, d, solid(wanted))
+            else:
+                value = Padded(value.tensor, (*value.layout[:d], solid(wanted), *value.layout[d + 1 :]))
+        self.arguments[name] = value
+        return value
 
     def broadcast(self, *values: Padded | None) -> Layout:
         """The layout of what broadcasts `values` together.

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from irongrad.decompositions.registry import BeforeAutograd
 from irongrad.pipeline import autograd_functions, sideeffects, usercode
-from irongrad.pipeline.dimensions import symbolic
+from irongrad.pipeline.dimensions import fixed, specialised, symbolic
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.exported import FlatGraph, region_of
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
@@ -205,11 +205,13 @@ def export(
             ValueFree(),
         ):
             program = torch.export.export(
-                module, tuple(v.detach() for v in values), dynamic_shapes=symbolic(module, dynamic), strict=False
+                module, tuple(v.detach() for v in values), dynamic_shapes=symbolic(dynamic), strict=False
             )
     except UserError:
         raise
     except Exception as error:
+        if names := specialised(str(error), dynamic):
+            raise CaptureError(f"{usercode.where(getattr(module, 'model', module))}\n  {fixed(names)}") from error
         raise usercode.capture_error(error, getattr(module, "model", module)) from error
     sideeffects.check_graph(program)
     _refuse_undrawable(program.graph_module)

@@ -98,9 +98,9 @@ def programs(captured: CapturedStep) -> Programs:
         CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
     """
     step = captured.step
-    names = _StateNames(StepModule(step))
+    names = StateNames(StepModule(step))
     refuse_complex({**step.inputs, **{n: t.initial for n, t in names.state.items()}})
-    joint = _joint(captured, names)
+    joint = joint_program(captured, names)
     evaluation = _inference(captured.eval, names, step, tuple(step.inputs), ("loss",))
     predict = None
     if captured.predict is not None:
@@ -140,7 +140,7 @@ def name_of(path: str) -> str:
     return path.removeprefix(MODEL_PREFIX)
 
 
-class _StateNames:
+class StateNames:
     """PyTorch names of the step's tensors; all names of a tied tensor lead to the first of them."""
 
     def __init__(self, module: StepModule) -> None:
@@ -198,22 +198,28 @@ class _StateNames:
                 setattr(parent, attribute, shared)
 
 
-def _joint(captured: CapturedStep, names: _StateNames) -> Program:
+def joint_program(captured: CapturedStep, names: StateNames) -> Program:
+    """Forward and backward of a step by AOTAutograd.
+
+    Raises:
+        CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
+    """
     exported = captured.train.module(check_guards=False)
     _constants_as_buffers(exported)
     names.tie(exported)
     count = captured.step.accumulate
     inputs = micro_batches(captured.step.inputs, count)[0]
-    symbols = names_of(captured.train, [captured.step.dynamic.get(n, {}) for n in inputs])
+    dynamic = captured.step.dynamic
     try:
         with ExitStack() as stack, plain_operators(), usercode.quiet_export():
-            values = symbolic_inputs(captured.train) if symbols else tuple(v.detach() for v in inputs.values())
+            values = symbolic_inputs(captured.train) if dynamic else tuple(v.detach() for v in inputs.values())
             joint = aot_export_joint_with_descriptors(stack, exported, values).graph_module
     except Exception as error:
         raise usercode.capture_error(error, exported) from error
     constants = {**dict(exported.named_buffers()), **dict(exported.named_parameters())}
     arguments: list[Value] = []
     examples: list[torch.Tensor] = []
+    given: list[torch.Tensor] = []
     for node in [n for n in joint.graph.nodes if n.op == "placeholder"]:
         match node.meta["desc"]:
             case ParamAOTInput(target=path) | BufferAOTInput(target=path):
@@ -221,6 +227,7 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Program:
                 arguments.append(Value("state", name))
                 examples.append(names.state[name].initial)
             case PlainAOTInput(idx=index):
+                given.append(node.meta["val"])
                 arguments.append(Value("input", list(inputs)[index]))
                 examples.append(list(inputs.values())[index])
             case TangentAOTInput():
@@ -231,6 +238,7 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Program:
     if not any(r.kind == "gradient" for r in results):
         raise CaptureError(_no_gradient(captured))
 
+    symbols = names_of(given, [dynamic.get(n, {}) for n in inputs])
     portable = _in_reals(joint, symbols)
     scaled = captured.step.scaler is not None
     if scaled:
@@ -238,12 +246,12 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Program:
         examples.append(torch.ones(()))
 
     def run(interpret: Interpret, *values: torch.Tensor) -> list[torch.Tensor]:
-        given, scale = (values[:-1], values[-1]) if scaled else (values, torch.ones((), dtype=tangent))
+        taken, scale = (values[:-1], values[-1]) if scaled else (values, torch.ones((), dtype=tangent))
         seed = scale / count if count > 1 else scale
-        outputs = interpret(portable, (*given, seed.to(tangent)))
+        outputs = interpret(portable, (*taken, seed.to(tangent)))
         return [outputs[i] for i in kept]
 
-    return Program(run, tuple(arguments), tuple(examples), tuple(results), symbols, captured.step.dynamic)
+    return Program(run, tuple(arguments), tuple(examples), tuple(results), symbols, dynamic)
 
 
 def _in_reals(graph: GraphModule, symbols: Names) -> GraphModule:
@@ -274,7 +282,7 @@ def _no_gradient(captured: CapturedStep) -> str:
     return f"{place}\n  no parameter gets a gradient. Is it computed under torch.no_grad(), or from detached tensors?"
 
 
-def _joint_results(joint: torch.fx.GraphModule, names: _StateNames) -> tuple[list[Value], list[int]]:
+def _joint_results(joint: torch.fx.GraphModule, names: StateNames) -> tuple[list[Value], list[int]]:
     output = next(n for n in reversed(joint.graph.nodes) if n.op == "output")
     results: list[Value] = []
     kept: list[int] = []
@@ -327,12 +335,12 @@ def _composite(table: CustomDecompTable) -> CustomDecompTable:
 
 
 def _inference(
-    program: ExportedProgram, names: _StateNames, step: TrainStep, inputs: tuple[str, ...], outputs: tuple[str, ...]
+    program: ExportedProgram, names: StateNames, step: TrainStep, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> Program:
-    symbols = names_of(program, [step.dynamic.get(n, {}) for n in inputs])
     with plain_operators(), usercode.quiet_export():
         table = _without_ours(default_decompositions())
-        program = program.run_decompositions(_composite(table) if symbols else table)
+        program = program.run_decompositions(_composite(table) if step.dynamic else table)
+    symbols = names_of(symbolic_inputs(program), [step.dynamic.get(n, {}) for n in inputs])
     arguments: list[Value] = []
     examples: list[torch.Tensor] = []
     remaining = list(inputs)

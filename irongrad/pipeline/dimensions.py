@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import sympy
 import torch
-from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from irongrad.padding.sizes import symbol
@@ -15,39 +15,57 @@ from irongrad.runtime.errors import CaptureError
 Names = Mapping[sympy.Symbol, sympy.Expr]
 
 
-def symbolic(
-    module: nn.Module, dynamic: Sequence[Mapping[int, str]]
-) -> dict[str, tuple[dict[int, object], ...]] | None:
+def symbolic(dynamic: Sequence[Mapping[int, str]]) -> dict[str, tuple[dict[int, object], ...]] | None:
     """The `dynamic_shapes` of torch.export for a module of positional arguments `*values`."""
     return {"values": tuple(dict.fromkeys(dims, Dim.DYNAMIC) for dims in dynamic)} if dynamic else None
 
 
-def names_of(program: ExportedProgram, dynamic: Sequence[Mapping[int, str]]) -> Names:
-    """What each symbol of `program` is, as an expression of dimensions.
+def names_of(inputs: Sequence[torch.Tensor], dynamic: Sequence[Mapping[int, str]]) -> Names:
+    """What each symbol in the sizes of `inputs` is, as an expression of dimensions.
 
-    Where the program needs a multiple of a number, torch.export says so by a symbol of a whole part.
+    Args:
+        inputs: fake tensors of a graph that has been traced to its end; a size may become fixed at any operator.
+        dynamic: names of dimensions of each.
 
     Raises:
-        CaptureError: a dimension that has a fixed size, or is none of the above.
+        CaptureError: a dimension whose size is fixed, a multiple of a number, or that of another dimension.
     """
     names: dict[sympy.Symbol, sympy.Expr] = {}
-    for value, dims in zip(symbolic_inputs(program), dynamic, strict=True):
+    for value, dims in zip(inputs, dynamic, strict=True):
         for d, name in dims.items():
             size = value.shape[d]
-            if not isinstance(size, torch.SymInt):
-                raise CaptureError(
-                    f"dimension {name!r} is in dynamic, but the model or the loss works for the size {size} alone: a "
-                    "size of 1 that broadcasts, a Python number in a shape, a parameter of that size, or a decision "
-                    "(if, for) on it. Use x.shape[...] where the size is meant, or leave the dimension out of dynamic"
-                )
-            expression = sympy.sympify(size.node.expr)
+            expression = sympy.sympify(size.node.expr) if isinstance(size, torch.SymInt) else size
+            if not isinstance(expression, sympy.Expr) or expression.is_Integer:
+                raise CaptureError(fixed([name]))
             if not expression.is_Symbol:
                 raise CaptureError(
                     f"dimension {name!r} has to be {expression} for this model, which buckets do not take yet. Pad it "
                     "in the data, or leave it out of dynamic"
                 )
-            names[expression] = symbol(name)
+            other = names.setdefault(expression, symbol(name))
+            if other != symbol(name):
+                raise CaptureError(
+                    f"dimensions {str(other)!r} and {name!r} have to be equal for this model or loss: give them one "
+                    "name, or leave one of them out of dynamic"
+                )
     return names
+
+
+def fixed(names: Sequence[str]) -> str:
+    """What is said of dimensions that are in `dynamic`, where the graph has them as numbers."""
+    listed = ", ".join(repr(n) for n in names)
+    return (
+        f"the size of {listed} is in dynamic, but the model or the loss works for that of the example alone: a size "
+        "of 1 that broadcasts, a Python number in a shape, a parameter of that size, a decision (if, for, int()) on "
+        "it, or an operator that PyTorch traces for fixed sizes only. Use x.shape[...] where the size is meant, or "
+        f"leave {listed} out of dynamic and buckets"
+    )
+
+
+def specialised(message: str, dynamic: Sequence[Mapping[int, str]]) -> list[str]:
+    """Names of the dimensions that an error of torch.export calls specialised."""
+    found = re.findall(r"marked L\['values'\]\[(\d+)\]\.size\(\)\[(\d+)\] as dynamic", message)
+    return sorted({dynamic[int(i)][int(d)] for i, d in found})
 
 
 def symbolic_inputs(program: ExportedProgram) -> tuple[torch.Tensor, ...]:

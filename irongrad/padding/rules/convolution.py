@@ -37,6 +37,7 @@ def _convolution_backward(call: Call) -> list[Padded | None]:
     """Both are zero in their padding: the gradient of the weight is a sum over all of it."""
     if call["input"].padded(1):
         raise NoRule("sums over a padded dimension of channels")
+    call.like("grad_output", (call["input"].layout[0], *call["grad_output"].layout[1:]))
     results = call.run(**call.zeros("grad_output", "input"))
     weight = call["weight"].layout
     layouts = (call["input"].layout, weight, weight[1:2] if call["transposed"] else weight[:1])

@@ -21,6 +21,8 @@ from irongrad.padding.registry import Call, aten, rule
     aten.new_ones.default,
     aten.new_full.default,
     aten.new_empty.default,
+    aten.new_empty_strided.default,
+    aten.empty_strided.default,
 )
 def _constant(call: Call) -> Padded:
     layout = layout_of(call["size"], uniform=True)

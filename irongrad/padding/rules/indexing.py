@@ -35,7 +35,7 @@ def _embedding_backward(call: Call) -> Padded:
     if call["scale_grad_by_freq"]:
         raise NoRule("with scale_grad_by_freq=True counts how often each index occurs, which has no padding rule")
     rows = call["indices"]
-    gradient = call["grad_output"]
+    gradient = call.like("grad_output", (*rows.layout, *call["grad_output"].layout[rows.ndim :]))
     filled = call.padding.fill(gradient, 0, list(range(rows.ndim)))
     result = call.run(grad_output=filled, indices=call.padding.fill(rows, 0))
     return Padded(result, (dim_of(result.shape[0]), *gradient.layout[rows.ndim :]))
@@ -76,6 +76,8 @@ def _scatter(call: Call) -> Padded:
     d = call["dim"] % value.ndim
     _check_beside(value, index, d)
     extent = value.tensor.shape[d]
+    if isinstance(call.arguments.get("src"), Padded):
+        call.like("src", index.layout)
     rows = _located(call.padding, value.layout[d], call.padding.fill(index, 0))
     valid = call.padding.valid(index)
     target = value.tensor
@@ -92,7 +94,7 @@ def _index_add(call: Call) -> Padded:
     d = call["dim"] % value.ndim
     rows = _located(call.padding, value.layout[d], call.padding.fill(index, 0))
     shared = index.layout if index.ndim else (dim_of(1),)
-    aligned = Padded(source.tensor, (*source.layout[:d], *shared, *source.layout[d + 1 :]))
+    aligned = call.like("source", (*source.layout[:d], *shared, *source.layout[d + 1 :]))
     return Padded(call.run(index=rows, source=call.padding.fill(aligned, 0, d)), tuple(map(solid, value.layout)))
 
 
@@ -127,11 +129,20 @@ def _index(call: Call) -> Padded:
     return Padded(call.run(indices=rows), _beside(value, chosen, used)[0])
 
 
+def _align_values(call: Call, chosen: Layout) -> None:
+    """Give the values that are written the padding of their indices."""
+    values, used = call["values"], [d for d, index in enumerate(call["indices"]) if index is not None]
+    layout, at = _beside(call["self"], chosen, used)
+    if values.ndim == len(layout):
+        call.like("values", (*values.layout[:at], *chosen, *values.layout[at + len(chosen) :]))
+
+
 @rule(aten.index_put.default, aten._unsafe_index_put.default)
 def _index_put(call: Call) -> Padded:
     """Padding is written to one more row, which is cut off again."""
     value = call["self"]
     rows, chosen, used = _tensors(call, value)
+    _align_values(call, chosen)
     first, extent = used[0], value.tensor.shape[used[0]]
     valid = call.padding.valid(Padded(torch.zeros([call.padding.extent(d) for d in chosen]), chosen))
     target = value.tensor

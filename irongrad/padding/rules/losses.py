@@ -8,22 +8,26 @@ from torch import Tensor
 
 from irongrad.padding.layout import solid
 from irongrad.padding.padded import Padded
-from irongrad.padding.registry import Call, NoRule, aten, rule
+from irongrad.padding.registry import Call, aten, rule
 from irongrad.padding.rules.reductions import wide
 
 # `reduction`, as the operators number it (torch/nn/_reduction.py).
 _NONE, _MEAN, _SUM = 0, 1, 2
 
 
-def _check_classes(call: Call) -> None:
-    if call["self"].padded(1 if call["self"].ndim > 1 else 0):
-        raise NoRule("chooses among classes of which some are padding")
+def _align(call: Call) -> None:
+    """Give the targets, and gradients for each of them, the padding of the scores beside the classes."""
+    scores = call["self"].layout
+    each = (*scores[:-1][:1], *scores[2:])
+    call.like("target", each)
+    if "grad_output" in call.arguments and call["grad_output"].ndim:
+        call.like("grad_output", each)
 
 
 @rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _nll(call: Call) -> list[Padded]:
     """Padding has the class that is ignored."""
-    _check_classes(call)
+    _align(call)
     target = call["target"]
     filled = call.padding.fill(target, call["ignore_index"])
     loss, weight = call.run(self=call.padding.fill(call["self"], 0), target=filled)
@@ -32,7 +36,7 @@ def _nll(call: Call) -> list[Padded]:
 
 @rule(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def _nll_backward(call: Call) -> Padded:
-    _check_classes(call)
+    _align(call)
     filled = call.padding.fill(call["target"], call["ignore_index"])
     return Padded(call.run(**call.zeros("self", "grad_output"), target=filled), tuple(map(solid, call["self"].layout)))
 
@@ -41,6 +45,7 @@ _OPERANDS = ("self", "target", "weight", "pos_weight")
 
 
 def _operands(call: Call) -> list[Padded]:
+    call.aligned(*(n for n in _OPERANDS if isinstance(call.arguments.get(n), Padded)))
     return [call[n] for n in _OPERANDS if isinstance(call.arguments.get(n), Padded)]
 
 
@@ -57,8 +62,9 @@ def _zeros(call: Call) -> dict[str, Any]:
     aten.binary_cross_entropy_with_logits.default,
 )
 def _elementwise(call: Call) -> Padded:
+    layout = tuple(map(solid, call.broadcast(*_operands(call))))
     losses: Tensor = call.run(**_zeros(call), reduction=_NONE)
-    each = Padded(losses, tuple(map(solid, call.broadcast(*_operands(call)))))
+    each = Padded(losses, layout)
     if call["reduction"] == _NONE:
         return each
     total: Any = wide(call.padding.fill(each, 0)).sum()
@@ -76,6 +82,8 @@ def _elementwise(call: Call) -> Padded:
 )
 def _elementwise_backward(call: Call) -> Padded:
     layout = tuple(map(solid, call.broadcast(*_operands(call))))
+    if call["grad_output"].ndim:
+        call.like("grad_output", layout)
     gradient = call["grad_output"].tensor
     filled = _zeros(call)
     if call["reduction"] == _MEAN:

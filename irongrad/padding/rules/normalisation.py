@@ -93,7 +93,8 @@ def _batch_norm(call: Call) -> list[Padded]:
 
 @rule(aten.native_batch_norm_backward.default)
 def _batch_norm_backward(call: Call) -> list[Padded | None]:
-    x, dy = call["input"], call["grad_out"]
+    x = call["input"]
+    dy = call.like("grad_out", x.layout)
     layouts = (_solid(x), x.layout[1:2], x.layout[1:2])
     if not call["train"]:
         return _masked(call, call.run(**call.zeros("grad_out", "input")), layouts)
@@ -130,7 +131,8 @@ def _layer_norm(call: Call) -> list[Padded]:
 
 @rule(aten.native_layer_norm_backward.default)
 def _layer_norm_backward(call: Call) -> list[Padded | None]:
-    x, dy = call["input"], call["grad_out"]
+    x = call["input"]
+    dy = call.like("grad_out", x.layout)
     dims = list(range(x.ndim - len(call["normalized_shape"]), x.ndim))
     inner = x.layout[dims[0] :]
     layouts = (_solid(x), inner, inner)
@@ -172,7 +174,8 @@ def _group_norm(call: Call) -> list[Padded]:
 
 @rule(aten.native_group_norm_backward.default)
 def _group_norm_backward(call: Call) -> list[Padded | None]:
-    x, dy = call["input"], call["grad_out"]
+    x = call["input"]
+    dy = call.like("grad_out", x.layout)
     channels = x.layout[1:2]
     layouts = (_solid(x), channels, channels)
     if not x.padded(list(range(2, x.ndim))):

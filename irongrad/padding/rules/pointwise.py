@@ -34,7 +34,6 @@ _UNTAGGED = frozenset(
         aten.hardtanh_backward.default,
         aten.elu_backward.default,
         aten._prelu_kernel.default,
-        aten._prelu_kernel_backward.default,
         aten.hardshrink_backward.default,
         aten.softshrink_backward.default,
         aten.leaky_relu_backward.default,
@@ -42,6 +41,9 @@ _UNTAGGED = frozenset(
         aten.hardswish_backward.default,
         aten.rrelu_with_noise_backward.default,
         aten.bucketize.Tensor,
+        aten.hardswish.default,
+        aten.isinf.default,
+        aten.log_sigmoid.default,
     }
 )
 
@@ -53,8 +55,9 @@ def is_pointwise(operator: OpOverload) -> bool:
 
 def pointwise(call: Call) -> Padded:
     """The operator itself; a number that is computed from sizes is a tensor of rank 0 there."""
-    tensors = [v for v in call.arguments.values() if isinstance(v, Padded)]
-    layout = call.broadcast(*tensors)
+    names = [n for n, v in call.arguments.items() if isinstance(v, Padded)]
+    call.aligned(*names)
+    layout = call.broadcast(*(call[n] for n in names))
     numbers = {n: call.padding.sizes.true(v) for n, v in call.arguments.items() if isinstance(v, sympy.Basic)}
     if not numbers:
         return Padded(call.run(), layout)
@@ -79,6 +82,13 @@ def _log_sigmoid(call: Call) -> list[Padded]:
     result, buffer = call.run()
     layout = call["self"].layout
     return [Padded(result, layout), Padded(buffer, layout) if buffer.ndim == len(layout) else Padded(buffer, ())]
+
+
+@rule(aten._prelu_kernel_backward.default)
+def _prelu_backward(call: Call) -> list[Padded]:
+    call.aligned("grad_output", "self", "weight")
+    layout = call.broadcast(call["grad_output"], call["self"], call["weight"])
+    return [Padded(r, layout) for r in call.run()]
 
 
 @rule(aten.glu.default, aten.glu_backward.default)

@@ -45,6 +45,7 @@ def _max_pool(call: Call) -> list[Padded]:
 @rule(aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)
 def _max_pool_backward(call: Call) -> Padded:
     value, dims = call["self"], _windows(call)
+    call.like("grad_output", (*value.layout[: dims[0]], *call["grad_output"].layout[dims[0] :]))
     indices = _renumbered(call, call.padding.fill(call["indices"], 0), dims, to_bucket=True)
     return Padded(call.run(**call.zeros("grad_output"), indices=indices), tuple(map(solid, value.layout)))
 
@@ -81,6 +82,7 @@ def _avg_pool(call: Call) -> Padded:
 def _avg_pool_backward(call: Call) -> Padded:
     value, dims = call["self"], _windows(call)
     layout = tuple(map(solid, value.layout))
+    call.like("grad_output", (*value.layout[: dims[0]], *call["grad_output"].layout[dims[0] :]))
     gradient = call.padding.fill(call["grad_output"], 0)
     if not value.padded(dims) or _has_fixed_divisor(call):
         return Padded(call.run(grad_output=gradient), layout)
@@ -108,15 +110,20 @@ def _counts(call: Call, dims: list[int], windows: tuple[Dim, ...]) -> Tensor:
     return counts
 
 
-def _adaptive_weights(call: Call, dim: Dim, count: int, dtype: torch.dtype) -> Tensor:
-    """The mean of each of `count` parts of a dimension as a matrix (PyTorch, AdaptiveAveragePooling.cpp)."""
+def _parts(call: Call, dim: Dim, count: int) -> Tensor:
+    """Which elements of a dimension are in each of `count` parts of it (PyTorch, AdaptivePooling.h)."""
     if len(dim) > 1:
-        raise NoRule("takes means along a dimension whose padding lies between true elements")
+        raise NoRule("cuts a dimension whose padding lies between true elements")
     size: Any = call.padding.sizes.true(size_of(dim))
     part = torch.arange(count).unsqueeze(1)
-    start, end = part * size // count, ((part + 1) * size + count - 1) // count
     place = torch.arange(call.padding.extent(dim))
-    return ((place >= start) & (place < end)).to(dtype) / (end - start)
+    return (place >= part * size // count) & (place < ((part + 1) * size + count - 1) // count)
+
+
+def _adaptive_weights(call: Call, dim: Dim, count: int, dtype: torch.dtype) -> Tensor:
+    """The mean of each of `count` parts of a dimension as a matrix."""
+    inside = _parts(call, dim, count)
+    return inside.to(dtype) / inside.sum(1, keepdim=True)
 
 
 def _along(tensor: Tensor, d: int, matrix: Tensor) -> Tensor:
@@ -154,3 +161,30 @@ def _adaptive_pool_backward(call: Call) -> Padded:
         count = gradient.tensor.shape[d]
         result = _along(result, d, _adaptive_weights(call, value.layout[d], count, result.dtype).t())
     return Padded(result, layout)
+
+
+@rule(aten.adaptive_max_pool2d.default)
+def _adaptive_max_pool(call: Call) -> list[Padded]:
+    """The largest element of each part, and its number; an image for every part."""
+    value, sizes = call["self"], call["output_size"]
+    dims = [value.ndim - 2, value.ndim - 1]
+    if any(isinstance(s, sympy.Basic) for s in sizes):
+        raise NoRule("makes as many maxima as a named dimension says")
+    layout = (*map(solid, value.layout[:-2]), *map(dim_of, sizes))
+    if not value.padded(dims):
+        return [Padded(r, layout) for r in call.run()]
+    rows, columns = (_parts(call, value.layout[d], n) for d, n in zip(dims, sizes, strict=True))
+    inside = rows[:, None, :, None] & columns[None, :, None, :]
+    parts = torch.where(inside, value.tensor[..., None, None, :, :], float("-inf"))
+    result, indices = parts.flatten(-2).max(-1)
+    return [Padded(result, layout), Padded(_renumbered(call, indices, dims, to_bucket=False), layout)]
+
+
+@rule(aten.adaptive_max_pool2d_backward.default)
+def _adaptive_max_pool_backward(call: Call) -> Padded:
+    value = call["self"]
+    dims = [value.ndim - 2, value.ndim - 1]
+    indices = _renumbered(call, call.padding.fill(call["indices"], 0), dims, to_bucket=True).flatten(-2)
+    gradient = call.like("grad_output", (*value.layout[:-2], *call["grad_output"].layout[-2:])).tensor.flatten(-2)
+    flat = torch.zeros_like(value.tensor).flatten(-2)
+    return Padded(flat.scatter_add(-1, indices, gradient).reshape(value.tensor.shape), tuple(map(solid, value.layout)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from irongrad.padding.layout import Dim, solid, unified
+from irongrad.padding.layout import Dim, broadcast, solid, unified
 from irongrad.padding.padded import Padded
 from irongrad.padding.registry import Call, NoRule, aten, rule
 
@@ -13,7 +13,8 @@ def _contracted(call: Call, a: str, b: str) -> dict[str, object]:
     inner = max(y.ndim - 2, 0)
     same = unified(x.layout[-1], y.layout[inner])
     if same is None:
-        raise NoRule("sums over a dimension whose padding differs between its operands")
+        same = solid(x.layout[-1])
+        y = call.padding.aligned(y, inner, same)
     x = Padded(x.tensor, (*x.layout[:-1], same))
     y = Padded(y.tensor, (*y.layout[:inner], same, *y.layout[inner + 1 :]))
     return {a: call.padding.fill(x, 0, -1), b: call.padding.fill(y, 0, inner)}
@@ -52,3 +53,27 @@ def _addmm(call: Call) -> Padded:
 @rule(aten.baddbmm.default)
 def _baddbmm(call: Call) -> Padded:
     return Padded(call.run(**_contracted(call, "batch1", "batch2")), _product(call, "batch1", "batch2"))
+
+
+def _features(call: Call) -> None:
+    if call["x1"].padded(-1):
+        raise NoRule("measures distances of vectors of which some elements are padding")
+
+
+@rule(aten._cdist_forward.default)
+def _distances(call: Call) -> Padded:
+    _features(call)
+    x, y = call["x1"], call["x2"]
+    batch = broadcast([x.layout[:-2], y.layout[:-2]])
+    if batch is None:
+        raise NoRule("measures distances in batches whose padding differs")
+    return Padded(call.run(**call.zeros("x1", "x2")), tuple(map(solid, (*batch, x.layout[-2], y.layout[-2]))))
+
+
+@rule(aten._cdist_backward.default)
+def _distances_backward(call: Call) -> Padded:
+    _features(call)
+    layout = (*call["x1"].layout[:-1], call["x2"].layout[-2])
+    call.like("grad", layout)
+    call.like("cdist", layout)
+    return Padded(call.run(**call.zeros("grad", "x1", "x2", "cdist")), tuple(map(solid, call["x1"].layout)))

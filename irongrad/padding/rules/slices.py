@@ -104,6 +104,20 @@ def _placed(call: Call, gradient: Padded, d: int, start: Any, step: int) -> Padd
     return Padded(torch.zeros(shape, dtype=filled.dtype).index_add(d, rows, filled), layout)
 
 
+@rule(aten.as_strided.default)
+def _as_strided(call: Call) -> Padded:
+    """The tensor itself, where that is all that the strides say, of dimensions of more than one element."""
+    value: Padded = call["self"]
+    stride: Any = 1
+    same = tuple(call.made[0] or ()) == tuple(size_of(dim) for dim in value.layout) and not call["storage_offset"]
+    for dim, given in reversed(list(zip(value.layout, call["stride"], strict=False))):
+        same = same and (size_of(dim) == 1 or given == stride)
+        stride = stride * size_of(dim)
+    if not same:
+        raise NoRule("reads memory as another shape, which has no padding rule")
+    return value
+
+
 @rule(aten.slice_backward.default)
 def _slice_backward(call: Call) -> Padded:
     gradient = call["grad_output"]

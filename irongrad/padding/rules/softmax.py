@@ -16,5 +16,6 @@ def _softmax(call: Call) -> Padded:
 
 @rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
 def _softmax_backward(call: Call) -> Padded:
+    call.like("grad_output", call["output"].layout)
     filled = {n: call.padding.fill(call[n], 0, call["dim"]) for n in ("grad_output", "output")}
     return Padded(call.run(**filled), tuple(map(solid, call.broadcast(call["grad_output"], call["output"]))))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from irongrad.padding.layout import Layout, dim_of, reshaped
+from irongrad.padding.layout import Layout, dim_of, joined, layout_of, reshaped
 from irongrad.padding.padded import Padded
-from irongrad.padding.registry import Call, NoRule, aten, rule
+from irongrad.padding.registry import Call, aten, rule
 
 
 @rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten._reshape_alias.default)
@@ -15,8 +15,15 @@ def _view(call: Call) -> Padded:
     sizes = call.made[0] or ()
     layout = reshaped(value.layout, sizes)
     if layout is None:
-        raise NoRule(f"to sizes {sizes} mixes true elements with padding")
+        return _gathered(call, value, layout_of(sizes))
     return Padded(value.tensor.reshape([call.padding.sizes.bucket(s) for s in sizes]), layout)
+
+
+def _gathered(call: Call, value: Padded, layout: Layout) -> Padded:
+    """A view in which true elements lie elsewhere among padding, as the first B * T of a dimension as (B, T)."""
+    whole = Padded(value.tensor.flatten(), (joined([axis for dim in value.layout for axis in dim]),))
+    places = call.padding.places(layout)
+    return Padded(call.padding.take(whole, 0, places.flatten()).reshape(places.shape), layout)
 
 
 @rule(aten.permute.default)

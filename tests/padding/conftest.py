@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import hypothesis
+import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from irongrad.pipeline.capture import StepModule, capture
-from irongrad.pipeline.differentiate import Programs, programs
+from irongrad.pipeline.capture import CapturedStep, StepModule, capture, export
+from irongrad.pipeline.differentiate import Programs, StateNames, joint_program, programs
 from irongrad.pipeline.graphs import Value
 from irongrad.pipeline.specialise import Program, padded_interpreter, padded_shape
 from irongrad.random import Draws
-from irongrad.step import TrainStep
+from irongrad.step import TrainStep, call_of
 
+BUCKET = {"B": 4, "T": 6, "U": 8}
 POISON = 1 << 40  # no index of anything
 
 
@@ -56,6 +61,8 @@ def check(case: Case, bucket: Mapping[str, int], inputs: Mapping[str, Tensor]) -
     assert set(joint) == set(expected)
     for value, tensor in joint.items():
         _same(tensor, expected[value], str(value))
+    if case.programs.eval is None:
+        return
     evaluated = _padded(case, case.programs.eval, bucket, true, inputs)
     _same(evaluated[Value("output", "loss")], _eager(step, inputs, training=False)[Value("output", "loss")], "eval")
     if case.programs.predict is not None:
@@ -108,4 +115,101 @@ def _predictions(step: TrainStep, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         return [t for t in tree_leaves(module.outputs(dict(inputs))) if isinstance(t, Tensor)]
 
 
-Loss = Callable[..., Tensor]
+class Weighted(nn.Module):
+    """`function` of the first input times a parameter, and of the other inputs."""
+
+    def __init__(self, function: Callable[..., Any], channels: int) -> None:
+        super().__init__()
+        self.function = function
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, channels))
+
+    def forward(self, x: Tensor, *others: Tensor) -> list[Tensor]:
+        made = self.function(x * self.scale, *others)
+        return [self.scale, *(made if isinstance(made, list | tuple) else (made,))]
+
+
+def placed(outputs: list[Tensor]) -> Tensor:
+    """A number that depends on every element and its place."""
+    total = torch.zeros((), dtype=torch.float64)
+    for number, output in enumerate(outputs):
+        weighted = output.double()
+        for d in range(output.ndim):
+            shape = [-1 if i == d else 1 for i in range(output.ndim)]
+            weighted = weighted * torch.cos(torch.arange(output.shape[d]) * 0.7 + number + d).reshape(shape)
+        total = total + weighted.sum()
+    return total
+
+
+def function_case(function: Callable[..., Any], sizes: str, *others: tuple[str, int]) -> Case:
+    """Capture `function` of a float input with dimensions `sizes`, B and T of them dynamic, and of integer inputs.
+
+    Args:
+        function: takes tensors and returns one or several.
+        sizes: names of the first input's dimensions, each a letter.
+        others: sizes and upper limit of each integer input.
+    """
+    inputs = example(sizes, others, BUCKET)
+    dynamic = {
+        n: {d: dim for d, dim in enumerate(given) if dim in "BTU"}
+        for n, given in zip(inputs, [sizes, *(o[0] for o in others)], strict=True)
+    }
+    channels = inputs["x"].shape[-1] if sizes[-1] not in "BTU" else 1
+    model = Weighted(function, channels).double()
+    names = sorted({d for dims in dynamic.values() for d in dims.values()})
+    step = TrainStep(
+        model,
+        placed,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        inputs,
+        model_inputs=list(inputs),
+        dynamic=dynamic,
+        buckets=[{d: BUCKET[d] for d in names}],
+    )
+    module = StepModule(step)
+    train = export(module, tuple(inputs.values()), [dynamic[n] for n in inputs])
+    state = StateNames(module)
+    joint = joint_program(CapturedStep(step, call_of(step), train, train, None, (), ()), state)
+    return Case(step, Programs(state.state, joint, None, None))
+
+
+def example(sizes: str, others: tuple[tuple[str, int], ...], at: Mapping[str, int]) -> dict[str, Tensor]:
+    """Random inputs of these sizes."""
+    generator = torch.Generator().manual_seed(sum(at.values()))
+    size = {"C": 6, "S": 4, **at}
+    inputs = {"x": torch.randn([size[d] for d in sizes], generator=generator, dtype=torch.float64)}
+    for number, (dims, limit) in enumerate(others):
+        inputs[f"i{number}"] = torch.randint(0, limit, [size[d] for d in dims], generator=generator)
+    return inputs
+
+
+SIZES = st.fixed_dictionaries({"B": st.integers(1, 4), "T": st.integers(3, 6), "U": st.integers(3, 8)})
+
+
+def _holds(function: Callable[..., Any], sizes: str, *others: tuple[str, int]) -> None:
+    made = function_case(function, sizes, *others)
+
+    @settings(max_examples=4, deadline=None, derandomize=True, database=None)
+    @given(at=SIZES)
+    @hypothesis.example(at=BUCKET)
+    def run(at: Mapping[str, int]) -> None:
+        check(made, made.step.bucket_list[0], example(sizes, others, at))
+
+    run()
+
+
+@pytest.fixture
+def holds() -> Callable[..., None]:
+    """Checks, at random sizes, that a function (with the other arguments of `function_case`) is padded exactly."""
+    return _holds
+
+
+@pytest.fixture
+def step_holds() -> Callable[..., None]:
+    """Checks a whole step: `case` and then `check` for each of several inputs."""
+
+    def run(model: nn.Module, loss: Any, dynamic: Mapping[str, Any], inputs: Sequence[Mapping[str, Tensor]]) -> None:
+        made = case(model, loss, dynamic, **inputs[0])
+        for given_inputs in inputs:
+            check(made, made.step.bucket_list[0], given_inputs)
+
+    return run
