@@ -17,7 +17,7 @@ from irongrad.pipeline.cores import core, declaration
 from irongrad.pipeline.entries import entry_point
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.importer import ImportedStep
-from irongrad.pipeline.interface import Interface, chain_of
+from irongrad.pipeline.interface import Interface, chains_of
 from irongrad.pipeline.storage import Storage, symbol, tensor_type
 from irongrad.runtime.errors import InternalError
 
@@ -83,7 +83,7 @@ def _shell(graph: StepGraph, interface: Interface) -> Iterator[str]:
         yield from _accumulators(graph)
     for name, function in graph.functions.items():
         yield from declaration(name, function)
-    for chain in dict.fromkeys(chain_of(e.name, graph) for e in interface.entry_points):
+    for chain in dict.fromkeys(chain for e in interface.entry_points for chain in chains_of(e.name, graph)):
         if chain:
             yield from core(chain, graph)
     accumulated = graph if interface.accumulates else replace(graph, gradients=())

@@ -168,7 +168,9 @@ def _typed_results(function: Function) -> list[tuple[Value, str]]:
 def _given(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:
     """What a caller hands to the core of `chain`, with types; of inputs whole batches."""
     typed = [pair for name in chain for pair in _typed_arguments(graph.functions[name])]
-    given = {value: kind for value, kind in typed if value.kind in ("input", "hyper", "count")}
+    given = {value: kind for value, kind in typed if value.kind in ("input", "size", "hyper", "count")}
+    if graph.accumulate == 1:
+        return given
     return {v: tensor_type(graph.inputs[v.name]) if v.kind == "input" else kind for v, kind in given.items()}
 
 

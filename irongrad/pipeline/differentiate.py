@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ from irongrad.decompositions import is_ours
 from irongrad.pipeline import usercode
 from irongrad.pipeline.capture import MODEL_PREFIX, CapturedStep, StepModule, loss_node, plain_operators
 from irongrad.pipeline.complex import has_complex, in_reals, refuse_complex
-from irongrad.pipeline.dimensions import Names, names_of, symbolic_inputs
+from irongrad.pipeline.dimensions import Names, named_sizes, names_of, symbolic_inputs
 from irongrad.pipeline.drawing import random_state
 from irongrad.pipeline.graphs import Function, StateTensor, Value
 from irongrad.pipeline.scaling import SCALE_VALUE, loss_scale_of
@@ -54,6 +55,7 @@ class JointStep:
         predict: state and model inputs -> the model's outputs; None where there are none.
         specialised: those three for every bucket, the one with the fewest elements first; the three above are those of
             the last. Empty for a step of fixed sizes.
+        output_sizes: of each result of `predict`, as numbers and expressions of named dimensions.
     """
 
     captured: CapturedStep
@@ -62,6 +64,7 @@ class JointStep:
     eval: Function
     predict: Function | None
     specialised: tuple[Specialised, ...] = ()
+    output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,9 @@ def differentiate(captured: CapturedStep) -> JointStep:
         *random_state(functions, captured.step.seed),
         *(scale.state(len(captured.step.optimizers)) if scale is not None else ()),
     )
-    return JointStep(captured, state, *functions, specialised)
+    made_sizes = zip(made.predict.results, made.predict.sizes, strict=True) if made.predict is not None else ()
+    output_sizes = {r.name: sizes for r, sizes in made_sizes if r.kind == "output"}
+    return JointStep(captured, state, *functions, specialised, output_sizes)
 
 
 def name_of(path: str) -> str:
@@ -251,7 +256,8 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
         outputs = interpret(portable, (*taken, seed.to(tangent)))
         return [outputs[i] for i in kept]
 
-    return Program(run, tuple(arguments), tuple(examples), tuple(results), symbols, dynamic)
+    sizes = tuple(named_sizes(joint.graph.output_node().args[0][i].meta["val"], symbols) for i in kept)
+    return Program(run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic)
 
 
 def _in_reals(graph: GraphModule, symbols: Names) -> GraphModule:
@@ -371,4 +377,5 @@ def _inference(
     def run(interpret: Interpret, *values: torch.Tensor) -> Sequence[torch.Tensor]:
         return interpret(portable, values)
 
-    return Program(run, tuple(arguments), tuple(examples), tuple(results), symbols, step.dynamic)
+    sizes = tuple(named_sizes(n.meta["val"], symbols) for n in portable.graph.output_node().args[0])
+    return Program(run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, step.dynamic)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sympy
 import torch
@@ -66,6 +67,11 @@ def specialised(message: str, dynamic: Sequence[Mapping[int, str]]) -> list[str]
     """Names of the dimensions that an error of torch.export calls specialised."""
     found = re.findall(r"marked L\['values'\]\[(\d+)\]\.size\(\)\[(\d+)\] as dynamic", message)
     return sorted({dynamic[int(i)][int(d)] for i, d in found})
+
+
+def named_sizes(value: torch.Tensor, names: Names) -> tuple[Any, ...]:
+    """The sizes of a fake tensor: numbers, and expressions of named dimensions."""
+    return tuple(s.node.expr.xreplace(dict(names)) if isinstance(s, torch.SymInt) else s for s in value.shape)
 
 
 def symbolic_inputs(program: ExportedProgram) -> tuple[torch.Tensor, ...]:

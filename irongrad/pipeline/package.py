@@ -198,4 +198,5 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], direc
         files={n: file_spec(directory / n) for n in names},
         seed=module.graph.seed,
         precision=module.graph.precision,
+        buckets=tuple(dict(bucket) for bucket in module.graph.buckets),
     )

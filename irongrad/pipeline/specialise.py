@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -29,6 +30,7 @@ class Program:
         arguments: what each argument stands for.
         examples: a tensor like each argument.
         results: what each result stands for.
+        sizes: of each result; numbers, and expressions of named dimensions.
         names: the symbols in its graph, as expressions of named dimensions; empty for one of fixed sizes.
         dynamic: names of dimensions by the input's name and position.
     """
@@ -37,6 +39,7 @@ class Program:
     arguments: tuple[Value, ...]
     examples: tuple[torch.Tensor, ...]
     results: tuple[Value, ...]
+    sizes: tuple[tuple[Any, ...], ...]
     names: Names
     dynamic: Mapping[str, Mapping[int, str]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +96,8 @@ def _eager(step: TrainStep, inputs: Mapping[str, Tensor], *, training: bool) -> 
     module = copy.deepcopy(StepModule(step))
     module.train(training)
     before = {n: b.clone() for n, b in module.named_buffers()}
-    with Draws(3, 5):
+    with Draws(3, 5), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "var.*degrees of freedom")  # of one element, on both sides
         loss = module(*inputs.values())
         if training:
             loss.backward()
@@ -188,7 +190,7 @@ SIZES = st.fixed_dictionaries({"B": st.integers(1, 4), "T": st.integers(3, 6), "
 def _holds(function: Callable[..., Any], sizes: str, *others: tuple[str, int]) -> None:
     made = function_case(function, sizes, *others)
 
-    @settings(max_examples=4, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=3, deadline=None, derandomize=True, database=None)
     @given(at=SIZES)
     @hypothesis.example(at=BUCKET)
     def run(at: Mapping[str, int]) -> None:

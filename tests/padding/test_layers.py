@@ -82,7 +82,7 @@ FUNCTIONS: dict[str, Any] = {
     "instance norm": (lambda h: F.instance_norm(h.mT), "BTC"),
     "rms norm": (lambda h: (F.rms_norm(h, (6,)), F.rms_norm(h, h.shape[1:]), F.normalize(h, dim=1)), "BTC"),
     "activations": (lambda h: (F.glu(h), F.gelu(h), F.silu(h), F.softplus(h), F.logsigmoid(h)), "BTC"),
-    "more activations": (lambda h: (F.hardswish(h), F.elu(h), F.prelu(h, h[0, 0]), F.leaky_relu(h)), "BTC"),
+    "more activations": (lambda h: (F.hardswish(h), F.elu(h), F.prelu(h, h[0, 0, :1]), F.leaky_relu(h)), "BTC"),
     "lstm": (_Recurrent("LSTM"), "BTC"),
     "bidirectional lstm": (_Recurrent("LSTM", bidirectional=True), "BTC"),
     "gru": (_Recurrent("GRU"), "BTC"),

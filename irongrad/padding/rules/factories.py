@@ -49,3 +49,8 @@ def _arange(call: Call) -> Padded:
     dtype = call["dtype"] or exact or torch.get_default_dtype()
     steps = torch.arange(call.padding.sizes.bucket(size))
     return Padded((steps * step + start).to(dtype), layout_of([size]))
+
+
+@rule(aten.eye.default, aten.eye.m)
+def _eye(call: Call) -> Padded:
+    return Padded(call.run(), layout_of(call.made[0] or ()))
