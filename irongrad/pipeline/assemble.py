@@ -13,11 +13,11 @@ from io import BytesIO
 
 from iree.compiler import ir
 
-from irongrad.pipeline.cores import core, declaration
+from irongrad.pipeline.cores import core, declaration, part
 from irongrad.pipeline.entries import entry_point
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.importer import ImportedStep
-from irongrad.pipeline.interface import Interface, chains_of
+from irongrad.pipeline.interface import Interface, chain_of
 from irongrad.pipeline.storage import Storage, symbol, tensor_type
 from irongrad.runtime.errors import InternalError
 
@@ -83,13 +83,23 @@ def _shell(graph: StepGraph, interface: Interface) -> Iterator[str]:
         yield from _accumulators(graph)
     for name, function in graph.functions.items():
         yield from declaration(name, function)
-    for chain in dict.fromkeys(chain for e in interface.entry_points for chain in chains_of(e.name, graph)):
-        if chain:
+    chains = dict.fromkeys(chain_of(e.name, graph) for e in interface.entry_points)
+    for name in dict.fromkeys(name for chain in chains for name in _parts(chain, graph)):
+        yield from part(name, graph)
+    for chain in chains:
+        if chain and not list(_parts(chain, graph)):
             yield from core(chain, graph)
     accumulated = graph if interface.accumulates else replace(graph, gradients=())
     for entry in interface.entry_points:
         yield from entry_point(entry, accumulated)
     yield "}"
+
+
+def _parts(chain: tuple[str, ...], graph: StepGraph) -> list[str]:
+    """The forms of the first function of a chain, where it has one for every bucket."""
+    if not chain or all(a.kind != "size" for a in graph.functions[chain[0]].arguments):
+        return []
+    return [graph.in_bucket(chain[0], bucket) for bucket in graph.buckets]
 
 
 def _accumulators(graph: StepGraph) -> Iterator[str]:

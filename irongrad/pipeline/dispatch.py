@@ -1,7 +1,9 @@
 """Entry points of a step with buckets: guards on the named dimensions, and the smallest bucket that fits.
 
-Compiled code measures the inputs, refuses sizes that no bucket holds, pads the inputs, calls the functions of one
-bucket on them and on the true sizes, and cuts the results to their own sizes.
+Compiled code measures the inputs, refuses sizes that no bucket holds, pads the inputs, calls the function of one
+bucket on them and on the true sizes, and cuts its outputs to their own sizes. What comes after forward and backward,
+and every store, comes after the choice: it is compiled once, and IREE 3.13.0 loses the offset of a tensor in its
+buffer where two branches store it ("attempted to access an address outside of the valid buffer range").
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from irongrad.buckets import Bucket
-from irongrad.pipeline.cores import call, call_core, returned_by, spec_type, torch_dtype
+from irongrad.pipeline.cores import call, call_part, finish, spec_type, torch_dtype
 from irongrad.pipeline.dtypes import mlir_type
 from irongrad.pipeline.graphs import StepGraph, Value
 from irongrad.pipeline.indices import index_of
 from irongrad.pipeline.interface import chain_of
-from irongrad.pipeline.storage import quoted
+from irongrad.pipeline.storage import quoted, tensor_type
 from irongrad.runtime.manifest import EntryPoint, TensorSpec
 
 # A generator of lines that returns the SSA names of what they compute.
@@ -39,9 +41,23 @@ class _Dispatch:
     sizes: Mapping[str, str]
 
     @property
-    def kinds(self) -> str:
-        """The types of the results."""
-        return ", ".join(spec_type(s) for s in self.entry.outputs)
+    def outputs(self) -> dict[str, TensorSpec]:
+        """The outputs of the entry point by name."""
+        return {s.name: s for s in self.entry.outputs}
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """The functions that it runs; the first has a form for every bucket."""
+        return chain_of(self.entry.name, self.graph)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The types of the results of that first function, outputs cut to their own sizes."""
+        function = self.graph.functions[self.chain[0]]
+        return [
+            spec_type(self.outputs[value.name]) if value.kind == "output" else tensor_type(made)
+            for value, made in zip(function.results, function.results_like(), strict=True)
+        ]
 
 
 def run_in_bucket(entry: EntryPoint, graph: StepGraph, values: Mapping[Value, str]) -> Lines:
@@ -53,7 +69,10 @@ def run_in_bucket(entry: EntryPoint, graph: StepGraph, values: Mapping[Value, st
     for number, bucket in enumerate(buckets):
         yield from _fits(f"%fits{number}", bucket, sizes)
     yield from _refusals(entry, buckets, sizes)
-    return (yield from _choice(dispatch, 0))
+    names = yield from _choice(dispatch, 0)
+    done = dict(zip(graph.functions[dispatch.chain[0]].results, names, strict=True))
+    yield from finish(dispatch.chain, graph, dict(values), done)
+    return [done[Value("output", s.name)] for s in entry.outputs]
 
 
 def _named(entry: EntryPoint) -> Iterator[tuple[int, int, str]]:
@@ -115,8 +134,8 @@ def _choice(dispatch: _Dispatch, number: int) -> Lines:
     """Run bucket `number` where it fits, and else one of those after it."""
     if number == len(dispatch.graph.buckets) - 1:
         return (yield from _bucket(dispatch, number))
-    results = len(dispatch.entry.outputs)
-    yield f"%out{number}:{results} = scf.if %fits{number} -> ({dispatch.kinds}) {{"
+    results = len(dispatch.kinds)
+    yield f"%out{number}:{results} = scf.if %fits{number} -> ({', '.join(dispatch.kinds)}) {{"
     yield from _region(dispatch, _bucket(dispatch, number))
     yield "} else {"
     yield from _region(dispatch, _choice(dispatch, number + 1))
@@ -131,32 +150,43 @@ def _region(dispatch: _Dispatch, lines: Lines) -> Iterator[str]:
         names.extend((yield from lines))
 
     yield from (f"  {line}" for line in body())
-    yield f"  scf.yield {', '.join(names)} : {dispatch.kinds}"
+    yield f"  scf.yield {', '.join(names)} : {', '.join(dispatch.kinds)}"
 
 
 def _bucket(dispatch: _Dispatch, number: int) -> Lines:
-    """Pad the inputs, check their values, call the core of a bucket, and cut its results."""
+    """Pad the inputs, check their values, call the function of a bucket, and cut its outputs."""
     graph, bucket = dispatch.graph, dispatch.graph.buckets[number]
-    chain = tuple(graph.in_bucket(n, bucket) for n in chain_of(dispatch.entry.name, graph))
-    values = dict(dispatch.values)
+    name = graph.in_bucket(dispatch.chain[0], bucket)
+    values: dict[Value, str] = {}
     for i, spec in enumerate(dispatch.entry.inputs):
-        name = values[Value("input", spec.name)] = f"%in{i}.{number}"
-        yield from _padded(name, f"%arg{i}", spec, bucket, dispatch.sizes)
+        values[Value("input", spec.name)] = f"%in{i}.{number}"
+        yield from _padded(f"%in{i}.{number}", f"%arg{i}", spec, bucket, dispatch.sizes)
     for dim in bucket:
-        name = values[Value("size", dim)] = f"%true.{dim}.{number}"
-        yield from _true_size(name, dispatch.sizes.get(dim))
-    check = graph.functions.get(f"check.{chain[0]}")
-    if check is not None:
-        yield from call(f"graph.check.{chain[0]}", check, values, f"%ok.{number}")
-        for i, result in enumerate(check.results):
-            yield f"%ok.{number}.{i} = tensor.extract %ok.{number}#{i}[] : tensor<i1>"
-            yield f'cf.assert %ok.{number}.{i}, "{quoted(result.name)}"'
-    yield from call_core(chain, graph, values, f"%core.{number}")
+        values[Value("size", dim)] = f"%true.{dim}.{number}"
+        yield from _true_size(f"%true.{dim}.{number}", dispatch.sizes.get(dim))
+    yield from _checked(graph, name, values, f"%ok.{number}")
+    yield from call_part(name, graph, values, f"%part.{number}")
+    function = graph.functions[name]
     names = []
-    for i, (spec, kind) in enumerate(zip(dispatch.entry.outputs, returned_by(chain, graph).values(), strict=True)):
-        sizes = graph.output_sizes.get(spec.name, spec.shape)
-        names.append((yield from _cut(f"%core.{number}#{i}", f"%cut{i}.{number}", kind, spec, sizes, dispatch.sizes)))
+    for i, (value, made) in enumerate(zip(function.results, function.results_like(), strict=True)):
+        result = f"%part.{number}#{i}"
+        if value.kind == "output":
+            spec = dispatch.outputs[value.name]
+            sizes = graph.output_sizes.get(spec.name, spec.shape)
+            result = yield from _cut(result, f"%cut{i}.{number}", tensor_type(made), spec, sizes, dispatch.sizes)
+        names.append(result)
     return names
+
+
+def _checked(graph: StepGraph, name: str, values: dict[Value, str], result: str) -> Iterator[str]:
+    """Refuse values that are outside the range of an input."""
+    check = graph.functions.get(f"check.{name}")
+    if check is None:
+        return
+    yield from call(f"graph.check.{name}", check, values, result)
+    for i, limit in enumerate(check.results):
+        yield f"{result}.{i} = tensor.extract {result}#{i}[] : tensor<i1>"
+        yield f'cf.assert {result}.{i}, "{quoted(limit.name)}"'
 
 
 def _padded(result: str, value: str, spec: TensorSpec, bucket: Bucket, sizes: Mapping[str, str]) -> Iterator[str]:
