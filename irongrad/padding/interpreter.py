@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
 from irongrad.padding.layout import is_padded, layout_of, size_of
 from irongrad.padding.padded import Padded, Padding
-from irongrad.padding.registry import RULES, Call, NoRule
+from irongrad.padding.registry import Call, NoRule, rule_of
 from irongrad.padding.rules import load_rules
 from irongrad.padding.rules.pointwise import is_pointwise, pointwise
 from irongrad.padding.rules.random import random
@@ -94,8 +94,8 @@ class PaddedInterpreter(Portable):
             raise NoRule(f"is {what}, which has no padding rule")
         arguments = _bound(target, args, kwargs)
         call = Call(target, tree_map(_wrapped, arguments), self._padding, self._made(), self._run)
-        if target in RULES:
-            return RULES[target](call)
+        if (rule := rule_of(target)) is not None:
+            return rule(call)
         if is_random(target):
             return random(call)
         if is_pointwise(target):

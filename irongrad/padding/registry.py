@@ -97,6 +97,7 @@ Rule = Callable[[Call], Any]
 R = TypeVar("R", bound=Rule)
 
 RULES: dict[OpOverload, Rule] = {}
+_USER: dict[OpOverload, Rule] = {}
 
 
 def rule(*operators: OpOverload) -> Callable[[R], R]:
@@ -107,3 +108,31 @@ def rule(*operators: OpOverload) -> Callable[[R], R]:
         return function
 
     return register
+
+
+def register_padding_rule(operator: OpOverload) -> Callable[[R], R]:
+    """Say what an operator does to padding, so that a step with buckets may use it on padded dimensions.
+
+    The rule gets a `Call` and returns a `Padded` for each result. `call["name"]` is the argument called so in the
+    operator's schema: a tensor is a `Padded`, with its `layout` by dimension; `call.run(name=tensor)` runs the
+    operator on the bucket's tensors, some of them replaced; `call.padding.fill(value, 0)` is a tensor with zeros for
+    its padding. For an operator that sums over all but its first dimension, say::
+
+        @irongrad.register_padding_rule(torch.ops.mylib.row_sums.default)
+        def rule(call):
+            x = call["x"]
+            return Padded(call.run(x=call.padding.fill(x, 0)), x.layout[:1])
+
+    A later registration replaces an earlier one, and a rule of IronGrad's own.
+    """
+
+    def register(function: R) -> R:
+        _USER[operator] = function
+        return function
+
+    return register
+
+
+def rule_of(operator: OpOverload) -> Rule | None:
+    """The rule of an operator, if it has one of its own."""
+    return _USER.get(operator) or RULES.get(operator)
