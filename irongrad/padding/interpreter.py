@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import Target
 from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
-from irongrad.padding.layout import is_padded, layout_of, size_of
+from irongrad.padding.layout import is_padded, layout_of, same_sizes, size_of
 from irongrad.padding.padded import Padded, Padding
 from irongrad.padding.registry import Call, NoRule, rule_of
 from irongrad.padding.rules import load_rules
@@ -161,8 +161,9 @@ class PaddedInterpreter(Portable):
             if result is None or made is None:
                 continue
             sizes = tuple(size_of(dim) for dim in result.layout)
-            right = len(sizes) == len(made) and all(sympy.expand(a - b) == 0 for a, b in zip(sizes, made, strict=True))
-            if not right or tuple(result.tensor.shape) != tuple(self._padding.sizes.bucket(s) for s in made):
+            if not same_sizes(sizes, made) or tuple(result.tensor.shape) != tuple(
+                self._padding.sizes.bucket(s) for s in made
+            ):
                 raise InternalError(
                     f"{line_of(self.node)}: the padding rule of {self.node.target} makes {sizes} as "
                     f"{tuple(result.tensor.shape)} where the graph has {made}"

@@ -80,8 +80,12 @@ def solid(dim: Dim) -> Dim:
 
 
 def unified(a: Dim, b: Dim) -> Dim | None:
-    """The dimension of what broadcasts `a` and `b` together; None where their padding differs."""
-    if a == b or size_of(b) == 1:
+    """The dimension of what broadcasts `a` and `b` together; None where their padding differs.
+
+    Two of one axis each have the same padding, as the program without padding broadcasts them: their sizes may be
+    spelled differently, such as (T + 1) // 2 and (T - 1) // 2 + 1.
+    """
+    if a == b or size_of(b) == 1 or (size_of(a) != 1 and len(a) == len(b) == 1 and not a[0].uniform):
         return a
     if size_of(a) == 1 or is_uniform(a):
         return b
@@ -128,6 +132,17 @@ def reshaped(layout: Layout, sizes: Sequence[Any]) -> Layout | None:
             left = sympy.Integer(1)
         result.insert(0, joined(taken))
     return tuple(result) if not axes else None
+
+
+def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes are the same, however they are spelled: at several sizes of the named dimensions."""
+    names = sorted({s for size in (*a, *b) for s in sympy.sympify(size).free_symbols}, key=str)
+    samples = [{name: sympy.Integer(n + 3 * i) for i, name in enumerate(names)} for n in (8, 9, 10, 11, 13)]
+    return len(a) == len(b) and all(
+        sympy.sympify(x).xreplace(sample) == sympy.sympify(y).xreplace(sample)
+        for sample in samples
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:

@@ -113,8 +113,11 @@ def _eager(step: TrainStep, inputs: Mapping[str, Tensor], *, training: bool) -> 
 
 def _predictions(step: TrainStep, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     module = copy.deepcopy(StepModule(step)).eval()
-    with torch.no_grad():
-        return [t for t in tree_leaves(module.outputs(dict(inputs))) if isinstance(t, Tensor)]
+    with torch.no_grad(), Draws(3, 5):
+        outputs: Any = module.outputs(dict(inputs))
+    if step.loss is None:
+        outputs = {n: t for n, t in outputs.items() if n != "loss"}
+    return [t for t in tree_leaves(outputs) if isinstance(t, Tensor)]
 
 
 class Weighted(nn.Module):

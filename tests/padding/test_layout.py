@@ -70,6 +70,7 @@ def test_what_is_equal_everywhere_takes_any_padding():
     assert unified(dim_of(B * T, uniform=True), merged) == merged
     assert unified(merged, dim_of(1)) == merged
     assert unified(dim_of(B * T), merged) is None
+    assert unified(dim_of((B - 1) / 2 + 1), dim_of((B + 1) / 2)) is not None
     assert broadcast([layout_of([B, 1]), layout_of([T])]) == layout_of([B, T])
     assert solid(dim_of(B, uniform=True)) == dim_of(B)
 
