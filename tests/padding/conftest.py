@@ -24,6 +24,7 @@ from irongrad.random import Draws
 from irongrad.step import TrainStep, call_of
 
 BUCKET = {"B": 4, "T": 6, "U": 8}
+WAVES = torch.cos(torch.arange(256.0).double() * 0.7 + torch.arange(5.0).double().unsqueeze(1)).unbind()
 POISON = 1 << 40  # no index of anything
 
 
@@ -97,7 +98,7 @@ def _eager(step: TrainStep, inputs: Mapping[str, Tensor], *, training: bool) -> 
     module.train(training)
     before = {n: b.clone() for n, b in module.named_buffers()}
     with Draws(3, 5), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "var.*degrees of freedom")  # of one element, on both sides
+        warnings.filterwarnings("ignore", "(var|std).*degrees of freedom")  # of one element, on both sides
         loss = module(*inputs.values())
         if training:
             loss.backward()
@@ -140,7 +141,7 @@ def placed(outputs: list[Tensor]) -> Tensor:
         weighted = output.double()
         for d in range(output.ndim):
             shape = [-1 if i == d else 1 for i in range(output.ndim)]
-            weighted = weighted * torch.cos(torch.arange(output.shape[d]) * 0.7 + number + d).reshape(shape)
+            weighted = weighted * WAVES[(number + d) % len(WAVES)][: output.shape[d]].reshape(shape)
         total = total + weighted.sum()
     return total
 
@@ -193,7 +194,7 @@ SIZES = st.fixed_dictionaries({"B": st.integers(1, 4), "T": st.integers(3, 6), "
 def _holds(function: Callable[..., Any], sizes: str, *others: tuple[str, int]) -> None:
     made = function_case(function, sizes, *others)
 
-    @settings(max_examples=3, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=2, deadline=None, derandomize=True, database=None)
     @given(at=SIZES)
     @hypothesis.example(at=BUCKET)
     def run(at: Mapping[str, int]) -> None:

@@ -53,7 +53,7 @@ def _next_token(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def test_sentences_of_a_batch(step_holds: Callable[..., None]):
-    sizes = ((4, 8), (3, 5), (1, 3), (2, 7))
+    sizes = ((4, 8), (3, 5), (1, 3))
     inputs = [{"x": torch.randint(0, 9, s), "y": torch.randint(0, 9, s)} for s in sizes]
     step_holds(_Language(), _next_token, SEQUENCES, inputs)
 
