@@ -157,6 +157,7 @@ class PaddedInterpreter(Portable):
     def _check(self, results: Any) -> None:
         """Refuse results of other sizes than those of the graph: a rule is wrong then."""
         given = results if isinstance(results, list | tuple) else [results]
+        self._padding.needs |= {s - 1 for made in self._made() for s in made or () if isinstance(s, sympy.Basic)}
         for result, made in zip(given, self._made(), strict=True):
             if result is None or made is None:
                 continue

@@ -49,11 +49,21 @@ class Padded:
 
 
 class Padding:
-    """The padding of one call."""
+    """The padding of one call.
+
+    Attributes:
+        sizes: of the bucket and of the call.
+        needs: what must not be negative at the sizes of any call, as expressions of named dimensions.
+    """
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
+        self.needs: set[Any] = set()
         self._masks: dict[Dim, Tensor] = {}
+
+    def need(self, dim: Dim, count: Any) -> None:
+        """Remember that a dimension must have `count` elements in the program without padding."""
+        self.needs.add(size_of(dim) - count)
 
     def extent(self, dim: Dim) -> int:
         """How many elements a dimension has in the bucket."""

@@ -30,7 +30,7 @@ from irongrad.decompositions import is_ours
 from irongrad.pipeline import usercode
 from irongrad.pipeline.capture import MODEL_PREFIX, CapturedStep, StepModule, loss_node, plain_operators
 from irongrad.pipeline.complex import has_complex, in_reals, refuse_complex
-from irongrad.pipeline.dimensions import Names, named_sizes, names_of, symbolic_inputs
+from irongrad.pipeline.dimensions import Names, guards_of, named_sizes, names_of, smallest_sizes, symbolic_inputs
 from irongrad.pipeline.drawing import random_state
 from irongrad.pipeline.graphs import Function, StateTensor, Value
 from irongrad.pipeline.scaling import SCALE_VALUE, loss_scale_of
@@ -56,6 +56,7 @@ class JointStep:
         specialised: those three for every bucket, the one with the fewest elements first; the three above are those of
             the last. Empty for a step of fixed sizes.
         output_sizes: of each result of `predict`, as numbers and expressions of named dimensions.
+        smallest: the smallest size of each named dimension that the step takes.
     """
 
     captured: CapturedStep
@@ -65,6 +66,7 @@ class JointStep:
     predict: Function | None
     specialised: tuple[Specialised, ...] = ()
     output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    smallest: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,15 +122,25 @@ def differentiate(captured: CapturedStep) -> JointStep:
     """
     made = programs(captured)
 
+    needs: set[Any] = set()
+
+    def traced(program: Program, bucket: Bucket | None) -> Function:
+        function, new = specialise(program, bucket)
+        needs.update(new)
+        return function
+
     def at(bucket: Bucket | None) -> tuple[Function, Function, Function | None]:
-        predict = specialise(made.predict, bucket) if made.predict is not None else None
+        predict = traced(made.predict, bucket) if made.predict is not None else None
         if predict is not None and captured.step.loss is None:
             predict = _without_unused_inputs(predict)
-        return specialise(made.joint, bucket), specialise(made.eval, bucket), predict
+        return traced(made.joint, bucket), traced(made.eval, bucket), predict
 
-    specialised = tuple(Specialised(bucket, *at(bucket)) for bucket in captured.step.bucket_list)
-    last = specialised[-1] if specialised else None
-    functions = (last.joint, last.eval, last.predict) if last is not None else at(None)
+    *others, largest = captured.step.bucket_list or (None,)
+    functions = at(largest)
+    smallest = _smallest_sizes(made, needs, captured.step.bucket_list)  # which is the same in every bucket
+    specialised = tuple(Specialised(bucket, *at(bucket)) for bucket in others if bucket is not None)
+    if largest is not None:
+        specialised += (Specialised(largest, *functions),)
     scale = loss_scale_of(captured.step)
     state = (
         *made.state.values(),
@@ -137,7 +149,26 @@ def differentiate(captured: CapturedStep) -> JointStep:
     )
     made_sizes = zip(made.predict.results, made.predict.sizes, strict=True) if made.predict is not None else ()
     output_sizes = {r.name: sizes for r, sizes in made_sizes if r.kind == "output"}
-    return JointStep(captured, state, *functions, specialised, output_sizes)
+    return JointStep(captured, state, *functions, specialised, output_sizes, smallest)
+
+
+def _smallest_sizes(made: Programs, needs: set[Any], buckets: Sequence[Bucket]) -> dict[str, int]:
+    """The smallest size of each named dimension that the step takes.
+
+    Raises:
+        CaptureError: a bucket that holds none, or sizes that cannot be said so.
+    """
+    limits = {name: max(bucket[name] for bucket in buckets) for bucket in buckets[:1] for name in bucket}
+    conditions = [need >= 0 for need in needs]
+    for program in (made.joint, made.eval, made.predict):
+        if program is not None:
+            conditions += [guard.xreplace(dict(program.names)) for guard in program.guards]
+    smallest = smallest_sizes(conditions, limits)
+    for bucket in buckets:
+        for name, size in bucket.items():
+            if size < smallest[name]:
+                raise CaptureError(f"bucket {dict(bucket)} holds no input: {name} must be at least {smallest[name]}")
+    return smallest
 
 
 def name_of(path: str) -> str:
@@ -257,7 +288,7 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
         return [outputs[i] for i in kept]
 
     sizes = tuple(named_sizes(joint.graph.output_node().args[0][i].meta["val"], symbols) for i in kept)
-    return Program(run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic)
+    return Program(run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic, guards_of(given))
 
 
 def _in_reals(graph: GraphModule, symbols: Names) -> GraphModule:
@@ -378,4 +409,5 @@ def _inference(
         return interpret(portable, values)
 
     sizes = tuple(named_sizes(n.meta["val"], symbols) for n in portable.graph.output_node().args[0])
-    return Program(run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, step.dynamic)
+    guards = guards_of(symbolic_inputs(program))
+    return Program(run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, step.dynamic, guards)

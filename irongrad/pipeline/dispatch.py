@@ -68,7 +68,7 @@ def run_in_bucket(entry: EntryPoint, graph: StepGraph, values: Mapping[Value, st
     buckets = [{n: size for n, size in bucket.items() if n in sizes} for bucket in graph.buckets]
     for number, bucket in enumerate(buckets):
         yield from _fits(f"%fits{number}", bucket, sizes)
-    yield from _refusals(entry, buckets, sizes)
+    yield from _refusals(entry, buckets, sizes, graph.smallest)
     names = yield from _choice(dispatch, 0)
     done = dict(zip(graph.functions[dispatch.chain[0]].results, names, strict=True))
     yield from finish(dispatch.chain, graph, dict(values), done)
@@ -111,17 +111,20 @@ def _fits(result: str, bucket: Bucket, sizes: Mapping[str, str]) -> Iterator[str
     yield f"{result} = arith.andi {so_far}, {so_far} : i1"
 
 
-def _refusals(entry: EntryPoint, buckets: Sequence[Bucket], sizes: Mapping[str, str]) -> Iterator[str]:
+def _refusals(
+    entry: EntryPoint, buckets: Sequence[Bucket], sizes: Mapping[str, str], smallest: Mapping[str, int]
+) -> Iterator[str]:
     """Refuse what no bucket holds, naming the dimension where one alone is at fault."""
     where = {name: f"{entry.inputs[i].name}: dimension {d} ({name})" for i, d, name in reversed(list(_named(entry)))}
-    yield "%one.size = arith.constant 1 : index"
     for name, size in sizes.items():
         largest = max(bucket[name] for bucket in buckets)
+        yield f"%least.{name} = arith.constant {smallest[name]} : index"
         yield f"%most.{name} = arith.constant {largest} : index"
-        yield f"%low.{name} = arith.cmpi uge, {size}, %one.size : index"
+        yield f"%low.{name} = arith.cmpi uge, {size}, %least.{name} : index"
         yield f"%high.{name} = arith.cmpi ule, {size}, %most.{name} : index"
         yield f"%range.{name} = arith.andi %low.{name}, %high.{name} : i1"
-        yield f'cf.assert %range.{name}, "{quoted(where[name])} must be in [1, {largest}]; the step was not run"'
+        text = f"{where[name]} must be in [{smallest[name]}, {largest}]; the step was not run"
+        yield f'cf.assert %range.{name}, "{quoted(text)}"'
     yield "%any0 = arith.ori %fits0, %fits0 : i1"
     for number in range(1, len(buckets)):
         yield f"%any{number} = arith.ori %any{number - 1}, %fits{number} : i1"

@@ -117,6 +117,7 @@ class StepGraph:
         buckets: the sizes by named dimension that `joint`, `eval` and `predict` are made for, the bucket with the
             fewest elements first. The functions under those names are of the last bucket; see `in_bucket`.
         dynamic: names of dimensions by the input's name and position.
+        smallest: the smallest size of each named dimension that the step takes.
         output_sizes: the sizes of each result of `predict`, as numbers and expressions of named dimensions.
     """
 
@@ -131,6 +132,7 @@ class StepGraph:
     packs: tuple[Pack, ...] = ()
     buckets: tuple[Bucket, ...] = ()
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    smallest: Mapping[str, int] = field(default_factory=dict)
     output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def in_bucket(self, name: str, bucket: Bucket) -> str:

@@ -61,6 +61,7 @@ def add_optimizer(joint: JointStep) -> StepGraph:
         step.precision,
         buckets=step.bucket_list,
         dynamic=step.dynamic,
+        smallest=joint.smallest,
         output_sizes=joint.output_sizes,
     )
 

@@ -33,6 +33,7 @@ class Program:
         sizes: of each result; numbers, and expressions of named dimensions.
         names: the symbols in its graph, as expressions of named dimensions; empty for one of fixed sizes.
         dynamic: names of dimensions by the input's name and position.
+        guards: what has to be true of the symbols for the graph to be that of the program.
     """
 
     run: Callable[..., Sequence[torch.Tensor]]
@@ -42,10 +43,14 @@ class Program:
     sizes: tuple[tuple[Any, ...], ...]
     names: Names
     dynamic: Mapping[str, Mapping[int, str]]
+    guards: tuple[Any, ...] = ()
 
 
-def specialise(program: Program, bucket: Bucket | None) -> Function:
+def specialise(program: Program, bucket: Bucket | None) -> tuple[Function, set[Any]]:
     """Trace `program`; at the sizes of `bucket`, with the true sizes as further arguments, if there is one.
+
+    Returns:
+        The function, and what must not be negative at the sizes of a call, as expressions of named dimensions.
 
     Raises:
         UnsupportedOpError: an operator that cannot be padded exactly, or not be compiled; with the user's line.
@@ -55,24 +60,30 @@ def specialise(program: Program, bucket: Bucket | None) -> Function:
         def fixed(*values: torch.Tensor) -> list[torch.Tensor]:
             return list(program.run(interpret_eager, *values))
 
-        return trace(fixed, program.examples, program.arguments, program.results)
+        return trace(fixed, program.examples, program.arguments, program.results), set()
+
+    needs: set[Any] = set()
 
     def padded(*values: torch.Tensor) -> list[torch.Tensor]:
-        return list(
-            program.run(padded_interpreter(program.names, bucket, values[-len(bucket) :]), *values[: -len(bucket)])
-        )
+        given, true = values[: -len(bucket)], values[-len(bucket) :]
+        return list(program.run(padded_interpreter(program.names, bucket, true, needs), *given))
 
     scalars = [torch.zeros((), dtype=torch.int64)] * len(bucket)
     arguments = (*program.arguments, *(Value("size", name) for name in bucket))
-    return trace(padded, [*examples_in(program, bucket), *scalars], arguments, program.results)
+    return trace(padded, [*examples_in(program, bucket), *scalars], arguments, program.results), needs
 
 
-def padded_interpreter(names: Names, bucket: Bucket, true: Sequence[torch.Tensor]) -> Interpret:
-    """What interprets a graph at the sizes of `bucket` for inputs of `true` sizes."""
+def padded_interpreter(
+    names: Names, bucket: Bucket, true: Sequence[torch.Tensor], needs: set[Any] | None = None
+) -> Interpret:
+    """What interprets a graph at the sizes of `bucket` for inputs of `true` sizes, and adds to `needs`."""
 
     def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         padding = Padding(Sizes(bucket, dict(zip(bucket, true, strict=True))))
-        return interpret_padded(graph, values, names, padding)
+        results = interpret_padded(graph, values, names, padding)
+        if needs is not None:
+            needs.update(padding.needs)
+        return results
 
     return interpret
 

@@ -155,3 +155,29 @@ def test_an_example_of_one_is_refused():
 def test_a_reason_is_no_error_of_the_user():
     assert not issubclass(NoRule, UnsupportedOpError)
     assert rule_of(aten.kthvalue.default) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "least"),
+    [
+        (lambda h: h, 1),
+        (lambda h: h[:, :2], 2),
+        (lambda h: h[:, 2], 3),
+        (lambda h: h.topk(3, 1)[0], 3),
+        (lambda h: F.max_pool1d(h.mT, 2), 2),
+        (lambda h: h.unfold(1, 4, 1), 4),
+        (lambda h: h[:, 1:].mean(1), 2),
+    ],
+)
+def test_the_smallest_size_that_a_step_takes_is_found(function: Callable[..., Tensor], least: int):
+    assert differentiate(capture(_step(function))).smallest == {"B": 1, "T": least}
+
+
+def test_a_bucket_that_holds_no_input_is_refused():
+    with pytest.raises(CaptureError, match=r"bucket \{'B': 4, 'T': 2\} holds no input: T must be at least 3"):
+        differentiate(capture(_step(lambda h: h[:, 2], buckets={"B": [4], "T": [2, 8]})))
+
+
+def test_sizes_that_are_not_all_possible_are_refused():
+    with pytest.raises(CaptureError, match="this model or loss needs"):
+        differentiate(capture(_step(lambda h: h[:, :4].sum() if h.shape[1] % 2 else h.sum())))

@@ -29,6 +29,7 @@ def part(padding: Padding, value: Padded, d: int, start: Any, size: Any, step: i
     layout = (*value.layout[:d], dim_of(size), *value.layout[d + 1 :])
     if size_of(dim) == size and step == 1:
         return value
+    padding.need(dim, start + (size - 1) * step + 1)
     if isinstance(start, int | sympy.Integer) and len(dim) == 1:
         end = int(start) + (count - 1) * step + 1 if count else int(start)
         if end > padding.extent(dim):

@@ -24,6 +24,8 @@ def _sort(call: Call) -> list[Padded]:
 def _topk(call: Call) -> list[Padded]:
     value = call["self"]
     in_order(value, call["dim"])
+    if value.ndim:
+        call.padding.need(value.layout[call["dim"]], call["k"])
     filled = call.padding.fill(value, LOWEST if call["largest"] else HIGHEST, call["dim"])
     layout = [solid(d) for d in value.layout]
     if value.ndim:
