@@ -85,7 +85,8 @@ def symbolic_inputs(program: ExportedProgram) -> tuple[torch.Tensor, ...]:
 def guards_of(inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """What the tracing of a graph with these inputs, fake tensors, has taken for true of its symbols.
 
-    What PyTorch 2.13 compares sizes for to find out strides is left out: a compiled step has none.
+    What PyTorch 2.13 compares sizes for to find out strides, and ways to view them, is left out: a compiled step has
+    none. How many elements an operator needs is known from the sizes of its results.
     """
     environments = [s.node.shape_env for t in inputs for s in t.shape if isinstance(s, torch.SymInt)]
     if not environments:
@@ -96,7 +97,8 @@ def guards_of(inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
 
 def _of_strides(guard: Any) -> bool:
     place = getattr(guard.sloc.framework_loc, "filename", "")
-    return place.endswith("torch/_prims_common/__init__.py") and not isinstance(guard.expr, sympy.Eq)
+    inside = place.endswith(("torch/_prims_common/__init__.py", "torch/_refs/__init__.py"))
+    return inside and not isinstance(guard.expr, sympy.Eq)
 
 
 def smallest_sizes(conditions: Iterable[Any], limits: Mapping[str, int]) -> dict[str, int]:

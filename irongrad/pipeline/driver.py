@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from irongrad.passes import DEFAULT_LEVEL, Pass, PassRecord, parse_passes, passes_at, run_passes, without
 from irongrad.passes.rematerialise import Rematerialise
 from irongrad.pipeline.assemble import AssembledModule, assemble
+from irongrad.pipeline.bucket_examples import in_other_buckets
 from irongrad.pipeline.capture import CapturedStep, capture
 from irongrad.pipeline.compile import CompiledModule, compile_module
 from irongrad.pipeline.differentiate import JointStep, differentiate
@@ -139,9 +140,10 @@ def build(step: TrainStep, options: Options) -> Build:
             with ThreadPoolExecutor(1) as beside:  # iree-compile is a process, and does not keep every core busy
                 compiling = beside.submit(_compile_all, module, options.targets, scratch)
                 golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
+                others = [golden_of(c, graph, 1) for c in in_other_buckets(captured, graph)]
                 compiled: list[CompiledModule] = stage("compile", compiling.result)
             statistics |= {c.target.name: c.statistics for c in compiled}
-            artifact = stage("package", package, module, compiled, golden, options.output, None, memory)
+            artifact = stage("package", package, module, compiled, golden, options.output, None, memory, others)
         except StoppedEarly:
             pass
     return Build(artifact, seconds, tuple(records), statistics, memory)

@@ -82,8 +82,18 @@ def package(
     output: Path,
     function: FunctionSpec | None = None,
     memory: MemorySpec | None = None,
+    others: Sequence[Golden] = (),
 ) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
+
+    Args:
+        module: the program.
+        compiled: for each target.
+        golden: expected values, which are kept in the artifact.
+        output: the directory.
+        function: how it is called, where it is a compiled function.
+        memory: the plan of its memory.
+        others: expected values for other buckets than that of `golden`.
 
     Raises:
         VerificationError: a target's numbers are wrong; nothing is written then.
@@ -102,7 +112,10 @@ def package(
         targets: list[TargetSpec] = []
         for binary, target in zip(compiled, manifest.targets, strict=True):
             if binary.target.host:
-                reports[target.name] = _verified(Session(staging, target=target.name), golden, stored)
+                session = Session(staging, target=target.name)
+                for other in others:
+                    _check(verify(session, other), other)
+                reports[target.name] = _verified(session, golden, stored)
                 target = replace(target, certificate=certificate(reports[target.name], target.device))
             targets.append(target)
         manifest = replace(manifest, targets=tuple(targets))
@@ -121,6 +134,16 @@ def _verified(session: Session, golden: Golden, stored: Golden) -> Report:
     report = verify(session, golden)
     if report.passed and not verify(session, stored).passed:
         raise InternalError("the golden values as they are stored disagree with those that were computed")
+    _check(report, golden)
+    return report
+
+
+def _check(report: Report, golden: Golden) -> None:
+    """Refuse what disagrees with the expected values.
+
+    Raises:
+        VerificationError: it does.
+    """
     if not report.passed:
         bad = sorted((c for c in report.comparisons if c.ratio > 1), key=lambda c: -c.ratio)
         rows = "\n".join(
@@ -131,7 +154,6 @@ def _verified(session: Session, golden: Golden, stored: Golden) -> Report:
             f"values, so no artifact was written:\n{rows}\nThis is a bug in IronGrad or its toolchain. Please report "
             "it with the model; --dump-dir DIR keeps every stage"
         )
-    return report
 
 
 @contextmanager
