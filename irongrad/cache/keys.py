@@ -100,6 +100,7 @@ def _step(step: TrainStep) -> Any:
         tuple(_optimizer(o, first) for o in step.optimizers),
         described(step.inputs),
         described(numbers),
+        described([step.dynamic, step.buckets]),
         _loss_scale(step),
     )
 

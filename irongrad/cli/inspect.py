@@ -69,7 +69,7 @@ def _entry_points(manifest: Manifest) -> None:
             if spec.minimum is not None and not short:
                 exempt = f" or {spec.exempt}" if spec.exempt is not None else ""
                 console.print(f"    {spec.name} in [{spec.minimum}, {spec.maximum}]{exempt}", markup=False)
-    buckets = ", ".join(f"{n}: {list(v)}" for n, v in manifest.buckets.items())
+    buckets = "; ".join(", ".join(f"{n} {size}" for n, size in bucket.items()) for bucket in manifest.buckets)
     console.print(f"buckets: {buckets or 'none (fixed shapes)'}", markup=False)
 
 

@@ -11,6 +11,7 @@ from irongrad.passes.base import Context, PassResult
 from irongrad.passes.memory.liveness import usage
 from irongrad.passes.memory.order import separate_late_sums
 from irongrad.passes.memory.recompute import is_backward, is_recomputed, recompute
+from irongrad.pipeline.graphs import base_name
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.sizes import bytes_in, megabytes
 
@@ -44,7 +45,7 @@ class Rematerialise:
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
         nodes = graph.graph.nodes
-        if not self.max_memory or context.function != "joint" or any(map(is_recomputed, nodes)):
+        if not self.max_memory or base_name(context.function) != "joint" or any(map(is_recomputed, nodes)):
             return PassResult(False)
         if not any(map(is_backward, nodes)):
             return PassResult(False)

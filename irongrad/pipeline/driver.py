@@ -17,6 +17,7 @@ from irongrad.cache.builds import BuildRecord, compile_once, place_of
 from irongrad.passes import DEFAULT_LEVEL, Pass, PassRecord, parse_passes, passes_at, run_passes, without
 from irongrad.passes.rematerialise import Rematerialise
 from irongrad.pipeline.assemble import AssembledModule, assemble
+from irongrad.pipeline.bucket_examples import in_other_buckets
 from irongrad.pipeline.capture import CapturedStep, capture
 from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.differentiate import JointStep, differentiate
@@ -153,9 +154,10 @@ def build(step: TrainStep, options: Options) -> Build:
             with ThreadPoolExecutor(1) as beside:  # iree-compile is a process, and does not keep every core busy
                 compiling = beside.submit(_compile_all, module, options, scratch)
                 golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
+                others = [golden_of(c, graph, 1) for c in in_other_buckets(captured, graph)]
                 compiled: list[CompiledModule] = stage("compile", compiling.result)
             statistics |= {c.target.name: c.statistics for c in compiled}
-            about = (None, memory, options.asked, options.passes, options.route)
+            about = (None, memory, options.asked, options.passes, options.route, others)
             artifact = stage("package", package, module, compiled, golden, options.output, *about)
             if place is not None:
                 place.keep(artifact, BuildRecord(tuple(records), statistics, artifact.reports))

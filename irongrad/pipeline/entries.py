@@ -11,6 +11,7 @@ from irongrad.pipeline.cores import (
     spec_type,
     torch_dtype,
 )
+from irongrad.pipeline.dispatch import Lines, run_in_bucket
 from irongrad.pipeline.dtypes import mlir_type
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.interface import STEPS_DIM, chain_of
@@ -91,21 +92,28 @@ def _guards_of_all_steps(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
 
 def _run_once(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     """`train_step`, `grad_step`, `eval_step` and `predict`."""
-    chain = chain_of(entry.name, graph)
     values: dict[Value, str] = {}
-    for i, spec in enumerate(entry.inputs):
-        yield from _private(f"%arg{i}", spec_type(spec), f"%in{i}")
-        values[Value("input", spec.name)] = f"%in{i}"
     yield from _hypers(entry, values)
-    yield from _guards(chain, graph, values)
-    yield from cores.call(chain, values, "%out")
+    if graph.buckets:
+        names = yield from run_in_bucket(entry, graph, values)
+    else:
+        names = yield from _run_at_fixed_sizes(entry, graph, cores, values)
     if entry.name == "grad_step":
         yield "%n0 = util.global.load @accumulated : i64"
         yield "%one = arith.constant 1 : i64"
         yield "%n1 = arith.addi %n0, %one : i64"
         yield "util.global.store %n1, @accumulated : i64"
-    kinds = list(returned_by(chain, graph).values())
-    yield return_line(cores.results(chain, "%out"), kinds)
+    yield return_line(names, [spec_type(s) for s in entry.outputs])
+
+
+def _run_at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores, values: dict[Value, str]) -> Lines:
+    chain = chain_of(entry.name, graph)
+    for i, spec in enumerate(entry.inputs):
+        yield from _private(f"%arg{i}", spec_type(spec), f"%in{i}")
+        values[Value("input", spec.name)] = f"%in{i}"
+    yield from _guards(chain, graph, values)
+    yield from cores.call(chain, values, "%out")
+    return cores.results(chain, "%out")
 
 
 def _hypers(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ import torch
 from irongrad.passes.dead_code import eliminate_dead_code
 from irongrad.pipeline.alike import copy_to_all
 from irongrad.pipeline.differentiate import JointStep
-from irongrad.pipeline.graphs import Function, StateTensor, StepGraph, Value
+from irongrad.pipeline.graphs import Function, StateTensor, StepGraph, Value, specialised_name
 from irongrad.pipeline.optimizer_state import steps_so_far
 from irongrad.pipeline.optimizer_trace import Update, trace_update
 from irongrad.pipeline.retrace import interpret, retrace
@@ -38,7 +38,7 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     if clash := sorted(set(hypers) & set(inputs)):
         raise CaptureError(f"inputs {clash} have the names of the optimizer's hyperparameters; rename the inputs")
     functions = {
-        "joint": _joint_function(joint, update),
+        "joint": _joint_function(joint.joint, update),
         "update": _update_function(joint, update),
         "accumulate": _accumulate_function(joint, update),
         "mean": _mean_function(joint, update),
@@ -46,9 +46,26 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     }
     if joint.predict is not None:
         functions["predict"] = joint.predict
-    fixed = {h.name: h.default for h in update.fixed}
+    for made in joint.specialised[:-1]:  # those of the last have the plain names
+        functions[specialised_name("joint", made.bucket)] = _joint_function(made.joint, update)
+        functions[specialised_name("eval", made.bucket)] = made.eval
+        if made.predict is not None:
+            functions[specialised_name("predict", made.bucket)] = made.predict
     step = joint.captured.step
-    return StepGraph(state, update.parameters, inputs, hypers, fixed, functions, step.accumulate, step.precision)
+    return StepGraph(
+        state,
+        update.parameters,
+        inputs,
+        hypers,
+        {h.name: h.default for h in update.fixed},
+        functions,
+        step.accumulate,
+        step.precision,
+        buckets=step.bucket_list,
+        dynamic=step.dynamic,
+        smallest=joint.smallest,
+        output_sizes=joint.output_sizes,
+    )
 
 
 def _hypers(joint: JointStep, update: Update) -> dict[str, float]:
@@ -140,9 +157,8 @@ def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return new.to(old.dtype).reshape(old.shape)
 
 
-def _joint_function(joint: JointStep, update: Update) -> Function:
+def _joint_function(whole: Function, update: Update) -> Function:
     """The joint graph without gradients of parameters that no optimizer holds."""
-    whole = joint.joint
     kept = [i for i, r in enumerate(whole.results) if r.kind != "gradient" or r.name in update.parameters]
     graph = copy.deepcopy(whole.graph)
     output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")

@@ -86,8 +86,21 @@ def package(
     asked: Sequence[str] = (),
     passes: Sequence[Pass] = (),
     route: str = "linalg",
+    others: Sequence[Golden] = (),
 ) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
+
+    Args:
+        module: the program.
+        compiled: for each target.
+        golden: expected values, which are kept in the artifact.
+        output: the directory.
+        function: how it is called, where it is a compiled function.
+        memory: the plan of its memory.
+        asked: what each target was asked for as.
+        passes: what ran on the step graph.
+        route: by which dialect it was imported.
+        others: expected values for other buckets than that of `golden`.
 
     Raises:
         VerificationError: a target's numbers are wrong; nothing is written then.
@@ -108,7 +121,10 @@ def package(
         targets: list[TargetSpec] = []
         for target in manifest.targets:
             if not why_not(target, staging, target.device):
-                reports[target.name] = _verified(Session(staging, target=target.name), golden, stored)
+                session = Session(staging, target=target.name)
+                for other in others:
+                    _check(verify(session, other), other)
+                reports[target.name] = _verified(session, golden, stored)
                 target = replace(target, certificate=certificate(reports[target.name], target.device))
             targets.append(target)
         manifest = replace(manifest, targets=tuple(targets))
@@ -121,6 +137,16 @@ def _verified(session: Session, golden: Golden, stored: Golden) -> Report:
     report = verify(session, golden)
     if report.passed and not verify(session, stored).passed:
         raise InternalError("the golden values as they are stored disagree with those that were computed")
+    _check(report, golden)
+    return report
+
+
+def _check(report: Report, golden: Golden) -> None:
+    """Refuse what disagrees with the expected values.
+
+    Raises:
+        VerificationError: it does.
+    """
     if not report.passed:
         bad = sorted((c for c in report.comparisons if c.ratio > 1), key=lambda c: -c.ratio)
         rows = "\n".join(
@@ -131,7 +157,6 @@ def _verified(session: Session, golden: Golden, stored: Golden) -> Report:
             f"values, so no artifact was written:\n{rows}\nThis is a bug in IronGrad or its toolchain. Please report "
             "it with the model; --dump-dir DIR keeps every stage"
         )
-    return report
 
 
 @contextmanager
@@ -204,4 +229,5 @@ def _manifest(module: AssembledModule, targets: Sequence[TargetSpec], directory:
         files={n: file_spec(directory / n) for n in names},
         seed=module.graph.seed,
         precision=module.graph.precision,
+        buckets=tuple(dict(bucket) for bucket in module.graph.buckets),
     )

@@ -59,7 +59,7 @@ class Cores:
 
     def _users(self) -> Counter[tuple[str, ...]]:
         chains = (chain_of(e.name, self.graph) for e in self.interface.entry_points)
-        return Counter(chain for chain in chains if chain)
+        return Counter(chain for chain in chains if chain and not parts_of(chain, self.graph))
 
     def _is_shared(self, chain: tuple[str, ...]) -> bool:
         return self._users()[chain] > 1
@@ -102,3 +102,10 @@ def _taken(result: str, name: str, value: Value, kind: str) -> str:
     if _is_scalar(value):
         return f"{result} = tensor.from_elements {name} : {kind}"
     return f"{result} = hal.tensor.import {name} : {_VIEW} -> {kind}"
+
+
+def parts_of(chain: tuple[str, ...], graph: StepGraph) -> list[str]:
+    """The forms of the first function of a chain, where it has one for every bucket."""
+    if not chain or all(a.kind != "size" for a in graph.functions[chain[0]].arguments):
+        return []
+    return [graph.in_bucket(chain[0], bucket) for bucket in graph.buckets]

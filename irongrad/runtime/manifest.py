@@ -262,7 +262,7 @@ class Manifest:
         fixed: hyperparameters that are compiled in, with their values.
         state: all state tensors.
         gradients: names of the parameters that are trained, in the order of `export_gradients`.
-        buckets: shape buckets by dimension name; empty for a step of fixed shapes.
+        buckets: sizes by dimension name, the bucket with the fewest elements first; empty for a step of fixed shapes.
         targets: one compiled file each.
         versions: of Python and the packages that made it.
         files: hashes by file name.
@@ -283,7 +283,7 @@ class Manifest:
     gradients: tuple[str, ...]
     targets: tuple[TargetSpec, ...]
     versions: dict[str, str]
-    buckets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    buckets: tuple[dict[str, int], ...] = ()
     files: dict[str, FileSpec] = field(default_factory=dict)
     function: FunctionSpec | None = None
     seed: int | None = None
