@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,12 @@ PACKAGES = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "n
 
 # Operators whose implementation comes with PyTorch.
 _NAMESPACES = ("aten", "prims", "prim", "higher_order")
+# Fields of steps and options that have a description of their own, or nothing to do with what is built. All others,
+# also those that are yet to come, are described as they are.
+_DESCRIBED_APART = frozenset(
+    {"model", "loss", "optimizer", "inputs", "loss_scale", "targets", "passes"}
+    | {"output", "dump_dir", "stop_after", "cache", "on_stage"}
+)
 # In Linux's /proc/cpuinfo: what the processor is, not what it is doing.
 _CPU = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "CPU variant", "Features", "isa")
 
@@ -92,15 +99,14 @@ def _step(step: TrainStep) -> Any:
     parameters = dict(module.named_parameters(remove_duplicate=False))
     first: dict[int, str] = {}
     names = {n: first.setdefault(id(p), n) for n, p in parameters.items()}  # of which other one each is the same
-    numbers = (step.clip_grad_norm, step.clip_grad_value, step.seed, step.precision, step.accumulate)
+    others = {f.name: getattr(step, f.name) for f in fields(step) if f.name not in _DESCRIBED_APART}
     return (
         names,
         described(parameters),
         described(dict(module.named_buffers(remove_duplicate=False))),
         tuple(_optimizer(o, first) for o in step.optimizers),
         described(step.inputs),
-        described(numbers),
-        described([step.dynamic, step.buckets]),
+        described(others),
         _loss_scale(step),
     )
 
@@ -117,8 +123,8 @@ def _loss_scale(step: TrainStep) -> Any:
 
 
 def _options(options: Options) -> Any:
-    passes = tuple(map(spelled, options.passes))
-    return (repr(options.targets), options.asked, passes, options.max_memory, options.route, options.entry_points)
+    others = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _DESCRIBED_APART}
+    return (repr(options.targets), tuple(map(spelled, options.passes)), described(others))
 
 
 def _environment() -> Any:

@@ -268,3 +268,25 @@ def test_values_that_python_alone_can_tell_apart_are_unknown():
         described([lambda: None])
     values = [1, 1.0, True, "1", None, [1], (1,), {1: 1}, torch.ones(1), torch.ones(1, 1), torch.ones(1).double()]
     assert len({repr(described(v)) for v in values}) == len(values)
+
+
+def test_a_field_that_is_yet_to_come_is_in_the_key(options):
+    """Of a step or of the options: forgetting one there would hand out artifacts of another."""
+
+    @dataclass(frozen=True)
+    class Later(ig.TrainStep):
+        buckets: tuple[int, ...] = ()
+
+    @dataclass(frozen=True)
+    class LaterOptions(Options):
+        later: object = None
+
+    captured = capture(make_step())
+    plain = {f: getattr(captured.step, f) for f in captured.step.__dataclass_fields__}
+    steps = [replace(captured, step=Later(**plain, buckets=b)) for b in ((), (1,), (2,))]
+    found = {keys.step_key(c, options, 3) for c in steps}
+    assert len(found) == 3
+    chosen = {f: getattr(options, f) for f in options.__dataclass_fields__}
+    found = [keys.step_key(captured, LaterOptions(**chosen, later=value), 3) for value in (None, 1, object())]
+    assert len(set(found)) == 3
+    assert found[-1] is None

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +15,7 @@ from click.testing import CliRunner
 
 from irongrad.cli.rebuild import command
 from irongrad.pipeline import rebuild as rebuild_module
-from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.rebuild import rebuild
-from irongrad.pipeline.statistics import Statistics
 from irongrad.runtime import Session
 from irongrad.runtime.errors import ArtifactError, ToolchainError, UserError, VerificationError
 from irongrad.runtime.manifest import GOLDEN, PORTABLE_MODULE, file_spec, read_manifest, write_manifest
@@ -91,8 +90,14 @@ def _compiled_before(directory: Path):
     def compile_module(module, target, scratch):
         (spec,) = read_manifest(directory).targets
         vmfb = (directory / spec.file).read_bytes()
-        statistics = Statistics(0, 0, 0, {}, spec.transients)
-        return CompiledModule(target, spec.flags, vmfb, spec.architecture, spec.features, statistics)
+        return SimpleNamespace(
+            target=target,
+            flags=spec.flags,
+            vmfb=vmfb,
+            architecture=spec.architecture,
+            features=spec.features,
+            statistics=SimpleNamespace(transients=spec.transients),
+        )
 
     return compile_module
 
