@@ -196,7 +196,7 @@ def main() -> None:
     rows: list[Row] = []
     with console.status("") as status:
         for family in options.family or CASES:
-            for size in options.size or ("small",):
+            for size in (s for s in options.size or ("small",) if s in CASES[family]):
                 rows += measure(family, size, options.names, passes, options.rounds, status.update)
     if options.json:
         print(json.dumps([asdict(r) for r in rows], indent=2))

@@ -180,7 +180,7 @@ def main() -> None:
     console = Console(stderr=options.json)
     rows = []
     for family in options.family or CASES:
-        for size in options.size or ("small", "medium"):
+        for size in (s for s in options.size or ("small", "medium") if s in CASES[family]):
             with console.status(f"{family} {size}"):
                 rows.append(measure(family, size, options.rounds))
     if options.json:

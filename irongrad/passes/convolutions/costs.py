@@ -2,7 +2,7 @@
 
 Measured with IREE 3.13.0 on a core of a Zen 4 that reaches 95 GFLOP/s in large products of matrices, over the four
 stages of ResNet-18 for CIFAR at batch 8, with stride 1 and 2, and of the first with groups and dilation; only the
-ratios matter. Of ResNet-18 with all its convolutions they say 293 ms, and it takes 310.
+ratios matter. Of the convolutions of that ResNet-18 they say 293 ms; its whole step takes 310.
 """
 
 from __future__ import annotations
