@@ -38,10 +38,11 @@ CASES: dict[str, dict[str, dict[str, object]]] = {
     "gpt": {
         "small": {"batch": 8, "length": 32, "width": 64, "layers": 2},
         "medium": {"batch": 8, "length": 128, "width": 256, "layers": 4, "heads": 8},
+        "large": {"batch": 8, "length": 128, "width": 384, "layers": 4, "heads": 6},
     },
     "moe": {"small": {}, "medium": {"batch": 256, "width": 128, "experts": 8}},
 }
-SIZES = ("small", "medium", "cifar")
+SIZES = ("small", "medium", "large", "cifar")
 BACKENDS = ("eager", "torch.compile", "irongrad")
 
 
