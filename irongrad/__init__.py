@@ -58,6 +58,6 @@ def __getattr__(name: str) -> Any:
 
 def compiler_missing(what: str, error: ModuleNotFoundError) -> ImportError | None:
     """The error to raise where `what` could not import the compiler; None where `error` is about something else."""
-    if (error.name or "").partition(".")[0] not in ("torch", "torch_mlir", "iree"):
+    if (error.name or "").partition(".")[0] not in ("torch", "torch_mlir", "iree", "platformdirs"):
         return None
     return ImportError(f"{what} needs the compiler, which is not installed: pip install 'irongrad[compile]'")

@@ -34,3 +34,26 @@ make_environment() {
     fi
     export PATH="$PWD/.venv/bin:$PATH"
 }
+
+# What tests run compiled steps on: Mesa's Vulkan device on the CPU, and an aarch64 machine, which is qemu with IREE's
+# runtime for it in .venv/aarch64.
+install_test_devices() {
+    local packages=() loader=(/usr/lib/*/libvulkan.so.1) driver=(/usr/share/vulkan/icd.d/lvp_icd*.json)
+    [ -e "${loader[0]}" ] || packages+=(libvulkan1)
+    [ -e "${driver[0]}" ] || packages+=(mesa-vulkan-drivers)
+    command -v qemu-aarch64-static >/dev/null || packages+=(qemu-user-static)
+    [ -e /usr/aarch64-linux-gnu/lib/libstdc++.so.6 ] || packages+=(libc6-arm64-cross libstdc++6-arm64-cross)
+    if [ "${#packages[@]}" -gt 0 ]; then
+        if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+            echo "installing ${packages[*]}"
+            apt-get update -qq
+            DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+        else
+            echo "the tests need: apt-get install ${packages[*]}" >&2
+        fi
+    fi
+    if [ ! -d .venv/aarch64/iree ]; then
+        .venv/bin/python -m pip install --quiet --target .venv/aarch64 --no-deps --only-binary=:all: \
+            --platform manylinux_2_28_aarch64 --python-version 3.11 iree-base-runtime==3.13.0
+    fi
+}

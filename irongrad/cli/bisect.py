@@ -52,7 +52,7 @@ def command(
     with console.status("capture"):
         graph = step_graph(load_step(source))
     with console.status("running the step after every pass"):
-        found = bisect(graph, chosen, [parse_target(target).name])
+        found = bisect(graph, chosen, [parse_target(target).backend])
     guilty = next((f for f in found if f.changes_numbers), None)
     if as_json:
         print_json({"changes": [asdict(f) for f in found], "first": asdict(guilty) if guilty else None})

@@ -14,16 +14,17 @@ from rich.console import Console
 from irongrad.runtime.errors import GuardError, UserError
 
 console = Console()
+error_console = Console(stderr=True)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for scripts.")
-device_option = click.option("--device", help="IREE device URI, such as local-task, local-sync or cuda.")
+device_option = click.option("--device", help="IREE device URI, such as local-task, cuda or vulkan.")
 precision_option = click.option(
     "--precision",
     type=click.Choice(["f32", "bf16", "f16"]),
     help="Run the model under autocast; f16 with a dynamic loss scale. The step's own otherwise.",
 )
 directory_argument = click.argument("directory", type=click.Path(path_type=Path))
-target_option = click.option("--target", help="Which of the artifact's targets; its first by default.")
+target_option = click.option("--target", help="Which of the artifact's targets; one for the device by default.")
 
 
 def pass_options(command: Callable[..., Any]) -> Callable[..., Any]:

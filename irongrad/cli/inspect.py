@@ -17,7 +17,7 @@ from irongrad.cli.common import console, directory_argument, json_option, print_
 from irongrad.runtime.checkpoint import numpy_dtype, read
 from irongrad.runtime.commands import command_line
 from irongrad.runtime.errors import UserError
-from irongrad.runtime.manifest import Manifest, Role, StateSpec, check_files, read_manifest
+from irongrad.runtime.manifest import Certificate, Manifest, Role, StateSpec, check_files, read_manifest
 from irongrad.runtime.session import initial_state
 
 # Small state whose values say how far training is.
@@ -131,17 +131,24 @@ def _state(manifest: Manifest, values: Mapping[str, object]) -> None:
 def _files(manifest: Manifest) -> None:
     console.rule("targets and files", align="left")
     for target in manifest.targets:
-        certificate = target.certificate
-        note = "not verified"
-        if certificate is not None:
-            note = (
-                f"verified on {certificate.device}: {certificate.steps} steps against eager {certificate.oracle}, "
-                f"worst error {certificate.worst:.0%} of what is allowed ({certificate.tensor})"
-            )
-        console.print(f"{target.name} ({target.file}) {note}", highlight=False)
-        console.print(f"    {' '.join(target.flags)}", style="dim", soft_wrap=True)
+        signed = [c for c in (target.certificate, *target.verified) if c is not None]
+        note = "" if signed else " not verified"
+        console.print(f"{target.name} ({target.file}){note}", highlight=False)
+        for certificate in signed:
+            console.print(f"    {_verified(certificate)}", highlight=False, soft_wrap=True)
+        console.print(f"    IREE {target.compiler}: {' '.join(target.flags)}", style="dim", soft_wrap=True)
     table = Table("file", "bytes", "sha256", box=None)
     for name, spec in manifest.files.items():
         table.add_row(name, f"{spec.size:,}", spec.sha256)
     console.print(table)
+    passes = ", ".join(manifest.passes) or "none"
+    console.print(f"route: {manifest.route}; passes: {passes}", markup=False, highlight=False)
     console.print(", ".join(f"{n} {v}" for n, v in manifest.versions.items()), highlight=False)
+
+
+def _verified(certificate: Certificate) -> str:
+    device = ", ".join(filter(None, (certificate.device, certificate.name, certificate.driver, certificate.date)))
+    return (
+        f"verified on {device}: {certificate.steps} steps against eager {certificate.oracle}, worst error "
+        f"{certificate.worst:.0%} of what is allowed ({certificate.tensor})"
+    )

@@ -14,6 +14,7 @@ from irongrad.cli.common import (
     console,
     device_option,
     directory_argument,
+    error_console,
     json_option,
     numbers,
     print_json,
@@ -22,6 +23,7 @@ from irongrad.cli.common import (
 from irongrad.runtime import Session, load
 from irongrad.runtime.errors import GuardError
 from irongrad.runtime.manifest import STEPS
+from irongrad.runtime.selection import is_verified
 
 Data = dict[str, np.ndarray[Any, Any]]
 
@@ -73,6 +75,13 @@ def command(
     run goes on as the first one would have.
     """
     session = load(directory, target=target, device=device, checkpoint=resume, strict=strict)
+    if not is_verified(session.target, session.device):
+        error_console.print(
+            f"warning: the target {session.target.name} is not verified on {session.device}; its numbers may be wrong. "
+            f"Verify it: irongrad verify {directory} --target {session.target.name} --device {session.device}",
+            highlight=False,
+            soft_wrap=True,
+        )
     if seed is not None and resume is None and session.manifest.seed is not None:
         session.seed(seed)
     hypers = numbers(settings, "--set") | ({"lr": lr} if lr is not None else {})

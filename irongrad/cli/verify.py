@@ -9,17 +9,17 @@ import click
 from rich.table import Table
 
 from irongrad.cli.common import console, device_option, directory_argument, json_option, print_json, target_option
-from irongrad.runtime import Session, load
+from irongrad.runtime import Session
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.manifest import GOLDEN, Certificate, check_files, write_manifest
-from irongrad.runtime.verification import Report, verify
+from irongrad.runtime.verification import Report, signed, verify
 
 
 @click.command(
     epilog="""\b
 Example:
-  irongrad verify build/digits --device local-sync
+  irongrad verify build/digits --device vulkan
 """
 )
 @directory_argument
@@ -28,22 +28,28 @@ Example:
 @device_option
 @json_option
 def command(directory: Path, rows: int, target: str | None, device: str | None, as_json: bool) -> None:
-    """Run the golden steps of the artifact in DIRECTORY and compare with the float64 oracle; needs no PyTorch."""
-    session = load(directory, target=target, device=device)
+    """Run the golden steps of the artifact in DIRECTORY and compare with the float64 oracle; needs no PyTorch.
+
+    Where everything agrees, the manifest gets a record of the device, its driver, the versions, the date and the worst
+    error.
+    """
+    session = Session(directory, target=target, device=device, verifying=True)
     check_files(session.manifest, directory, (GOLDEN,))
     report = verify(session, read_golden(directory / GOLDEN))
+    record = signed(report, session.device)
     worst = sorted(report.comparisons, key=lambda c: -c.ratio)[:rows]
     if as_json:
         table = [asdict(c) | {"ratio": c.ratio} for c in worst]
-        print_json({"passed": report.passed, "compared": len(report.comparisons), "worst": table})
+        result = {"passed": report.passed, "target": session.target.name, "compared": len(report.comparisons)}
+        print_json(result | {"record": asdict(record), "worst": table})
     else:
-        _print(report, rows)
+        _print(report, record, rows)
     if not report.passed:
-        raise VerificationError(f"{directory} is wrong on {device or session.target.device}: see the table")
-    _record(session, report, device or session.target.device)
+        raise VerificationError(f"{directory} is wrong on {session.device}: see the table")
+    _sign(session, record)
 
 
-def _print(report: Report, rows: int) -> None:
+def _print(report: Report, record: Certificate, rows: int) -> None:
     table = Table("entry point", "value", "error", "allowed", "ratio", box=None)
     for c in sorted(report.comparisons, key=lambda c: -c.ratio)[:rows]:
         style = "bold red" if c.ratio > 1 else ""
@@ -51,16 +57,17 @@ def _print(report: Report, rows: int) -> None:
     console.print(table)
     wrong = sum(c.ratio > 1 for c in report.comparisons)
     verdict = "[green]passed[/]" if report.passed else f"[red]{wrong} wrong[/]"
-    console.print(f"{len(report.comparisons)} values of {report.steps} steps, oracle {report.oracle}: {verdict}")
-
-
-def _record(session: Session, report: Report, device: str) -> None:
-    """Keep the outcome in the manifest of a target that was not verified when it was compiled."""
-    if session.target.certificate is not None:
-        return
-    worst = report.worst
-    signed = Certificate(device, report.steps, worst.ratio, f"{worst.entry_point} {worst.key}", report.oracle)
-    targets = tuple(
-        replace(t, certificate=signed) if t.name == session.target.name else t for t in session.manifest.targets
+    device = f"{record.device}, {record.name}" if record.name else record.device
+    console.print(
+        f"{len(report.comparisons)} values of {report.steps} steps, oracle {report.oracle}, on {device}: {verdict}",
+        highlight=False,
     )
+
+
+def _sign(session: Session, record: Certificate) -> None:
+    """Keep the record in the manifest, in place of an older one for the same device and driver."""
+    mine = session.target
+    others = [c for c in mine.verified if (c.device, c.name, c.driver) != (record.device, record.name, record.driver)]
+    mine = replace(mine, verified=(*others, record))
+    targets = tuple(mine if t.name == mine.name else t for t in session.manifest.targets)
     write_manifest(replace(session.manifest, targets=targets), session.directory)

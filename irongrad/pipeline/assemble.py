@@ -13,13 +13,15 @@ from io import BytesIO
 
 from iree.compiler import ir
 
-from irongrad.pipeline.cores import core, declaration, part
+from irongrad.pipeline.cores import declaration, part
 from irongrad.pipeline.entries import entry_point
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.importer import ImportedStep
 from irongrad.pipeline.interface import Interface, chain_of
+from irongrad.pipeline.shared_cores import Cores, parts_of
 from irongrad.pipeline.storage import Storage, symbol, tensor_type
 from irongrad.runtime.errors import InternalError
+from irongrad.runtime.manifest import EntryPoint
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class AssembledModule:
     interface: Interface
     text: str
     bytecode: bytes
+
+    @property
+    def entry_points(self) -> tuple[EntryPoint, ...]:
+        """The exported functions."""
+        return self.interface.entry_points
 
 
 def assemble(step: ImportedStep, interface: Interface) -> AssembledModule:
@@ -84,22 +91,14 @@ def _shell(graph: StepGraph, interface: Interface) -> Iterator[str]:
     for name, function in graph.functions.items():
         yield from declaration(name, function)
     chains = dict.fromkeys(chain_of(e.name, graph) for e in interface.entry_points)
-    for name in dict.fromkeys(name for chain in chains for name in _parts(chain, graph)):
+    for name in dict.fromkeys(name for chain in chains for name in parts_of(chain, graph)):
         yield from part(name, graph)
-    for chain in chains:
-        if chain and not list(_parts(chain, graph)):
-            yield from core(chain, graph)
+    cores = Cores(graph, interface)
+    yield from cores.functions()
     accumulated = graph if interface.accumulates else replace(graph, gradients=())
     for entry in interface.entry_points:
-        yield from entry_point(entry, accumulated)
+        yield from entry_point(entry, accumulated, cores)
     yield "}"
-
-
-def _parts(chain: tuple[str, ...], graph: StepGraph) -> list[str]:
-    """The forms of the first function of a chain, where it has one for every bucket."""
-    if not chain or all(a.kind != "size" for a in graph.functions[chain[0]].arguments):
-        return []
-    return [graph.in_bucket(chain[0], bucket) for bucket in graph.buckets]
 
 
 def _accumulators(graph: StepGraph) -> Iterator[str]:

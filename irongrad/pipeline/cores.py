@@ -32,7 +32,7 @@ def declaration(name: str, function: Function) -> Iterator[str]:
 
 def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
     """Load the state, call the functions of `chain`, store the new state, return the outputs."""
-    given = _given(chain, graph)
+    given = given_to(chain, graph)
     returned = returned_by(chain, graph)
     arguments = ", ".join(f"%a{i}: {kind}" for i, kind in enumerate(given.values()))
     yield f'  func.func private @"{_core_name(chain)}"({arguments}) -> ({", ".join(returned.values())}) {{'
@@ -217,7 +217,7 @@ def _typed_results(function: Function) -> list[tuple[Value, str]]:
     return list(zip(function.results, map(tensor_type, function.results_like()), strict=True))
 
 
-def _given(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:
+def given_to(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:
     """What a caller hands to the core of `chain`, with types; of inputs whole batches."""
     typed = [pair for name in chain for pair in _typed_arguments(graph.functions[name])]
     given = {value: kind for value, kind in typed if value.kind in ("input", "hyper", "count")}
@@ -240,7 +240,7 @@ def call(symbol: str, function: Function, values: dict[Value, str], result: str)
 
 def call_core(chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str], result: str) -> Iterator[str]:
     """Call the core of `chain` on the SSA names in `values`; its results are `result#0`, …."""
-    given, returned = _given(chain, graph), returned_by(chain, graph)
+    given, returned = given_to(chain, graph), returned_by(chain, graph)
     operands = ", ".join(values[v] for v in given)
     signature = f"({', '.join(given.values())}) -> ({', '.join(returned.values())})"
     assigned = f"{result}:{len(returned)} = " if returned else ""

@@ -8,7 +8,8 @@ from pathlib import Path
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.manifest import TargetSpec
 
-# LLVM's feature names where Linux's /proc/cpuinfo spells them differently.
+# LLVM's feature names where Linux's /proc/cpuinfo spells them differently, on x86 and on Arm
+# (Documentation/arch/arm64/elf_hwcaps.rst of Linux).
 _LINUX_NAMES = {
     "sse3": "pni",
     "bmi": "bmi1",
@@ -28,10 +29,35 @@ _LINUX_NAMES = {
     "amx-tile": "amx_tile",
     "amx-int8": "amx_int8",
     "amx-bf16": "amx_bf16",
+    "dotprod": "asimddp",
+    "fullfp16": "asimdhp",
+    "fp16fml": "asimdfhm",
+    "lse": "atomics",
 }
 
 # Only these decide whether generated arithmetic runs; the rest (clzero, wbnoinvd, …) is never emitted for it.
-_DECISIVE = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "lzcnt", "popcnt", "movbe", "amx", "vaes", "gfni", "vpclmul")
+_DECISIVE = {
+    "x86_64": (
+        "sse",
+        "ssse",
+        "avx",
+        "fma",
+        "f16c",
+        "bmi",
+        "lzcnt",
+        "popcnt",
+        "movbe",
+        "amx",
+        "vaes",
+        "gfni",
+        "vpclmul",
+    ),
+    "aarch64": ("dotprod", "fullfp16", "fp16fml", "lse", "bf16", "i8mm", "sve", "sme"),
+    "riscv64": ("v", "zfh", "zvfh"),
+}
+
+
+_OLDER = {"x86_64": "llvm-cpu:cpu=x86-64-v2", "aarch64": "llvm-cpu:arch=aarch64", "riscv64": "llvm-cpu:arch=riscv64"}
 
 
 def check_cpu(target: TargetSpec, directory: Path) -> None:
@@ -42,29 +68,48 @@ def check_cpu(target: TargetSpec, directory: Path) -> None:
     """
     if not target.architecture:
         return
-    here = platform.machine().replace("AMD64", "x86_64").replace("arm64", "aarch64")
+    here = architecture()
     if here != target.architecture:
         raise ArtifactError(
             f"{directory / target.file} is compiled for {target.architecture}, this machine is {here}. Compile it for "
             "this machine"
         )
-    available = _features()
+    available = cpu_features()
     if available is None:
         return
-    needed = [f for f in target.features if f.startswith(_DECISIVE)]
+    decisive = _DECISIVE.get(here, ())
+    needed = [f for f in target.features if (f in decisive if here == "riscv64" else f.startswith(decisive))]
     missing = [f for f in needed if _LINUX_NAMES.get(f, f).replace("-", "_") not in available]
     if missing:
         raise ArtifactError(
             f"{directory / target.file} needs CPU features that this machine lacks: {', '.join(missing)}. Compile it "
-            "here, or for an older CPU with --target llvm-cpu:cpu=x86-64-v2"
+            f"here, or for an older CPU with --target {_OLDER.get(here, 'llvm-cpu:cpu=generic')}"
         )
 
 
-def _features() -> set[str] | None:
+def architecture() -> str:
+    """This machine's architecture, as LLVM names it."""
+    return platform.machine().replace("AMD64", "x86_64").replace("arm64", "aarch64")
+
+
+def cpu_name() -> str:
+    """What the CPU calls itself; its architecture where it does not."""
+    return _cpuinfo("model name") or architecture()
+
+
+def cpu_features() -> set[str] | None:
     """The CPU's flags as Linux names them, or None where they cannot be read."""
+    line = _cpuinfo("flags") or _cpuinfo("Features")
+    if isa := _cpuinfo("isa"):  # RISC-V: rv64imafdcv_zfh_…
+        letters, *names = isa.split("_")
+        return {*letters.removeprefix("rv64"), *names}
+    return set(line.split()) if line else None
+
+
+def _cpuinfo(key: str) -> str:
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return None
-    line = next((x for x in text.splitlines() if x.startswith("flags")), None)
-    return set(line.partition(":")[2].split()) if line else None
+        return ""
+    line = next((x for x in text.splitlines() if x.startswith(key)), "")
+    return line.partition(":")[2].strip()

@@ -137,6 +137,10 @@ class Certificate:
         worst: the largest error found, as a fraction of what was allowed; at most 1.
         tensor: where that was.
         oracle: the dtype of the eager run that was compared with.
+        name: what the device's driver calls it; empty for the CPU that compiled.
+        driver: the driver with its version; empty for a CPU.
+        versions: of IronGrad and of IREE's runtime, where `irongrad verify` signed it.
+        date: when that was, in UTC.
     """
 
     device: str
@@ -144,6 +148,10 @@ class Certificate:
     worst: float
     tensor: str
     oracle: str
+    name: str = ""
+    driver: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    date: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,8 +165,12 @@ class TargetSpec:
         flags: what iree-compile was called with.
         architecture: the CPU architecture it is for (`x86_64`), empty where that does not apply.
         features: the CPU features it needs, in LLVM's names.
-        certificate: how it was verified; None where this has not been done.
+        certificate: how it was verified when it was compiled; None where it could not run there.
+        subgroup: how many lanes of a GPU the code takes to run in step; 0 where it does not matter.
+        verified: what `irongrad verify` signed, one a device.
         transients: the most bytes of intermediate values at once, by entry point, that the compiler allocates.
+        compiler: the version of IREE that compiled it.
+        asked: what `--target` said.
     """
 
     name: str
@@ -169,6 +181,10 @@ class TargetSpec:
     features: tuple[str, ...] = ()
     certificate: Certificate | None = None
     transients: dict[str, int] = field(default_factory=dict)
+    compiler: str = ""
+    asked: str = ""
+    subgroup: int = 0
+    verified: tuple[Certificate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -255,6 +271,8 @@ class Manifest:
             drawn.
         precision: `f32`, or the dtype of autocast, `bf16` or `f16`, in which the model runs.
         memory: the plan of a training step's memory.
+        passes: what ran on the step graph, in the syntax of `--passes`.
+        route: how it became linalg, `linalg` or `stablehlo`.
     """
 
     format_version: int
@@ -271,6 +289,8 @@ class Manifest:
     seed: int | None = None
     precision: str = "f32"
     memory: MemorySpec | None = None
+    passes: tuple[str, ...] = ()
+    route: str = "linalg"
 
     def entry_point(self, name: str) -> EntryPoint | None:
         """The entry point called `name`, or None."""
@@ -279,8 +299,12 @@ class Manifest:
 
 def write_manifest(manifest: Manifest, directory: Path) -> None:
     """Write `manifest` into `directory` as indented JSON."""
-    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    (directory / MANIFEST).write_bytes(text + b"\n")
+    (directory / MANIFEST).write_bytes(encoded(manifest))
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """`manifest` as the file has it."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
 def read_manifest(directory: Path) -> Manifest:

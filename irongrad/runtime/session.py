@@ -17,7 +17,6 @@ import numpy as np
 from iree.runtime.array_interop import map_dtype_to_hal_element_type
 
 from irongrad.runtime import checkpoint as checkpoints
-from irongrad.runtime.cpu import check_cpu
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.manifest import (
     DRAWS,
@@ -26,12 +25,13 @@ from irongrad.runtime.manifest import (
     SEED,
     EntryPoint,
     Manifest,
-    TargetSpec,
     TensorSpec,
     check_files,
     read_manifest,
 )
 from irongrad.runtime.memory import keep_freed_memory
+from irongrad.runtime.selection import check_device, choose_target
+from irongrad.runtime.transfer import to_host
 
 Array = np.ndarray[Any, Any]
 
@@ -53,7 +53,7 @@ def load(
 
     Args:
         directory: what `irongrad compile -o` wrote.
-        target: which of its targets; the only or first one by default.
+        target: which of its targets; by default the first for `device`, or the first that can run here.
         device: an IREE device URI, such as `local-task`, `local-sync`, `cuda` or `vulkan`; the target's own by
             default.
         checkpoint: a checkpoint to start from in place of the initial state.
@@ -83,6 +83,7 @@ class Session:
         manifest: what the artifact says of itself.
         directory: where it lies.
         target: the target that was loaded.
+        device: the URI of the device that runs it.
     """
 
     def __init__(
@@ -93,28 +94,29 @@ class Session:
         device: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         strict: bool = False,
+        verifying: bool = False,
     ) -> None:
         self.directory = directory
         self.manifest: Manifest = read_manifest(directory)
-        self.target = _choose_target(self.manifest, directory, target)
+        self.target = choose_target(self.manifest, directory, target, device)
         self._strict = strict
-        self._device_uri = device or self.target.device
+        self.device = device or self.target.device
         check_files(self.manifest, directory, (self.target.file, INITIAL_STATE))
-        check_cpu(self.target, directory)
+        check_device(self.target, directory, self.device, verifying=verifying)
         state = Path(checkpoint) if checkpoint is not None else directory / INITIAL_STATE
         if checkpoint is not None:
             checkpoints.check(state, self.manifest)
         self._open(state)
 
     def _open(self, state: Path) -> None:
-        if self._device_uri.startswith("local"):
+        if self.device.startswith("local"):
             keep_freed_memory()
         try:
-            self._device = ireert.get_device(self._device_uri)
+            self._device = ireert.get_device(self.device)
         except Exception as error:
             known = ", ".join(ireert.query_available_drivers())
             raise ArtifactError(
-                f"the device {self._device_uri!r} cannot be opened: {_reason(error)}. Drivers in this IREE: {known}"
+                f"the device {self.device!r} cannot be opened: {_reason(error)}. Drivers in this IREE: {known}"
             ) from error
         instance = ireert.VmInstance()
         index = ireert.ParameterIndex()
@@ -127,7 +129,7 @@ class Session:
             self._context = ireert.VmContext(instance, modules=[hal, parameters, module])
         except Exception as error:
             raise ArtifactError(
-                f"{path} does not load on {self._device_uri}: {_reason(error)}. Is the artifact made for this target, "
+                f"{path} does not load on {self.device}: {_reason(error)}. Is the artifact made for this target, "
                 "and by the IREE version in its manifest?"
             ) from error
         self._functions = {e.name: (e, module.lookup_function(e.name)) for e in self.manifest.entry_points}
@@ -301,16 +303,8 @@ class Session:
         )
 
     def _to_host(self, results: Any, index: int, spec: TensorSpec) -> Array:
-        view = results.get_as_object(index, ireert.HalBufferView)
-        host = ireert.DeviceArray(self._device, view, implicit_host_transfer=True).to_host()
+        host = to_host(self._device, results.get_as_object(index, ireert.HalBufferView))
         return np.array(host, dtype=np.dtype(spec.dtype) if spec.dtype != "bfloat16" else host.dtype)
-
-
-def _choose_target(manifest: Manifest, directory: Path, name: str | None) -> TargetSpec:
-    for target in manifest.targets:
-        if name is None or target.name == name:
-            return target
-    raise ArtifactError(f"{directory} has no target {name!r}; it has {', '.join(t.name for t in manifest.targets)}")
 
 
 def _take(given: dict[str, Any], name: str, entry: EntryPoint) -> Any:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
+from irongrad.runtime.devices import find_device, is_local
 from irongrad.runtime.golden import SAMPLE, Golden, key_of, sampled
+from irongrad.runtime.manifest import Certificate
 from irongrad.runtime.session import Session
 
 Array = np.ndarray[Any, Any]
+
+_SIGNED_WITH = {"irongrad": "irongrad", "iree": "iree-base-runtime"}
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,29 @@ def verify(session: Session, golden: Golden) -> Report:
     finally:
         session.load_state(before)
     return Report(tuple(found), golden.steps, golden.oracle)
+
+
+def certificate(report: Report, device: str) -> Certificate:
+    """What the manifest keeps of a report; nothing of which CPU it was, so that each makes the same manifest."""
+    worst, found = report.worst, None if is_local(device) else find_device(device)
+    return Certificate(
+        device=device,
+        steps=report.steps,
+        worst=worst.ratio,
+        tensor=f"{worst.entry_point} {worst.key}",
+        oracle=report.oracle,
+        name=found.name if found is not None else "",
+        driver=found.driver if found is not None else "",
+    )
+
+
+def signed(report: Report, device: str) -> Certificate:
+    """A certificate with the CPU's name too, the versions that made the report, and today's date."""
+    found = find_device(device)
+    versions = {name: version(package) for name, package in _SIGNED_WITH.items()}
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    name = found.name if found is not None else ""
+    return replace(certificate(report, device), name=name, versions=versions, date=date)
 
 
 def _accumulation(

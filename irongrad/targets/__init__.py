@@ -1,5 +1,5 @@
-"""What IronGrad compiles for; one file a target."""
+"""What IronGrad compiles for; one file a kind of target."""
 
-from irongrad.targets.base import Target, parse_target
+from irongrad.targets.base import Kind, Option, Quirk, Requirement, Target, kinds, parse_target, parse_targets
 
-__all__ = ["Target", "parse_target"]
+__all__ = ["Kind", "Option", "Quirk", "Requirement", "Target", "kinds", "parse_target", "parse_targets"]

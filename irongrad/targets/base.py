@@ -3,10 +3,47 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from irongrad.runtime.errors import UserError
+
+
+@dataclass(frozen=True)
+class Quirk:
+    """A fault of the toolchain that a target is compiled around.
+
+    Attributes:
+        versions: what has it.
+        symptom: what it does.
+        remedy: what is done here.
+        test: the test that fails once it is gone.
+    """
+
+    versions: str
+    symptom: str
+    remedy: str
+    test: str
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a device must say of itself, checked by the module when it is loaded.
+
+    Attributes:
+        category: of IREE's device queries, such as `vulkan.device`.
+        key: the query's key.
+        value: the 32-bit integer that the device must answer, or the least where `at_least`.
+        message: what is said otherwise, as the end of "this module …".
+        at_least: whether more will do.
+    """
+
+    category: str
+    key: str
+    value: int
+    message: str
+    at_least: bool = False
 
 
 @dataclass(frozen=True)
@@ -14,51 +51,117 @@ class Target:
     """What to compile for.
 
     Attributes:
-        name: such as `llvm-cpu`; names the .vmfb.
+        name: names the .vmfb: what was asked for without the options' names, such as `vulkan-lavapipe`.
+        backend: IREE's, such as `llvm-cpu`.
         device: the IREE device that runs it.
         flags: for iree-compile.
-        host: whether the compiling machine itself can run the result.
+        scalars_on_host: whether float64 scalars are computed by IREE's virtual machine, not by the device.
+        float64: whether the device computes in float64.
+        integers64: whether the device computes in 64-bit integers.
+        subgroup: how many lanes of the device the code takes to run in step; 0 where it does not matter.
+        requirements: what the module checks when it is loaded.
     """
 
     name: str
+    backend: str
     device: str
     flags: tuple[str, ...]
-    host: bool
+    scalars_on_host: bool = False
+    float64: bool = True
+    integers64: bool = True
+    subgroup: int = 0
+    requirements: tuple[Requirement, ...] = ()
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a kind of target.
+
+    Attributes:
+        name: its name.
+        summary: what it chooses.
+        values: the ones there are; empty where the compiler knows many.
+    """
+
+    name: str
+    summary: str
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of target, such as `vulkan`.
+
+    Attributes:
+        name: its name in `--target`.
+        summary: what it is, in a sentence.
+        options: what can be chosen.
+        make: makes a target of a name and the chosen options.
+        quirks: what it is compiled around.
+    """
+
+    name: str
+    summary: str
+    options: tuple[Option, ...]
+    make: Callable[[str, dict[str, str]], Target]
+    quirks: tuple[Quirk, ...] = ()
 
 
 def parse_target(text: str) -> Target:
     """Parse `llvm-cpu` or `llvm-cpu:cpu=x86-64-v3`.
 
     Raises:
-        UserError: an unknown target or option, with what there is.
+        UserError: an unknown target, option or value, with what there is.
     """
     name, _, tail = text.partition(":")
+    known = {k.name: k for k in kinds()}
+    if name not in known:
+        raise UserError(f"unknown target {name!r}: this version compiles for {', '.join(known)}{_hint(name, known)}")
+    kind = known[name]
     options: dict[str, str] = {}
     for item in filter(None, tail.split(",")):
         key, separator, value = item.partition("=")
         if not separator:
             raise UserError(f"target option {item!r} in {text!r} has no value; write {name}:{key}=VALUE")
+        _check(kind, key, value)
         options[key] = value
-    targets = _targets()
-    if name not in targets:
-        close = difflib.get_close_matches(name, targets, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UserError(f"unknown target {name!r}: this version compiles for {', '.join(targets)}{hint}")
-    return targets[name](options)
+    # IronGradConfig.cmake makes the same names.
+    return kind.make(re.sub(r"[^\w.]+", "-", re.sub(r"[:,]\w+=", "-", text)), options)
 
 
-def _targets() -> dict[str, Callable[[dict[str, str]], Target]]:
-    from irongrad.targets import llvm_cpu
-
-    return {"llvm-cpu": llvm_cpu.target}
-
-
-def take_option(options: dict[str, str], target: str, allowed: tuple[str, ...]) -> None:
-    """Refuse options that `target` does not have.
+def parse_targets(texts: Sequence[str]) -> tuple[Target, ...]:
+    """Parse several targets of one artifact.
 
     Raises:
-        UserError: with the ones it has.
+        UserError: as for `parse_target`, or two would have the same file.
     """
-    for key in options:
-        if key not in allowed:
-            raise UserError(f"target {target!r} has no option {key!r}; it has {', '.join(allowed)}")
+    targets = tuple(parse_target(t) for t in texts)
+    names = [t.name for t in targets]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"the target {name!r} is named twice")
+    return targets
+
+
+def kinds() -> tuple[Kind, ...]:
+    """All kinds of targets."""
+    from irongrad.targets import cuda, llvm_cpu, vulkan
+
+    return llvm_cpu.KIND, cuda.KIND, vulkan.KIND
+
+
+def _check(kind: Kind, key: str, value: str) -> None:
+    option = next((o for o in kind.options if o.name == key), None)
+    if option is None:
+        there = [o.name for o in kind.options]
+        raise UserError(f"target {kind.name!r} has no option {key!r}; it has {', '.join(there)}{_hint(key, there)}")
+    if option.values and value not in option.values:
+        raise UserError(
+            f"target {kind.name!r} has no {key} {value!r}; it has {', '.join(option.values)}"
+            f"{_hint(value, option.values)}"
+        )
+
+
+def _hint(name: str, known: Sequence[str] | dict[str, Kind]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

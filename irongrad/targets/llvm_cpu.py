@@ -1,8 +1,12 @@
-"""llvm-cpu: machine code in an embedded ELF, run by IREE's local-task or local-sync device."""
+"""llvm-cpu: machine code in an embedded ELF, run by IREE's local-task or local-sync device.
+
+The ELF is loaded by IREE itself and calls nothing of the operating system, so one file runs on Linux, Windows and
+macOS: only the architecture and the CPU's features matter.
+"""
 
 from __future__ import annotations
 
-from irongrad.targets.base import Target, take_option
+from irongrad.targets.base import Kind, Option, Quirk, Target
 
 # By default IREE 3.13.0 refuses a dispatch for which its own tile sizes ask for more than 32 KiB of stack (33 KiB for
 # what tests/pipeline/test_toolchain.py compiles). Every thread has 512 KiB at the least.
@@ -12,21 +16,65 @@ _STACK_BYTES = 128 * 1024
 # holding 32 KiB in one vector (what tests/pipeline/test_toolchain.py compiles). LLVM splits it, and the code is fast.
 LARGE_VECTORS = "--iree-llvmcpu-fail-on-large-vector=false"
 
+# The triple, and what each of its machines has, by architecture: the Armv8.0 baseline, and RISC-V's RVA20 profile.
+_ARCHITECTURES = {
+    "x86_64": ("x86_64-unknown-linux-gnu", "x86-64", ""),
+    "aarch64": ("aarch64-unknown-linux-gnu", "generic", ""),
+    "riscv64": ("riscv64-unknown-linux-gnu", "generic-rv64", "+m,+a,+f,+d,+c"),
+}
 
-def target(options: dict[str, str]) -> Target:
-    """The target with the option `cpu`: an LLVM CPU name such as `x86-64-v3`, or `host`, the default."""
-    take_option(options, "llvm-cpu", ("cpu",))
-    cpu = options.get("cpu", "host")
-    return Target(
-        name="llvm-cpu",
-        device="local-task",
-        flags=(
-            "--iree-hal-target-device=local",
-            "--iree-hal-local-target-device-backends=llvm-cpu",
-            f"--iree-llvmcpu-target-cpu={cpu}",
-            "--iree-opt-data-tiling",
+
+def _make(name: str, options: dict[str, str]) -> Target:
+    triple, cpu, features = "", "host", ""
+    if "arch" in options:
+        triple, cpu, features = _ARCHITECTURES[options["arch"]]
+    triple, cpu = options.get("triple", triple), options.get("cpu", "generic" if "triple" in options else cpu)
+    features = options.get("features", features.replace(",", "")).replace("+", ",+").strip(",")
+    flags = [
+        "--iree-hal-target-device=local",
+        "--iree-hal-local-target-device-backends=llvm-cpu",
+        f"--iree-llvmcpu-target-cpu={cpu}",
+        "--iree-opt-data-tiling",
+        f"--iree-llvmcpu-stack-allocation-limit={_STACK_BYTES}",
+        LARGE_VECTORS,
+    ]
+    if triple:
+        flags.append(f"--iree-llvmcpu-target-triple={triple}")
+    if features:
+        flags.append(f"--iree-llvmcpu-target-cpu-features={features}")
+    if triple.startswith("riscv64"):
+        flags.append("--iree-llvmcpu-target-abi=lp64d")
+    return Target(name=name, backend="llvm-cpu", device="local-task", flags=tuple(flags))
+
+
+KIND = Kind(
+    name="llvm-cpu",
+    summary="machine code for a CPU; one file for Linux, Windows and macOS",
+    options=(
+        Option("cpu", "LLVM's name of a CPU, such as x86-64-v3, cortex-a76 or apple-m1; this machine's by default"),
+        Option("arch", "another architecture than this machine's", tuple(_ARCHITECTURES)),
+        Option("triple", "LLVM's target triple, for what arch does not name"),
+        Option("features", "LLVM's CPU features, such as +v or +dotprod+fullfp16"),
+    ),
+    make=_make,
+    quirks=(
+        Quirk(
+            "IREE 3.13.0",
+            "a dispatch is refused for the stack that its own tile sizes take",
             f"--iree-llvmcpu-stack-allocation-limit={_STACK_BYTES}",
-            LARGE_VECTORS,
+            "tests/pipeline/test_toolchain.py",
         ),
-        host=True,
-    )
+        Quirk(
+            "IREE 3.13.0",
+            "a product of matrices with two elementwise results is refused for one large vector",
+            LARGE_VECTORS,
+            "tests/pipeline/test_toolchain.py",
+        ),
+        Quirk(
+            "IREE 3.13.0",
+            "a crash on a transposed product of matrices with data tiling",
+            "compiled again without --iree-opt-data-tiling",
+            "tests/pipeline/test_toolchain.py",
+        ),
+    ),
+)

@@ -1,0 +1,42 @@
+"""Results of a device as arrays of the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import iree.runtime as ireert
+import numpy as np
+from iree.runtime import BufferUsage, HalElementType, HalFence, MemoryType
+
+Array = np.ndarray[Any, Any]
+
+_STAGING = int(MemoryType.HOST_LOCAL | MemoryType.DEVICE_VISIBLE)
+_COPIED = int(BufferUsage.TRANSFER_TARGET | BufferUsage.MAPPING_SCOPED)
+
+
+def to_host(device: ireert.HalDevice, view: ireert.HalBufferView) -> Array:
+    """The elements of `view`, mapped where the device's memory is the host's, and else copied.
+
+    A copy goes through memory that the device allocates. `DeviceArray.to_host` of IREE 3.13.0 imports numpy's, which
+    Vulkan refuses unless it begins on a page ("host allocation import pointer does not satisfy Vulkan
+    minImportedHostPointerAlignment"); tests/targets/test_vulkan.py tells when it no longer does.
+    """
+    dtype = HalElementType.map_to_dtype(view.element_type)
+    source = view.get_buffer()
+    if _is_mappable(source):
+        return np.asarray(view.map().asarray(view.shape, dtype))
+    if source.byte_length() == 0:
+        return np.empty(view.shape, dtype)
+    staging = device.allocator.allocate_buffer(
+        memory_type=_STAGING, allowed_usage=_COPIED, allocation_size=source.byte_length()
+    )
+    semaphore = device.create_semaphore(0)
+    done = HalFence.create_at(semaphore, 1)
+    device.queue_copy(source, staging, wait_semaphores=HalFence.create_at(semaphore, 0), signal_semaphores=done)
+    done.wait()
+    return np.asarray(staging.map().asarray(view.shape, dtype))
+
+
+def _is_mappable(buffer: Any) -> bool:
+    needed = ((buffer.memory_type(), MemoryType.HOST_VISIBLE), (buffer.allowed_usage(), BufferUsage.MAPPING_SCOPED))
+    return all(has & int(flag) == int(flag) for has, flag in needed)

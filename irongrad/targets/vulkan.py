@@ -1,0 +1,230 @@
+"""vulkan: SPIR-V for any GPU with Vulkan 1.3, and for Mesa's lavapipe, which is a Vulkan device on the CPU.
+
+A profile says what code may rely on. What a device lacks of it is found by the module itself when it is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from irongrad.runtime.devices import Device
+from irongrad.targets.base import Kind, Option, Quirk, Requirement, Target
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the code may rely on.
+
+    Attributes:
+        compute: types of arithmetic, as `#iree_gpu.target` has them.
+        storage: widths of what is loaded and stored.
+        subgroup: lanes that exchange values directly; 0 for code that does not.
+        invocations: threads of a workgroup.
+        sizes: of a workgroup, by dimension.
+        memory: bytes of shared memory of a workgroup.
+        summary: what has it.
+    """
+
+    compute: tuple[str, ...]
+    storage: tuple[str, ...]
+    subgroup: int
+    invocations: int
+    sizes: tuple[int, int, int]
+    memory: int
+    summary: str
+
+
+# The limits of generic and mobile are what Vulkan itself guarantees ("Required Limits" of the specification) but for
+# shared memory, 16 KiB, and 128 invocations; the others are the smallest of NVIDIA's, AMD's and Intel's current
+# drivers, as IREE's own descriptions of them have it.
+PROFILES = {
+    "generic": Profile(
+        ("fp32", "int32", "int8"),
+        ("b32", "b8"),
+        0,
+        128,
+        (128, 128, 64),
+        16 * 1024,
+        "any device: float32, 32-bit integers, and bytes for what is true or false",
+    ),
+    "mobile": Profile(
+        ("fp32", "fp16", "int32", "int16", "int8"),
+        ("b32", "b16", "b8"),
+        0,
+        256,
+        (256, 256, 64),
+        16 * 1024,
+        "phones and boards: also float16 and small integers, no 64-bit ones",
+    ),
+    "desktop": Profile(
+        ("fp32", "fp16", "int64", "int32", "int16", "int8"),
+        ("b64", "b32", "b16", "b8"),
+        32,
+        1024,
+        (1024, 1024, 64),
+        32 * 1024,
+        "GPUs of PCs, whose 32 lanes run in step",
+    ),
+    "lavapipe": Profile(
+        ("fp64", "fp32", "fp16", "int64", "int32", "int16", "int8"),
+        ("b64", "b32", "b16", "b8"),
+        8,
+        1024,
+        (1024, 1024, 1024),
+        32 * 1024,
+        "Mesa's Vulkan on a CPU with 256-bit vectors, for tests",
+    ),
+}
+
+_FEATURES = {
+    "fp64": ("shader_float64", "float64"),
+    "fp16": ("shader_float16", "float16"),
+    "int64": ("shader_int64", "64-bit integers"),
+    "int16": ("shader_int16", "16-bit integers"),
+    "int8": ("shader_int8", "8-bit integers"),
+    "b16": ("storage_buffer_16bit_access", "16-bit storage"),
+    "b8": ("storage_buffer_8bit_access", "8-bit storage"),
+}
+
+_OTHERWISE = "compile it for vulkan:profile=generic"
+
+SUBGROUPS = (0, 4, 8, 16, 32, 64)
+
+
+def _make(name: str, options: dict[str, str]) -> Target:
+    chosen = options.get("profile", "generic")
+    profile = PROFILES[chosen]
+    subgroup = int(options.get("subgroup", profile.subgroup))
+    return Target(
+        name=name,
+        backend="vulkan",
+        device="vulkan",
+        flags=(f"--iree-hal-target-device={_attribute(chosen, profile, subgroup)}",),
+        scalars_on_host=True,
+        float64="fp64" in profile.compute,
+        integers64="int64" in profile.compute,
+        subgroup=subgroup,
+        requirements=_requirements(profile, subgroup),
+    )
+
+
+def _attribute(name: str, profile: Profile, subgroup: int) -> str:
+    sizes = ", ".join(map(str, profile.sizes))
+    exchange = "shuffle|arithmetic" if subgroup else "none"
+    return (
+        '#hal.device.target<"vulkan", [#hal.executable.target<"vulkan-spirv", "vulkan-spirv-fb", '
+        f'{{iree_codegen.target_info = #iree_gpu.target<arch = "{name}", features = "spirv:v1.6,cap:Shader", '
+        f"wgp = <compute = {'|'.join(profile.compute)}, storage = {'|'.join(profile.storage)}, "
+        # Without exchange the number only shapes workgroups.
+        f"subgroup = {exchange}, subgroup_size_choices = [{subgroup or 32}], max_workgroup_sizes = [{sizes}], "
+        f"max_thread_count_per_workgroup = {profile.invocations}, max_workgroup_memory_bytes = {profile.memory}, "
+        "max_workgroup_counts = [65535, 65535, 65535]>>}>]> : !hal.device"
+    )
+
+
+def _requirements(profile: Profile, subgroup: int) -> tuple[Requirement, ...]:
+    needed = [_FEATURES[f] for f in (*profile.compute, *profile.storage) if f in _FEATURES]
+    found = [
+        Requirement(
+            "vulkan.feature", key, 1, f"needs a Vulkan device with {what}; compile it for vulkan:profile=generic"
+        )
+        for key, what in needed
+    ]
+    found.append(
+        Requirement(
+            "vulkan.device",
+            "max_compute_workgroup_invocations",
+            profile.invocations,
+            f"needs a Vulkan device with workgroups of {profile.invocations} invocations; {_OTHERWISE}",
+            at_least=True,
+        )
+    )
+    if subgroup:
+        text = (
+            f"is compiled for Vulkan devices whose subgroups have {subgroup} lanes, and would compute wrong numbers on "
+            "this one; 'irongrad targets --probe' says what to compile it for"
+        )
+        found.append(Requirement("vulkan.device", "subgroup_size", subgroup, text))
+    return tuple(found)
+
+
+# Vendors whose GPUs are those of phones and boards (the PCI and Khronos vendor ids): Qualcomm, Arm, Imagination.
+_MOBILE_VENDORS = ("0x5143", "0x13b5", "0x1010")
+_SMALL_TYPES = ("storageBuffer8BitAccess", "storageBuffer16BitAccess", "shaderInt8", "shaderFloat16")
+# VK_SUBGROUP_FEATURE_ARITHMETIC_BIT and VK_SUBGROUP_FEATURE_SHUFFLE_BIT.
+_EXCHANGE = 0x4 | 0x10
+
+
+def propose(device: Device) -> str:
+    """The target to compile for `device`, by what its driver says of it."""
+    size, least, most = device.subgroup
+    if "llvmpipe" in device.name:
+        return _spelled("lavapipe", size)
+    if not all(f"{name}=yes" in device.details for name in _SMALL_TYPES):
+        return _spelled("generic", 0)
+    if any(f"vendor_id: {vendor}" in device.details.lower() for vendor in _MOBILE_VENDORS):
+        return _spelled("mobile", 0)
+    operations = re.search(r"operations=(0x[0-9a-f]+)", device.details)
+    exchanges = operations is not None and int(operations.group(1), 16) & _EXCHANGE == _EXCHANGE
+    return _spelled("desktop", size if exchanges and least == most and size in SUBGROUPS else 0)
+
+
+def _spelled(profile: str, subgroup: int) -> str:
+    own = "" if subgroup == PROFILES[profile].subgroup else f",subgroup={subgroup}"
+    return f"vulkan:profile={profile}{own}"
+
+
+KIND = Kind(
+    name="vulkan",
+    summary="SPIR-V for GPUs with Vulkan 1.3, and for Mesa's lavapipe",
+    options=(
+        Option("profile", "what the device has; generic by default", tuple(PROFILES)),
+        Option(
+            "subgroup",
+            "how many lanes of the device run in step, 0 for code that does not rely on it; the profile's by default",
+            tuple(map(str, SUBGROUPS)),
+        ),
+    ),
+    make=_make,
+    quirks=(
+        Quirk(
+            "IREE 3.13.0",
+            "code for subgroups of one size computes wrong numbers on a device with another, and nothing says so",
+            "the module asks the device when it is loaded, and refuses",
+            "tests/targets/test_vulkan.py",
+        ),
+        Quirk(
+            "IREE 3.13.0, SPIR-V",
+            "logarithm and power of float64 do not exist, and the virtual machine cannot round float64 to float32",
+            "float64 scalars are computed by the virtual machine, and rounded on their bits",
+            "tests/pipeline/test_host_scalars.py",
+        ),
+        Quirk(
+            "IREE 3.13.0",
+            "without 8-bit storage a loop's tensor of one truth value is read wrong; with 8-bit storage but without "
+            "8-bit integers storing one does not compile",
+            "every profile has both",
+            "tests/targets/test_vulkan.py",
+        ),
+        Quirk(
+            "IREE 3.13.0",
+            "the emulation of 64-bit integers stops at vectors of them ('vector.insert_strided_slice' is illegal)",
+            "64-bit integers are computed in 32 bits inside the module, whose signature stays",
+            "tests/targets/test_vulkan.py",
+        ),
+        Quirk(
+            "IREE 3.13.0",
+            "train_steps, the loop inside the module, spoils the state of some steps from the second iteration on; the "
+            "same module is right on the CPU",
+            "verification refuses such a step; compile it with --entry-point train_step and others but train_steps",
+            "tests/targets/test_vulkan.py",
+        ),
+        Quirk(
+            "IREE 3.13.0",
+            "DeviceArray.to_host fails: host memory of numpy does not begin on a page",
+            "results are copied through memory that the device allocates",
+            "tests/targets/test_vulkan.py",
+        ),
+    ),
+)

@@ -1,0 +1,31 @@
+"""The Vulkan device of the tests, and an artifact for two targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import irongrad as ig
+from irongrad.cli.compile import load_step
+from irongrad.runtime.devices import Device, find_device
+from irongrad.targets.vulkan import propose
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture(scope="session")
+def vulkan() -> Device:
+    found = find_device("vulkan")
+    assert found is not None, "these tests need a Vulkan device: apt-get install mesa-vulkan-drivers libvulkan1"
+    return found
+
+
+@pytest.fixture(scope="session")
+def digits(vulkan: Device, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits CNN for this machine's CPU and its Vulkan device."""
+    directory = tmp_path_factory.mktemp("artifacts") / "digits"
+    step = load_step(f"{EXAMPLES / 'digits.py'}:make_step")
+    entry_points = ("train_step", "eval_step", "export_state", "import_state")
+    ig.compile(step, directory, ["llvm-cpu", propose(vulkan)], entry_points=entry_points)
+    return directory

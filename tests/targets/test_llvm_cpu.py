@@ -1,0 +1,82 @@
+"""Code for other CPUs: linked everywhere, and run on aarch64 by qemu with IREE's own runtime for it."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from irongrad.pipeline.driver import build, make_options
+from irongrad.runtime import load
+from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.golden import read_golden
+from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
+from irongrad.runtime.manifest import GOLDEN, read_manifest
+from irongrad.runtime.session import initial_state
+
+AARCH64 = Path(sys.prefix) / "aarch64" / "iree" / "_runtime_libs" / "iree-run-module"
+ROOT = "/usr/aarch64-linux-gnu"  # where Debian's cross packages put that machine's libraries
+
+# What e_machine is in the header of an ELF file (System V ABI, the registered machines).
+MACHINES = {"x86_64": 62, "aarch64": 183, "riscv64": 243}
+
+TARGETS = {
+    "llvm-cpu:cpu=x86-64-v2": "x86_64",
+    "llvm-cpu:arch=aarch64": "aarch64",
+    "llvm-cpu:arch=riscv64": "riscv64",
+    "llvm-cpu:arch=riscv64,features=+m+a+f+d+c+v": "riscv64",
+    "llvm-cpu:triple=x86_64-pc-windows-msvc": "x86_64",
+    "llvm-cpu:triple=arm64-apple-macosx14,cpu=apple-m1": "aarch64",
+}
+
+
+@pytest.fixture(scope="module")
+def artifact(mlp_step, tmp_path_factory) -> Path:
+    """A step for all targets, with the linked code of each in a folder of its own beside it."""
+    folder = tmp_path_factory.mktemp("cross")
+    options = make_options(folder / "step", list(TARGETS), entry_points=["train_step", "eval_step"])
+    dumping = [
+        replace(t, flags=(*t.flags, f"--iree-hal-dump-executable-binaries-to={folder / t.name}"))
+        for t in options.targets
+    ]
+    build(mlp_step, replace(options, targets=tuple(dumping)))
+    return folder / "step"
+
+
+def test_the_code_is_linked_for_the_machine(artifact):
+    found = {t.name: t.architecture for t in read_manifest(artifact).targets}
+    assert list(found.values()) == list(TARGETS.values())
+    for name, architecture in found.items():
+        (binary,) = artifact.with_name(name).glob("*.so")
+        header = binary.read_bytes()[:20]
+        assert header[:5] == b"\x7fELF\x02"
+        kind, machine = struct.unpack_from("<HH", header, 16)
+        assert (kind, machine) == (3, MACHINES[architecture])
+
+
+def test_what_runs_here_is_verified_also_for_another_system(artifact):
+    verified = {t.name for t in read_manifest(artifact).targets if t.certificate is not None}
+    assert verified == {"llvm-cpu-x86-64-v2", "llvm-cpu-x86_64-pc-windows-msvc"}
+    with pytest.raises(ArtifactError, match="compiled for riscv64, this machine is"):
+        load(artifact, target="llvm-cpu-riscv64")
+
+
+def test_aarch64_agrees_with_the_oracle(artifact, tmp_path):
+    qemu = shutil.which("qemu-aarch64-static")
+    assert qemu is not None, "install qemu-user-static, libc6-arm64-cross and libstdc++6-arm64-cross"
+    assert AARCH64.is_file(), "scripts/test installs IREE's runtime for aarch64 there"
+    manifest, golden = read_manifest(artifact), read_golden(artifact / GOLDEN)
+    plan = make_plan(manifest, golden, initial_state(artifact), target="llvm-cpu-aarch64")
+    write_files(plan, manifest, tmp_path)
+    assert {c.name.partition(".")[2] for c in plan.checks} >= {"train_step", "train_step.from_step_2", "eval_step"}
+    for check in plan.checks:
+        command = [a.replace(ARTIFACT, str(artifact)).replace(FILES, str(tmp_path)) for a in check.command]
+        emulated = [qemu, "-L", ROOT, str(AARCH64), *command[1:]]
+        result = subprocess.run(emulated, capture_output=True, text=True, check=False)
+        assert (result.returncode != 0) == bool(check.refusal), result.stderr + result.stdout
+        assert check.refusal in result.stderr

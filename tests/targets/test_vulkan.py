@@ -1,0 +1,188 @@
+"""Training on a Vulkan device: verified, interchangeable with the CPU, and refused where it would be wrong."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import iree.runtime as ireert
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import irongrad as ig
+from irongrad.pipeline.assemble import assemble
+from irongrad.pipeline.compile import compile_module
+from irongrad.pipeline.functions import flat_function, golden_of_function, trace_function
+from irongrad.pipeline.importer import import_functions
+from irongrad.pipeline.interface import describe_function
+from irongrad.pipeline.package import Artifact, package
+from irongrad.runtime import Session, load
+from irongrad.runtime.commands import run_module
+from irongrad.runtime.errors import ArtifactError, GuardError, VerificationError
+from irongrad.runtime.golden import read_golden
+from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
+from irongrad.runtime.manifest import GOLDEN, FunctionSpec, read_manifest
+from irongrad.runtime.session import initial_state
+from irongrad.targets import Target, parse_target
+from irongrad.targets.vulkan import propose
+
+
+def iree_run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    tool = shutil.which(arguments[0]) or str(Path(sys.executable).with_name(arguments[0]))
+    return subprocess.run([tool, *arguments[1:]], capture_output=True, text=True, check=False)
+
+
+def test_digits_are_verified_on_both_devices(digits, vulkan):
+    cpu, gpu = read_manifest(digits).targets
+    assert cpu.certificate is not None
+    assert gpu.certificate is not None
+    assert (gpu.certificate.name, gpu.certificate.driver) == (vulkan.name, vulkan.driver)
+    assert gpu.certificate.worst <= 1
+
+
+@pytest.fixture(scope="module")
+def sessions(digits, vulkan) -> tuple[Session, Session]:
+    return load(digits), load(digits, device=vulkan.uri)
+
+
+def test_the_device_picks_the_target(digits, vulkan, sessions):
+    cpu, gpu = sessions
+    assert cpu.target.name == "llvm-cpu"
+    assert gpu.target.name == propose(vulkan).replace(":profile=", "-").replace(",subgroup=", "-")
+    with pytest.raises(ArtifactError, match="no target for the device 'cuda'; it has llvm-cpu, vulkan-"):
+        load(digits, device="cuda")
+
+
+@pytest.mark.parametrize("first", ["local-task", "vulkan"])
+def test_a_checkpoint_moves_between_devices(sessions, tmp_path, first):
+    (start,) = (s for s in sessions if s.device.startswith(first))
+    (there,) = (s for s in sessions if s is not start)
+    inputs = read_golden(start.directory / GOLDEN).inputs
+    for _ in range(2):
+        start.train_step(**inputs)
+    start.save(tmp_path / "state.safetensors")
+    there.restore(tmp_path / "state.safetensors")
+    before, after = start.state(), there.state()
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert there.eval_step(**inputs) == pytest.approx(start.eval_step(**inputs), rel=1e-5)
+    assert there.train_step(**inputs) == pytest.approx(start.train_step(**inputs), rel=1e-5)
+
+
+def test_iree_run_module_agrees_with_the_oracle(digits, tmp_path):
+    manifest, golden = read_manifest(digits), read_golden(digits / GOLDEN)
+    plan = make_plan(manifest, golden, initial_state(digits), target=manifest.targets[1].name)
+    write_files(plan, manifest, tmp_path)
+    checks = {c.name.partition(".")[2]: c for c in plan.checks}
+    for name in ("train_step", "eval_step", "train_step.out_of_range.y"):
+        check = checks[name]
+        command = [a.replace(ARTIFACT, str(digits)).replace(FILES, str(tmp_path)) for a in check.command]
+        result = iree_run(command)
+        assert (result.returncode != 0) == bool(check.refusal), result.stderr + result.stdout
+        assert check.refusal in result.stderr
+
+
+class Attention(nn.Module):
+    """Token embeddings, one causal attention with a normalisation before it, and logits."""
+
+    def __init__(self, tokens: int = 16, width: int = 16) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(tokens, width)
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.head = nn.Linear(width, tokens)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(self.embed(x))).chunk(3, -1)
+        return self.head(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+def make_gpt() -> ig.TrainStep:
+    torch.manual_seed(0)
+    model = Attention()
+    return ig.TrainStep(
+        model=model,
+        loss=lambda logits, y: nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten()),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
+        inputs={"x": torch.randint(0, 16, (2, 8)), "y": torch.randint(0, 16, (2, 8))},
+    )
+
+
+def test_a_small_gpt_is_verified(vulkan, tmp_path):
+    artifact = ig.compile(make_gpt(), tmp_path / "gpt", propose(vulkan), entry_points=["train_step"])
+    (target,) = artifact.manifest.targets
+    assert target.certificate is not None
+    assert target.certificate.name == vulkan.name
+
+
+def make_token_step() -> ig.TrainStep:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Flatten(), nn.Linear(24, 4))
+    return ig.TrainStep(
+        model=model,
+        loss=nn.functional.cross_entropy,
+        optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
+        inputs={"x": torch.randint(0, 16, (4, 3)), "y": torch.randint(0, 4, (4,))},
+    )
+
+
+def test_token_ids_are_verified_without_64_bit_integers(vulkan, tmp_path):
+    artifact = ig.compile(make_token_step(), tmp_path / "ids", "vulkan:profile=generic", entry_points=["train_step"])
+    (target,) = artifact.manifest.targets
+    assert target.certificate is not None
+    assert not any("int64" in flag for flag in target.flags)
+    assert [s.dtype for s in artifact.manifest.entry_points[0].inputs] == ["int64", "int64"]
+    with pytest.raises(GuardError, match=r"x: every value must be in \[0, 15\]"):
+        artifact.load().train_step(x=np.full((4, 3), 2**32, np.int64), y=np.zeros(4, np.int64))
+
+
+@pytest.mark.slow
+def test_a_loop_of_steps_is_still_wrong(vulkan, tmp_path):
+    """When this fails, the quirk of `irongrad.targets.vulkan` about train_steps is gone."""
+    with pytest.raises(VerificationError, match="train_steps"):
+        ig.compile(make_token_step(), tmp_path / "ids", propose(vulkan), entry_points=["train_step", "train_steps"])
+
+
+def normalised(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def packaged(target: Target, directory: Path) -> Artifact:
+    """What `ig.compile_function` makes of `normalised`, before it is loaded."""
+    flat = flat_function(normalised, (torch.randn(4, 512),), gradients=False)
+    graph, ranges = trace_function(flat, normalised)
+    module = assemble(import_functions(graph, directory), describe_function(graph, ranges))
+    compiled = compile_module(module, target, directory)
+    function = FunctionSpec(flat.arguments, flat.result)
+    return package(module, [compiled], golden_of_function(flat, graph), directory / "artifact", function)
+
+
+def test_another_subgroup_size_is_refused_when_it_is_loaded(vulkan, tmp_path):
+    size = 2 * vulkan.subgroup[0]
+    artifact = packaged(parse_target(f"vulkan:profile=lavapipe,subgroup={size}"), tmp_path)
+    assert artifact.manifest.targets[0].certificate is None
+    with pytest.raises(ArtifactError, match=f"subgroups of {size} lanes, and those of .* have {vulkan.subgroup[0]}"):
+        artifact.load()
+    result = iree_run(run_module(artifact.manifest, artifact.directory, "call"))
+    assert result.returncode != 0
+    assert f"this module is compiled for Vulkan devices whose subgroups have {size} lanes" in result.stderr
+
+
+def test_without_the_check_the_numbers_are_wrong(vulkan, tmp_path):
+    """When this fails, IREE asks for the subgroup size itself, and the check of `irongrad.targets.vulkan` can go."""
+    target = parse_target(f"vulkan:profile=lavapipe,subgroup={2 * vulkan.subgroup[0]}")
+    with pytest.raises(VerificationError, match="disagrees with eager float64"):
+        packaged(replace(target, requirements=(), subgroup=0), tmp_path)
+
+
+def test_device_arrays_still_cannot_be_read(vulkan):
+    """When this fails, `irongrad.runtime.transfer` can be `DeviceArray.to_host`."""
+    device = ireert.get_device(vulkan.uri)
+    array = ireert.asdevicearray(device, np.arange(5, dtype=np.float32))
+    with pytest.raises(ValueError, match="minImportedHostPointerAlignment"):
+        array.to_host()
