@@ -24,6 +24,7 @@ from torch.optim import optimizer as torch_optimizer
 import irongrad
 from irongrad.cache.described import UnknownValueError, described, described_program
 from irongrad.decompositions.registry import users_operators
+from irongrad.padding.registry import has_users_rules
 from irongrad.passes import Pass, spelled
 from irongrad.pipeline.capture import CapturedStep, StepModule
 from irongrad.step import TrainStep
@@ -50,7 +51,8 @@ def step_key(captured: CapturedStep, options: Options, golden_steps: int) -> str
     """The key of a whole build; None for a step of which more than can be compared goes into the artifact."""
     step = captured.step
     programs = [captured.train, captured.eval, *([captured.predict] if captured.predict is not None else [])]
-    if users_operators() or any(map(_has_foreign_code, options.passes)) or _is_hooked(step):
+    users = users_operators() or has_users_rules()
+    if users or any(map(_has_foreign_code, options.passes)) or _is_hooked(step):
         return None
     if any(_has_foreign_operators(p.graph_module) for p in programs):
         return None

@@ -133,6 +133,11 @@ def register_padding_rule(operator: OpOverload) -> Callable[[R], R]:
     return register
 
 
+def has_users_rules() -> bool:
+    """Whether users registered any rule."""
+    return bool(_USER)
+
+
 def rule_of(operator: OpOverload) -> Rule | None:
     """The rule of an operator, if it has one of its own."""
     return _USER.get(operator) or RULES.get(operator)

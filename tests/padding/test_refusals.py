@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import irongrad as ig
 from irongrad.padding import Call, Padded
-from irongrad.padding.registry import NoRule, aten, rule_of
+from irongrad.padding.registry import NoRule, aten, has_users_rules, rule_of
 from irongrad.pipeline.capture import capture
 from irongrad.pipeline.differentiate import differentiate
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
@@ -96,6 +96,7 @@ def test_a_registered_rule_is_used(monkeypatch: pytest.MonkeyPatch):
         return Padded(call.run(x=call.padding.fill(x, 0)), x.layout[:1])
 
     assert rule_of(operator) is rule
+    assert has_users_rules()  # and so nothing of this step is cached
     differentiate(capture(_step(lambda h: row_sums(h))))
 
 
