@@ -5,8 +5,8 @@
 A pass of the pipeline is compared with `--disable-pass` of it; another, with the pipeline and it at the end. All
 variants of a family are compiled first and then run in turn, round by round, so that a change in the machine's speed
 falls on all of them; the ratio is the median of the rounds' ratios, below 1 where the pass makes the step faster.
-Nodes are those of all functions, before and after the pass; dispatches and transient bytes are the compiler's plan for
-the whole module.
+Nodes are those of all functions, before and after the pass; dispatches, transient bytes and the bytes that kernels read
+and write are the compiler's plan for the whole module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from step_time import CASES, EXAMPLES
+from step_time import CASES, EXAMPLES, SIZES
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Variant:
         nodes: by pass, how many there were before it and after it.
         dispatches: how many kernels are launched, over all functions.
         transient: bytes that the compiler sets aside for values between dispatches.
+        traffic: bytes that the kernels read and write.
         seconds: from the model to the artifact, verification aside.
         milliseconds: of a step, by round.
     """
@@ -44,6 +45,7 @@ class Variant:
     nodes: dict[str, tuple[int, int]]
     dispatches: int
     transient: int
+    traffic: int
     seconds: float
     milliseconds: list[float] = field(default_factory=list)
 
@@ -62,6 +64,7 @@ class Row:
     nodes: tuple[int, int]
     dispatches: tuple[int, int]
     transient: tuple[int, int]
+    traffic: tuple[int, int]
     seconds: tuple[float, float]
     milliseconds: tuple[float, float]
     ratio: float
@@ -80,7 +83,7 @@ def compile_variant(family: str, size: str, passes: Sequence[object], directory:
 
     step = make_step(family, size)
     inputs = {n: t.numpy() for n, t in step.inputs.items()}
-    options = make_options(directory, passes="", entry_points=("train_step",))
+    options = make_options(directory, passes="", entry_points=("train_step",), cache=False)
     done = build(step, replace(options, passes=tuple(passes)))
     nodes: dict[str, tuple[int, int]] = {}
     for record in done.passes:
@@ -89,7 +92,8 @@ def compile_variant(family: str, size: str, passes: Sequence[object], directory:
     (counts,) = done.statistics.values()
     session = Session(directory)
     seconds = sum(s for name, s in done.seconds.items() if name != "oracle")
-    return Variant(lambda: session.train_step(**inputs), nodes, counts.dispatches, counts.transient_bytes, seconds)
+    totals = counts.dispatches, counts.transient_bytes, sum(counts.traffic.values())
+    return Variant(lambda: session.train_step(**inputs), nodes, *totals, seconds)
 
 
 def measure(family: str, size: str, names: Sequence[str], passes: Sequence, rounds: int, say: Callable) -> list[Row]:
@@ -139,6 +143,7 @@ def row(family: str, size: str, name: str, without: Variant, with_it: Variant) -
         nodes=with_it.nodes[name],
         dispatches=(without.dispatches, with_it.dispatches),
         transient=(without.transient, with_it.transient),
+        traffic=(without.traffic, with_it.traffic),
         seconds=(without.seconds, with_it.seconds),
         milliseconds=tuple(statistics.median(v.milliseconds) for v in both),
         ratio=statistics.median(new / old for new, old in pairs),
@@ -150,7 +155,8 @@ def show(console, rows: Sequence[Row]) -> None:
     from rich.table import Table
 
     table = Table(
-        "family", "size", "pass", "nodes", "dispatches", "transient, KiB", "compile, s", "step, ms", "ratio",
+        "family", "size", "pass", "nodes", "dispatches", "transient, KiB", "moved, KiB", "compile, s", "step, ms",
+        "ratio",
         title="without the pass → with it",
     )  # fmt: skip
     for r in rows:
@@ -161,6 +167,7 @@ def show(console, rows: Sequence[Row]) -> None:
             f"{r.nodes[0]} → {r.nodes[1]}",
             f"{r.dispatches[0]} → {r.dispatches[1]}",
             f"{r.transient[0] / 1024:.0f} → {r.transient[1] / 1024:.0f}",
+            f"{r.traffic[0] / 1024:.0f} → {r.traffic[1] / 1024:.0f}",
             f"{r.seconds[0]:.1f} → {r.seconds[1]:.1f}",
             f"{r.milliseconds[0]:.2f} → {r.milliseconds[1]:.2f}",
             f"{r.ratio:.2f}",
@@ -176,7 +183,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=CASES, action="append")
-    parser.add_argument("--size", choices=("small", "medium"), action="append")
+    parser.add_argument("--size", choices=SIZES, action="append")
     parser.add_argument("--pass", dest="names", action="append", default=[], help="a pass to measure; all by default")
     parser.add_argument("--passes", help="the pipeline; that of the default level by default")
     parser.add_argument("--rounds", type=int, default=7)

@@ -29,7 +29,11 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 # Keyword arguments of each example's make_step.
 CASES: dict[str, dict[str, dict[str, object]]] = {
     "mlp": {"small": {}, "medium": {"batch": 128, "hidden": 1024}},
-    "resnet18": {"small": {"batch": 16, "width": 8}, "medium": {"batch": 16, "width": 32}},
+    "resnet18": {
+        "small": {"batch": 16, "width": 8},
+        "medium": {"batch": 16, "width": 32},
+        "cifar": {"batch": 8, "width": 64, "image": (3, 32, 32)},
+    },
     "rnn": {"small": {"batch": 16, "length": 8, "width": 32}, "medium": {"batch": 32, "length": 16, "width": 128}},
     "gpt": {
         "small": {"batch": 8, "length": 32, "width": 64, "layers": 2},
@@ -37,6 +41,7 @@ CASES: dict[str, dict[str, dict[str, object]]] = {
     },
     "moe": {"small": {}, "medium": {"batch": 256, "width": 128, "experts": 8}},
 }
+SIZES = ("small", "medium", "cifar")
 BACKENDS = ("eager", "torch.compile", "irongrad")
 
 
@@ -107,7 +112,7 @@ def irongrad_step(family: str, arguments: dict[str, object], directory: str) -> 
 
     step = make_step(family, arguments)
     inputs = {n: t.numpy() for n, t in step.inputs.items()}
-    ig.compile(step, Path(directory) / "artifact", entry_points=("train_step",))
+    ig.compile(step, Path(directory) / "artifact", entry_points=("train_step",), cache=False)
     session = Session(Path(directory) / "artifact")
     return lambda: session.train_step(**inputs)
 
@@ -168,7 +173,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=CASES, action="append")
-    parser.add_argument("--size", choices=("small", "medium"), action="append")
+    parser.add_argument("--size", choices=SIZES, action="append")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

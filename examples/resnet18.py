@@ -35,11 +35,12 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Four stages of two blocks with `width`, 2, 4 and 8 times `width` channels: float32 [N, 1, H, W] -> [N, 10]."""
+    """Four stages of two blocks with `width`, 2, 4 and 8 times `width` channels: float32 [N, C, H, W] -> [N, 10]."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, colours: int = 1) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        stem = nn.Conv2d(colours, width, 3, padding=1, bias=False)
+        self.stem = nn.Sequential(stem, nn.BatchNorm2d(width), nn.ReLU())
         channels = [width, width, 2 * width, 4 * width, 8 * width]
         blocks = []
         for stage in range(4):
@@ -54,11 +55,21 @@ class ResNet18(nn.Module):
         return self.classifier(F.adaptive_avg_pool2d(features, 1).flatten(1))
 
 
-def make_step(batch: int = 64, width: int = 16) -> ig.TrainStep:
-    """SGD with Nesterov momentum; `width=64` is the network of the paper."""
+def make_step(batch: int = 64, width: int = 16, image: tuple[int, int, int] | None = None) -> ig.TrainStep:
+    """SGD with Nesterov momentum.
+
+    Args:
+        batch: how many images.
+        width: how many channels the first stage has; the network of the paper has 64.
+        image: colours, height and width of random images in place of the digits; CIFAR's are [3, 32, 32].
+    """
     torch.manual_seed(0)
-    model = ResNet18(width)
-    example = {name: torch.from_numpy(array) for name, array in next(batches(batch)).items()}
+    if image is None:
+        model = ResNet18(width)
+        example = {name: torch.from_numpy(array) for name, array in next(batches(batch)).items()}
+    else:
+        model = ResNet18(width, colours=image[0])
+        example = {"x": torch.randn(batch, *image), "y": torch.randint(10, (batch,))}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
     return ig.TrainStep(model, nn.CrossEntropyLoss(), optimizer, example)
 

@@ -11,22 +11,38 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from irongrad.buckets import choose_buckets as choose_buckets
+    from irongrad.buckets import pow2 as pow2
     from irongrad.decompositions.registry import register_decomposition as register_decomposition
+    from irongrad.padding.registry import register_padding_rule as register_padding_rule
     from irongrad.pipeline.driver import compile as compile
     from irongrad.pipeline.functions import compile_function as compile_function
     from irongrad.pipeline.torch_checkpoint import load_checkpoint as load_checkpoint
     from irongrad.pipeline.torch_checkpoint import save_checkpoint as save_checkpoint
     from irongrad.step import TrainStep as TrainStep
 
-__all__ = ["TrainStep", "compile", "compile_function", "load_checkpoint", "register_decomposition", "save_checkpoint"]
+__all__ = [
+    "TrainStep",
+    "choose_buckets",
+    "compile",
+    "compile_function",
+    "load_checkpoint",
+    "pow2",
+    "register_decomposition",
+    "register_padding_rule",
+    "save_checkpoint",
+]
 
 # Imported when first used, so that `import irongrad.runtime` stays free of torch.
 _HOME = {
     "TrainStep": "irongrad.step",
+    "choose_buckets": "irongrad.buckets",
     "compile": "irongrad.pipeline.driver",
     "compile_function": "irongrad.pipeline.functions",
     "load_checkpoint": "irongrad.pipeline.torch_checkpoint",
+    "pow2": "irongrad.buckets",
     "register_decomposition": "irongrad.decompositions.registry",
+    "register_padding_rule": "irongrad.padding.registry",
     "save_checkpoint": "irongrad.pipeline.torch_checkpoint",
 }
 
@@ -42,6 +58,6 @@ def __getattr__(name: str) -> Any:
 
 def compiler_missing(what: str, error: ModuleNotFoundError) -> ImportError | None:
     """The error to raise where `what` could not import the compiler; None where `error` is about something else."""
-    if (error.name or "").partition(".")[0] not in ("torch", "torch_mlir", "iree"):
+    if (error.name or "").partition(".")[0] not in ("torch", "torch_mlir", "iree", "platformdirs"):
         return None
     return ImportError(f"{what} needs the compiler, which is not installed: pip install 'irongrad[compile]'")

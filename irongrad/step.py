@@ -6,11 +6,12 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
+from irongrad.buckets import Bucket, combinations, smallest
 from irongrad.pipeline.usercode import where
 from irongrad.runtime.errors import CaptureError
 
@@ -47,6 +48,11 @@ class TrainStep:
         accumulate: into how many micro-batches, along the first dimension of every input, a step cuts its batch. One
             after the other goes forward and backward, which takes the memory of one; the update is made from the mean
             of their gradients, and the loss is the mean of their losses.
+        dynamic: names of the dimensions that vary from call to call: of each input, by position. Dimensions of one
+            name have one size in a call.
+        buckets: the sizes that the step is compiled for, by dimension, such as `{"B": [4, 8], "T": ig.pow2(16, 512)}`
+            for every combination of them; or a list of combinations. A call runs in the smallest that its inputs fit
+            into, and gives what the step gives without padding.
 
     Raises:
         CaptureError: an input that is no tensor or has no usable name, an optimizer over other parameters, a precision
@@ -64,6 +70,8 @@ class TrainStep:
     precision: str = "f32"
     loss_scale: float | torch.amp.GradScaler | None = None
     accumulate: int = 1
+    dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    buckets: Mapping[str, Sequence[int]] | Sequence[Bucket] = ()
 
     def __post_init__(self) -> None:
         _check_inputs(self.inputs)
@@ -78,6 +86,12 @@ class TrainStep:
         _check_optimizers(self)
         _check_loss_scale(self)
         _check_accumulate(self)
+        _check_dynamic(self)
+
+    @property
+    def bucket_list(self) -> tuple[Bucket, ...]:
+        """Every bucket, the one with the fewest elements first; none for a step of fixed sizes."""
+        return combinations(self.buckets)
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -233,4 +247,52 @@ def _check_accumulate(step: TrainStep) -> None:
             f"accumulate is {count}, so every input is cut into {count} equal parts along its first dimension, and all "
             f"must have the same one, divisible by {count}; their sizes are {given}. Make what is not a part of the "
             "batch a buffer of the model"
+        )
+
+
+def sizes_of(step: TrainStep, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """The sizes of the named dimensions of `step` in `inputs`."""
+    return {dim: inputs[n].shape[d] for n, dims in step.dynamic.items() if n in inputs for d, dim in dims.items()}
+
+
+def _check_dynamic(step: TrainStep) -> None:
+    found: dict[str, tuple[str, int]] = {}
+    for name, dims in step.dynamic.items():
+        if name not in step.inputs:
+            raise CaptureError(f"dynamic names {name!r}, which is not in inputs {list(step.inputs)}")
+        for d, dim in dims.items():
+            _check_dimension(step, name, d, dim, found)
+    if bool(found) != bool(step.bucket_list):
+        raise CaptureError(
+            "a step with dynamic dimensions needs buckets, such as buckets={'B': [4, 8]}, and buckets need the "
+            "dimensions that they are sizes of, such as dynamic={'x': {0: 'B'}}"
+        )
+    for bucket in step.bucket_list:
+        if set(bucket) != set(found) or any(not isinstance(s, int) or s < 1 for s in bucket.values()):
+            raise CaptureError(
+                f"bucket {dict(bucket)} is not a positive size for each of the dimensions {sorted(found)} of dynamic"
+            )
+    if found and step.accumulate > 1:
+        raise CaptureError("a step with buckets cannot cut its batch into micro-batches: leave accumulate at 1")
+    if found and smallest(step.bucket_list, sizes_of(step, step.inputs)) is None:
+        raise CaptureError(
+            f"the example inputs have sizes {sizes_of(step, step.inputs)}, which no bucket of "
+            f"{[dict(b) for b in step.bucket_list]} holds"
+        )
+
+
+def _check_dimension(step: TrainStep, name: str, d: int, dim: str, found: dict[str, tuple[str, int]]) -> None:
+    tensor = step.inputs[name]
+    if not (isinstance(dim, str) and dim.isidentifier()):
+        raise CaptureError(f"dynamic[{name!r}][{d}] is {dim!r}; a dimension's name is an identifier, such as 'B'")
+    if not 0 <= d < tensor.ndim:
+        raise CaptureError(f"dynamic[{name!r}] names dimension {d} of a tensor with {tensor.ndim}")
+    size = tensor.shape[d]
+    other, same = found.setdefault(dim, (name, size))
+    if same != size:
+        raise CaptureError(f"dimension {dim!r} is {same} in input {other!r} and {size} in input {name!r}")
+    if size < 2:
+        raise CaptureError(
+            f"dimension {dim!r} is {size} in the example input {name!r}. Give an example where it is 2 or more: "
+            "torch.export takes a size of 1 for a fixed one"
         )

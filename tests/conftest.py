@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from irongrad.runtime import Session
 
 # The steps here are small: a thread pool slows their eager runs down, several times where the machine is busy.
 torch.set_num_threads(1)
+# Tests change what compiles, which no key knows of, and leave the user's cache alone.
+os.environ["IRONGRAD_CACHE_SIZE"] = "0"
 
 
 def make_mlp_step(hidden: int = 16, seed: int = 0) -> ig.TrainStep:

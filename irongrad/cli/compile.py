@@ -42,10 +42,12 @@ Example:
     "--max-memory", default="", metavar="SIZE", help="Have a step fit, say into 512MiB, or 50% of its memory."
 )
 @click.option("--pass-report", is_flag=True, help="Show what every pass did, and how long it took.")
+@click.option("--route", default="linalg", show_default=True, help="To linalg directly, or over stablehlo.")
 @click.option("--entry-point", "entry_points", multiple=True, help="Include only these entry points; repeatable.")
 @precision_option
 @click.option("--dump-dir", type=click.Path(path_type=Path), help="Write every stage's readable form here.")
 @click.option("--stop-after", metavar="STAGE", help="Stop after this stage.")
+@click.option("--cache/--no-cache", default=True, help="Take what was compiled before from the cache on disk.")
 @click.option("--depfile", type=click.Path(path_type=Path), help="Write the source files this depends on, for builds.")
 @json_option
 def command(
@@ -57,10 +59,12 @@ def command(
     disable_passes: tuple[str, ...],
     max_memory: str,
     pass_report: bool,
+    route: str,
     entry_points: tuple[str, ...],
     precision: str | None,
     dump_dir: Path | None,
     stop_after: str | None,
+    cache: bool,
     depfile: Path | None,
     as_json: bool,
 ) -> None:
@@ -82,9 +86,11 @@ def command(
         passes=passes,
         disable_passes=disable_passes,
         max_memory=max_memory,
+        route=route,
         entry_points=entry_points or None,
         dump_dir=dump_dir,
         stop_after=stop_after,
+        cache=cache,
         on_stage=None if as_json else show,
     )
     before = dict(sys.modules)
@@ -158,6 +164,7 @@ def _make_path(path: Path) -> str:
 
 def _summary(made: Build) -> dict[str, Any]:
     result: dict[str, Any] = {"seconds": made.seconds, "passes": [asdict(r) for r in made.passes], "output": None}
+    result["cached"] = made.cached
     if (artifact := made.artifact) is not None:
         result["output"] = str(artifact.directory)
         result["predicted"] = made.memory.predicted if made.memory else {}
@@ -191,6 +198,8 @@ def _print(made: Build) -> None:
     if (artifact := made.artifact) is None:
         console.print("stopped as asked; no artifact was written")
         return
+    if made.cached:
+        console.print("nothing has changed since it was compiled; it comes from the cache")
     for target in artifact.manifest.targets:
         size = artifact.manifest.files[target.file].size / 1024
         if target.certificate is not None:
@@ -204,6 +213,8 @@ def _print(made: Build) -> None:
         counts = made.statistics[target.name]
         each = ", ".join(f"{name} {dispatches}" for name, dispatches in counts.by_function.items())
         console.print(f"dispatches: {counts.dispatches} ({each})", highlight=False)
+        each = ", ".join(f"{name} {moved / 2**20:.1f}" for name, moved in counts.traffic.items())
+        console.print(f"MiB that kernels read and write: {each}", highlight=False)
         predicted = made.memory.predicted if made.memory else {}
         for name, size in predicted.items():
             real = counts.transients.get(name, 0)

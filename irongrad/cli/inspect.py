@@ -69,7 +69,7 @@ def _entry_points(manifest: Manifest) -> None:
             if spec.minimum is not None and not short:
                 exempt = f" or {spec.exempt}" if spec.exempt is not None else ""
                 console.print(f"    {spec.name} in [{spec.minimum}, {spec.maximum}]{exempt}", markup=False)
-    buckets = ", ".join(f"{n}: {list(v)}" for n, v in manifest.buckets.items())
+    buckets = "; ".join(", ".join(f"{n} {size}" for n, size in bucket.items()) for bucket in manifest.buckets)
     console.print(f"buckets: {buckets or 'none (fixed shapes)'}", markup=False)
 
 
@@ -136,11 +136,13 @@ def _files(manifest: Manifest) -> None:
         console.print(f"{target.name} ({target.file}){note}", highlight=False)
         for certificate in signed:
             console.print(f"    {_verified(certificate)}", highlight=False, soft_wrap=True)
-        console.print(f"    {' '.join(target.flags)}", style="dim", soft_wrap=True)
+        console.print(f"    IREE {target.compiler}: {' '.join(target.flags)}", style="dim", soft_wrap=True)
     table = Table("file", "bytes", "sha256", box=None)
     for name, spec in manifest.files.items():
         table.add_row(name, f"{spec.size:,}", spec.sha256)
     console.print(table)
+    passes = ", ".join(manifest.passes) or "none"
+    console.print(f"route: {manifest.route}; passes: {passes}", markup=False, highlight=False)
     console.print(", ".join(f"{n} {v}" for n, v in manifest.versions.items()), highlight=False)
 
 

@@ -13,7 +13,21 @@ from rich.markup import escape
 from irongrad import compiler_missing
 from irongrad.runtime.errors import IronGradError, UserError
 
-VERBS = ("compile", "check", "train", "run", "inspect", "verify", "golden", "passes", "bisect", "targets", "cmake-dir")
+VERBS = (
+    "compile",
+    "check",
+    "train",
+    "run",
+    "inspect",
+    "verify",
+    "golden",
+    "rebuild",
+    "passes",
+    "bisect",
+    "cache",
+    "targets",
+    "cmake-dir",
+)
 
 
 class _Verbs(click.Group):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,8 +17,11 @@ from irongrad.decompositions.windows import each
 
 aten = torch.ops.aten
 
+# Of what the backward is kept for the passes: numbers with bits enough for the sums of Winograd's transforms.
+KEPT = (torch.float32, torch.float64)
 
-class _Geometry(NamedTuple):
+
+class Geometry(NamedTuple):
     """How a convolution moves over its input: one number for each spatial dimension, and the groups."""
 
     stride: Sequence[int]
@@ -29,7 +32,7 @@ class _Geometry(NamedTuple):
     @classmethod
     def of(
         cls, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
-    ) -> _Geometry:
+    ) -> Geometry:
         """From ATen's arguments, in which one number may stand for all dimensions."""
         dims = weight.ndim - 2
         return cls(each(stride, dims), each(padding, dims), each(dilation, dims), groups)
@@ -51,20 +54,24 @@ def _convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> torch.Tensor:
-    geometry = _Geometry.of(weight, stride, padding, dilation, groups)
+    geometry = Geometry.of(weight, stride, padding, dilation, groups)
     if transposed:
         sizes = _transposed_sizes(x, weight, geometry, each(output_padding, weight.ndim - 2))
-        out = _input_gradient(x, sizes, weight, geometry)
+        if _is_kept(x, sizes, weight, geometry):
+            like = x.new_zeros([x.shape[0], weight.shape[1] * groups, *sizes])
+            (out, _) = _kept_backward(x, like, weight, geometry, [True, False])
+        else:
+            out = input_gradient(x, sizes, weight, geometry)
         return out if bias is None else out + bias.reshape(-1, *[1] * len(sizes))
     if not x.numel():
-        return x.new_zeros([x.shape[0], weight.shape[0], *_sizes(x, weight, geometry)])
+        return x.new_zeros([x.shape[0], weight.shape[0], *_sizes(x.shape[2:], weight, geometry)])
     if weight.ndim == 5:
         return _in_three_dimensions(x, weight, bias, geometry)
     return _read_to_the_end(x, weight, bias, geometry)
 
 
 def _read_to_the_end(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: _Geometry
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry
 ) -> torch.Tensor:
     """Cut off what the stride leaves unread of the padded input.
 
@@ -80,44 +87,44 @@ def _read_to_the_end(
         return NotImplemented
     pads = [p for pad, rest in zip(reversed(padding), reversed(unread), strict=True) for p in (pad, pad - rest)]
     zeros = [0] * len(stride)
-    return aten.convolution.default(_pad(x, pads), weight, bias, stride, zeros, dilation, False, zeros, groups)
+    return aten.convolution.default(zero_padded(x, pads), weight, bias, stride, zeros, dilation, False, zeros, groups)
 
 
 def _in_three_dimensions(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: _Geometry
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry
 ) -> torch.Tensor:
     """torch-mlir 20261001 aborts the process on three dimensions (an assertion in its `linalg.conv_3d` lowering)."""
     stride, padding, dilation, groups = _of_planes(geometry)
-    depth = _sizes(x, weight, geometry)[0]
+    depth = _sizes(x.shape[2:], weight, geometry)[0]
     shared = (bias, stride, padding, dilation, False, [0, 0], groups)
-    out = aten.convolution.default(_planes(x, depth, weight, geometry), weight.flatten(1, 2), *shared)
+    out = aten.convolution.default(_planes(x, depth, weight.shape[2], geometry), weight.flatten(1, 2), *shared)
     return out.unflatten(0, (x.shape[0], depth)).transpose(1, 2)
 
 
-def _planes(x: torch.Tensor, depth: int, weight: torch.Tensor, geometry: _Geometry) -> torch.Tensor:
+def _planes(x: torch.Tensor, depth: int, kernel: int, geometry: Geometry) -> torch.Tensor:
     """The input of a two-dimensional convolution that gives the `depth` planes of a three-dimensional one's output.
 
     What the kernel meets at each of its depths are channels: [N * depth, C * depths of the kernel, H, W].
     """
     step, pad, dil = geometry.stride[0], geometry.padding[0], geometry.dilation[0]
-    padded = _pad(x, [0, 0, 0, 0, pad, pad])
-    starts = range(0, weight.shape[2] * dil, dil)
+    padded = zero_padded(x, [0, 0, 0, 0, pad, pad])
+    starts = range(0, kernel * dil, dil)
     met = torch.stack([_at(padded, [slice(k, k + (depth - 1) * step + 1, step)]) for k in starts], 2)
     return met.movedim(3, 1).flatten(0, 1).flatten(1, 2)
 
 
-def _of_planes(geometry: _Geometry) -> _Geometry:
-    return _Geometry(geometry.stride[1:], geometry.padding[1:], geometry.dilation[1:], geometry.groups)
+def _of_planes(geometry: Geometry) -> Geometry:
+    return Geometry(geometry.stride[1:], geometry.padding[1:], geometry.dilation[1:], geometry.groups)
 
 
-def _sizes(x: torch.Tensor, weight: torch.Tensor, geometry: _Geometry) -> list[int]:
-    """The spatial sizes of a convolution's output."""
-    dims = zip(x.shape[2:], geometry.padding, geometry.reach(weight), geometry.stride, strict=True)
+def _sizes(sizes: Sequence[int], weight: torch.Tensor, geometry: Geometry) -> list[int]:
+    """The spatial sizes of a convolution's output, for those of its input."""
+    dims = zip(sizes, geometry.padding, geometry.reach(weight), geometry.stride, strict=True)
     return [(size + 2 * pad - reach - 1) // step + 1 for size, pad, reach, step in dims]
 
 
 def _transposed_sizes(
-    x: torch.Tensor, weight: torch.Tensor, geometry: _Geometry, output_padding: Sequence[int]
+    x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, output_padding: Sequence[int]
 ) -> list[int]:
     """The spatial sizes of a transposed convolution's output."""
     dims = zip(x.shape[2:], geometry.padding, geometry.reach(weight), geometry.stride, output_padding, strict=True)
@@ -143,21 +150,52 @@ def _convolution_backward(
     Shapes: `grad` [N, O, *out], `x` [N, C, *in], `weight` [O, C / groups, *kernel]. A transposed convolution is the
     input's gradient of a convolution, so that in its own gradients `grad` and `x` change places.
     """
-    geometry = _Geometry.of(weight, stride, padding, dilation, groups)
+    geometry = Geometry.of(weight, stride, padding, dilation, groups)
+    out, image = (x, grad) if transposed else (grad, x)
+    kept = _is_kept(out, image.shape[2:], weight, geometry)
+    if kept and not transposed and not output_mask[2]:
+        return NotImplemented  # type: ignore[no-any-return]
     grad_x = grad_weight = grad_bias = None
+    if output_mask[2]:
+        grad_bias = aten.sum.dim_IntList(grad, [0, *range(2, grad.ndim)])
+    if kept and not transposed:
+        return *_kept_backward(grad, x, weight, geometry, output_mask), grad_bias
     if output_mask[0] and transposed:
         grad_x = _gradient_of_transposed(grad, x, weight, geometry)
     elif output_mask[0]:
-        grad_x = _input_gradient(grad, x.shape[2:], weight, geometry)
+        grad_x = input_gradient(grad, x.shape[2:], weight, geometry)
     if output_mask[1]:
-        grad_weight = _weight_gradient(*((x, grad) if transposed else (grad, x)), weight, geometry)
-    if output_mask[2]:
-        grad_bias = aten.sum.dim_IntList(grad, [0, *range(2, grad.ndim)])
+        if kept:
+            grad_weight = _kept_backward(out, image, weight, geometry, [False, True])[1]
+        else:
+            grad_weight = weight_gradient(out, image, weight.shape, geometry)
     return grad_x, grad_weight, grad_bias
 
 
+def _is_kept(out: torch.Tensor, sizes: Sequence[int], weight: torch.Tensor, geometry: Geometry) -> bool:
+    """Whether the backward of a convolution stays one operator, which `irongrad.passes.convolutions` writes in a form.
+
+    `out` is of the shape of its output, and `sizes` are those of its input; a transposed convolution has them the other
+    way round, and may have positions that no output comes from.
+    """
+    if weight.ndim != 4 or not out.numel() or not weight.numel() or not all(sizes) or out.dtype not in KEPT:
+        return False
+    return _sizes(sizes, weight, geometry) == list(out.shape[2:])
+
+
+def _kept_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, mask: Sequence[bool]
+) -> list[Any]:
+    """The gradients of input and weight that `mask` asks for."""
+    if not any(mask[:2]):
+        return [None, None]
+    stride, padding, dilation, groups = geometry
+    shared = (None, stride, padding, dilation, False, [0] * len(stride), groups, [*mask[:2], False])
+    return list(aten.convolution_backward.default(grad, x, weight, *shared)[:2])
+
+
 def _gradient_of_transposed(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: _Geometry
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry
 ) -> torch.Tensor:
     """The convolution, without the positions that an output padding longer than the stride adds."""
     stride, padding, dilation, groups = geometry
@@ -166,9 +204,7 @@ def _gradient_of_transposed(
     return _at(out, [slice(0, size, 1) for size in x.shape[2:]])
 
 
-def _input_gradient(
-    grad: torch.Tensor, sizes: Sequence[int], weight: torch.Tensor, geometry: _Geometry
-) -> torch.Tensor:
+def input_gradient(grad: torch.Tensor, sizes: Sequence[int], weight: torch.Tensor, geometry: Geometry) -> torch.Tensor:
     """A convolution of the output's gradient, spread out by the stride, with the flipped and transposed weight."""
     stride, padding, dilation, groups = geometry
     spread = _spread(grad, stride)
@@ -181,7 +217,9 @@ def _input_gradient(
     grouped = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2)
     transposed = grouped.reshape(-1, weight.shape[0] // groups, *weight.shape[2:]).flip(spatial)
     ones, zeros = [1] * len(spatial), [0] * len(spatial)
-    return aten.convolution.default(_pad(spread, pads), transposed, None, ones, zeros, dilation, False, zeros, groups)
+    return aten.convolution.default(
+        zero_padded(spread, pads), transposed, None, ones, zeros, dilation, False, zeros, groups
+    )
 
 
 def _spread(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
@@ -190,12 +228,12 @@ def _spread(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
         if step == 1 or x.shape[dim] == 1:
             continue
         size = x.shape[dim]
-        apart = _pad(x.unsqueeze(dim + 1), [0, 0] * (x.ndim - dim - 1) + [0, step - 1])
+        apart = zero_padded(x.unsqueeze(dim + 1), [0, 0] * (x.ndim - dim - 1) + [0, step - 1])
         x = apart.flatten(dim, dim + 1).narrow(dim, 0, (size - 1) * step + 1)
     return x
 
 
-def _pad(x: torch.Tensor, pads: Sequence[int]) -> torch.Tensor:
+def zero_padded(x: torch.Tensor, pads: Sequence[int]) -> torch.Tensor:
     """`constant_pad_nd` with zeros; negative pads become slices, as torch-mlir 20261001 does not lower them."""
     for dim, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True), start=1):
         start, end = max(-before, 0), x.shape[-dim] - max(-after, 0)
@@ -205,22 +243,23 @@ def _pad(x: torch.Tensor, pads: Sequence[int]) -> torch.Tensor:
     return aten.constant_pad_nd.default(x, positive) if any(positive) else x
 
 
-def _weight_gradient(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: _Geometry) -> torch.Tensor:
-    """Output gradients times the inputs that each place of the kernel met, summed over batch and output positions.
+def weight_gradient(grad: torch.Tensor, x: torch.Tensor, shape: Sequence[int], geometry: Geometry) -> torch.Tensor:
+    """The gradient of a weight of `shape`: output gradients times the inputs that each of its places met, added up.
 
     One product of matrices, [O, positions] times [positions, C * width of the kernel], for every row of the kernel:
     gathering along the width alone copies the input a few times, gathering whole windows would copy it nine times.
     """
     if not grad.numel():
-        return torch.zeros_like(weight)
-    if weight.ndim == 5:
-        planes = _planes(x, grad.shape[2], weight, geometry)
+        return grad.new_zeros(shape)
+    if len(shape) == 5:
+        planes = _planes(x, grad.shape[2], shape[2], geometry)
         of_planes = grad.transpose(1, 2).flatten(0, 1)
-        return _weight_gradient(of_planes, planes, weight.flatten(1, 2), _of_planes(geometry)).reshape(weight.shape)
+        in_planes = [shape[0], shape[1] * shape[2], *shape[3:]]
+        return weight_gradient(of_planes, planes, in_planes, _of_planes(geometry)).reshape(shape)
     stride, padding, dilation, groups = geometry
-    out, kernel = grad.shape[2:], weight.shape[2:]
-    padded = _pad(x, [p for pad in reversed(padding) for p in (pad, pad)])
-    left = grad.transpose(0, 1).reshape(groups, weight.shape[0] // groups, -1)
+    out, kernel = grad.shape[2:], shape[2:]
+    padded = zero_padded(x, [p for pad in reversed(padding) for p in (pad, pad)])
+    left = grad.transpose(0, 1).reshape(groups, shape[0] // groups, -1)
     steps = [
         [slice(k * dil, k * dil + (size - 1) * step + 1, step) for k in range(count)]
         for size, count, step, dil in zip(out, kernel, stride, dilation, strict=True)
@@ -233,7 +272,7 @@ def _weight_gradient(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, 
         rows.append(_product(left, right))
     stacked = torch.stack(rows, dim=2)  # [groups, O / groups, rows of the kernel, C / groups * width]
     split = stacked.unflatten(3, (-1, kernel[-1])).movedim(3, 2)
-    return split.reshape(weight.shape)
+    return split.reshape(shape)
 
 
 def _at(x: torch.Tensor, slices: Sequence[slice]) -> torch.Tensor:

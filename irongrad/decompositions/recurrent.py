@@ -146,7 +146,9 @@ def forward(cell: str, x: Tensor, state: Tensors, weights: Tensors) -> list[Tens
     return list(_scan(body, list(state), [x], tuple(weights)))
 
 
-def backward(cell: str, grads: Tensors, state: Tensors, weights: Tensors, saved: Tensors) -> list[Tensor]:
+def backward(
+    cell: str, grads: Tensors, state: Tensors, weights: Tensors, saved: Tensors, valid: Tensor | None = None
+) -> list[Tensor]:
     """The gradients of `x`, of each of `state` and of each of `weights`.
 
     Args:
@@ -155,6 +157,7 @@ def backward(cell: str, grads: Tensors, state: Tensors, weights: Tensors, saved:
         state: as `forward` took it.
         weights: as `forward` took them.
         saved: what `forward` returned after the last state.
+        valid: which steps there are, of padded ones; all for None. The last state is that of the last of them.
     """
     count = len(state)
     old = [torch.cat([first.unsqueeze(0), stack[:-1]]) for first, stack in zip(state, saved, strict=False)]
@@ -165,8 +168,14 @@ def backward(cell: str, grads: Tensors, state: Tensors, weights: Tensors, saved:
         dx, dold, others = CELLS[cell].back([carried[0] + dy, *carried[1:]], before, after, outer)
         return [*dold, dx, *others]
 
-    stacks = [stack.flip(0) for stack in (grads[count], *old, *saved)]
-    results = list(_scan(body, list(grads[:count]), stacks, tuple(weights)))
+    def padded(*values: Tensor) -> list[Tensor]:
+        *inner, here = values[: len(values) - len(weights)]
+        made = body(*inner, *values[len(values) - len(weights) :])
+        kept = [*values[:count], *map(torch.zeros_like, made[count:])]
+        return [torch.where(here, new, old) for new, old in zip(made, kept, strict=True)]
+
+    stacks = [stack.flip(0) for stack in (grads[count], *old, *saved, *([] if valid is None else [valid]))]
+    results = list(_scan(body if valid is None else padded, list(grads[:count]), stacks, tuple(weights)))
     dx, *others = (stack.flip(0) for stack in results[count:])
     made = CELLS[cell].weights(old[0], saved, dx, others)
     return [dx, *results[:count], *made[: len(weights)]]  # a layer without biases has no gradients of them

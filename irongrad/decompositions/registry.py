@@ -143,6 +143,11 @@ def family_of(operator: Operator) -> str | None:
     return function.__module__.rpartition(".")[2] if function is not None else None
 
 
+def users_operators() -> frozenset[Operator]:
+    """The operators that users registered a decomposition of."""
+    return frozenset(_USER)
+
+
 def with_users(table: dict[Operator, Decomposition]) -> dict[Operator, Decomposition]:
     """`table` with operators of other libraries, as far as they are loaded, and what users registered over it."""
     named = {OPDEFS[name]._opoverload: function for name, function in _NAMED.items() if name in OPDEFS}

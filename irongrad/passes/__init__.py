@@ -3,7 +3,7 @@
 from irongrad.passes.base import Context, Pass, PassResult
 from irongrad.passes.manager import PassRecord, run_passes
 from irongrad.passes.pipelines import DEFAULT_LEVEL, passes_at
-from irongrad.passes.registry import parse_passes, registered, without
+from irongrad.passes.registry import parse_passes, registered, spelled, without
 
 __all__ = [
     "DEFAULT_LEVEL",
@@ -15,5 +15,6 @@ __all__ = [
     "passes_at",
     "registered",
     "run_passes",
+    "spelled",
     "without",
 ]

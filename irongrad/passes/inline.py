@@ -9,7 +9,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from irongrad.passes.base import value_of
+from irongrad.passes.common_subexpressions import merge_common_subexpressions
 from irongrad.passes.rewrite import meta_of
+from irongrad.passes.simplify import RULES, simplify
 from irongrad.pipeline.retrace import retrace
 
 
@@ -44,4 +46,7 @@ def _traced(
     function: Callable[..., torch.Tensor], operands: tuple[tuple[tuple[int, ...], torch.dtype], ...]
 ) -> GraphModule:
     examples = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in operands]
-    return retrace(lambda *tensors: [function(*tensors)], examples)
+    graph = retrace(lambda *tensors: [function(*tensors)], examples)
+    simplify(graph, RULES)
+    merge_common_subexpressions(graph)
+    return graph

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from irongrad.passes.base import Context, PassResult, value_of
+from irongrad.passes.convolutions.problem import choice
 from irongrad.passes.inline import inline
 from irongrad.passes.rewrite import replace
 
@@ -75,17 +75,6 @@ class _Together:
     def __call__(self, *parts: torch.Tensor) -> torch.Tensor:
         result = choice(parts, self.dim)
         return result if self.operator is aten.stack.default else result.flatten(self.dim, self.dim + 1)
-
-
-def choice(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """`torch.stack(parts, dim)` as an elementwise function of the parts and of a position."""
-    shape = [1] * (parts[0].ndim + 1)
-    shape[dim] = len(parts)
-    place = torch.arange(len(parts)).reshape(shape)
-    result = parts[-1].unsqueeze(dim)
-    for i, part in list(enumerate(parts[:-1]))[::-1]:
-        result = torch.where(place == i, part.unsqueeze(dim), result)
-    return result
 
 
 def is_elementwise(node: Node) -> bool:

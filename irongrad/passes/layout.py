@@ -18,6 +18,8 @@ from irongrad.passes.rewrite import call, replace
 aten = torch.ops.aten
 
 Order: TypeAlias = tuple[int, ...]  # dimension d of a transposed tensor is dimension order[d] of its source
+_CHANNELS_LAST: Order = (0, 3, 1, 2)  # of a source that has them so
+
 Rule: TypeAlias = Callable[[Node], "tuple[Node, Order] | None"]
 
 
@@ -34,8 +36,8 @@ class Layout:
     channels-last from its first convolution to its loss, and back.
 
     A transpose sinks through elementwise functions, reductions, views that keep its runs of dimensions together,
-    slices, pads, flips and concatenations; where tensors of several layouts meet, if most of the large ones agree. It
-    stops at everything else, and at an output.
+    slices, pads, flips and concatenations; where tensors of several layouts meet, if most of the large ones agree, or
+    half of them if they are images with the channels last. It stops at everything else, and at an output.
     """
 
     name: ClassVar[str] = "layout"
@@ -104,7 +106,8 @@ def _elementwise(node: Node) -> tuple[Node, Order] | None:
     if not orders:
         return None
     ((order, votes),) = orders.most_common(1)
-    if 2 * votes <= len(large) or any(isinstance(a, (list, tuple)) for a in node.args):
+    enough = 2 * votes >= len(large) if order == _CHANNELS_LAST else 2 * votes > len(large)
+    if not enough or any(isinstance(a, (list, tuple)) for a in node.args):
         return None
     args = [_before(a, order, node) if isinstance(a, Node) else a for a in node.args]
     return call(node.graph, _target(node), *args, like=node, **node.kwargs), order

@@ -55,7 +55,7 @@ class MultiTensor:
 
     name: ClassVar[str] = "multi-tensor"
 
-    limit: int = 16384
+    limit: int = 4096
     least: int = 2
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
@@ -105,17 +105,20 @@ def _is_update(program: Program) -> bool:
 def _programs(graph: Graph, limit: int) -> list[Program]:
     """The programs over tensors of at most `limit` elements.
 
-    They are the connected parts of the elementwise nodes of one shape and stage, where a node's stage is how often a
-    path to it leaves elementwise nodes of a shape. So no path leaves a program and comes back, and none leads from one
-    to another of the same stage.
+    They are the connected parts of the elementwise nodes of one shape and stage. A path that leaves elementwise nodes
+    of a shape enters a later stage, so none leaves a program and comes back, and none leads from one to another of the
+    same stage. Every node is in the latest stage that it can be in: a parameter's decay with the update that a gradient
+    norm scales.
     """
-    stage: dict[Node, int] = {}
+    lanes = {node: _lanes(node, limit) for node in graph.nodes}
+    stage: dict[Node, int] = {}  # counted back from the results
     part: dict[Node, list[Node]] = {}
+    for node in reversed(graph.nodes):
+        left = (stage[u] - bool(lanes[node] and node not in lanes[u]) for u in node.users if u.op != "output")
+        stage[node] = min(left, default=0)
     for node in graph.nodes:
-        lanes = _lanes(node, limit)
-        stage[node] = max((stage[i] + (i in part and i not in lanes) for i in node.all_input_nodes), default=0)
-        if lanes:
-            joined = {id(part[i]): part[i] for i in lanes if i in part and stage[i] == stage[node]}.values()
+        if lanes[node]:
+            joined = {id(part[i]): part[i] for i in lanes[node] if i in part and stage[i] == stage[node]}.values()
             mine = [n for other in joined for n in other] + [node]
             part |= dict.fromkeys(mine, mine)
     order = {n: i for i, n in enumerate(graph.nodes)}
@@ -170,27 +173,43 @@ def _program(nodes: Sequence[Node], stage: int) -> Program:
 
 
 def _run_packed(graph: Graph, group: Sequence[Program]) -> None:
-    """Add the program over packed tensors, and have its slices stand for the outputs."""
+    """Add the program over packed tensors, and have its slices stand for the outputs, and for what else is read."""
+    group = sorted(group, key=lambda p: bool(_padding(value_of(p.inputs[0]))))  # those without gaps in one piece
     first = group[0]
     graph.inserting_before(first.nodes[0])
     packed: dict[Node, Node] = {}
     for place, source in enumerate(first.inputs):
+        others = [[u for u in p.inputs[place].users if u not in p.nodes] for p in group]
         flat = [_flattened(graph, p.inputs[place], like=p.nodes[0]) for p in group]
-        packed[source] = call(graph, aten.cat.default, flat, like=first.nodes[0])
+        whole = packed[source] = call(graph, aten.cat.default, flat, like=first.nodes[0])
+        members = [p.inputs[place] for p in group]
+        for old, users, start in zip(members, others, _starts(members), strict=True):
+            part = _part(graph, whole, start, like=old) if users else old
+            for user in users:
+                user.replace_input_with(old, part)
     for node in first.nodes:
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: packed.get(n, n))
         packed[node] = args[0] if node.target in _SAME else call(graph, node.target, *args, like=node, **kwargs)
     for place, output in enumerate(first.outputs):
-        start = 0
-        for program in group:
-            old = program.outputs[place]
-            stop = start + value_of(old).numel()
-            part = call(graph, aten.slice.Tensor, packed[output], 0, start, stop, like=old)
-            old.replace_all_uses_with(_reshaped(graph, part, list(value_of(old).shape), like=old))
-            start = stop + _padding(value_of(old))
+        members = [p.outputs[place] for p in group]
+        for old, start in zip(members, _starts(members), strict=True):
+            old.replace_all_uses_with(_part(graph, packed[output], start, like=old))
     for program in group:
         for node in reversed(program.nodes):
             graph.erase_node(node)
+
+
+def _starts(members: Sequence[Node]) -> list[int]:
+    """Where each member of a packed tensor begins."""
+    sizes = [value_of(n).numel() + _padding(value_of(n)) for n in members]
+    return [sum(sizes[:i]) for i in range(len(sizes))]
+
+
+def _part(graph: Graph, whole: Node, start: int, like: Node) -> Node:
+    """The member of a packed tensor that begins at `start`, in the shape of `like`."""
+    value = value_of(like)
+    part = call(graph, aten.slice.Tensor, whole, 0, start, start + value.numel(), like=like)
+    return _reshaped(graph, part, list(value.shape), like=like)
 
 
 def _flattened(graph: Graph, node: Node, like: Node) -> Node:

@@ -30,8 +30,10 @@ MODULES = (
     "convolutions",
     "layout",
     "product_sums",
+    "horizontal",
     "interleave",
     "multi_tensor",
+    "gradient_norm",
     "rematerialise",
 )
 
@@ -92,6 +94,13 @@ def _make(name: str, options: str) -> Pass:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         raise UserError(f"{name}{{{options}}}: {error}") from None
+
+
+def spelled(pass_: Pass) -> str:
+    """`pass_` as `parse_passes` reads it."""
+    values = ((f.name, getattr(pass_, f.name)) for f in fields(pass_))  # type: ignore[arg-type]
+    options = ",".join(f"{name}={value}" for name, value in values)
+    return f"{pass_.name}{{{options}}}" if options else pass_.name
 
 
 def known_pass(name: str) -> type[Pass]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,10 +11,9 @@ from irongrad.passes.base import Context, PassResult
 from irongrad.passes.memory.liveness import usage
 from irongrad.passes.memory.order import separate_late_sums
 from irongrad.passes.memory.recompute import is_backward, is_recomputed, recompute
+from irongrad.pipeline.graphs import base_name
 from irongrad.runtime.errors import UserError
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%|[A-Za-z]*)\s*")
+from irongrad.runtime.sizes import bytes_in, megabytes
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Rematerialise:
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
         nodes = graph.graph.nodes
-        if not self.max_memory or context.function != "joint" or any(map(is_recomputed, nodes)):
+        if not self.max_memory or base_name(context.function) != "joint" or any(map(is_recomputed, nodes)):
             return PassResult(False)
         if not any(map(is_backward, nodes)):
             return PassResult(False)
@@ -75,24 +73,6 @@ def fit(graph: GraphModule, max_memory: str) -> PassResult:
     graph.graph.eliminate_dead_code()
     stats = {"recomputed": len(copies), "bytes before": unlimited, "bytes": plan.total}
     return PassResult(bool(copies) or separated > 0, stats)
-
-
-def bytes_in(text: str, whole: int) -> int:
-    """The bytes that `512MiB` says, or `50%` of `whole`.
-
-    Raises:
-        UserError: it says neither.
-    """
-    found = _SIZE.fullmatch(text)
-    if found is None or not (found[2] == "%" or found[2].upper() in _UNITS):
-        raise UserError(f"{text!r} is no amount of memory; write for instance 512MiB, 2GB or 50%")
-    number = float(found[1])
-    return int(number / 100 * whole) if found[2] == "%" else int(number * _UNITS[found[2].upper()])
-
-
-def megabytes(count: int) -> str:
-    """`count` bytes, rounded up, as `bytes_in` reads it."""
-    return f"{-(-count * 10 // 2**20) / 10:.1f}MiB"
 
 
 PASS = Rematerialise

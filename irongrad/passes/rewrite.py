@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -30,17 +31,39 @@ def meta_of(node: Node) -> dict[str, Any]:
 def computed_value(node: Node) -> Any:
     """The fake value that the operator of `node` gives for the values of its arguments.
 
-    A graph's tensors have no strides, so its arguments are taken to be contiguous.
+    A graph's tensors have no strides, so its arguments are taken to be contiguous; and what is computed of the same
+    shapes again, as passes that write the same form a hundred times do, is not computed again.
     """
 
     def contiguous(argument: Node) -> Any:
         value = argument.meta["val"]
         return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
-    with fake_mode_of(node), torch.no_grad():
-        args, kwargs = map_arg((node.args, node.kwargs), contiguous)
-        assert callable(node.target)
-        return node.target(*args, **kwargs)
+    mode = fake_mode_of(node)
+    known = _COMPUTED.setdefault(mode, {})
+    key = node.target, _key(node.args), _key(node.kwargs)
+    if key not in known:
+        with mode, torch.no_grad():
+            args, kwargs = map_arg((node.args, node.kwargs), contiguous)
+            assert callable(node.target)
+            known[key] = node.target(*args, **kwargs)
+    return known[key]
+
+
+_COMPUTED: WeakKeyDictionary[FakeTensorMode, dict[Hashable, Any]] = WeakKeyDictionary()
+
+
+def _key(argument: Any) -> Hashable:
+    """Equal for arguments of equal types, shapes and dtypes, or constants that print the same."""
+    if isinstance(argument, Node):
+        return _key(argument.meta["val"])
+    if isinstance(argument, torch.Tensor):
+        return tuple(argument.shape), argument.dtype
+    if isinstance(argument, (list, tuple)):
+        return tuple(map(_key, argument))
+    if isinstance(argument, dict):
+        return tuple((name, _key(value)) for name, value in argument.items())
+    return type(argument), repr(argument)
 
 
 def fake_mode_of(node: Node) -> FakeTensorMode:

@@ -13,13 +13,15 @@ from io import BytesIO
 
 from iree.compiler import ir
 
-from irongrad.pipeline.cores import core, declaration
+from irongrad.pipeline.cores import declaration, part
 from irongrad.pipeline.entries import entry_point
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.importer import ImportedStep
 from irongrad.pipeline.interface import Interface, chain_of
+from irongrad.pipeline.shared_cores import Cores, parts_of
 from irongrad.pipeline.storage import Storage, symbol, tensor_type
 from irongrad.runtime.errors import InternalError
+from irongrad.runtime.manifest import EntryPoint
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class AssembledModule:
     interface: Interface
     text: str
     bytecode: bytes
+
+    @property
+    def entry_points(self) -> tuple[EntryPoint, ...]:
+        """The exported functions."""
+        return self.interface.entry_points
 
 
 def assemble(step: ImportedStep, interface: Interface) -> AssembledModule:
@@ -83,12 +90,14 @@ def _shell(graph: StepGraph, interface: Interface) -> Iterator[str]:
         yield from _accumulators(graph)
     for name, function in graph.functions.items():
         yield from declaration(name, function)
-    for chain in dict.fromkeys(chain_of(e.name, graph) for e in interface.entry_points):
-        if chain:
-            yield from core(chain, graph)
+    chains = dict.fromkeys(chain_of(e.name, graph) for e in interface.entry_points)
+    for name in dict.fromkeys(name for chain in chains for name in parts_of(chain, graph)):
+        yield from part(name, graph)
+    cores = Cores(graph, interface)
+    yield from cores.functions()
     accumulated = graph if interface.accumulates else replace(graph, gradients=())
     for entry in interface.entry_points:
-        yield from entry_point(entry, accumulated)
+        yield from entry_point(entry, accumulated, cores)
     yield "}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from irongrad.decompositions.registry import BeforeAutograd
 from irongrad.pipeline import autograd_functions, sideeffects, usercode
+from irongrad.pipeline.dimensions import fixed, specialised, symbolic
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.exported import FlatGraph, region_of
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
@@ -147,7 +148,12 @@ def plain_operators() -> Iterator[None]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # leaving mkldnn.flags warns about Intel GPUs
-        with sdpa_kernel([SDPBackend.MATH]), torch.backends.mkldnn.flags(enabled=False), aliases_allowed():
+        with (
+            sdpa_kernel([SDPBackend.MATH]),
+            torch.backends.mkldnn.flags(enabled=False),
+            torch.backends.nnpack.flags(enabled=False),  # its choice by batch size would be a guard on it
+            aliases_allowed(),
+        ):
             yield
 
 
@@ -163,17 +169,24 @@ def capture(step: TrainStep) -> CapturedStep:
     values = tuple(step.inputs.values())
     micro = tuple(micro_batches(step.inputs, step.accumulate)[0].values())
     with mode(module.model, training=True):
-        train = export(module, micro)
+        train = export(module, micro, _dynamic(step, step.inputs))
     _check_loss(train, step)
     _check_used(train, step)
     with mode(module.model, training=False):
-        evaluation = export(module, values)
+        evaluation = export(module, values, _dynamic(step, step.inputs))
         predict, predict_inputs, output_names = _export_predict(module, step)
     return CapturedStep(step, call_of(step), train, evaluation, predict, predict_inputs, output_names)
 
 
-def export(module: nn.Module, values: tuple[torch.Tensor, ...]) -> ExportedProgram:
+def export(
+    module: nn.Module, values: tuple[torch.Tensor, ...], dynamic: Sequence[Mapping[int, str]] = ()
+) -> ExportedProgram:
     """torch.export `module` and check that it is a function of its inputs, its buffers and a seed.
+
+    Args:
+        module: takes tensors like `values`.
+        values: an example of its inputs.
+        dynamic: names of the dimensions of each input that stay symbols; none for a program of fixed sizes.
 
     Raises:
         CaptureError: it is not.
@@ -191,14 +204,22 @@ def export(module: nn.Module, values: tuple[torch.Tensor, ...]) -> ExportedProgr
             autograd_functions.kept(),
             ValueFree(),
         ):
-            program = torch.export.export(module, tuple(v.detach() for v in values), strict=False)
+            program = torch.export.export(
+                module, tuple(v.detach() for v in values), dynamic_shapes=symbolic(dynamic), strict=False
+            )
     except UserError:
         raise
     except Exception as error:
+        if names := specialised(str(error), dynamic):
+            raise CaptureError(f"{usercode.where(getattr(module, 'model', module))}\n  {fixed(names)}") from error
         raise usercode.capture_error(error, getattr(module, "model", module)) from error
     sideeffects.check_graph(program)
     _refuse_undrawable(program.graph_module)
     return program
+
+
+def _dynamic(step: TrainStep, inputs: Iterable[str]) -> list[Mapping[int, str]]:
+    return [step.dynamic.get(n, {}) for n in inputs] if step.dynamic else []
 
 
 def _export_predict(
@@ -211,7 +232,7 @@ def _export_predict(
         outputs = tuple(_run_untouched(probe, tuple(step.inputs[n] for n in names)))
     if not outputs:
         return None, (), ()
-    return export(probe, tuple(step.inputs[n] for n in names)), names, outputs
+    return export(probe, tuple(step.inputs[n] for n in names), _dynamic(step, names)), names, outputs
 
 
 def _run_untouched(probe: PredictModule, values: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:

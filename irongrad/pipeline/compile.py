@@ -12,11 +12,12 @@ from pathlib import Path
 
 import iree.compiler.tools.binaries as iree_binaries
 
-from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.diagnostics import toolchain_error
+from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.retarget import retarget
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics, statistics_flags
+from irongrad.pipeline.traffic import traffic_of
 from irongrad.pipeline.transients import transients_of
 from irongrad.runtime.errors import ToolchainError
 from irongrad.targets import Target
@@ -55,7 +56,7 @@ class CompiledModule:
     statistics: Statistics
 
 
-def compile_module(module: AssembledModule, target: Target, scratch: Path) -> CompiledModule:
+def compile_module(module: PortableModule, target: Target, scratch: Path) -> CompiledModule:
     """Compile `module` for `target`.
 
     Raises:
@@ -66,12 +67,15 @@ def compile_module(module: AssembledModule, target: Target, scratch: Path) -> Co
     flags = (*COMMON_FLAGS, *target.flags)
     compile_ = _compile_with_branches if "scf." in module.text else _compile_directly
     try:
-        stream = compile_(flags, source, output)
+        compile_(flags, source, output)
     except _CompilerCrashError:
         flags = _without_data_tiling(flags)
-        stream = compile_(flags, source, output)
+        compile_(flags, source, output)
     architecture, features = _cpu_of(flags)
-    statistics = read_statistics(output.with_name(STATISTICS), transients_of(stream.read_bytes()))
+    transients = transients_of(_phase(source, "stream").read_bytes())
+    statistics = read_statistics(
+        output.with_name(STATISTICS), transients, traffic_of(_phase(source, "flow").read_bytes())
+    )
     return CompiledModule(target, flags, output.read_bytes(), architecture, features, statistics)
 
 
@@ -88,27 +92,31 @@ def _without_data_tiling(flags: Sequence[str]) -> tuple[str, ...]:
     return tuple(f for f in flags if f != DATA_TILING)
 
 
-def _compile_with_branches(flags: Sequence[str], source: Path, output: Path) -> Path:
+def _compile_with_branches(flags: Sequence[str], source: Path, output: Path) -> None:
     """Compile a module with structured control flow; in between, its branches are made safe."""
-    stream, vm = _compile_to_stream(flags, source, output), source.with_suffix(".vm.mlirbc")
+    _compile_to_stream(flags, source, output)
+    stream, vm = _phase(source, "stream"), _phase(source, "vm")
     _compile((*flags, "--compile-from=stream", "--compile-to=vm", "--emit-mlir-bytecode"), stream, vm)
     vm.write_bytes(separate_branch_operands(vm.read_bytes()))
     _compile((*flags, "--compile-from=vm"), vm, output)
-    return stream
 
 
-def _compile_directly(flags: Sequence[str], source: Path, output: Path) -> Path:
-    stream = _compile_to_stream(flags, source, output)
-    _compile((*flags, "--compile-from=stream"), stream, output)
-    return stream
+def _compile_directly(flags: Sequence[str], source: Path, output: Path) -> None:
+    _compile_to_stream(flags, source, output)
+    _compile((*flags, "--compile-from=stream"), _phase(source, "stream"), output)
 
 
-def _compile_to_stream(flags: Sequence[str], source: Path, output: Path) -> Path:
-    """Compile to the phase that says what is allocated when, and write the statistics."""
-    stream = source.with_suffix(".stream.mlirbc")
+def _compile_to_stream(flags: Sequence[str], source: Path, output: Path) -> None:
+    """Compile by way of the phase that lists the kernels to the one that allocates, and write the statistics."""
+    flow, stream = _phase(source, "flow"), _phase(source, "stream")
     statistics = statistics_flags(output.with_name(STATISTICS))
-    _compile((*flags, *statistics, "--compile-to=stream", "--emit-mlir-bytecode"), source, stream)
-    return stream
+    _compile((*flags, "--compile-to=flow", "--emit-mlir-bytecode"), source, flow)
+    _compile((*flags, *statistics, "--compile-from=flow", "--compile-to=stream", "--emit-mlir-bytecode"), flow, stream)
+
+
+def _phase(source: Path, name: str) -> Path:
+    """The file of the module `source` as it is after a phase of IREE's compilation."""
+    return source.with_suffix(f".{name}.mlirbc")
 
 
 def _compile(flags: Sequence[str], source: Path, output: Path) -> None:

@@ -40,6 +40,11 @@ def refuse_complex(tensors: Mapping[str, torch.Tensor]) -> None:
             raise CaptureError(f"{name!r} is a complex tensor, which no artifact can hold. {_AS_REAL}")
 
 
+def has_complex(graph: GraphModule) -> bool:
+    """Whether any value in `graph` is complex."""
+    return any(_is_complex(n.meta.get("val")) for n in graph.graph.nodes)
+
+
 def in_reals(graph: GraphModule) -> GraphModule:
     """The same function without complex values inside; `graph` itself where there are none.
 
@@ -50,7 +55,7 @@ def in_reals(graph: GraphModule) -> GraphModule:
         CaptureError: a result is complex.
         UnsupportedOpError: an operator that has no rule for complex numbers; with the user's line.
     """
-    if not any(_is_complex(n.meta.get("val")) for n in graph.graph.nodes):
+    if not has_complex(graph):
         return graph
     output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
     for result in output.all_input_nodes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -32,7 +32,7 @@ def declaration(name: str, function: Function) -> Iterator[str]:
 
 def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
     """Load the state, call the functions of `chain`, store the new state, return the outputs."""
-    given = _given(chain, graph)
+    given = given_to(chain, graph)
     returned = returned_by(chain, graph)
     arguments = ", ".join(f"%a{i}: {kind}" for i, kind in enumerate(given.values()))
     yield f'  func.func private @"{_core_name(chain)}"({arguments}) -> ({", ".join(returned.values())}) {{'
@@ -44,15 +44,67 @@ def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
         lines = _micro_batches(graph, storage, values, new, updates="update" in chain)
         yield from (f"    {line}" for line in lines)
         rest = chain[2:]
-    for position, name in enumerate(rest):
-        yield from (f"    {line}" for line in _loads(_typed_arguments(graph.functions[name]), storage, values))
-        yield from (f"    {line}" for line in _call(name, graph, storage, values, new, str(position)))
     kinds = {v: k for name in chain for v, k in _typed_results(graph.functions[name])}
-    for value, name in new.items():
-        if value.kind in ("state", "accumulator", "pack"):
-            yield from (f"    {line}" for line in storage.store(name, value, kinds[value]))
+    yield from (f"    {line}" for line in _run(rest, graph, storage, values, new))
+    yield from (f"    {line}" for line in _stores(storage, new, kinds))
     yield return_line([new[v] for v in returned], list(returned.values()), indent="    ")
     yield "  }"
+
+
+def _run(
+    chain: Sequence[str], graph: StepGraph, storage: Storage, values: dict[Value, str], new: dict[Value, str]
+) -> Iterator[str]:
+    """Call the functions of `chain`, with the state that `values` lacks."""
+    for position, name in enumerate(chain):
+        yield from _loads(_typed_arguments(graph.functions[name]), storage, values)
+        yield from _call(name, graph, storage, values, new, str(position))
+
+
+def _stores(storage: Storage, new: Mapping[Value, str], kinds: Mapping[Value, str]) -> Iterator[str]:
+    """Store what is new of the state and the accumulators."""
+    for value, name in new.items():
+        if value.kind in ("state", "accumulator", "pack"):
+            yield from storage.store(name, value, kinds[value])
+
+
+def part(name: str, graph: StepGraph) -> Iterator[str]:
+    """A private function that loads the state, calls the function `name`, and returns all its results."""
+    function = graph.functions[name]
+    typed = _typed_arguments(function)
+    given = {value: kind for value, kind in typed if value.kind in ("input", "size")}
+    arguments = ", ".join(f"%a{i}: {kind}" for i, kind in enumerate(given.values()))
+    results = [kind for _, kind in _typed_results(function)]
+    yield f'  func.func private @"part.{name}"({arguments}) -> ({", ".join(results)}) {{'
+    values = {value: f"%a{i}" for i, value in enumerate(given)}
+    yield from (f"    {line}" for line in _loads(typed, Storage(graph), values))
+    yield from (f"    {line}" for line in call(f"graph.{name}", function, values, "%r"))
+    yield return_line([f"%r#{i}" for i in range(len(results))], results, indent="    ")
+    yield "  }"
+
+
+def call_part(name: str, graph: StepGraph, values: Mapping[Value, str], result: str) -> Iterator[str]:
+    """Call what `part` makes on the SSA names in `values`; its results are `result#0`, …."""
+    function = graph.functions[name]
+    given = {value: kind for value, kind in _typed_arguments(function) if value.kind in ("input", "size")}
+    results = [kind for _, kind in _typed_results(function)]
+    operands = ", ".join(values[v] for v in given)
+    signature = f"({', '.join(given.values())}) -> ({', '.join(results)})"
+    yield f'{result}:{len(results)} = func.call @"part.{name}"({operands}) : {signature}'
+
+
+def finish(
+    chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str], done: Mapping[Value, str]
+) -> Iterator[str]:
+    """Call the functions of `chain` after the first, whose results are `done`, and store what is new of the state."""
+    storage, new = Storage(graph), dict(done)
+    for i, (value, kind) in enumerate(_typed_results(graph.functions[chain[0]])):
+        values[value] = done[value]
+        if value.kind == "gradient" and not storage.is_member(value):
+            values[value] = f"%b.{i}"
+            yield _apart(values[value], done[value], kind)
+    kinds = {v: k for name in chain for v, k in _typed_results(graph.functions[name])}
+    yield from _run(chain[1:], graph, storage, values, new)
+    yield from _stores(storage, new, kinds)
 
 
 def _loads(wanted: Sequence[tuple[Value, str]], storage: Storage, values: dict[Value, str]) -> Iterator[str]:
@@ -165,7 +217,7 @@ def _typed_results(function: Function) -> list[tuple[Value, str]]:
     return list(zip(function.results, map(tensor_type, function.results_like()), strict=True))
 
 
-def _given(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:
+def given_to(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:
     """What a caller hands to the core of `chain`, with types; of inputs whole batches."""
     typed = [pair for name in chain for pair in _typed_arguments(graph.functions[name])]
     given = {value: kind for value, kind in typed if value.kind in ("input", "hyper", "count")}
@@ -188,7 +240,7 @@ def call(symbol: str, function: Function, values: dict[Value, str], result: str)
 
 def call_core(chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str], result: str) -> Iterator[str]:
     """Call the core of `chain` on the SSA names in `values`; its results are `result#0`, …."""
-    given, returned = _given(chain, graph), returned_by(chain, graph)
+    given, returned = given_to(chain, graph), returned_by(chain, graph)
     operands = ", ".join(values[v] for v in given)
     signature = f"({', '.join(given.values())}) -> ({', '.join(returned.values())})"
     assigned = f"{result}:{len(returned)} = " if returned else ""

@@ -9,6 +9,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+from irongrad.pipeline.locations import absolute
 from irongrad.pipeline.usercode import is_user_file
 from irongrad.runtime.errors import IronGradError, ToolchainError, UnsupportedOpError
 
@@ -56,7 +57,8 @@ def lowering_error(result: subprocess.CompletedProcess[str], module: Path) -> Ir
 
 
 def _user_line(output: str) -> str | None:
-    for path, number in _LOCATION.findall(output):
+    for name, number in _LOCATION.findall(output):
+        path = absolute(name)
         if is_user_file(path) and Path(path).is_file():
             lines = Path(path).read_text(errors="replace").splitlines()
             text = lines[int(number) - 1].strip() if 0 < int(number) <= len(lines) else ""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
+from torch._C import DispatchKey
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
     GradAOTOutput,
@@ -20,19 +23,22 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export import CustomDecompTable, ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule
 
+from irongrad.buckets import Bucket
 from irongrad.decompositions import is_ours
 from irongrad.pipeline import usercode
 from irongrad.pipeline.capture import MODEL_PREFIX, CapturedStep, StepModule, loss_node, plain_operators
-from irongrad.pipeline.complex import in_reals, refuse_complex
-from irongrad.pipeline.drawing import random_state, trace
+from irongrad.pipeline.complex import has_complex, in_reals, refuse_complex
+from irongrad.pipeline.dimensions import Names, guards_of, named_sizes, names_of, smallest_sizes, symbolic_inputs
+from irongrad.pipeline.drawing import random_state
 from irongrad.pipeline.graphs import Function, StateTensor, Value
-from irongrad.pipeline.retrace import interpret_eager
 from irongrad.pipeline.scaling import SCALE_VALUE, loss_scale_of
+from irongrad.pipeline.specialise import Interpret, Program, specialise
 from irongrad.random import is_random
-from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.manifest import Role
-from irongrad.step import micro_batches
+from irongrad.step import TrainStep, micro_batches
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,10 @@ class JointStep:
             micro-batches, scaled where there is a loss scale).
         eval: state and inputs -> loss.
         predict: state and model inputs -> the model's outputs; None where there are none.
+        specialised: those three for every bucket, the one with the fewest elements first; the three above are those of
+            the last. Empty for a step of fixed sizes.
+        output_sizes: of each result of `predict`, as numbers and expressions of named dimensions.
+        smallest: the smallest size of each named dimension that the step takes.
     """
 
     captured: CapturedStep
@@ -54,32 +64,111 @@ class JointStep:
     joint: Function
     eval: Function
     predict: Function | None
+    specialised: tuple[Specialised, ...] = ()
+    output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    smallest: Mapping[str, int] = field(default_factory=dict)
 
 
-def differentiate(captured: CapturedStep) -> JointStep:
+@dataclass(frozen=True)
+class Specialised:
+    """`joint`, `eval` and `predict` of a step at the sizes of a bucket, with the true sizes as further arguments."""
+
+    bucket: Bucket
+    joint: Function
+    eval: Function
+    predict: Function | None
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The functions of a step before they are traced at fixed sizes.
+
+    Attributes:
+        state: the tensors of the model, and of a loss that is a module, by name.
+        joint: as in `JointStep`, as are the others.
+        eval: as above.
+        predict: as above.
+    """
+
+    state: Mapping[str, StateTensor]
+    joint: Program
+    eval: Program
+    predict: Program | None
+
+
+def programs(captured: CapturedStep) -> Programs:
     """Build the joint graph; parameters that no gradient reaches simply have none in the results.
 
     Raises:
         CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
     """
-    module = StepModule(captured.step)
-    names = _StateNames(module)
-    inputs = captured.step.inputs
-    refuse_complex({**inputs, **{n: t.initial for n, t in names.state.items()}})
-    joint = _joint(captured, names)
-    evaluation = _inference(captured.eval, names, tuple(inputs), ("loss",))
+    step = captured.step
+    names = StateNames(StepModule(step))
+    refuse_complex({**step.inputs, **{n: t.initial for n, t in names.state.items()}})
+    joint = joint_program(captured, names)
+    evaluation = _inference(captured.eval, names, step, tuple(step.inputs), ("loss",))
     predict = None
     if captured.predict is not None:
-        predict = _inference(captured.predict, names, captured.predict_inputs, captured.output_names)
-        if captured.step.loss is None:
+        predict = _inference(captured.predict, names, step, captured.predict_inputs, captured.output_names)
+    return Programs(names.state, joint, evaluation, predict)
+
+
+def differentiate(captured: CapturedStep) -> JointStep:
+    """Build the functions of the step, at its own sizes or at those of its buckets.
+
+    Raises:
+        CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
+        UnsupportedOpError: an operator that cannot be compiled, or not padded exactly.
+    """
+    made = programs(captured)
+
+    needs: set[Any] = set()
+
+    def traced(program: Program, bucket: Bucket | None) -> Function:
+        function, new = specialise(program, bucket)
+        needs.update(new)
+        return function
+
+    def at(bucket: Bucket | None) -> tuple[Function, Function, Function | None]:
+        predict = traced(made.predict, bucket) if made.predict is not None else None
+        if predict is not None and captured.step.loss is None:
             predict = _without_unused_inputs(predict)
+        return traced(made.joint, bucket), traced(made.eval, bucket), predict
+
+    *others, largest = captured.step.bucket_list or (None,)
+    functions = at(largest)
+    smallest = _smallest_sizes(made, needs, captured.step.bucket_list)  # which is the same in every bucket
+    specialised = tuple(Specialised(bucket, *at(bucket)) for bucket in others if bucket is not None)
+    if largest is not None:
+        specialised += (Specialised(largest, *functions),)
     scale = loss_scale_of(captured.step)
     state = (
-        *names.state.values(),
-        *random_state((joint, evaluation, predict), captured.step.seed),
+        *made.state.values(),
+        *random_state(functions, captured.step.seed),
         *(scale.state(len(captured.step.optimizers)) if scale is not None else ()),
     )
-    return JointStep(captured, state, joint, evaluation, predict)
+    made_sizes = zip(made.predict.results, made.predict.sizes, strict=True) if made.predict is not None else ()
+    output_sizes = {r.name: sizes for r, sizes in made_sizes if r.kind == "output"}
+    return JointStep(captured, state, *functions, specialised, output_sizes, smallest)
+
+
+def _smallest_sizes(made: Programs, needs: set[Any], buckets: Sequence[Bucket]) -> dict[str, int]:
+    """The smallest size of each named dimension that the step takes.
+
+    Raises:
+        CaptureError: a bucket that holds none, or sizes that cannot be said so.
+    """
+    limits = {name: max(bucket[name] for bucket in buckets) for bucket in buckets[:1] for name in bucket}
+    conditions = [need >= 0 for need in needs]
+    for program in (made.joint, made.eval, made.predict):
+        if program is not None:
+            conditions += [guard.xreplace(dict(program.names)) for guard in program.guards]
+    smallest = smallest_sizes(conditions, limits)
+    for bucket in buckets:
+        for name, size in bucket.items():
+            if size < smallest[name]:
+                raise CaptureError(f"bucket {dict(bucket)} holds no input: {name} must be at least {smallest[name]}")
+    return smallest
 
 
 def name_of(path: str) -> str:
@@ -87,7 +176,7 @@ def name_of(path: str) -> str:
     return path.removeprefix(MODEL_PREFIX)
 
 
-class _StateNames:
+class StateNames:
     """PyTorch names of the step's tensors; all names of a tied tensor lead to the first of them."""
 
     def __init__(self, module: StepModule) -> None:
@@ -145,21 +234,28 @@ class _StateNames:
                 setattr(parent, attribute, shared)
 
 
-def _joint(captured: CapturedStep, names: _StateNames) -> Function:
+def joint_program(captured: CapturedStep, names: StateNames) -> Program:
+    """Forward and backward of a step by AOTAutograd.
+
+    Raises:
+        CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
+    """
     exported = captured.train.module(check_guards=False)
     _constants_as_buffers(exported)
     names.tie(exported)
     count = captured.step.accumulate
     inputs = micro_batches(captured.step.inputs, count)[0]
+    dynamic = captured.step.dynamic
     try:
         with ExitStack() as stack, plain_operators(), usercode.quiet_export():
-            values = tuple(v.detach() for v in inputs.values())
+            values = symbolic_inputs(captured.train) if dynamic else tuple(v.detach() for v in inputs.values())
             joint = aot_export_joint_with_descriptors(stack, exported, values).graph_module
     except Exception as error:
         raise usercode.capture_error(error, exported) from error
     constants = {**dict(exported.named_buffers()), **dict(exported.named_parameters())}
     arguments: list[Value] = []
     examples: list[torch.Tensor] = []
+    given: list[torch.Tensor] = []
     for node in [n for n in joint.graph.nodes if n.op == "placeholder"]:
         match node.meta["desc"]:
             case ParamAOTInput(target=path) | BufferAOTInput(target=path):
@@ -167,6 +263,7 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
                 arguments.append(Value("state", name))
                 examples.append(names.state[name].initial)
             case PlainAOTInput(idx=index):
+                given.append(node.meta["val"])
                 arguments.append(Value("input", list(inputs)[index]))
                 examples.append(list(inputs.values())[index])
             case TangentAOTInput():
@@ -177,19 +274,32 @@ def _joint(captured: CapturedStep, names: _StateNames) -> Function:
     if not any(r.kind == "gradient" for r in results):
         raise CaptureError(_no_gradient(captured))
 
-    portable = in_reals(joint)
+    symbols = names_of(given, [dynamic.get(n, {}) for n in inputs])
+    portable = _in_reals(joint, symbols)
     scaled = captured.step.scaler is not None
     if scaled:
         arguments.append(SCALE_VALUE)
         examples.append(torch.ones(()))
 
-    def run(*values: torch.Tensor) -> list[torch.Tensor]:
-        given, scale = (values[:-1], values[-1]) if scaled else (values, torch.ones((), dtype=tangent))
+    def run(interpret: Interpret, *values: torch.Tensor) -> list[torch.Tensor]:
+        taken, scale = (values[:-1], values[-1]) if scaled else (values, torch.ones((), dtype=tangent))
         seed = scale / count if count > 1 else scale
-        outputs = interpret_eager(portable, (*given, seed.to(tangent)))
+        outputs = interpret(portable, (*taken, seed.to(tangent)))
         return [outputs[i] for i in kept]
 
-    return trace(run, examples, arguments, results)
+    sizes = tuple(named_sizes(joint.graph.output_node().args[0][i].meta["val"], symbols) for i in kept)
+    return Program(run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic, guards_of(given))
+
+
+def _in_reals(graph: GraphModule, symbols: Names) -> GraphModule:
+    """`in_reals`, of a graph of fixed sizes.
+
+    Raises:
+        UnsupportedOpError: complex values in a graph with named dimensions.
+    """
+    if symbols and has_complex(graph):
+        raise UnsupportedOpError("a step with dynamic dimensions cannot have complex values inside; leave out dynamic")
+    return in_reals(graph)
 
 
 def _constants_as_buffers(exported: nn.Module) -> None:
@@ -209,7 +319,7 @@ def _no_gradient(captured: CapturedStep) -> str:
     return f"{place}\n  no parameter gets a gradient. Is it computed under torch.no_grad(), or from detached tensors?"
 
 
-def _joint_results(joint: torch.fx.GraphModule, names: _StateNames) -> tuple[list[Value], list[int]]:
+def _joint_results(joint: torch.fx.GraphModule, names: StateNames) -> tuple[list[Value], list[int]]:
     output = next(n for n in reversed(joint.graph.nodes) if n.op == "output")
     results: list[Value] = []
     kept: list[int] = []
@@ -254,19 +364,27 @@ def _without_ours(table: CustomDecompTable) -> CustomDecompTable:
     return table
 
 
+def _composite(table: CustomDecompTable) -> CustomDecompTable:
+    """`table` with operators alone that autograd takes apart too, so that a joint graph has none of them."""
+    for operator in [op for op in table if not op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)]:
+        table.pop(operator)
+    return table
+
+
 def _inference(
-    program: ExportedProgram, names: _StateNames, inputs: tuple[str, ...], outputs: tuple[str, ...]
-) -> Function:
+    program: ExportedProgram, names: StateNames, step: TrainStep, inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> Program:
     with plain_operators(), usercode.quiet_export():
-        program = program.run_decompositions(_without_ours(default_decompositions()))
+        table = _without_ours(default_decompositions())
+        program = program.run_decompositions(_composite(table) if step.dynamic else table)
+    symbols = names_of(symbolic_inputs(program), [step.dynamic.get(n, {}) for n in inputs])
     arguments: list[Value] = []
     examples: list[torch.Tensor] = []
     remaining = list(inputs)
-    by_name = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             arguments.append(Value("input", remaining.pop(0)))
-            examples.append(torch.empty_like(by_name[spec.arg.name].meta["val"], device="cpu"))
+            examples.append(step.inputs[arguments[-1].name])
             continue
         path = str(spec.target)
         if path in names._canonical:
@@ -285,5 +403,11 @@ def _inference(
             results.append(Value("output", left.pop(0)))
         else:
             raise CaptureError(f"evaluation writes into an input ({spec}); return the new value instead")
-    portable = in_reals(program.graph_module)
-    return trace(lambda *v: interpret_eager(portable, v), examples, arguments, results)
+    portable = _in_reals(program.graph_module, symbols)
+
+    def run(interpret: Interpret, *values: torch.Tensor) -> Sequence[torch.Tensor]:
+        return interpret(portable, values)
+
+    sizes = tuple(named_sizes(n.meta["val"], symbols) for n in portable.graph.output_node().args[0])
+    guards = guards_of(symbolic_inputs(program))
+    return Program(run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, step.dynamic, guards)

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from irongrad.cache import Store, default_store
+from irongrad.cache.builds import BuildRecord, compile_once, place_of
 from irongrad.passes import DEFAULT_LEVEL, Pass, PassRecord, parse_passes, passes_at, run_passes, without
 from irongrad.passes.rematerialise import Rematerialise
 from irongrad.pipeline.assemble import AssembledModule, assemble
+from irongrad.pipeline.bucket_examples import in_other_buckets
 from irongrad.pipeline.capture import CapturedStep, capture
-from irongrad.pipeline.compile import CompiledModule, compile_module
+from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.differentiate import JointStep, differentiate
 from irongrad.pipeline.dump import dump_pass, dump_stage
 from irongrad.pipeline.graphs import Function, StepGraph
@@ -30,6 +33,7 @@ from irongrad.pipeline.oracle import golden_of
 from irongrad.pipeline.package import Artifact, check_output, package
 from irongrad.pipeline.packing import pack_state
 from irongrad.pipeline.ranges import Range, step_ranges
+from irongrad.pipeline.routes import ROUTES
 from irongrad.pipeline.statistics import Statistics
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.golden import Golden
@@ -61,22 +65,28 @@ class Options:
     Attributes:
         output: the artifact's directory.
         targets: what to compile for.
+        asked: what the user called each of them.
         passes: what to run on the step graph, in order.
         max_memory: the budget of the intermediate values, such as `512MiB` or `50%`; empty for no limit.
+        route: from PyTorch's operators to linalg: `linalg` directly, or over `stablehlo`.
         entry_points: which entry points to include; None for all. Fewer compile faster, and without `grad_step` no
             memory is set aside for accumulated gradients.
         dump_dir: where to write every stage's readable form; None for nowhere.
         stop_after: the last stage to run, a name in `STAGES`; None for all.
+        cache: where to look for what was compiled before, and to keep what is compiled; None for nowhere.
         on_stage: called with a stage's name, returns a context manager that is open while it runs.
     """
 
     output: Path
     targets: tuple[Target, ...]
+    asked: tuple[str, ...]
     passes: tuple[Pass, ...]
     max_memory: str = ""
+    route: str = "linalg"
     entry_points: tuple[str, ...] | None = None
     dump_dir: Path | None = None
     stop_after: str | None = None
+    cache: Store | None = None
     on_stage: Callable[[str], AbstractContextManager[object]] = field(default=lambda name: nullcontext())
 
 
@@ -90,6 +100,7 @@ class Build:
         passes: what each pass did to each function.
         statistics: what the compiler says of the program, by target; empty when it was stopped before that.
         memory: the plan of its memory; None when it was stopped before that.
+        cached: whether the artifact comes from the cache; `seconds` has `capture` and `cache` then.
     """
 
     artifact: Artifact | None
@@ -97,6 +108,7 @@ class Build:
     passes: tuple[PassRecord, ...]
     statistics: dict[str, Statistics]
     memory: MemorySpec | None
+    cached: bool = False
 
 
 class StoppedEarly(Exception):  # noqa: N818 (it is no error)
@@ -105,7 +117,7 @@ class StoppedEarly(Exception):  # noqa: N818 (it is no error)
 
 def build(step: TrainStep, options: Options) -> Build:
     """Run every stage."""
-    seconds: dict[str, float] = {}
+    began, seconds = time.perf_counter(), dict[str, float]()
     artifact: Artifact | None = None
     records: list[PassRecord] = []
     statistics: dict[str, Statistics] = {}
@@ -126,6 +138,9 @@ def build(step: TrainStep, options: Options) -> Build:
         scratch = Path(directory)
         try:
             captured: CapturedStep = stage("capture", capture, step)
+            place = place_of(captured, options, GOLDEN_STEPS)
+            if place is not None and (found := place.load(options.output)) is not None:
+                return _from_cache(*found, seconds, began)
             joint: JointStep = stage("differentiate", differentiate, captured)
             graph: StepGraph = stage("optimizer", add_optimizer, joint)
             ranges: list[Range] = step_ranges(captured)
@@ -134,17 +149,26 @@ def build(step: TrainStep, options: Options) -> Build:
             interface: Interface = describe(graph, ranges, options.entry_points)
             graph = stage("passes", _optimised, selected(graph, interface), options, records)
             memory = memory_of(graph, interface, options.max_memory)
-            imported: ImportedStep = stage("import", import_functions, graph, scratch)
+            imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
             module: AssembledModule = stage("assemble", assemble, imported, interface)
             with ThreadPoolExecutor(1) as beside:  # iree-compile is a process, and does not keep every core busy
-                compiling = beside.submit(_compile_all, module, options.targets, scratch)
+                compiling = beside.submit(_compile_all, module, options, scratch)
                 golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
+                others = [golden_of(c, graph, 1) for c in in_other_buckets(captured, graph)]
                 compiled: list[CompiledModule] = stage("compile", compiling.result)
             statistics |= {c.target.name: c.statistics for c in compiled}
-            artifact = stage("package", package, module, compiled, golden, options.output, None, memory)
+            about = (None, memory, options.asked, options.passes, options.route, others)
+            artifact = stage("package", package, module, compiled, golden, options.output, *about)
+            if place is not None:
+                place.keep(artifact, BuildRecord(tuple(records), statistics, artifact.reports))
         except StoppedEarly:
             pass
     return Build(artifact, seconds, tuple(records), statistics, memory)
+
+
+def _from_cache(artifact: Artifact, record: BuildRecord, seconds: dict[str, float], began: float) -> Build:
+    seconds["cache"] = time.perf_counter() - began - sum(seconds.values())
+    return Build(artifact, seconds, record.passes, record.statistics, artifact.manifest.memory, cached=True)
 
 
 def step_graph(step: TrainStep) -> StepGraph:
@@ -164,8 +188,8 @@ def _optimised(graph: StepGraph, options: Options, records: list[PassRecord]) ->
     return pack_state(run_passes(graph, options.passes, [t.backend for t in options.targets], keep))
 
 
-def _compile_all(module: AssembledModule, targets: Sequence[Target], scratch: Path) -> list[CompiledModule]:
-    return [compile_module(module, target, scratch) for target in targets]
+def _compile_all(module: AssembledModule, options: Options, scratch: Path) -> list[CompiledModule]:
+    return [compile_once(options.cache, module, target, scratch) for target in options.targets]
 
 
 def compile(
@@ -177,9 +201,11 @@ def compile(
     passes: str | None = None,
     disable_passes: Sequence[str] = (),
     max_memory: str = "",
+    route: str = "linalg",
     entry_points: Sequence[str] | None = None,
     precision: str | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
+    cache: bool = True,
 ) -> Artifact:
     """Compile a training step into an artifact directory, and verify it.
 
@@ -193,9 +219,11 @@ def compile(
         disable_passes: names of passes to leave out.
         max_memory: the most that the intermediate values of a step may take, such as `512MiB`, or `50%` of what they
             take without a limit. The backward then computes again what it cannot keep.
+        route: from PyTorch's operators to linalg: `linalg` directly, or over `stablehlo`.
         entry_points: which entry points to include, all by default.
         precision: in place of the step's own, `f32`, `bf16` or `f16`.
         dump_dir: where to write every stage's readable form.
+        cache: whether to take from the cache on disk what was compiled before, and to keep what is compiled.
 
     Raises:
         CaptureError: the step cannot be captured; with the user's line.
@@ -213,8 +241,10 @@ def compile(
         passes=passes,
         disable_passes=disable_passes,
         max_memory=max_memory,
+        route=route,
         entry_points=entry_points,
         dump_dir=dump_dir,
+        cache=cache,
     )
     artifact = build(step, options).artifact
     assert artifact is not None
@@ -229,28 +259,35 @@ def make_options(
     passes: str | None = None,
     disable_passes: Sequence[str] = (),
     max_memory: str = "",
+    route: str = "linalg",
     entry_points: Sequence[str] | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
     stop_after: str | None = None,
+    cache: bool = True,
     on_stage: Callable[[str], AbstractContextManager[object]] | None = None,
 ) -> Options:
     """Check and convert what a caller gives.
 
     Raises:
-        UserError: an unknown target, pass or stage, or an output that is no place for an artifact.
+        UserError: an unknown target, pass, route or stage, or an output that is no place for an artifact.
     """
     check_output(Path(output))
     if stop_after is not None and stop_after not in STAGES:
         raise UserError(f"there is no stage {stop_after!r}; the stages are {', '.join(STAGES)}")
+    if route not in ROUTES:
+        raise UserError(f"there is no route {route!r}; the routes are {', '.join(ROUTES)}")
     names = [target] if isinstance(target, str) else list(target)
     chosen = passes_at(opt_level) if passes is None else parse_passes(passes)
     return Options(
         output=Path(output),
         targets=parse_targets(names),
+        asked=tuple(names),
         passes=(*without(chosen, disable_passes), *([Rematerialise(max_memory)] if max_memory else [])),
         max_memory=max_memory,
+        route=route,
         entry_points=tuple(entry_points) if entry_points is not None else None,
         dump_dir=Path(dump_dir) if dump_dir is not None else None,
         stop_after=stop_after,
+        cache=default_store() if cache else None,
         on_stage=on_stage or (lambda name: nullcontext()),
     )

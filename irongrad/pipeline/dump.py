@@ -65,6 +65,8 @@ def _(result: StepGraph) -> Iterator[tuple[str, str]]:
 @readable.register
 def _(result: ImportedStep) -> Iterator[tuple[str, str]]:
     yield ".torch.mlir", result.torch
+    if result.stablehlo:
+        yield ".stablehlo.mlir", result.stablehlo
     yield ".linalg.mlir", result.linalg
 
 

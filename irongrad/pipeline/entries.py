@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 
 from irongrad.pipeline.cores import (
     call,
-    call_core,
     return_line,
     returned_by,
     spec_type,
     torch_dtype,
 )
+from irongrad.pipeline.dispatch import Lines, run_in_bucket
 from irongrad.pipeline.dtypes import mlir_type
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.interface import STEPS_DIM, chain_of
+from irongrad.pipeline.shared_cores import Cores
 from irongrad.pipeline.storage import Storage, quoted, symbol, tensor_type
 from irongrad.runtime.manifest import STEPS, EntryPoint, TensorSpec
 
@@ -25,7 +26,7 @@ def _arguments(entry: EntryPoint) -> str:
     return ", ".join(f'%arg{i}: {kind} {{iree.abi.name = "{quoted(n)}"}}' for i, (n, kind) in enumerate(named))
 
 
-def entry_point(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+def entry_point(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     """The exported function of an entry point."""
     results = ", ".join(f'{spec_type(s)} {{iree.abi.name = "{quoted(s.name)}"}}' for s in entry.outputs)
     yield f"  func.func @{entry.name}({_arguments(entry)}) -> ({results}) {{"
@@ -38,7 +39,7 @@ def entry_point(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
         "import_gradients": _import_gradients,
         "reset": _reset,
     }.get(entry.name, _run_once)
-    yield from (f"    {line}" for line in body(entry, graph))
+    yield from (f"    {line}" for line in body(entry, graph, cores))
     yield "  }"
 
 
@@ -89,23 +90,30 @@ def _guards_of_all_steps(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     yield from _assert_all(check, "%all")
 
 
-def _run_once(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+def _run_once(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     """`train_step`, `grad_step`, `eval_step` and `predict`."""
-    chain = chain_of(entry.name, graph)
     values: dict[Value, str] = {}
-    for i, spec in enumerate(entry.inputs):
-        yield from _private(f"%arg{i}", spec_type(spec), f"%in{i}")
-        values[Value("input", spec.name)] = f"%in{i}"
     yield from _hypers(entry, values)
-    yield from _guards(chain, graph, values)
-    yield from call_core(chain, graph, values, "%out")
+    if graph.buckets:
+        names = yield from run_in_bucket(entry, graph, values)
+    else:
+        names = yield from _run_at_fixed_sizes(entry, graph, cores, values)
     if entry.name == "grad_step":
         yield "%n0 = util.global.load @accumulated : i64"
         yield "%one = arith.constant 1 : i64"
         yield "%n1 = arith.addi %n0, %one : i64"
         yield "util.global.store %n1, @accumulated : i64"
-    kinds = list(returned_by(chain, graph).values())
-    yield return_line([f"%out#{i}" for i in range(len(kinds))], kinds)
+    yield return_line(names, [spec_type(s) for s in entry.outputs])
+
+
+def _run_at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores, values: dict[Value, str]) -> Lines:
+    chain = chain_of(entry.name, graph)
+    for i, spec in enumerate(entry.inputs):
+        yield from _private(f"%arg{i}", spec_type(spec), f"%in{i}")
+        values[Value("input", spec.name)] = f"%in{i}"
+    yield from _guards(chain, graph, values)
+    yield from cores.call(chain, values, "%out")
+    return cores.results(chain, "%out")
 
 
 def _hypers(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:
@@ -115,7 +123,7 @@ def _hypers(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:
         values[Value("hyper", hyper)] = f"%h{i}"
 
 
-def _apply_step(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+def _apply_step(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     yield "%n = util.global.load @accumulated : i64"
     yield "%zero = arith.constant 0 : i64"
     yield "%some = arith.cmpi sgt, %n, %zero : i64"
@@ -124,7 +132,7 @@ def _apply_step(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     yield "%count = tensor.from_elements %nf : tensor<f64>"
     values = {Value("count", "accumulated"): "%count"}
     yield from _hypers(entry, values)
-    yield from call_core(chain_of("apply_step", graph), graph, values, "%out")
+    yield from cores.call(chain_of("apply_step", graph), values, "%out")
     yield from _clear(graph)
     yield from _return_steps(graph)
 
@@ -141,7 +149,7 @@ def _clear(graph: StepGraph) -> Iterator[str]:
     yield "util.global.store %cleared, @accumulated : i64"
 
 
-def _train_steps(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+def _train_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     """Two loops over the stacked inputs: all guards first, so that a refused call changes nothing; then the steps."""
     chain = chain_of("train_steps", graph)
     yield "%c0 = arith.constant 0 : index"
@@ -161,8 +169,9 @@ def _train_steps(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     yield f"%losses = scf.for %i = %c0 to %k step %c1 iter_args(%acc = %none) -> (tensor<?x{element}>) {{"
     values: dict[Value, str] = {}
     yield from (f"  {line}" for line in _slices(entry, values))
-    yield from (f"  {line}" for line in call_core(chain, graph, values, "%out"))
-    yield f"  %row = tensor.expand_shape %out#0 [] output_shape [1] : {loss} into tensor<1x{element}>"
+    yield from (f"  {line}" for line in cores.call(chain, values, "%out"))
+    (row,) = cores.results(chain, "%out")
+    yield f"  %row = tensor.expand_shape {row} [] output_shape [1] : {loss} into tensor<1x{element}>"
     yield f"  %next = tensor.insert_slice %row into %acc[%i][1][1] : tensor<1x{element}> into tensor<?x{element}>"
     yield f"  scf.yield %next : tensor<?x{element}>"
     yield "}"
@@ -179,8 +188,9 @@ def _slices(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:
         yield from _slice(i, spec_type(spec), inner, mlir_type(inner, torch_dtype(spec.dtype)))
         values[Value("input", spec.name)] = f"%in{i}"
     for i, hyper in enumerate(entry.hypers, len(entry.inputs)):
-        yield from _slice(i, "tensor<?xf64>", (), "tensor<f64>")
-        values[Value("hyper", hyper)] = f"%in{i}"
+        yield f"%h{i}.s = tensor.extract %arg{i}[%i] : tensor<?xf64>"
+        yield f"%h{i} = tensor.from_elements %h{i}.s : tensor<f64>"
+        values[Value("hyper", hyper)] = f"%h{i}"
 
 
 def _slice(number: int, whole: str, shape: tuple[int | str, ...], kind: str) -> Iterator[str]:
@@ -191,11 +201,11 @@ def _slice(number: int, whole: str, shape: tuple[int | str, ...], kind: str) -> 
     yield f"%in{number} = util.optimization_barrier %in{number}.s : {kind}"
 
 
-def _export_state(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+def _export_state(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     yield from _export([("state", s) for s in entry.outputs], (), graph)
 
 
-def _export_gradients(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+def _export_gradients(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     tail = ("%n = util.global.load @accumulated : i64", "%count = tensor.from_elements %n : tensor<i64>")
     yield from _export([("accumulator", s) for s in entry.outputs[:-1]], tail, graph)
 
@@ -211,7 +221,7 @@ def _export(specs: Sequence[tuple[str, TensorSpec]], tail: Sequence[str], graph:
     yield f"return {', '.join(names)} : {', '.join(kinds + (['tensor<i64>'] if tail else []))}"
 
 
-def _import_state(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+def _import_state(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     yield from _import([("state", s) for s in entry.inputs], graph)
     yield from _return_steps(graph)
 
@@ -224,7 +234,7 @@ def _return_steps(graph: StepGraph) -> Iterator[str]:
     yield "return %result : tensor<i64>"
 
 
-def _import_gradients(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+def _import_gradients(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     last = len(entry.inputs) - 1
     yield f"%n = tensor.extract %arg{last}[] : tensor<i64>"
     yield from _import([("accumulator", s) for s in entry.inputs[:-1]], graph)
@@ -240,7 +250,7 @@ def _import(specs: Sequence[tuple[str, TensorSpec]], graph: StepGraph) -> Iterat
         yield from storage.store(f"%i{i}", Value(kind, spec.name), spec_type(spec))
 
 
-def _reset(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
+def _reset(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     yield from Storage(graph).reset()
     yield from _clear(graph)
     yield from _return_steps(graph)

@@ -22,12 +22,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
+from irongrad.cache import default_store
+from irongrad.cache.builds import compile_once
 from irongrad.decompositions.registry import BeforeAutograd
 from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
 from irongrad.pipeline import usercode
 from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.capture import plain_operators
-from irongrad.pipeline.compile import compile_module
 from irongrad.pipeline.complex import in_reals, refuse_complex
 from irongrad.pipeline.constants import constants_as_state
 from irongrad.pipeline.dtypes import to_numpy
@@ -72,7 +73,12 @@ class FlatFunction:
 
 
 def compile_function(
-    fn: Callable[..., Any], example_args: Sequence[Any], *, gradients: bool = False, target: str = "llvm-cpu"
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    *,
+    gradients: bool = False,
+    target: str = "llvm-cpu",
+    cache: bool = True,
 ) -> CompiledFunction:
     """Compile a function of tensors, and verify it on the example arguments against eager float64.
 
@@ -88,6 +94,7 @@ def compile_function(
             is what `fn` returns, a floating-point scalar or a tuple that begins with one; `gradients` has that
             scalar's gradient for every tensor in `example_args`, in their structure, and None for integers.
         target: what to compile for, such as `llvm-cpu` or `llvm-cpu:cpu=x86-64-v3`.
+        cache: whether to take from the cache on disk what IREE compiled before, and to keep what it compiles.
 
     Returns:
         A callable on numpy arrays, which `save` writes to an artifact directory.
@@ -102,7 +109,8 @@ def compile_function(
     graph, ranges = trace_function(flat, fn)
     check_operators(graph)
     chosen = parse_target(target)
-    graph = run_passes(graph, passes_at(DEFAULT_LEVEL), [chosen.backend])
+    passes = passes_at(DEFAULT_LEVEL)
+    graph = run_passes(graph, passes, [chosen.backend])
     interface = describe_function(graph, ranges)
     golden = golden_of_function(flat, graph)
     with ExitStack() as stack:
@@ -110,9 +118,9 @@ def compile_function(
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
             module = assemble(import_functions(graph, Path(scratch)), interface)
-            compiled = compile_module(module, chosen, Path(scratch))
+            compiled = compile_once(default_store() if cache else None, module, chosen, Path(scratch))
         function = FunctionSpec(flat.arguments, flat.result)
-        artifact = package(module, [compiled], golden, directory / "artifact", function)
+        artifact = package(module, [compiled], golden, directory / "artifact", function, None, [target], passes)
         result = CompiledFunction(artifact.load())
         weakref.finalize(result, stack.pop_all().close)
     return result

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
+from irongrad.buckets import Bucket
 from irongrad.runtime.manifest import SEED, Role
 
 
@@ -37,7 +39,8 @@ class Value:
     Attributes:
         kind: `state` (read from, or stored to, the tensor of that name), `input`, `hyper` (a float64
             hyperparameter, as a rank-0 tensor), `gradient` or `accumulator` (of the parameter of that name),
-            `count` (how many gradients were accumulated, float64), `pack` or `output`.
+            `count` (how many gradients were accumulated, float64), `size` (of a named dimension in
+            a call, int64 of rank 0), `pack` or `output`.
         name: the state's, input's, hyperparameter's, pack's or output's name.
     """
 
@@ -85,6 +88,16 @@ class Function:
         return [n.meta["val"] for n in output.args[0]]
 
 
+def specialised_name(name: str, bucket: Bucket) -> str:
+    """The name of a function at the sizes of one of several buckets."""
+    return f"{name}@{'.'.join(f'{dim}{size}' for dim, size in bucket.items())}"
+
+
+def base_name(name: str) -> str:
+    """The name of a function without that of its bucket."""
+    return name.partition("@")[0]
+
+
 @dataclass(frozen=True)
 class StepGraph:
     """Every function of a training step over one state.
@@ -101,6 +114,11 @@ class StepGraph:
         accumulate: how many micro-batches `joint` runs on in turn; the other functions take whole batches.
         precision: of forward and backward, as in `TrainStep.precision`.
         packs: what is stored, or handed on, together.
+        buckets: the sizes by named dimension that `joint`, `eval` and `predict` are made for, the bucket with the
+            fewest elements first. The functions under those names are of the last bucket; see `in_bucket`.
+        dynamic: names of dimensions by the input's name and position.
+        smallest: the smallest size of each named dimension that the step takes.
+        output_sizes: the sizes of each result of `predict`, as numbers and expressions of named dimensions.
     """
 
     state: tuple[StateTensor, ...]
@@ -112,6 +130,14 @@ class StepGraph:
     accumulate: int = 1
     precision: str = "f32"
     packs: tuple[Pack, ...] = ()
+    buckets: tuple[Bucket, ...] = ()
+    dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    smallest: Mapping[str, int] = field(default_factory=dict)
+    output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def in_bucket(self, name: str, bucket: Bucket) -> str:
+        """The name of the function called `name` at the sizes of `bucket`; `name` itself where it has one form."""
+        return next((n for n in (specialised_name(name, bucket),) if n in self.functions), name)
 
     @property
     def seed(self) -> int | None:

@@ -21,7 +21,8 @@ def add_guards(graph: StepGraph, ranges: Sequence[Range]) -> StepGraph:
     for name, function in graph.functions.items():
         taken = {a.name for a in function.arguments if a.kind == "input"}
         if mine := [r for r in ranges if r.input in taken]:
-            checks[f"check.{name}"] = _check(graph, mine)
+            examples = [_example(graph, function, r.input) for r in mine]
+            checks[f"check.{name}"] = _check(mine, examples)
     return replace(graph, functions={**graph.functions, **checks})
 
 
@@ -31,13 +32,20 @@ def message(limit: Range) -> str:
     return f"{limit.input}: every value must be in [{limit.minimum}, {limit.maximum}]{exempt}; the step was not run"
 
 
-def _check(graph: StepGraph, ranges: Sequence[Range]) -> Function:
+def _example(graph: StepGraph, function: Function, name: str) -> torch.Tensor:
+    """An input as an entry point hands it on: a whole batch, at the sizes of the function's bucket."""
+    if not graph.buckets:
+        return graph.inputs[name]
+    return function.example(function.arguments.index(Value("input", name)))
+
+
+def _check(ranges: Sequence[Range], examples: Sequence[torch.Tensor]) -> Function:
     def check(*tensors: torch.Tensor) -> list[torch.Tensor]:
         return [_inside(t, r) for t, r in zip(tensors, ranges, strict=True)]
 
     arguments = tuple(Value("input", r.input) for r in ranges)
     results = tuple(Value("output", message(r)) for r in ranges)
-    return Function(retrace(check, [graph.inputs[r.input] for r in ranges]), arguments, results)
+    return Function(retrace(check, examples), arguments, results)
 
 
 def _inside(tensor: torch.Tensor, limit: Range) -> torch.Tensor:

@@ -1,29 +1,20 @@
-"""StepGraph -> linalg: torch-mlir imports each function, and lowers them in a process of its own.
-
-torch-mlir 20261001 ends the whole process on some inputs (an assertion in its scatter lowering, a division by
-zero for an empty matmul), which must not take the user's Python with it.
-"""
+"""StepGraph -> linalg: torch-mlir imports each function, and a route lowers them."""
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch_mlir
 from torch_mlir import ir
 from torch_mlir.dialects import torch as torch_dialect
-from torch_mlir.extras.fx_importer import FxImporter
 
 from irongrad.pipeline.control_flow import ControlFlowImporter
-from irongrad.pipeline.diagnostics import lowering_error
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.literals import InlineLiterals
+from irongrad.pipeline.locations import PortableImporter
+from irongrad.pipeline.routes import lower
+from irongrad.pipeline.stablehlo import for_stablehlo
 from irongrad.runtime.errors import ToolchainError, UserError
-
-_LOWERING = (
-    "builtin.module(torchdynamo-export-to-torch-backend-pipeline,torch-backend-to-linalg-on-tensors-backend-pipeline)"
-)
 
 
 @dataclass(frozen=True)
@@ -34,23 +25,29 @@ class ImportedStep:
         graph: the step graph.
         torch: the module in the torch dialect, as text.
         linalg: the lowered module, as text; the function `f` of the step graph is `@graph.f`.
+        stablehlo: the module in StableHLO, where the route goes there.
     """
 
     graph: StepGraph
     torch: str
     linalg: str
+    stablehlo: str = ""
 
 
-def import_functions(graph: StepGraph, scratch: Path) -> ImportedStep:
-    """Import every function of `graph`; intermediate files are left in `scratch` when something fails.
+def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> ImportedStep:
+    """Import every function of `graph` and lower them by `route`.
+
+    Intermediate files are left in `scratch` when something fails.
 
     Raises:
         UnsupportedOpError: torch-mlir cannot lower an operator with these arguments; with the user's line.
         ToolchainError: torch-mlir fails otherwise; with its diagnostic and the user's line.
     """
+    if route == "stablehlo":
+        graph = for_stablehlo(graph)
     context = ir.Context()
     torch_dialect.register_dialect(context)
-    importer = FxImporter(context=context, hooks=InlineLiterals(), graph_node_importer_cls=ControlFlowImporter)
+    importer = PortableImporter(context=context, hooks=InlineLiterals(), graph_node_importer_cls=ControlFlowImporter)
     for name, function in graph.functions.items():
         try:
             importer.import_stateless_graph(function.graph.graph, func_name=f"graph.{name}")
@@ -58,12 +55,5 @@ def import_functions(graph: StepGraph, scratch: Path) -> ImportedStep:
             raise
         except Exception as error:
             raise ToolchainError(f"torch-mlir cannot import the function {name!r}: {error}") from error
-    source, target = scratch / "torch.mlir", scratch / "linalg.mlir"
-    text = importer.module.operation.get_asm(enable_debug_info=True)
-    source.write_text(text)
-    tool = Path(torch_mlir.__path__[0]) / "_mlir_libs" / "torch-mlir-opt"
-    command = [str(tool), f"--pass-pipeline={_LOWERING}", "--mlir-print-debuginfo", str(source), "-o", str(target)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise lowering_error(result, source)
-    return ImportedStep(graph, text, target.read_text())
+    lowered = lower(importer.module, route, scratch)
+    return ImportedStep(graph, lowered.torch, lowered.linalg, lowered.stablehlo)

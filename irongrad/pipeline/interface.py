@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -35,6 +36,13 @@ def chain_of(entry: str, graph: StepGraph) -> tuple[str, ...]:
     """
     chain = _CHAINS.get(entry, ())
     return ("joint", "accumulate", "update") if graph.accumulate > 1 and chain == ("joint", "update") else chain
+
+
+def chains_of(entry: str, graph: StepGraph) -> list[tuple[str, ...]]:
+    """As `chain_of`, for every bucket; those that no bucket changes once."""
+    chain = chain_of(entry, graph)
+    made = [tuple(graph.in_bucket(n, bucket) for n in chain) for bucket in graph.buckets] or [chain]
+    return list(dict.fromkeys(made))
 
 
 SUMMARIES = {
@@ -80,7 +88,7 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
     Raises:
         UserError: a chosen name that is none.
     """
-    inputs = {n: _spec(n, t, ranges) for n, t in graph.inputs.items()}
+    inputs = {n: _with_names(_spec(n, t, ranges), graph.dynamic.get(n, {})) for n, t in graph.inputs.items()}
     state = tuple(
         StateSpec(t.name, numpy_name(t.initial.dtype), tuple(t.initial.shape), t.role, t.aliases) for t in graph.state
     )
@@ -108,6 +116,8 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
     }
     if "predict" not in graph.functions:
         del made["predict"]
+    if graph.buckets:
+        del made["train_steps"]
     names = _chosen(list(made), chosen)
     points = tuple(EntryPoint(n, *made[n], summary=SUMMARIES[n]) for n in names)
     return Interface(points, state)
@@ -124,7 +134,7 @@ def describe_function(graph: StepGraph, ranges: Sequence[Range]) -> Interface:
 
 def selected(graph: StepGraph, interface: Interface) -> StepGraph:
     """`graph` with the functions that the entry points of `interface` need, and no more."""
-    names = {name for e in interface.entry_points for name in chain_of(e.name, graph)}
+    names = {name for e in interface.entry_points for chain in chains_of(e.name, graph) for name in chain}
     functions = {n: f for n, f in graph.functions.items() if n.removeprefix("check.") in names}
     return replace(graph, functions=functions)
 
@@ -147,7 +157,9 @@ def _predict(
     if function is None:
         return (), (), ()
     taken = tuple(inputs[a.name] for a in function.arguments if a.kind == "input")
-    outputs = tuple(_output(graph, "predict", r.name) for r in function.results if r.kind == "output")
+    outputs = tuple(
+        _sized(_output(graph, "predict", r.name), graph.output_sizes) for r in function.results if r.kind == "output"
+    )
     return taken, (), outputs
 
 
@@ -157,6 +169,20 @@ def _output(graph: StepGraph, function: str, name: str) -> TensorSpec:
         if result.kind == "output" and result.name == name:
             return TensorSpec(name, numpy_name(value.dtype), tuple(value.shape))
     raise KeyError(name)
+
+
+def _with_names(spec: TensorSpec, dims: Mapping[int, str]) -> TensorSpec:
+    return replace(spec, shape=tuple(dims.get(d, size) for d, size in enumerate(spec.shape)))
+
+
+def _sized(spec: TensorSpec, sizes: Mapping[str, tuple[Any, ...]]) -> TensorSpec:
+    """An output with a name, or a formula, for each dimension that varies."""
+    given = sizes.get(spec.name, spec.shape)
+    return replace(spec, shape=tuple(s if isinstance(s, int) else _spelled(s) for s in given))
+
+
+def _spelled(size: Any) -> int | str:
+    return int(size) if size.is_Integer else str(size)
 
 
 def _stacked(spec: TensorSpec, name: str | None = None) -> TensorSpec:

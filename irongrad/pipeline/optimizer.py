@@ -7,18 +7,20 @@ import copy
 import torch
 
 from irongrad.passes.dead_code import eliminate_dead_code
+from irongrad.pipeline.alike import copy_to_all
 from irongrad.pipeline.differentiate import JointStep
-from irongrad.pipeline.graphs import Function, StateTensor, StepGraph, Value
+from irongrad.pipeline.graphs import Function, StateTensor, StepGraph, Value, specialised_name
 from irongrad.pipeline.optimizer_state import steps_so_far
 from irongrad.pipeline.optimizer_trace import Update, trace_update
-from irongrad.pipeline.retrace import retrace
+from irongrad.pipeline.retrace import interpret, retrace
 from irongrad.pipeline.scalars import ScalarsToTensors
-from irongrad.pipeline.scaling import SKIPPED_VALUE, LossScale, Rule, Values, loss_scale_of, scaled_update
+from irongrad.pipeline.scaling import SKIPPED_VALUE, LossScale, Values, loss_scale_of, scaled_update
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import STEPS, Role
 
 COUNT = Value("count", "accumulated")
 _STEPS = Value("state", STEPS)
+_MADE = Value("made", "updates")  # how many updates each optimizer made, inside a scaled update
 
 
 def add_optimizer(joint: JointStep) -> StepGraph:
@@ -36,7 +38,7 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     if clash := sorted(set(hypers) & set(inputs)):
         raise CaptureError(f"inputs {clash} have the names of the optimizer's hyperparameters; rename the inputs")
     functions = {
-        "joint": _joint_function(joint, update),
+        "joint": _joint_function(joint.joint, update),
         "update": _update_function(joint, update),
         "accumulate": _accumulate_function(joint, update),
         "mean": _mean_function(joint, update),
@@ -44,9 +46,26 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     }
     if joint.predict is not None:
         functions["predict"] = joint.predict
-    fixed = {h.name: h.default for h in update.fixed}
+    for made in joint.specialised[:-1]:  # those of the last have the plain names
+        functions[specialised_name("joint", made.bucket)] = _joint_function(made.joint, update)
+        functions[specialised_name("eval", made.bucket)] = made.eval
+        if made.predict is not None:
+            functions[specialised_name("predict", made.bucket)] = made.predict
     step = joint.captured.step
-    return StepGraph(state, update.parameters, inputs, hypers, fixed, functions, step.accumulate, step.precision)
+    return StepGraph(
+        state,
+        update.parameters,
+        inputs,
+        hypers,
+        {h.name: h.default for h in update.fixed},
+        functions,
+        step.accumulate,
+        step.precision,
+        buckets=step.bucket_list,
+        dynamic=step.dynamic,
+        smallest=joint.smallest,
+        output_sizes=joint.output_sizes,
+    )
 
 
 def _hypers(joint: JointStep, update: Update) -> dict[str, float]:
@@ -55,12 +74,12 @@ def _hypers(joint: JointStep, update: Update) -> dict[str, float]:
     return {h.name: h.default for h in update.hypers} | dict(scale.hypers if scale is not None else {})
 
 
-def _update_arguments(update: Update, scale: LossScale | None) -> list[Value]:
+def _update_arguments(update: Update, count: Value, scale: LossScale | None) -> list[Value]:
     return [
         *(Value("state", n) for n in update.parameters),
         *(Value("gradient", n) for n in update.parameters),
         *(Value("state", t.name) for t in update.state),
-        _STEPS,
+        count,
         *(scale.values if scale is not None else ()),
         *(Value("hyper", h.name) for h in update.hypers),
         *(Value("hyper", n) for n in (scale.hypers if scale is not None else ())),
@@ -71,25 +90,10 @@ def _update_results(update: Update) -> list[Value]:
     return [*(Value("state", n) for n in update.parameters), *(Value("state", t.name) for t in update.state)]
 
 
-def _run_update(update: Update, optimizers: int) -> Rule:
-    """The update as a function of tensors by what they are."""
-    arguments, results = _update_arguments(update, None), _update_results(update)
-
-    def run(values: Values) -> Values:
-        made = values[_STEPS].expand(optimizers)
-        if SKIPPED_VALUE in values:
-            made = made - values[SKIPPED_VALUE]
-        given = [made if a == _STEPS else values[a] for a in arguments]
-        outputs = ScalarsToTensors(update.graph).run(*given, enable_io_processing=False)
-        new = dict(zip(results, outputs, strict=True))
-        return {v: t.to(values[v].dtype).reshape(values[v].shape) for v, t in new.items()}
-
-    return run
-
-
 def _examples(joint: JointStep, update: Update) -> Values:
     examples = {Value("state", t.name): t.initial for t in (*joint.state, *update.state)}
     examples[_STEPS] = torch.zeros((), dtype=torch.int64)
+    examples[_MADE] = torch.zeros(len(joint.captured.step.optimizers), dtype=torch.int64)
     examples |= {Value("hyper", n): torch.zeros((), dtype=torch.float64) for n in _hypers(joint, update)}
     for kind in ("gradient", "accumulator"):
         examples |= {Value(kind, n): examples[Value("state", n)] for n in update.parameters}
@@ -100,25 +104,61 @@ def _examples(joint: JointStep, update: Update) -> Values:
 
 def _update_function(joint: JointStep, update: Update) -> Function:
     """The update; the step count rises by one, also where the loss scale skips it."""
+    optimizers = len(joint.captured.step.optimizers)
     scale = loss_scale_of(joint.captured.step)
-    apply = _run_update(update, len(joint.captured.step.optimizers))
-    if scale is not None:
-        apply = scaled_update(scale, update.owners, apply)
-    arguments = _update_arguments(update, scale)
-    results = [*_update_results(update), _STEPS, *(scale.values if scale is not None and scale.dynamic else ())]
+    if scale is None:
+        return _counted_update(joint, update, _STEPS)
+    plain = _counted_update(joint, update, _MADE)
+
+    def apply(values: Values) -> Values:
+        made = values[_STEPS].expand(optimizers)
+        if SKIPPED_VALUE in values:
+            made = made - values[SKIPPED_VALUE]
+        outputs = interpret(plain.graph, [made if a == _MADE else values[a] for a in plain.arguments])
+        return {r: t for r, t in zip(plain.results, outputs, strict=True) if r != _MADE}
+
+    rule = scaled_update(scale, update.owners, apply)
+    arguments = _update_arguments(update, _STEPS, scale)
+    results = [*_update_results(update), _STEPS, *(scale.values if scale.dynamic else ())]
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
         values = dict(zip(arguments, tensors, strict=True))
-        new = apply(values) | {_STEPS: values[_STEPS] + 1}
+        new = rule(values) | {_STEPS: values[_STEPS] + 1}
         return [new[r] for r in results]
 
     examples = _examples(joint, update)
     return Function(retrace(run, [examples[a] for a in arguments]), tuple(arguments), tuple(results))
 
 
-def _joint_function(joint: JointStep, update: Update) -> Function:
+def _counted_update(joint: JointStep, update: Update, count: Value) -> Function:
+    """The update of all parameters, which raises `count`: one number, or one for each optimizer."""
+    arguments = _update_arguments(update, count, None)
+    traced = [*update.traced, count]
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        values = dict(zip(arguments, tensors, strict=True))
+        given = [values[a].expand(len(joint.captured.step.optimizers)) if a == count else values[a] for a in arguments]
+        outputs = ScalarsToTensors(update.graph).run(*given, enable_io_processing=False)
+        new = zip(update.traced, outputs, strict=True)
+        return [*(_like(values[v], t) if v.kind == "state" else t for v, t in new), values[count] + 1]
+
+    examples = _examples(joint, update)
+    graph = retrace(run, [examples[a] for a in arguments])
+    new = copy_to_all(graph, arguments, traced, update.alike, update.initial)
+    results = [*_update_results(update), count]
+    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
+    output.args = ([new[r] for r in results],)
+    eliminate_dead_code(graph)
+    graph.recompile()
+    return Function(graph, tuple(arguments), tuple(results))
+
+
+def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    return new.to(old.dtype).reshape(old.shape)
+
+
+def _joint_function(whole: Function, update: Update) -> Function:
     """The joint graph without gradients of parameters that no optimizer holds."""
-    whole = joint.joint
     kept = [i for i, r in enumerate(whole.results) if r.kind != "gradient" or r.name in update.parameters]
     graph = copy.deepcopy(whole.graph)
     output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")

@@ -17,7 +17,6 @@ from unittest import mock
 import sympy
 import torch
 from torch._dynamo.source import ConstantSource
-from torch._functorch.compile_utils import fx_graph_cse
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -25,9 +24,11 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.nn.utils import clip_grad, clip_grad_norm_, clip_grad_value_
 from torch.overrides import TorchFunctionMode
 
+from irongrad.passes.common_subexpressions import merge_common_subexpressions
+from irongrad.pipeline.alike import first_alike
 from irongrad.pipeline.capture import StepModule
 from irongrad.pipeline.differentiate import JointStep, name_of
-from irongrad.pipeline.graphs import StateTensor
+from irongrad.pipeline.graphs import StateTensor, Value
 from irongrad.pipeline.hyper import Hyper, groups_of, hyperparameters, with_values
 from irongrad.pipeline.optimizer_state import SCALAR_STATE, State, distinct, initial_state
 from irongrad.runtime.errors import CaptureError, InternalError
@@ -42,12 +43,15 @@ class Update:
 
     Attributes:
         graph: parameters, gradients, optimizer state, how many updates each optimizer made, and hyperparameters -> new
-            parameters and new optimizer state; hyperparameters are still symbolic floats.
+            parameters and new optimizer state of the first of those alike, and all gradients as they are used;
+            hyperparameters are still symbolic floats.
         parameters: names of the updated parameters, in order.
         state: the optimizer's state tensors, in order.
         hypers: the hyperparameters that the graph reads, in order.
         fixed: those it was specialised on.
         owners: the position of the optimizer that updates each parameter and state tensor, by name.
+        alike: for each parameter, the first that is updated like it.
+        initial: the optimizer's state by parameter and key.
     """
 
     graph: GraphModule
@@ -56,6 +60,21 @@ class Update:
     hypers: tuple[Hyper, ...]
     fixed: tuple[Hyper, ...]
     owners: Mapping[str, int]
+    alike: Mapping[str, str]
+    initial: State
+
+    @property
+    def traced(self) -> tuple[Value, ...]:
+        """What the results of `graph` are."""
+        return traced_values(self.alike, self.initial)
+
+
+def traced_values(alike: Mapping[str, str], initial: State) -> tuple[Value, ...]:
+    """What a graph returns that updates the first of those alike: these, their state, and all gradients."""
+    firsts = dict.fromkeys(alike.values())
+    state = distinct({k: t for k, t in initial.items() if k[0] in firsts})
+    updated = (*firsts, *(t.name for t in state))
+    return (*(Value("state", n) for n in updated), *(Value("gradient", n) for n in alike))
 
 
 def trace_update(joint: JointStep) -> Update:
@@ -75,12 +94,14 @@ def trace_update(joint: JointStep) -> Update:
     }
     hypers = [*hyperparameters(step.optimizers), *clips.values()]
     fixed = [h for h in hypers if h.structural]
+    alike = first_alike(step.optimizers, parameters, initial)
     while True:  # each round fixes at least one more hyperparameter, or ends
         free = [h for h in hypers if h not in fixed]
-        graph, constant = _trace(step.optimizers, parameters, names, initial, free, clips)
+        graph, constant = _trace(step.optimizers, parameters, names, initial, alike, free, clips)
         if not constant:
             owners = _owners(step.optimizers, parameters, initial)
-            return Update(graph, tuple(parameters), distinct(initial), tuple(free), tuple(fixed), owners)
+            state = distinct(initial)
+            return Update(graph, tuple(parameters), state, tuple(free), tuple(fixed), owners, alike, initial)
         fixed += constant
 
 
@@ -128,15 +149,18 @@ def _trace(
     parameters: Mapping[str, torch.nn.Parameter],
     names: Mapping[int, str],
     initial: State,
+    alike: Mapping[str, str],
     hypers: Sequence[Hyper],
     clips: Mapping[str, Hyper],
 ) -> tuple[GraphModule, list[Hyper]]:
-    """Trace one update; also return the hyperparameters that it branched on, or does not read."""
+    """Trace the update of the first of those alike; also return hyperparameters it branched on, or does not read."""
     env = ShapeEnv()
     fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True, static_shapes=True)
     symbols = {h: _symbolic_float(env, h) for h in hypers}
-    keys = list(initial)
+    firsts = set(alike.values())
+    keys = [k for k in initial if k[0] in firsts]
     unique = distinct(initial)
+    results = traced_values(alike, initial)
 
     def update(*values: object) -> list[torch.Tensor]:
         taken = iter(values)
@@ -150,15 +174,17 @@ def _trace(
         started = [(count > 0).to(torch.float64).item() for count in made.unbind()]
         with torch.no_grad():
             _clip(list(fresh.values()), clips, traced)
-            for optimizer in _rebuilt(optimizers, names, fresh, state, hypers, traced, started):
+            updated = {n: p for n, p in fresh.items() if n in firsts}
+            for optimizer in _rebuilt(optimizers, names, updated, state, hypers, traced, started):
                 step = type(optimizer).step
                 getattr(step, "__wrapped__", step)(optimizer)
-                for name, parameter in fresh.items():
+                for name, parameter in updated.items():
                     for key in [k for n, k in keys if n == name and parameter in optimizer.state]:
                         state[name, key] = optimizer.state[parameter][key]
-        new = [fresh[n].detach() for n in parameters]
-        updated = {initial[k].name: state[k].to(initial[k].initial.dtype) for k in keys}
-        return new + [updated[t.name] for t in unique]
+        new = {Value("gradient", n): p.grad for n, p in fresh.items()}
+        new |= {Value("state", n): p.detach() for n, p in updated.items()}
+        new |= {Value("state", initial[k].name): state[k].to(initial[k].initial.dtype) for k in keys}
+        return [new[r] for r in results]
 
     tensors = [p.detach() for p in parameters.values()]
     examples = [*tensors, *tensors, *(t.initial for t in unique), torch.zeros(len(optimizers), dtype=torch.int64)]
@@ -167,7 +193,7 @@ def _trace(
     with fake, _traceable_optimizers(), _NoOutOfPlaceAlias():
         graph = make_fx(torch.func.functionalize(update), tracing_mode="real")(*fakes, *symbols.values())
     # Every parameter computes its group's bias corrections again; tracing those once halves the next stage's time.
-    graph = GraphModule(graph, fx_graph_cse(graph.graph))
+    merge_common_subexpressions(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     if lost := [n.target for n in graph.graph.nodes if n.op == "get_attr"]:

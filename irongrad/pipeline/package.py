@@ -18,6 +18,7 @@ import torch
 from iree import runtime as ireert
 
 import irongrad
+from irongrad.passes import Pass, spelled
 from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.dtypes import to_numpy
@@ -82,13 +83,29 @@ def package(
     output: Path,
     function: FunctionSpec | None = None,
     memory: MemorySpec | None = None,
+    asked: Sequence[str] = (),
+    passes: Sequence[Pass] = (),
+    route: str = "linalg",
+    others: Sequence[Golden] = (),
 ) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
+
+    Args:
+        module: the program.
+        compiled: for each target.
+        golden: expected values, which are kept in the artifact.
+        output: the directory.
+        function: how it is called, where it is a compiled function.
+        memory: the plan of its memory.
+        asked: what each target was asked for as.
+        passes: what ran on the step graph.
+        route: by which dialect it was imported.
+        others: expected values for other buckets than that of `golden`.
 
     Raises:
         VerificationError: a target's numbers are wrong; nothing is written then.
     """
-    with _staging(output) as staging:
+    with staged(output) as staging:
         for binary in compiled:
             (staging / f"step.{binary.target.name}.vmfb").write_bytes(binary.vmfb)
         (staging / PORTABLE_MODULE).write_bytes(module.bytecode)
@@ -96,18 +113,23 @@ def package(
         write_golden(golden, staging / GOLDEN)
         # Everything is compared here; what the artifact keeps of it, for later, must be right as well.
         stored = read_golden(staging / GOLDEN)
-        manifest = replace(_manifest(module, compiled, staging), function=function, memory=memory)
+        manifest = _manifest(module, list(map(target_spec, compiled, asked)), staging)
+        spellings = tuple(map(spelled, passes))
+        manifest = replace(manifest, function=function, memory=memory, passes=spellings, route=route)
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []
         for target in manifest.targets:
             if not why_not(target, staging, target.device):
-                reports[target.name] = _verified(Session(staging, target=target.name), golden, stored)
+                session = Session(staging, target=target.name)
+                for other in others:
+                    _check(verify(session, other), other)
+                reports[target.name] = _verified(session, golden, stored)
                 target = replace(target, certificate=certificate(reports[target.name], target.device))
             targets.append(target)
         manifest = replace(manifest, targets=tuple(targets))
         write_manifest(manifest, staging)
-        _publish(staging, output)
+        publish(staging, output)
     return Artifact(output, manifest, reports)
 
 
@@ -115,6 +137,16 @@ def _verified(session: Session, golden: Golden, stored: Golden) -> Report:
     report = verify(session, golden)
     if report.passed and not verify(session, stored).passed:
         raise InternalError("the golden values as they are stored disagree with those that were computed")
+    _check(report, golden)
+    return report
+
+
+def _check(report: Report, golden: Golden) -> None:
+    """Refuse what disagrees with the expected values.
+
+    Raises:
+        VerificationError: it does.
+    """
     if not report.passed:
         bad = sorted((c for c in report.comparisons if c.ratio > 1), key=lambda c: -c.ratio)
         rows = "\n".join(
@@ -125,11 +157,11 @@ def _verified(session: Session, golden: Golden, stored: Golden) -> Report:
             f"values, so no artifact was written:\n{rows}\nThis is a bug in IronGrad or its toolchain. Please report "
             "it with the model; --dump-dir DIR keeps every stage"
         )
-    return report
 
 
 @contextmanager
-def _staging(output: Path) -> Iterator[Path]:
+def staged(output: Path) -> Iterator[Path]:
+    """A new directory beside `output`, which is removed unless it was published."""
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
     try:
@@ -139,7 +171,8 @@ def _staging(output: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _publish(staging: Path, output: Path) -> None:
+def publish(staging: Path, output: Path) -> None:
+    """Move a whole artifact into place."""
     old = staging.with_name(staging.name + ".old")
     if output.exists():
         os.rename(output, old)
@@ -165,20 +198,23 @@ def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return to_numpy(tensor).reshape(-1).view(np.uint8)
 
 
-def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], directory: Path) -> Manifest:
-    targets = tuple(
-        TargetSpec(
-            name=c.target.name,
-            file=f"step.{c.target.name}.vmfb",
-            device=c.target.device,
-            flags=c.flags,
-            architecture=c.architecture,
-            features=c.features,
-            transients=c.statistics.transients,
-            subgroup=c.target.subgroup,
-        )
-        for c in compiled
+def target_spec(compiled: CompiledModule, asked: str) -> TargetSpec:
+    """What the manifest says of a module that was compiled for what `asked` says, not verified so far."""
+    return TargetSpec(
+        name=compiled.target.name,
+        file=f"step.{compiled.target.name}.vmfb",
+        device=compiled.target.device,
+        flags=compiled.flags,
+        architecture=compiled.architecture,
+        features=compiled.features,
+        transients=compiled.statistics.transients,
+        compiler=version("iree-base-compiler"),
+        asked=asked,
+        subgroup=compiled.target.subgroup,
     )
+
+
+def _manifest(module: AssembledModule, targets: Sequence[TargetSpec], directory: Path) -> Manifest:
     names = [t.file for t in targets] + [PORTABLE_MODULE, INITIAL_STATE, GOLDEN]
     versions = {"irongrad": irongrad.__version__, "python": platform.python_version()}
     return Manifest(
@@ -188,9 +224,10 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], direc
         fixed=dict(module.graph.fixed),
         state=module.interface.state,
         gradients=module.graph.gradients,
-        targets=targets,
+        targets=tuple(targets),
         versions=versions | {p: version(p) for p in PACKAGES},
         files={n: file_spec(directory / n) for n in names},
         seed=module.graph.seed,
         precision=module.graph.precision,
+        buckets=tuple(dict(bucket) for bucket in module.graph.buckets),
     )

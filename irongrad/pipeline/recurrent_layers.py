@@ -50,7 +50,8 @@ def _layers(cell: str, plain: Callable[..., Any], data: Tensor, *arguments: Any)
     hidden, weights, biases, count, probability, training, bidirectional, batch_first = arguments
     x = data.transpose(0, 1) if batch_first else data
     drops = training and probability > 0 and count > 1
-    short = len(x) <= LONGEST_UNROLLED
+    steps = x.shape[0]
+    short = isinstance(steps, int) and steps <= LONGEST_UNROLLED
     if torch._C._functorch.peek_interpreter_stack() is not None or (short and not drops):
         return plain(data, *arguments)
     layer = partial(_short, plain) if short else _long

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from irongrad.pipeline.assemble import AssembledModule
+from collections.abc import Sequence
+
 from irongrad.pipeline.device_checks import check_device
 from irongrad.pipeline.host_scalars import scalars_on_host
-from irongrad.pipeline.interface import Interface
 from irongrad.pipeline.narrow_integers import narrow_integers
+from irongrad.pipeline.portable import PortableModule
 from irongrad.runtime.errors import UnsupportedOpError
+from irongrad.runtime.manifest import EntryPoint
 from irongrad.targets import Target
 
 
-def retarget(module: AssembledModule, target: Target) -> bytes:
+def retarget(module: PortableModule, target: Target) -> bytes:
     """Change what the device of `target` cannot do, and have the module check the device.
 
     Returns:
@@ -24,14 +26,14 @@ def retarget(module: AssembledModule, target: Target) -> bytes:
     if target.scalars_on_host:
         bytecode = scalars_on_host(bytecode)
     if not target.integers64:
-        _check_inputs(module.interface, target)
+        _check_inputs(module.entry_points, target)
         bytecode = narrow_integers(bytecode)
     return check_device(bytecode, target.requirements)
 
 
-def _check_inputs(interface: Interface, target: Target) -> None:
+def _check_inputs(entry_points: Sequence[EntryPoint], target: Target) -> None:
     """Refuse 64-bit inputs that may hold any number; those with a range are checked by the module."""
-    for entry in interface.entry_points:
+    for entry in entry_points:
         if entry.name in ("import_state", "import_gradients"):
             continue  # counters
         for spec in entry.inputs:

@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import Target
 from torch.fx.traceback import preserve_node_meta
 
-from irongrad.decompositions import decomposition_table
+from irongrad.decompositions import decomposition_table, is_ours
 from irongrad.decompositions.registry import Decomposition, Operator
 from irongrad.pipeline.empties import fold_empty_tensors
 from irongrad.pipeline.halves import in_float32, rounded, widened
@@ -73,6 +73,8 @@ def interpret_eager(graph: GraphModule, values: Sequence[torch.Tensor]) -> Seque
 
 aten = torch.ops.aten
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
 DETERMINANTS = frozenset({aten._linalg_det.default, aten._linalg_slogdet.default})
 
 
@@ -113,8 +115,14 @@ class Portable(torch.fx.Interpreter):
         if isinstance(target, HigherOrderOperator):
             args = tuple(_region(a) if isinstance(a, GraphModule) else a for a in args)
         if in_float32(target, (args, kwargs)):
-            result = super().call_function(target, *widened((args, kwargs)))
+            result = self._dispatched(target, *widened((args, kwargs)))
             return rounded(target, args, result, self.node.meta["val"])
+        return self._dispatched(target, args, kwargs)
+
+    def _dispatched(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The operator; where the dispatcher would expand it, with writes into tensors, our form of it."""
+        if isinstance(target, OpOverload) and target.has_kernel_for_dispatch_key(_COMPOSITE) and is_ours(target):
+            return decomposition_table()[target](*args, **kwargs)
         return super().call_function(target, args, kwargs)
 
 

@@ -28,6 +28,7 @@ class Statistics:
         transient_bytes: memory set aside for intermediate values, summed over all functions.
         by_function: the dispatches of each function that has any.
         transients: the most memory for intermediate values at once, by function.
+        traffic: how many bytes the kernels of each function read and write.
     """
 
     dispatches: int
@@ -35,6 +36,7 @@ class Statistics:
     transient_bytes: int
     by_function: dict[str, int]
     transients: dict[str, int]
+    traffic: dict[str, int]
 
 
 def statistics_flags(file: Path) -> tuple[str, ...]:
@@ -42,8 +44,8 @@ def statistics_flags(file: Path) -> tuple[str, ...]:
     return ("--iree-scheduling-dump-statistics-format=csv", f"--iree-scheduling-dump-statistics-file={file}")
 
 
-def read_statistics(file: Path, transients: dict[str, int]) -> Statistics:
-    """Read what iree-compile wrote; `transients` is from the module itself."""
+def read_statistics(file: Path, transients: dict[str, int], traffic: dict[str, int]) -> Statistics:
+    """Read what iree-compile wrote; `transients` and `traffic` are from the module itself."""
     lines = [line for line in file.read_text().splitlines() if line]
     start = next(i for i, line in enumerate(lines) if not line.startswith(";"))
     (total,) = csv.DictReader(lines[start : start + 2])
@@ -56,4 +58,5 @@ def read_statistics(file: Path, transients: dict[str, int]) -> Statistics:
         elif line.split(",")[1] == '"dispatch"':
             by_function[function] += 1
     sums = {name: int(value) for name, value in total.items()}
-    return Statistics(sums["Dispatches"], sums["Copies"], sums["Transient Size"], dict(by_function), transients)
+    counts = sums["Dispatches"], sums["Copies"], sums["Transient Size"]
+    return Statistics(*counts, dict(by_function), transients, traffic)

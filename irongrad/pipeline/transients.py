@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 from iree.compiler import ir
+
+from irongrad.pipeline.operations import functions_of, inside, name_of
 
 _TRANSIENT = "!stream.resource<transient>"
 
@@ -14,17 +16,14 @@ def transients_of(stream: bytes) -> dict[str, int]:
     """The most bytes that each public function holds at once, of a module that was compiled to the stream phase.
 
     Counted are allocations of the lifetime `transient`, of static size: what a function computes and drops, or hands
-    from one of its submissions to the next. The state, arguments and results are none of them.
+    from one of its submissions to the next, and what the functions that it calls hold besides. The state, arguments and
+    results are none of them.
     """
     with ir.Context() as context, ir.Location.unknown():
         context.allow_unregistered_dialects = True
         module = ir.Module.parse(stream)
-        functions = [op.operation for op in module.body.operations if op.operation.name == "util.func"]
-        return {_name(f): most for f in functions if _is_public(f) and (most := _most(f))}
-
-
-def _name(function: Any) -> str:
-    return str(ir.StringAttr(function.attributes["sym_name"]).value)
+        functions = {name_of(f): f for f in functions_of(module)}
+        return {n: most for n, f in functions.items() if _is_public(f) and (most := _most(f, functions))}
 
 
 def _is_public(function: Any) -> bool:
@@ -32,24 +31,19 @@ def _is_public(function: Any) -> bool:
     return "sym_visibility" not in attributes or ir.StringAttr(attributes["sym_visibility"]).value == "public"
 
 
-def _most(function: Any) -> int:
+def _most(function: Any, functions: Mapping[str, Any]) -> int:
     """The highest sum of sizes between allocations and deallocations, in program order."""
     now = most = 0
-    for operation in _inside(function):
+    for operation in inside(function):
         if operation.name == "stream.resource.alloca" and str(operation.results[0].type) == _TRANSIENT:
             now += _constant(operation.operands[0])
             most = max(most, now)
         elif operation.name == "stream.resource.dealloca" and str(operation.operands[0].type) == _TRANSIENT:
             now -= _constant(operation.operands[1])
+        elif operation.name == "util.call":
+            called = functions[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value]
+            most = max(most, now + _most(called, functions))
     return most
-
-
-def _inside(operation: Any) -> Iterator[Any]:
-    for region in operation.regions:
-        for block in region:
-            for inner in block:
-                yield inner.operation
-                yield from _inside(inner.operation)
 
 
 def _constant(value: Any) -> int:

@@ -160,3 +160,50 @@ def _gaussian_nll_loss(
 
 def _is_mask(index: object) -> bool:
     return isinstance(index, Tensor) and index.dtype is torch.bool
+
+
+def _is_symbolic(tensor: Tensor) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in tensor.shape)
+
+
+# Composite in C++, where torch 2.13 reads symbolic sizes as numbers.
+
+
+@_replaces(functional.max_pool1d, torch.max_pool1d)
+def _max_pool1d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    if not _is_symbolic(input):
+        return NotImplemented
+    window = (kernel_size, stride or kernel_size, padding, dilation)
+    kernel, stride, padding, dilation = ((v,) if isinstance(v, int) else tuple(v) for v in window)
+    image = (1, *kernel), (1, *stride), (0, *padding), (1, *dilation), ceil_mode
+    if not return_indices:
+        return functional.max_pool2d(input.unsqueeze(-2), *image).squeeze(-2)
+    result, indices = functional.max_pool2d(input.unsqueeze(-2), *image, return_indices=True)
+    return result.squeeze(-2), indices.squeeze(-2)
+
+
+@_replaces(functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, torch.adaptive_avg_pool1d)
+def _adaptive_avg_pool(input: Tensor, output_size: Any) -> Tensor:
+    """Without the strides of an image of channels last, which a mean over all of it is given in eager."""
+    if not _is_symbolic(input):
+        return NotImplemented
+    pool = functional.adaptive_avg_pool1d if input.ndim == 3 else functional.adaptive_avg_pool2d
+    return pool(input.contiguous(), output_size)
+
+
+@_replaces(torch.take_along_dim, Tensor.take_along_dim)
+def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    if dim is None or not _is_symbolic(input) or input.ndim != indices.ndim:
+        return NotImplemented
+    d = dim % input.ndim
+    shape = [i if n == d or i != 1 else v for n, (v, i) in enumerate(zip(input.shape, indices.shape, strict=True))]
+    whole = [v if n == d or v != 1 else i for n, (v, i) in enumerate(zip(input.shape, indices.shape, strict=True))]
+    return input.expand(whole).gather(d, indices.expand(shape))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -50,6 +52,22 @@ def undrawable(operator: object, generator: object) -> str | None:
     return None
 
 
+_NUMBERS: ContextVar[torch.Tensor | None] = ContextVar("numbers", default=None)
+
+
+@contextmanager
+def numbered(places: torch.Tensor) -> Iterator[None]:
+    """While open, the elements that are drawn have these places in their tensor, not those of row-major order.
+
+    A tensor with padding is drawn so that its true elements are those of the tensor without.
+    """
+    token = _NUMBERS.set(places)
+    try:
+        yield
+    finally:
+        _NUMBERS.reset(token)
+
+
 class Draws(TorchDispatchMode):
     """Random operators under it return words of Philox, a function of seed, draw count, call and place alone.
 
@@ -91,7 +109,8 @@ class Draws(TorchDispatchMode):
         if not size:
             nothing = torch.full(list(shape), 0)
             return nothing, nothing, nothing, nothing
-        places = torch.arange(size).reshape(list(shape))
+        given = _NUMBERS.get()
+        places = torch.arange(size).reshape(list(shape)) if given is None else given
         number = torch.default_generator.initial_seed()
         torch.default_generator.manual_seed(number + 1)
         return philox((places, torch.full((), number), *self._draws), self._key)

@@ -19,6 +19,9 @@ Array = np.ndarray[Any, Any]
 # How many elements of a larger tensor an artifact keeps.
 SAMPLE = 4096
 
+# The key of the file's metadata under which everything is that is no tensor, as JSON.
+_METADATA = "golden"
+
 
 def key_of(kind: str, step: int, name: str = "") -> str:
     """The golden key of a value: `loss`, `gradient`, `eval` and `predict` of step `step` (from 0), the `state` before
@@ -62,8 +65,9 @@ def write_golden(golden: Golden, path: Path) -> None:
     expected = golden.expected.items()
     arrays = {f"input/{n}": np.asarray(a, order="C") for n, a in golden.inputs.items()}
     arrays |= {f"expected/{k}": sampled(a) if a.size > SAMPLE else np.asarray(a, order="C") for k, a in expected}
-    metadata = {"steps": str(golden.steps), "oracle": golden.oracle, "allowed": json.dumps(dict(golden.allowed))}
-    path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
+    # One key: safetensors writes several in an order that differs from run to run.
+    about = {"steps": golden.steps, "oracle": golden.oracle, "allowed": dict(golden.allowed)}
+    path.write_bytes(safetensors.numpy.save(arrays, metadata={_METADATA: json.dumps(about)}))
 
 
 def read_golden(path: Path) -> Golden:
@@ -74,10 +78,10 @@ def read_golden(path: Path) -> Golden:
     """
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata()
+            about = json.loads(file.metadata()[_METADATA])
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     except Exception as error:
         raise ArtifactError(f"{path} is not a readable golden file: {error}") from None
     inputs = {k.removeprefix("input/"): a for k, a in arrays.items() if k.startswith("input/")}
     expected = {k.removeprefix("expected/"): a for k, a in arrays.items() if k.startswith("expected/")}
-    return Golden(int(metadata["steps"]), metadata["oracle"], inputs, expected, json.loads(metadata["allowed"]))
+    return Golden(about["steps"], about["oracle"], inputs, expected, about["allowed"])

@@ -169,6 +169,8 @@ class TargetSpec:
         subgroup: how many lanes of a GPU the code takes to run in step; 0 where it does not matter.
         verified: what `irongrad verify` signed, one a device.
         transients: the most bytes of intermediate values at once, by entry point, that the compiler allocates.
+        compiler: the version of IREE that compiled it.
+        asked: what `--target` said.
     """
 
     name: str
@@ -179,6 +181,8 @@ class TargetSpec:
     features: tuple[str, ...] = ()
     certificate: Certificate | None = None
     transients: dict[str, int] = field(default_factory=dict)
+    compiler: str = ""
+    asked: str = ""
     subgroup: int = 0
     verified: tuple[Certificate, ...] = ()
 
@@ -258,7 +262,7 @@ class Manifest:
         fixed: hyperparameters that are compiled in, with their values.
         state: all state tensors.
         gradients: names of the parameters that are trained, in the order of `export_gradients`.
-        buckets: shape buckets by dimension name; empty for a step of fixed shapes.
+        buckets: sizes by dimension name, the bucket with the fewest elements first; empty for a step of fixed shapes.
         targets: one compiled file each.
         versions: of Python and the packages that made it.
         files: hashes by file name.
@@ -267,6 +271,8 @@ class Manifest:
             drawn.
         precision: `f32`, or the dtype of autocast, `bf16` or `f16`, in which the model runs.
         memory: the plan of a training step's memory.
+        passes: what ran on the step graph, in the syntax of `--passes`.
+        route: how it became linalg, `linalg` or `stablehlo`.
     """
 
     format_version: int
@@ -277,12 +283,14 @@ class Manifest:
     gradients: tuple[str, ...]
     targets: tuple[TargetSpec, ...]
     versions: dict[str, str]
-    buckets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    buckets: tuple[dict[str, int], ...] = ()
     files: dict[str, FileSpec] = field(default_factory=dict)
     function: FunctionSpec | None = None
     seed: int | None = None
     precision: str = "f32"
     memory: MemorySpec | None = None
+    passes: tuple[str, ...] = ()
+    route: str = "linalg"
 
     def entry_point(self, name: str) -> EntryPoint | None:
         """The entry point called `name`, or None."""
@@ -291,8 +299,12 @@ class Manifest:
 
 def write_manifest(manifest: Manifest, directory: Path) -> None:
     """Write `manifest` into `directory` as indented JSON."""
-    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    (directory / MANIFEST).write_bytes(text + b"\n")
+    (directory / MANIFEST).write_bytes(encoded(manifest))
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """`manifest` as the file has it."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -24,7 +24,7 @@ def outcome(name: str, directory: Path) -> dict[str, Any]:
     parameters = sum(p.numel() for p in step.model.parameters())
     start = time.perf_counter()
     try:
-        artifact = ig.compile(step, directory / "artifact", entry_points=["train_step", "predict"])
+        artifact = ig.compile(step, directory / "artifact", entry_points=["train_step", "predict"], cache=False)
     except IronGradError as error:
         return {"name": name, "verdict": type(error).__name__, "detail": str(error), "parameters": parameters}
     seconds = time.perf_counter() - start

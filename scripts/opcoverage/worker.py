@@ -119,7 +119,7 @@ def attempt(samples: Sequence[Case]) -> tuple[str, str]:
         except RuntimeError:  # eager refuses the sample as a function of arrays; so must the compiler, by name
             (sample,) = samples
             function, arguments, gradients = sample.run, sample.tensors, False
-        ig.compile_function(function, arguments, gradients=gradients)
+        ig.compile_function(function, arguments, gradients=gradients, cache=False)
     except UnsupportedOpError as error:
         return "refused", str(error)
     except CaptureError as error:

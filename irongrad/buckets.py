@@ -1,0 +1,134 @@
+"""Buckets: the fixed sizes that a step with dynamic dimensions is compiled for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from irongrad.runtime.errors import UserError
+
+# Sizes by named dimension.
+Bucket = Mapping[str, int]
+
+
+def pow2(smallest: int, largest: int) -> list[int]:
+    """Powers of two from `smallest` up, the last of them `largest` itself, a power of two or not."""
+    if not 0 < smallest <= largest:
+        raise UserError(f"pow2({smallest}, {largest}): the sizes must be positive, the smallest first")
+    powers = [1 << n for n in range(largest.bit_length()) if smallest <= 1 << n < largest]
+    return [*powers, largest]
+
+
+class ChosenBuckets(tuple[int, ...]):
+    """The sizes that `choose_buckets` chose, the smallest first; printed, a table of what other numbers would waste.
+
+    Attributes:
+        wastes: of what runs in the best 1, 2, … sizes, the part that is padding.
+    """
+
+    wastes: tuple[float, ...]
+
+    @property
+    def waste(self) -> float:
+        """Of what runs in these sizes, the part that is padding."""
+        return self.wastes[len(self) - 1]
+
+    def __str__(self) -> str:
+        rows = [f"{count:>7}  {waste:>6.1%}" for count, waste in enumerate(self.wastes, 1)]
+        return "\n".join([f"sizes {', '.join(map(str, self))}", "buckets  waste", *rows])
+
+
+def choose_buckets(
+    lengths: Iterable[int], *, max_buckets: int | None = None, max_waste: float | None = None
+) -> ChosenBuckets:
+    """The sizes of one dimension in which inputs of these `lengths` waste the least on padding.
+
+    Every length runs in the smallest size that holds it. The sizes are found by dynamic programming over the lengths
+    that occur, which is optimal: the largest of the lengths in a bucket is always its best size.
+
+    Args:
+        lengths: of the real inputs, each as often as it occurs.
+        max_buckets: how many sizes at most; 8 unless `max_waste` is given.
+        max_waste: the part of what runs that may be padding. The fewest sizes that keep to it are chosen.
+
+    Raises:
+        UserError: no lengths, lengths below 1, or limits that cannot be kept.
+    """
+    values, counts = np.unique(np.asarray(list(lengths), dtype=np.int64), return_counts=True)
+    if not len(values) or values[0] < 1:
+        raise UserError("choose_buckets needs lengths, each of them at least 1")
+    most = min(len(values), max_buckets if max_buckets is not None else (8 if max_waste is None else len(values)))
+    if most < 1:
+        raise UserError(f"max_buckets is {max_buckets}; it must be at least 1")
+    padding, cuts = _least_padding(values, counts, most)
+    true = int((values * counts).sum())
+    wastes = tuple(float(p / (p + true)) for p in padding)
+    enough = [n for n, waste in enumerate(wastes, 1) if max_waste is None or waste <= max_waste]
+    if not enough:
+        raise UserError(
+            f"{most} buckets waste {wastes[-1]:.1%}, more than max_waste {max_waste:.1%}; allow more buckets"
+        )
+    chosen = ChosenBuckets(_sizes(values, cuts, enough[0] if max_waste is not None else most))
+    chosen.wastes = wastes
+    return chosen
+
+
+def _least_padding(values: Any, counts: Any, most: int) -> tuple[list[int], list[Any]]:
+    """The padding of the best 1 to `most` sizes, and for each number where the last bucket of a prefix begins.
+
+    `cost[i, j]` is the padding of lengths i to j in one bucket; a prefix in n buckets is one in n - 1 and one more.
+    """
+    number = np.concatenate([[0], np.cumsum(counts)])
+    total = np.concatenate([[0], np.cumsum(values * counts)])
+    cost = values[None, :] * (number[None, 1:] - number[:-1, None]) - (total[None, 1:] - total[:-1, None])
+    cost = np.where(np.tri(len(values), k=-1, dtype=bool), np.iinfo(np.int64).max // 2, cost)
+    best = cost[0]
+    padding, cuts = [int(best[-1])], [np.zeros(len(values), np.int64)]
+    for _ in range(1, most):
+        before = np.concatenate([[np.iinfo(np.int64).max // 2], best[:-1]])
+        sums = before[:, None] + cost
+        cuts.append(sums.argmin(0))
+        best = sums.min(0)
+        padding.append(int(best[-1]))
+    return padding, cuts
+
+
+def _sizes(values: Any, cuts: Sequence[Any], count: int) -> list[int]:
+    """The last length of every bucket."""
+    sizes: list[int] = []
+    last = len(values) - 1
+    for number in reversed(range(count)):
+        sizes.insert(0, int(values[last]))
+        last = int(cuts[number][last]) - 1
+    return sizes
+
+
+def combinations(buckets: Mapping[str, Sequence[int]] | Sequence[Bucket]) -> tuple[Bucket, ...]:
+    """Every bucket, from the one with the fewest elements to that with the most.
+
+    Args:
+        buckets: sizes by dimension, of which every combination is a bucket; or the combinations themselves.
+    """
+    if isinstance(buckets, Mapping):
+        chosen: list[Bucket] = [
+            dict(zip(buckets, sizes, strict=True)) for sizes in itertools.product(*buckets.values())
+        ]
+    else:
+        chosen = [dict(bucket) for bucket in buckets]
+    unique = {tuple(sorted(bucket.items())): bucket for bucket in chosen}
+    return tuple(sorted(unique.values(), key=_elements))
+
+
+def _elements(bucket: Bucket) -> tuple[int, tuple[int, ...]]:
+    product = 1
+    for size in bucket.values():
+        product *= size
+    return product, tuple(bucket.values())
+
+
+def smallest(buckets: Sequence[Bucket], sizes: Bucket) -> Bucket | None:
+    """The first of `buckets` that `sizes` fit into."""
+    return next((b for b in buckets if all(sizes[n] <= b[n] for n in b)), None)

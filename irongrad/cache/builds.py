@@ -1,0 +1,106 @@
+"""What the cache keeps of a build: the artifact whole, and each .vmfb by itself."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from irongrad.cache.keys import module_key, step_key
+from irongrad.cache.store import Store
+from irongrad.passes import PassRecord
+from irongrad.pipeline.assemble import AssembledModule
+from irongrad.pipeline.capture import CapturedStep
+from irongrad.pipeline.compile import CompiledModule, compile_module
+from irongrad.pipeline.package import Artifact, publish, staged
+from irongrad.pipeline.statistics import Statistics
+from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.manifest import MANIFEST, check_files, encoded, read_manifest
+from irongrad.runtime.verification import Report
+from irongrad.targets import Target
+
+if TYPE_CHECKING:
+    from irongrad.pipeline.driver import Options
+
+ARTIFACT = "artifact"
+MODULE = "module"
+
+_RECORD = "record.msgpack"  # JSON has no infinity
+_COMPILED = "module.msgpack"
+
+
+@dataclass(frozen=True)
+class BuildRecord:
+    """What a build says of itself, beside its artifact.
+
+    Attributes:
+        passes: what each pass did to each function.
+        statistics: what the compiler says of the program, by target.
+        reports: the verification of each target that could run, by target.
+    """
+
+    passes: tuple[PassRecord, ...]
+    statistics: dict[str, Statistics]
+    reports: dict[str, Report]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a build is kept.
+
+    Attributes:
+        store: the cache.
+        key: the build's key.
+    """
+
+    store: Store
+    key: str
+
+    def load(self, output: Path) -> tuple[Artifact, BuildRecord] | None:
+        """Write the artifact that is kept to `output`; None where there is no whole one."""
+        with staged(output) as staging:
+            if not self.store.get(ARTIFACT, self.key, staging):
+                return None
+            try:
+                record = msgspec.msgpack.decode((staging / _RECORD).read_bytes(), type=BuildRecord)
+                manifest = read_manifest(staging)
+                check_files(manifest, staging, tuple(manifest.files))
+            except (msgspec.DecodeError, ArtifactError):
+                return None
+            (staging / _RECORD).unlink()
+            publish(staging, output)
+        return Artifact(output, manifest, record.reports), record
+
+    def keep(self, artifact: Artifact, record: BuildRecord) -> None:
+        """Keep a build, if every target could be verified: elsewhere, or later, one more may be."""
+        if any(t.certificate is None for t in artifact.manifest.targets):
+            return
+        files = {n: artifact.directory / n for n in artifact.manifest.files}
+        about = {MANIFEST: encoded(artifact.manifest), _RECORD: msgspec.msgpack.encode(record)}
+        self.store.put(ARTIFACT, self.key, {**files, **about})
+
+
+def place_of(captured: CapturedStep, options: Options, golden_steps: int) -> Place | None:
+    """Where the build of a captured step is kept; None where it has to run."""
+    if options.cache is None or options.dump_dir is not None or options.stop_after is not None:
+        return None
+    key = step_key(captured, options, golden_steps)
+    return Place(options.cache, key) if key is not None else None
+
+
+def compile_once(store: Store | None, module: AssembledModule, target: Target, scratch: Path) -> CompiledModule:
+    """`compile_module`, unless the same module was compiled for the same target before."""
+    if store is None:
+        return compile_module(module, target, scratch)
+    key = module_key(module.bytecode, target)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        if store.get(MODULE, key, Path(folder)):
+            with suppress(msgspec.DecodeError):
+                return msgspec.msgpack.decode((Path(folder) / _COMPILED).read_bytes(), type=CompiledModule)
+    made = compile_module(module, target, scratch)
+    store.put(MODULE, key, {_COMPILED: msgspec.msgpack.encode(made)})
+    return made

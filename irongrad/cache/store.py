@@ -1,0 +1,216 @@
+"""A directory of immutable entries, each some files under a key, of limited size.
+
+Processes share it without locks. An entry is one archive that is written beside its place and renamed into it, so that
+a reader sees a whole entry or none, whoever is killed when. It carries the sha256 of its files: one that is damaged all
+the same is no entry. What was not used for longest goes first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import time
+import warnings
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from irongrad.runtime.errors import UserError
+from irongrad.runtime.sizes import bytes_in
+
+DIRECTORY_VARIABLE = "IRONGRAD_CACHE_DIR"
+SIZE_VARIABLE = "IRONGRAD_CACHE_SIZE"
+DEFAULT_SIZE = "10GiB"
+
+# In the path of every entry: another layout of entries begins anew.
+_VERSION = "v1"
+_HASHES = "sha256.json"
+_TEMPORARY = ".new-"
+# No process writes on one entry for so long; what is older was left by one that was killed.
+_ABANDONED_SECONDS = 3600.0
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry.
+
+    Attributes:
+        kind: what it holds, such as `artifact`.
+        path: its archive.
+        size: in bytes.
+        used: when it was last written or read, in seconds since the epoch.
+    """
+
+    kind: str
+    path: Path
+    size: int
+    used: float
+
+
+@dataclass(frozen=True)
+class Store:
+    """A cache directory.
+
+    Attributes:
+        directory: where it lies; made when something is kept.
+        limit: how many bytes it may hold.
+    """
+
+    directory: Path
+    limit: int
+
+    def get(self, kind: str, key: str, into: Path) -> bool:
+        """Write the files under `key` to the directory `into`; False where there is no whole entry."""
+        path = self._path(kind, key)
+        try:
+            with zipfile.ZipFile(path) as archive:
+                hashes: dict[str, str] = json.loads(archive.read(_HASHES))
+                for name, sha256 in hashes.items():
+                    if _extract(archive, name, into / name) != sha256:
+                        raise zipfile.BadZipFile(name)
+        except OSError:  # there is none, or `into` cannot be written
+            return False
+        except (EOFError, KeyError, ValueError, zipfile.BadZipFile):
+            with suppress(OSError):
+                path.unlink()
+            return False
+        with suppress(OSError):  # a cache may be there to be read only
+            os.utime(path)
+        return True
+
+    def put(self, kind: str, key: str, files: Mapping[str, Path | bytes]) -> None:
+        """Keep `files`, by the name that each shall have; a directory that cannot be written is a warning.
+
+        A build that was not kept is as good as one that was.
+        """
+        if sum(len(f) if isinstance(f, bytes) else f.stat().st_size for f in files.values()) > self.limit:
+            return
+        path = self._path(kind, key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_TEMPORARY)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    _write(file, files)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+            self._evict()
+        except OSError as error:
+            warnings.warn(f"the compile cache {self.directory} cannot be written: {error}", stacklevel=2)
+
+    def entries(self) -> list[Entry]:
+        """Every entry, the one that was not used for longest first."""
+        found: list[Entry] = []
+        for path in self._root.glob("*/*/*"):
+            try:
+                status = path.stat()
+            except FileNotFoundError:  # another process evicts
+                continue
+            if not path.name.startswith(_TEMPORARY):
+                found.append(Entry(path.parent.parent.name, path, status.st_size, status.st_mtime))
+        return sorted(found, key=lambda e: e.used)
+
+    def clear(self) -> int:
+        """Remove everything; returns how many entries there were."""
+        count = len(self.entries())
+        shutil.rmtree(self._root, ignore_errors=True)
+        return count
+
+    @property
+    def _root(self) -> Path:
+        return self.directory / _VERSION
+
+    def _path(self, kind: str, key: str) -> Path:
+        return self._root / kind / key[:2] / key
+
+    def _evict(self) -> None:
+        """Remove what killed processes left and, while there is too much, what was not used for longest."""
+        for path in self._root.glob(f"*/*/{_TEMPORARY}*"):
+            if _age(path) > _ABANDONED_SECONDS:
+                path.unlink(missing_ok=True)
+        entries = self.entries()
+        total = sum(e.size for e in entries)
+        for entry in entries:
+            if total <= self.limit:
+                return
+            entry.path.unlink(missing_ok=True)
+            total -= entry.size
+
+
+def default_store() -> Store | None:
+    """The user's cache, as the environment says; None where it has no size.
+
+    Raises:
+        UserError: `IRONGRAD_CACHE_SIZE` is no size.
+    """
+    limit = size_limit()
+    return Store(default_directory(), limit) if limit else None
+
+
+def size_limit() -> int:
+    """How many bytes the user's cache may hold.
+
+    Raises:
+        UserError: as `default_store`.
+    """
+    text = os.environ.get(SIZE_VARIABLE) or DEFAULT_SIZE
+    if "%" in text:
+        raise UserError(f"{SIZE_VARIABLE} is {text!r}; it must be an amount, such as {DEFAULT_SIZE}, or 0")
+    return bytes_in(text, 0)
+
+
+def default_directory() -> Path:
+    """Where the user's cache lies."""
+    if given := os.environ.get(DIRECTORY_VARIABLE):
+        return Path(given)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("irongrad", appauthor=False))
+
+
+def _write(file: IO[bytes], files: Mapping[str, Path | bytes]) -> None:
+    """Write an archive; hashed is what was written, whatever happens to a file meanwhile."""
+    hashes: dict[str, str] = {}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in files.items():
+            with archive.open(name, "w", force_zip64=True) as member, _opened(content) as source:
+                hashes[name] = _copy(source, member)
+        archive.writestr(_HASHES, json.dumps(hashes))
+
+
+def _opened(content: Path | bytes) -> IO[bytes]:
+    return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
+
+
+def _copy(source: IO[bytes], target: IO[bytes]) -> str:
+    """Copy all that `source` has to `target`, and return its sha256."""
+    digest = hashlib.sha256()
+    while chunk := source.read(_CHUNK):
+        digest.update(chunk)
+        target.write(chunk)
+    return digest.hexdigest()
+
+
+def _extract(archive: zipfile.ZipFile, name: str, output: Path) -> str:
+    """Write a member of an archive to `output`, and return its sha256."""
+    with archive.open(name) as source, output.open("wb") as target:
+        return _copy(source, target)
+
+
+def _age(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -1,0 +1,222 @@
+"""Running a graph of symbolic sizes at the sizes of a bucket, exactly: true elements never depend on padding.
+
+The graph has been captured with its named dimensions as symbols, so every size in it is an expression of them. An
+argument that a schema calls a size becomes the bucket's; a number that is computed from sizes, such as the divisor of
+a mean, becomes the true one, a tensor. An operator that would read padding is run by its rule, which masks that.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.node import Target
+from torch.utils._pytree import tree_any, tree_leaves, tree_map
+
+from irongrad.padding.layout import is_padded, layout_of, same_sizes, size_of
+from irongrad.padding.padded import Padded, Padding
+from irongrad.padding.registry import Call, NoRule, rule_of
+from irongrad.padding.rules import load_rules
+from irongrad.padding.rules.pointwise import is_pointwise, pointwise
+from irongrad.padding.rules.random import random
+from irongrad.pipeline.retrace import Portable
+from irongrad.pipeline.usercode import line_of
+from irongrad.random import is_random
+from irongrad.runtime.errors import InternalError, UnsupportedOpError
+
+_SIZE_TYPES = ("int", "SymInt", "List[int]", "Optional[int]", "Optional[List[int]]")
+# What they assert of sizes is what the guards of an entry point check.
+_ASSERTIONS = frozenset(
+    {
+        torch.ops.aten._assert_tensor_metadata.default,
+        torch.ops.aten._assert_scalar.default,
+        torch.ops.aten.sym_constrain_range_for_size.default,
+    }
+)
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class PaddedInterpreter(Portable):
+    """Runs a graph on tensors of a bucket's sizes.
+
+    Args:
+        graph: with symbolic sizes in its nodes' `meta`.
+        names: what each symbol of the graph is, as an expression of named dimensions.
+        padding: sizes of the bucket and of the call.
+    """
+
+    def __init__(self, graph: GraphModule, names: Mapping[sympy.Symbol, sympy.Expr], padding: Padding) -> None:
+        super().__init__(graph)
+        load_rules()
+        self._names = names
+        self._padding = padding
+
+    def placeholder(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An argument, with the padding that its symbolic sizes say."""
+        value = super().placeholder(target, args, kwargs)
+        made = self._sizes(self.node.meta["val"])
+        return _plain(Padded(value, layout_of(made))) if made is not None else value
+
+    def output(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The results, each with its true elements first in every dimension."""
+        return super().output(target, tree_map(self._compact, args), kwargs)
+
+    def run_node(self, n: Node) -> Any:
+        """Run one node; a size is what its expression says."""
+        value = n.meta.get("val")
+        if isinstance(value, _SYMBOLIC):
+            return self._named(value)
+        return super().run_node(n)
+
+    def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator, by its rule where padding is involved."""
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if target in _ASSERTIONS:
+            return None
+        if not self._concerns_padding((args, kwargs)):
+            return super().call_function(target, args, kwargs)
+        try:
+            results = self._by_rule(target, args, kwargs)
+        except NoRule as reason:
+            raise UnsupportedOpError(self._refusal(target, (args, kwargs), str(reason))) from None
+        self._check(results)
+        return tree_map(_plain, results, is_leaf=lambda v: isinstance(v, Padded))
+
+    def _by_rule(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(target, OpOverload):
+            what = "control flow" if isinstance(target, HigherOrderOperator) else "what is no operator"
+            raise NoRule(f"is {what}, which has no padding rule")
+        arguments = _bound(target, args, kwargs)
+        call = Call(target, tree_map(_wrapped, arguments), self._padding, self._made(), self._run)
+        if (rule := rule_of(target)) is not None:
+            return rule(call)
+        if is_random(target):
+            return random(call)
+        if is_pointwise(target):
+            return pointwise(call)
+        raise NoRule("has no padding rule")
+
+    def _run(self, target: OpOverload, arguments: dict[str, Any]) -> Any:
+        """Run `target` on the bucket's tensors and sizes."""
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for schema in target._schema.arguments:
+            is_size = str(schema.type) in _SIZE_TYPES
+            value = tree_map(lambda v, s=is_size: self._bucketed(v, s), arguments[schema.name], is_leaf=_is_leaf)
+            if schema.kwarg_only:
+                kwargs[schema.name] = value
+            else:
+                args.append(value)
+        return super().call_function(target, tuple(args), kwargs)
+
+    def _bucketed(self, value: Any, is_size: bool) -> Any:
+        if isinstance(value, Padded):
+            return value.tensor
+        if isinstance(value, sympy.Basic):
+            if not is_size:
+                raise NoRule("takes a size as a number, for which it has no padding rule")
+            return self._padding.sizes.bucket(value)
+        return value
+
+    def _concerns_padding(self, arguments: Any) -> bool:
+        made = [d for sizes in self._made() if sizes is not None for d in sizes]
+        return tree_any(lambda v: isinstance(v, Padded | sympy.Basic), arguments, is_leaf=_is_leaf) or any(
+            isinstance(d, sympy.Basic) for d in made
+        )
+
+    def _made(self) -> list[tuple[Any, ...] | None]:
+        return [self._sizes(v) for v in tree_leaves(self.node.meta.get("val"))]
+
+    def _sizes(self, value: Any) -> tuple[Any, ...] | None:
+        return tuple(self._named(s) for s in value.shape) if isinstance(value, torch.Tensor) else None
+
+    def _named(self, value: Any) -> Any:
+        """A number, or an expression of named dimensions, for a symbolic one."""
+        if not isinstance(value, _SYMBOLIC):
+            return value
+        expression = sympy.sympify(value.node.expr).xreplace(dict(self._names))
+        if expression.free_symbols:
+            return expression
+        return int(expression) if isinstance(value, torch.SymInt) else float(expression)
+
+    def _compact(self, value: Any) -> Any:
+        if not isinstance(value, Padded):
+            return value
+        for d, dim in enumerate(value.layout):
+            if len(dim) > 1:
+                moved = self._padding.take(value, d, torch.arange(self._padding.extent(dim)))
+                value = Padded(moved, (*value.layout[:d], *layout_of([size_of(dim)]), *value.layout[d + 1 :]))
+        return value.tensor
+
+    def _check(self, results: Any) -> None:
+        """Refuse results of other sizes than those of the graph: a rule is wrong then."""
+        given = results if isinstance(results, list | tuple) else [results]
+        self._padding.needs |= {s - 1 for made in self._made() for s in made or () if isinstance(s, sympy.Basic)}
+        for result, made in zip(given, self._made(), strict=True):
+            if result is None or made is None:
+                continue
+            sizes = tuple(size_of(dim) for dim in result.layout)
+            if not same_sizes(sizes, made) or tuple(result.tensor.shape) != tuple(
+                self._padding.sizes.bucket(s) for s in made
+            ):
+                raise InternalError(
+                    f"{line_of(self.node)}: the padding rule of {self.node.target} makes {sizes} as "
+                    f"{tuple(result.tensor.shape)} where the graph has {made}"
+                )
+
+    def _refusal(self, target: Target, arguments: Any, reason: str) -> str:
+        leaves = tree_leaves(arguments, is_leaf=_is_leaf)
+        sizes = [size_of(d) for v in leaves if isinstance(v, Padded) for d in v.layout if is_padded(d)]
+        sizes += [v for v in leaves if isinstance(v, sympy.Basic)]
+        made = [d for m in self._made() if m is not None for d in m if isinstance(d, sympy.Basic)]
+        names = sorted({s.name for size in sizes or made for s in size.free_symbols})
+        shapes = ", ".join(
+            "(" + ", ".join(str(size_of(d)) for d in v.layout) + ")" for v in leaves if isinstance(v, Padded)
+        )
+        listed = ", ".join(repr(n) for n in names)
+        return (
+            f"{line_of(self.node)}\n  {target}, on sizes {shapes or tuple(made)}, {reason}. It cannot be padded "
+            f"exactly along {listed}: leave {listed} out of dynamic= and buckets=, so that its size is fixed, or "
+            "register a rule for the operator with irongrad.register_padding_rule"
+        )
+
+
+def _bound(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    schema = target._schema.arguments
+    values = {a.name: a.default_value if a.has_default_value() else None for a in schema}
+    return values | {a.name: v for a, v in zip(schema, args, strict=False)} | kwargs
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, Padded | sympy.Basic)
+
+
+def _wrapped(value: Any) -> Any:
+    return Padded(value, layout_of(value.shape)) if isinstance(value, torch.Tensor) else value
+
+
+def _plain(value: Any) -> Any:
+    """A tensor without padding as itself."""
+    return value.tensor if isinstance(value, Padded) and not value.padded() else value
+
+
+def interpret_padded(
+    graph: GraphModule,
+    values: Sequence[torch.Tensor],
+    names: Mapping[sympy.Symbol, sympy.Expr],
+    padding: Padding,
+) -> Sequence[torch.Tensor]:
+    """Run `graph` on flat `values` of a bucket's sizes and return its flat outputs, padded at the end.
+
+    Raises:
+        UnsupportedOpError: an operator that would read padding and has no rule; with the user's line.
+    """
+    interpreter = PaddedInterpreter(graph, names, padding)
+    outputs: Sequence[torch.Tensor] = interpreter.run(*values, enable_io_processing=False)
+    return outputs

@@ -1,0 +1,150 @@
+"""Padded tensors, and what rules do with their padding: mask it, count without it, move around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from irongrad.padding.layout import Axis, Dim, Layout, is_padded, size_of
+from irongrad.padding.sizes import Number, Sizes
+
+# What `Padding.fill` writes for the smallest and the largest value of a dtype.
+LOWEST, HIGHEST = "lowest", "highest"
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A tensor of a bucket's sizes, of whose elements only some are those of the program without padding.
+
+    Attributes:
+        tensor: its elements; the others may be anything.
+        layout: which are true, by dimension.
+    """
+
+    tensor: Tensor
+    layout: Layout
+
+    def __post_init__(self) -> None:
+        assert self.tensor.ndim == len(self.layout), (self.tensor.shape, self.layout)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.layout)
+
+    def dims(self, chosen: Sequence[int] | int | None = None) -> list[int]:
+        """`chosen` dimensions counted from the front; all of them for None, as for an empty list."""
+        if chosen is None or chosen == [] or chosen == ():
+            return list(range(self.ndim))
+        given = [chosen] if isinstance(chosen, int) else chosen
+        return [d % self.ndim for d in given] if self.ndim else []
+
+    def padded(self, chosen: Sequence[int] | int | None = None) -> list[int]:
+        """Those of `chosen` dimensions that have padding."""
+        return [d for d in self.dims(chosen) if is_padded(self.layout[d])]
+
+
+class Padding:
+    """The padding of one call.
+
+    Attributes:
+        sizes: of the bucket and of the call.
+        needs: what must not be negative at the sizes of any call, as expressions of named dimensions.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.needs: set[Any] = set()
+        self._masks: dict[Dim, Tensor] = {}
+
+    def need(self, dim: Dim, count: Any) -> None:
+        """Remember that a dimension must have `count` elements in the program without padding."""
+        self.needs.add(size_of(dim) - count)
+
+    def extent(self, dim: Dim) -> int:
+        """How many elements a dimension has in the bucket."""
+        return self.sizes.bucket(size_of(dim))
+
+    def positions(self, axis: Axis) -> Tensor:
+        """0, 1, … along an axis."""
+        return torch.arange(self.sizes.bucket(axis.size))
+
+    def mask(self, dim: Dim) -> Tensor:
+        """Which elements of a dimension are true, as booleans."""
+        if dim not in self._masks:
+            valid = torch.ones((1,), dtype=torch.bool)
+            for axis in dim:
+                inner = self.positions(axis) < self.sizes.true(axis.size)
+                valid = (valid.unsqueeze(1) & inner).reshape(-1)
+            self._masks[dim] = valid
+        return self._masks[dim]
+
+    def valid(self, value: Padded, dims: Sequence[int] | int | None = None) -> Tensor | None:
+        """Which elements are true along `dims`, in a shape that broadcasts to the tensor; None where all are."""
+        result: Tensor | None = None
+        for d in value.padded(dims):
+            along = self.mask(value.layout[d]).reshape([-1 if i == d else 1 for i in range(value.ndim)])
+            result = along if result is None else result & along
+        return result
+
+    def fill(self, value: Padded, filler: float | str, dims: Sequence[int] | int | None = None) -> Tensor:
+        """The tensor with `filler` in place of the padding along `dims`."""
+        valid = self.valid(value, dims)
+        if valid is None:
+            return value.tensor
+        return torch.where(valid, value.tensor, _constant(filler, value.tensor))
+
+    def count(self, value: Padded, dims: Sequence[int] | int | None = None) -> Number:
+        """The number of true elements along `dims`."""
+        total: Any = 1
+        for d in value.dims(dims):
+            total = total * size_of(value.layout[d])
+        return self.sizes.true(total)
+
+    def locate(self, dim: Dim, index: Tensor) -> Tensor:
+        """The places in a padded dimension of what is at `index` without padding, moved inside where it is outside."""
+        place: Any = 0
+        stride = 1
+        for axis in reversed(dim[1:]):
+            size = self.sizes.true(axis.size)
+            place = place + index % size * stride
+            index = index // size
+            stride *= self.sizes.bucket(axis.size)
+        return (place + index * stride).clamp(0, max(self.extent(dim) - 1, 0))
+
+    def take(self, value: Padded, d: int, index: Tensor) -> Tensor:
+        """What is at `index` of dimension `d` without padding."""
+        return value.tensor.index_select(d, self.locate(value.layout[d], index))
+
+    def aligned(self, value: Padded, d: int, dim: Dim) -> Padded:
+        """The same elements with those of dimension `d` where `dim` has its true ones."""
+        places = self.places((dim,))
+        return Padded(self.take(value, d, places), (*value.layout[:d], dim, *value.layout[d + 1 :]))
+
+    def places(self, value: Layout) -> Tensor:
+        """The number of each element in the tensor without padding, in row-major order."""
+        numbers = torch.zeros((), dtype=torch.int64)
+        stride: Any = 1
+        axes = [a for dim in value for a in dim]
+        for position, axis in reversed(list(enumerate(axes))):
+            along = self.positions(axis) * self.sizes.true(stride)
+            numbers = numbers + along.reshape([-1, *[1] * (len(axes) - position - 1)])
+            stride = stride * axis.size
+        return numbers.reshape([self.extent(dim) for dim in value])
+
+
+def _constant(filler: float | str, like: Tensor) -> Tensor:
+    dtype = like.dtype
+    if filler in (LOWEST, HIGHEST):
+        if dtype.is_floating_point:
+            number: float = float("-inf") if filler == LOWEST else float("inf")
+        elif dtype == torch.bool:
+            number = filler == HIGHEST
+        else:
+            number = torch.iinfo(dtype).min if filler == LOWEST else torch.iinfo(dtype).max
+        filler = number
+    return torch.full((), filler, dtype=dtype)

@@ -1,0 +1,148 @@
+"""Operators that move elements along a dimension: true elements go where they go without padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+
+from irongrad.padding.layout import Dim, dim_of, is_padded, size_of, solid
+from irongrad.padding.padded import Padded, Padding
+from irongrad.padding.registry import Call, NoRule, aten, rule
+from irongrad.padding.rules.reductions import in_order
+
+
+@rule(aten.cat.default)
+def _cat(call: Call) -> Padded:
+    """One after the other, without the padding between them."""
+    values = [v for v in call["tensors"] if v.ndim > 1 or size_of(v.layout[0]) != 0]
+    d = call["dim"] % values[0].ndim
+    others = call.broadcast(*(Padded(v.tensor.select(d, 0), v.layout[:d] + v.layout[d + 1 :]) for v in values))
+    total = sum((size_of(v.layout[d]) for v in values), start=sympy.Integer(0))
+    whole = torch.cat([v.tensor for v in values], d)
+    layout = (*others[:d], dim_of(total), *others[d:])
+    # What comes before the last padding is in its place already.
+    if all(not is_padded(v.layout[d]) for v in values[:-1]) and len(values[-1].layout[d]) == 1:
+        return Padded(whole, layout)
+    return Padded(whole.index_select(d, _sources(call.padding, values, d, total)), layout)
+
+
+def _sources(padding: Padding, values: list[Padded], d: int, total: Any) -> Tensor:
+    """Where each element of the result is in the tensors of the bucket, one after the other."""
+    places = torch.arange(padding.sizes.bucket(total))
+    result = torch.zeros_like(places)
+    start: Any = sympy.Integer(0)
+    offset = 0
+    for value in values:
+        dim = value.layout[d]
+        first: Any = padding.sizes.true(start)
+        result = torch.where(places >= first, padding.locate(dim, places - first) + offset, result)
+        start = start + size_of(dim)
+        offset += padding.extent(dim)
+    return result
+
+
+@rule(aten.stack.default)
+def _stack(call: Call) -> Padded:
+    values = call["tensors"]
+    layout = list(call.broadcast(*values))
+    layout.insert(call["dim"] % (len(layout) + 1), dim_of(len(values)))
+    return Padded(call.run(), tuple(layout))
+
+
+def _kept(dim: Dim) -> Dim:
+    """The dimension of what `Padding.take` reads in order."""
+    return dim_of(size_of(dim))
+
+
+def _moved(padding: Padding, value: Padded, d: int, places: Tensor) -> Padded:
+    layout = (*value.layout[:d], _kept(value.layout[d]), *value.layout[d + 1 :])
+    return Padded(padding.take(value, d, places), layout)
+
+
+@rule(aten.flip.default)
+def _flip(call: Call) -> Padded:
+    value: Padded = call["self"]
+    plain = [d for d in value.dims(call["dims"]) if not is_padded(value.layout[d])] if call["dims"] else []
+    result = Padded(value.tensor.flip(plain), value.layout)
+    for d in value.padded(call["dims"]) if call["dims"] else []:
+        dim = value.layout[d]
+        last: Any = call.padding.sizes.true(size_of(dim) - 1)
+        result = _moved(call.padding, result, d, last - torch.arange(call.padding.extent(dim)))
+    return result
+
+
+@rule(aten.roll.default)
+def _roll(call: Call) -> Padded:
+    value: Padded = call["self"]
+    if not call["dims"]:
+        raise NoRule("without dims goes over all elements, of which some are padding")
+    result = value
+    for shift, d in zip(call["shifts"], value.dims(call["dims"]), strict=True):
+        size: Any = call.padding.sizes.true(size_of(value.layout[d]))
+        by: Any = call.padding.sizes.true(shift)
+        places = (torch.arange(call.padding.extent(value.layout[d])) - by) % size
+        result = _moved(call.padding, result, d, places)
+    return result
+
+
+@rule(aten.repeat.default)
+def _repeat(call: Call) -> Padded:
+    value = call["self"]
+    extra = len(call["repeats"]) - value.ndim
+    dims = [dim_of(1)] * extra + list(value.layout)
+    result = Padded(value.tensor.reshape([1] * extra + list(value.tensor.shape)), tuple(dims))
+    for d, times in enumerate(call["repeats"]):
+        if times == 1:
+            continue
+        size: Any = call.padding.sizes.true(size_of(dims[d]))
+        whole = size_of(dims[d]) * times
+        places = torch.arange(call.padding.sizes.bucket(whole)) % size
+        layout = (*result.layout[:d], dim_of(whole), *result.layout[d + 1 :])
+        result = Padded(call.padding.take(result, d, places), layout)
+    return result
+
+
+@rule(aten.constant_pad_nd.default)
+def _constant_pad(call: Call) -> Padded:
+    """The padding of the bucket becomes that of the program, which has as much of it as it needs."""
+    value, pad = call["self"], call["pad"]
+    changed = [value.ndim - 1 - i for i in range(len(pad) // 2) if pad[2 * i] != 0 or pad[2 * i + 1] != 0]
+    for d in changed:
+        in_order(value, d)
+    if any(isinstance(p, sympy.Basic) for p in pad[::2]):
+        raise NoRule("with as many elements before the first as a named dimension says has no padding rule")
+    result = call.run(self=call.padding.fill(value, call["value"] or 0, changed))
+    sizes = call.made[0] or ()
+    return Padded(result, tuple(dim_of(sizes[d]) if d in changed else solid(v) for d, v in enumerate(value.layout)))
+
+
+@rule(aten.tril.default, aten.triu.default)
+def _triangle(call: Call) -> Padded:
+    value = call["self"]
+    in_order(value, -1)
+    in_order(value, -2)
+    if isinstance(call["diagonal"], sympy.Basic):
+        raise NoRule("from a diagonal that a named dimension says has no padding rule")
+    return Padded(call.run(), tuple(map(solid, value.layout)))
+
+
+@rule(aten.unfold.default)
+def _unfold(call: Call) -> Padded:
+    value = call["self"]
+    d = call["dimension"] % value.ndim
+    in_order(value, d)
+    sizes = call.made[0] or ()
+    layout = (*value.layout[:d], dim_of(sizes[d]), *value.layout[d + 1 :], dim_of(sizes[-1]))
+    return Padded(call.run(), layout)
+
+
+@rule(aten.unfold_backward.default)
+def _unfold_backward(call: Call) -> Padded:
+    gradient = call["grad_in"]
+    d = call["dim"] % (gradient.ndim - 1)
+    result = call.run(grad_in=call.padding.fill(gradient, 0, d))
+    sizes = call.made[0] or ()
+    return Padded(result, (*gradient.layout[:d], dim_of(sizes[d]), *gradient.layout[d + 1 : -1]))

@@ -1,0 +1,103 @@
+"""Operators that work on each element alone: padding makes padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch._ops import OpOverload
+
+from irongrad.padding.padded import Padded
+from irongrad.padding.registry import Call, NoRule, aten, rule
+
+# Not tagged so by PyTorch 2.13, though they are.
+_UNTAGGED = frozenset(
+    {
+        aten._to_copy.default,
+        aten.masked_fill.Tensor,
+        aten.where.ScalarOther,
+        aten.where.ScalarSelf,
+        aten.where.Scalar,
+        aten.fill.Scalar,
+        aten.fill.Tensor,
+        aten.copy.default,
+        aten.detach.default,
+        aten.alias.default,
+        aten.lift_fresh_copy.default,
+        aten.zeros_like.default,
+        aten.ones_like.default,
+        aten.full_like.default,
+        aten.empty_like.default,
+        aten.softplus_backward.default,
+        aten.log_sigmoid_backward.default,
+        aten.hardtanh_backward.default,
+        aten.elu_backward.default,
+        aten._prelu_kernel.default,
+        aten.hardshrink_backward.default,
+        aten.softshrink_backward.default,
+        aten.leaky_relu_backward.default,
+        aten.hardsigmoid_backward.default,
+        aten.hardswish_backward.default,
+        aten.rrelu_with_noise_backward.default,
+        aten.bucketize.Tensor,
+        aten.hardswish.default,
+        aten.isinf.default,
+        aten.log_sigmoid.default,
+    }
+)
+
+
+def is_pointwise(operator: OpOverload) -> bool:
+    """Whether an operator of one result works on each element alone."""
+    return torch.Tag.pointwise in operator.tags or operator in _UNTAGGED
+
+
+def pointwise(call: Call) -> Padded:
+    """The operator itself; a number that is computed from sizes is a tensor of rank 0 there."""
+    names = [n for n, v in call.arguments.items() if isinstance(v, Padded)]
+    call.aligned(*names)
+    layout = call.broadcast(*(call[n] for n in names))
+    numbers = {n: call.padding.sizes.true(v) for n, v in call.arguments.items() if isinstance(v, sympy.Basic)}
+    if not numbers:
+        return Padded(call.run(), layout)
+    return Padded(_with_tensors(call, numbers), layout)
+
+
+def _with_tensors(call: Call, numbers: dict[str, Any]) -> torch.Tensor:
+    """Another overload of the operator, which takes tensors where this one takes numbers."""
+    arguments = [numbers.get(n, v.tensor if isinstance(v, Padded) else v) for n, v in call.arguments.items()]
+    schema = call.operator._schema.arguments
+    positional = [v for v, a in zip(arguments, schema, strict=True) if not a.kwarg_only]
+    changed = {a.name: v for v, a in zip(arguments, schema, strict=True) if a.kwarg_only and v != a.default_value}
+    try:
+        result: torch.Tensor = call.operator._overloadpacket(*positional, **changed)
+    except (RuntimeError, TypeError):
+        raise NoRule("takes a size as a number, for which it has no padding rule") from None
+    return result
+
+
+@rule(aten.log_sigmoid_forward.default)
+def _log_sigmoid(call: Call) -> list[Padded]:
+    result, buffer = call.run()
+    layout = call["self"].layout
+    return [Padded(result, layout), Padded(buffer, layout) if buffer.ndim == len(layout) else Padded(buffer, ())]
+
+
+@rule(aten._prelu_kernel_backward.default)
+def _prelu_backward(call: Call) -> list[Padded]:
+    call.aligned("grad_output", "self", "weight")
+    layout = call.broadcast(call["grad_output"], call["self"], call["weight"])
+    return [Padded(r, layout) for r in call.run()]
+
+
+@rule(aten.glu.default, aten.glu_backward.default)
+def _glu(call: Call) -> Padded:
+    value = call["self"]
+    if value.padded(call["dim"]):
+        raise NoRule("halves a padded dimension")
+    result = call.run()
+    layout = list(value.layout)
+    d = call["dim"] % value.ndim
+    layout[d] = ((type(layout[d][0]))(sympy.Integer(result.shape[d])),)
+    return Padded(result, tuple(layout))

@@ -1,0 +1,46 @@
+"""Sorting: padding comes last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from irongrad.padding.layout import dim_of, size_of, solid
+from irongrad.padding.padded import HIGHEST, LOWEST, Padded
+from irongrad.padding.registry import Call, aten, rule
+from irongrad.padding.rules.reductions import in_order, reduced
+
+
+@rule(aten.sort.default, aten.sort.stable)
+def _sort(call: Call) -> list[Padded]:
+    value = call["self"]
+    in_order(value, call["dim"])
+    filled = call.padding.fill(value, LOWEST if call["descending"] else HIGHEST, call["dim"])
+    return [Padded(r, tuple(map(solid, value.layout))) for r in call.run(self=filled)]
+
+
+@rule(aten.topk.default)
+def _topk(call: Call) -> list[Padded]:
+    value = call["self"]
+    in_order(value, call["dim"])
+    if value.ndim:
+        call.padding.need(value.layout[call["dim"]], call["k"])
+    filled = call.padding.fill(value, LOWEST if call["largest"] else HIGHEST, call["dim"])
+    layout = [solid(d) for d in value.layout]
+    if value.ndim:
+        layout[call["dim"]] = dim_of(call["k"])
+    return [Padded(r, tuple(layout)) for r in call.run(self=filled)]
+
+
+@rule(aten.median.dim)
+def _median(call: Call) -> list[Padded]:
+    """The lower of the two in the middle of the true elements."""
+    value = call["self"]
+    d = call["dim"] % value.ndim
+    in_order(value, d)
+    values, places = torch.sort(call.padding.fill(value, HIGHEST, d), stable=True, dim=d)
+    size: Any = call.padding.sizes.true(size_of(value.layout[d]))
+    middle = torch.as_tensor((size - 1) // 2).reshape(1)
+    rows = [r.index_select(d, middle) for r in (values, places)]
+    return [Padded(r if call["keepdim"] else r.squeeze(d), reduced(value, [d], keepdim=call["keepdim"])) for r in rows]

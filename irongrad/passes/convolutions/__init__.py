@@ -1,0 +1,108 @@
+"""The form of every convolution and of its gradients."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.fx import GraphModule, Node
+
+from irongrad.passes.base import Context, PassResult
+from irongrad.passes.convolutions.forms import Form, forms_of
+from irongrad.passes.convolutions.problem import Problem
+from irongrad.passes.convolutions.recognise import Task, tasks_of
+from irongrad.passes.inline import inline
+from irongrad.passes.rewrite import call, replace
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Convolutions:
+    """Write convolutions, and the gradients of their inputs and weights, in the form that is fastest.
+
+    Before:
+        y = convolution(x, w, ...)                                # x [N, C, H, W]
+    After, for a 1x1 kernel:
+        y = (x.permute(0, 2, 3, 1).flatten(0, 2) @ w.t()).reshape(N, H, W, O).permute(0, 3, 1, 2)
+
+    `convolutions/forms.py` lists the forms: `winograd` for 3x3 kernels with stride 1; products of matrices with what
+    the places of a kernel meet, which are gathered before the product (`gathered`, `by-place`) or added up after it
+    (`scattered`); `depthwise`, elementwise code; and `direct`, as IREE lowers it. The one that costs least by
+    `convolutions/costs.py` is taken. All but `direct` are channels-last inside: the pass `layout` takes the
+    transposes between them away. Transposed convolutions, and those of three dimensions, are convolutions of two by
+    then.
+
+    Left alone: one dimension, and numbers of less than 32 bits, as Winograd's sums need more of them.
+
+    Attributes:
+        winograd: whether that form may be chosen.
+    """
+
+    name: ClassVar[str] = "convolutions"
+
+    winograd: bool = True
+
+    def run(self, graph: GraphModule, context: Context) -> PassResult:
+        """Run the pass on one graph."""
+        stats: dict[str, int] = {}
+        changed = False
+        tasks = [(node, task) for node in graph.graph.nodes for task in tasks_of(node)]
+        forms = self._fastest([task.problem for _, task in tasks])
+        for node, task in tasks:
+            form = forms[task.problem]
+            stats[form.name] = stats.get(form.name, 0) + 1
+            if task.result is not None or form.name != "direct":
+                write(node, task, form)
+                changed = True
+        return PassResult(changed, stats)
+
+    def _fastest(self, tasks: Sequence[Problem]) -> dict[Problem, Form]:
+        """The fastest form of each problem, if all images have their channels last, or else all have them first."""
+        last = {p: self._fastest_of(p, forms_of(p)[1:]) for p in tasks}
+        first = {p: self._fastest_of(p, forms_of(p)[:1]) for p in tasks}
+        return min(last, first, key=lambda forms: sum(forms[p].cost(p) for p in tasks))
+
+    def _fastest_of(self, problem: Problem, forms: Sequence[Form]) -> Form:
+        allowed = [f for f in forms if self.winograd or f.name != "winograd"] or forms_of(problem)[:1]
+        return min(allowed, key=lambda form: form.cost(problem))
+
+
+def write_plainly(graph: GraphModule) -> None:
+    """Write the backwards of convolutions in their plain form, which the importer takes."""
+    for node in graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+        for task in tasks_of(node):
+            write(node, task, forms_of(task.problem)[0])
+
+
+def write(node: Node, task: Task, form: Form) -> None:
+    """Compute a task of `node` in `form`."""
+    result = inline(_Written(form, task.problem), task.operands, node)
+    if task.bias is not None:
+        with node.graph.inserting_before(node):
+            bias = call(node.graph, aten.view.default, task.bias, [-1, 1, 1], like=node)
+            result = call(node.graph, aten.add.Tensor, result, bias, like=node)
+    if task.result is None:
+        replace(node, result)
+        return
+    for user in [u for u in node.users if u.target is operator.getitem and u.args[1] == task.result]:
+        replace(user, result)
+    if not node.users:
+        node.graph.erase_node(node)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A form as a function of tensors; equal for equal problems."""
+
+    form: Form
+    problem: Problem
+
+    def __call__(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return self.form.build(first, second, self.problem)
+
+
+PASS = Convolutions

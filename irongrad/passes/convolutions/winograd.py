@@ -1,0 +1,134 @@
+"""Convolutions of 3x3 kernels with stride 1 by Winograd's minimal filtering, F(2x2, 3x3), and their gradients.
+
+Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (arXiv:1509.09308), section 4.1: 16 multiplications
+for four outputs, not 36. The transforms are sums and differences along one dimension at a time; what is left are 16
+products of matrices, one for each place of a tile. As one batched product they run at three quarters of the speed:
+IREE 3.13.0 fuses the transforms with the packing of a single product's operands, and with nothing of a batch's.
+
+All is channels-last inside. What is the larger tiles' gain is their loss: F(4x4, 3x3) needs a quarter of the products
+that a direct convolution does, and its errors are some ten times as large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch.nn import functional as F
+
+from irongrad.passes.convolutions.problem import Window, choice
+
+Parts: TypeAlias = Sequence[torch.Tensor]
+Grid: TypeAlias = list[list[torch.Tensor]]  # by place of a tile: row, column
+
+# The transform of a flipped kernel is that of the kernel itself with the first and the last place swapped.
+_FLIPPED = (3, 1, 2, 0)
+
+
+def winograd(x: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
+    """The convolution of `x` [N, C, H, W] with `weight` [O, C, 3, 3]."""
+    return _filtered(x, _filters(weight), window.padding, window.out)
+
+
+def winograd_input_gradient(grad: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
+    """The gradient of the input: the convolution of `grad` [N, O, H, W] with the flipped weight, channels swapped.
+
+    It is made of the same transformed weight as the convolution, so that this is computed once for both.
+    """
+    filters = _filters(weight)
+    flipped = [[filters[i][j].t() for j in _FLIPPED] for i in _FLIPPED]
+    return _filtered(grad, flipped, [2 - pad for pad in window.padding], window.sizes)
+
+
+def _filtered(x: torch.Tensor, filters: Grid, padding: Sequence[int], out: Sequence[int]) -> torch.Tensor:
+    tiles = _input_tiles(x, padding, out)
+    shape = tiles[0][0].shape[:3]
+    products = [
+        [(tile.flatten(0, 2) @ kernel).unflatten(0, shape) for tile, kernel in zip(*row, strict=True)]
+        for row in zip(tiles, filters, strict=True)
+    ]
+    rows = _along_rows(_outputs, products)
+    both = choice([choice(_outputs(row), 3) for row in rows], 2)  # [N, tiles, 2, tiles, 2, channels]
+    image = both.flatten(3, 4).flatten(1, 2)
+    return image[:, : out[0], : out[1]].permute(0, 3, 1, 2)
+
+
+def winograd_weight_gradient(grad: torch.Tensor, x: torch.Tensor, window: Window) -> torch.Tensor:
+    """The gradient [O, C, 3, 3] of the weight, from `grad` [N, O, H, W] of the output.
+
+    The transposes of the transforms of `winograd`: of the outputs for `grad`, and of the filter for the result. The
+    inputs are transformed along columns first, for the sake of a difference: what the forward did would else be found
+    to be the same and be kept for the backward, at four times the memory of the input itself.
+    """
+    spread = _output_tiles(grad)
+    across = _input_tiles(x.transpose(2, 3), window.padding[::-1], window.out[::-1])
+    tiles = [[across[j][i].transpose(1, 2) for j in range(4)] for i in range(4)]
+    places = [
+        [left.flatten(0, 2).t() @ right.flatten(0, 2) for left, right in zip(*row, strict=True)]
+        for row in zip(spread, tiles, strict=True)
+    ]
+    rows = _along_rows(_filter_gradients, places)
+    return choice([choice(_filter_gradients(row), 2) for row in rows], 2)
+
+
+def _along_rows(transform: Callable[[Parts], Parts], grid: Grid) -> Grid:
+    """`transform` of the rows of each column."""
+    columns = [transform([row[j] for row in grid]) for j in range(len(grid[0]))]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _input_tiles(x: torch.Tensor, padding: Sequence[int], out: Sequence[int]) -> Grid:
+    """The transformed 4x4 tiles, two apart: at each place [N, tiles, tiles, C]."""
+    height, width = ((size + 1) // 2 for size in out)
+    pads: list[int] = []
+    for size, pad, count in reversed(list(zip(x.shape[2:], padding, (height, width), strict=True))):
+        pads += [pad, 2 * count + 2 - size - pad]
+    last = F.pad(x.permute(0, 2, 3, 1), (0, 0, *pads))
+    halves = last.reshape(x.shape[0], height + 1, 2, width + 1, 2, x.shape[1])
+    rows = _inputs([halves[:, i // 2 : i // 2 + height, i % 2] for i in range(4)])
+    return [list(_inputs([row[:, :, j // 2 : j // 2 + width, j % 2] for j in range(4)])) for row in rows]
+
+
+def _output_tiles(grad: torch.Tensor) -> Grid:
+    """The transformed 2x2 tiles of an output's gradient: at each place [N, tiles, tiles, O]."""
+    height, width = ((size + 1) // 2 for size in grad.shape[2:])
+    last = grad.permute(0, 2, 3, 1)
+    last = F.pad(last, (0, 0, 0, 2 * width - last.shape[2], 0, 2 * height - last.shape[1]))
+    pairs = last.reshape(grad.shape[0], height, 2, width, 2, grad.shape[1])
+    rows = _output_gradients([pairs[:, :, i] for i in range(2)])
+    return [list(_output_gradients([row[:, :, :, j] for j in range(2)])) for row in rows]
+
+
+def _filters(weight: torch.Tensor) -> Grid:
+    """The transformed weight: at each place [C, O].
+
+    The kernel's places come first, although [O, 3, 3, C] is nearer to the weight's own order: what is computed of
+    slices of that and then transposed makes IREE 3.13.0 hold a whole matrix on the stack, and then refuse to
+    ("exceeded stack allocation limit").
+    """
+    kernel = weight.permute(2, 3, 1, 0)
+    rows = _kernels([kernel[i] for i in range(3)])
+    return [list(_kernels([row[j] for j in range(3)])) for row in rows]
+
+
+def _inputs(d: Parts) -> Parts:
+    return d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]
+
+
+def _kernels(g: Parts) -> Parts:
+    ends = g[0] + g[2]
+    return g[0], (ends + g[1]) * 0.5, (ends - g[1]) * 0.5, g[2]
+
+
+def _outputs(m: Parts) -> Parts:
+    return m[0] + m[1] + m[2], m[1] - m[2] - m[3]
+
+
+def _output_gradients(y: Parts) -> Parts:
+    return y[0], y[0] + y[1], y[0] - y[1], -y[1]
+
+
+def _filter_gradients(u: Parts) -> Parts:
+    middle = (u[1] + u[2]) * 0.5
+    return u[0] + middle, (u[1] - u[2]) * 0.5, middle + u[3]

@@ -1,0 +1,53 @@
+"""Sizes as MLIR: expressions of named dimensions in host code."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
+
+from irongrad.runtime.errors import UnsupportedOpError
+
+_OPERATIONS = {
+    sympy.Add: "addi",
+    sympy.Mul: "muli",
+    FloorDiv: "floordivsi",
+    Mod: "remsi",
+    PythonMod: "remsi",
+    Max: "maxsi",
+    Min: "minsi",
+}
+
+
+def index_of(size: Any, sizes: Mapping[str, str], name: str) -> Generator[str, None, str]:
+    """Lines that compute `size`, and what stands for it: a number, or an SSA name.
+
+    Args:
+        size: a number or an expression of named dimensions.
+        sizes: the SSA name of each dimension, an index.
+        name: what the names of intermediate results begin with.
+
+    Raises:
+        UnsupportedOpError: an operation that there is no index arithmetic for.
+    """
+    expression = sympy.sympify(size)
+    if expression.is_Integer:
+        return str(int(expression))
+    if expression.is_Symbol:
+        return sizes[expression.name]
+    if expression.func not in _OPERATIONS:
+        raise UnsupportedOpError(f"a result of predict has the size {expression}, which an entry point cannot compute")
+    terms: list[str] = []
+    for i, part in enumerate(expression.args):
+        term = yield from index_of(part, sizes, f"{name}.{i}")
+        if not term.startswith("%"):
+            yield f"{name}.{i}.n = arith.constant {term} : index"
+            term = f"{name}.{i}.n"
+        terms.append(term)
+    so_far = terms[0]
+    for i, term in enumerate(terms[1:], 1):
+        yield f"{name}.r{i} = arith.{_OPERATIONS[expression.func]} {so_far}, {term} : index"
+        so_far = f"{name}.r{i}"
+    return so_far

@@ -1,0 +1,27 @@
+"""Walking a module of IREE's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from iree.compiler import ir
+
+
+def functions_of(module: ir.Module) -> list[Any]:
+    """The functions of a module."""
+    return [op.operation for op in module.body.operations if op.operation.name == "util.func"]
+
+
+def name_of(function: Any) -> str:
+    """The name of a function."""
+    return str(ir.StringAttr(function.attributes["sym_name"]).value)
+
+
+def inside(operation: Any) -> Iterator[Any]:
+    """All operations inside `operation`, in program order."""
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                yield inner.operation
+                yield from inside(inner.operation)

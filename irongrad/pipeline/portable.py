@@ -1,0 +1,26 @@
+"""What every target is compiled from."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from irongrad.runtime.manifest import EntryPoint
+
+
+class PortableModule(Protocol):
+    """A whole program for IREE, such as an `AssembledModule`."""
+
+    @property
+    def text(self) -> str:
+        """The module as text."""
+        ...
+
+    @property
+    def bytecode(self) -> bytes:
+        """The module as MLIR bytecode."""
+        ...
+
+    @property
+    def entry_points(self) -> tuple[EntryPoint, ...]:
+        """Its exported functions."""
+        ...

@@ -1,0 +1,121 @@
+"""An artifact -> the same artifact with targets compiled again from its portable module, by the IREE that is installed.
+
+What was captured stays: state, golden values and interface. So nothing of the user's Python is needed, and what comes
+out is held against the same float64 values.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from iree.compiler import ir
+
+from irongrad.pipeline.compile import CompiledModule, compile_module
+from irongrad.pipeline.package import Artifact, publish, staged, target_spec
+from irongrad.runtime.errors import ToolchainError, UserError, VerificationError
+from irongrad.runtime.golden import read_golden
+from irongrad.runtime.manifest import (
+    GOLDEN,
+    INITIAL_STATE,
+    PORTABLE_MODULE,
+    EntryPoint,
+    Manifest,
+    check_files,
+    file_spec,
+    read_manifest,
+    write_manifest,
+)
+from irongrad.runtime.selection import why_not
+from irongrad.runtime.session import Session
+from irongrad.runtime.verification import Report, certificate, verify
+from irongrad.targets import parse_target
+
+
+@dataclass(frozen=True)
+class StoredModule:
+    """The portable module of an artifact.
+
+    Attributes:
+        text: the module as text.
+        bytecode: the module as MLIR bytecode.
+        entry_points: its exported functions.
+    """
+
+    text: str
+    bytecode: bytes
+    entry_points: tuple[EntryPoint, ...]
+
+
+def rebuild(directory: Path, targets: Sequence[str] = ()) -> Artifact:
+    """Compile targets of the artifact in `directory` again, and verify them; the others stay as they are.
+
+    Args:
+        directory: the artifact, which is replaced once everything is verified.
+        targets: which, in the syntax of `--target`; all that it has by default. One that it does not have is added.
+
+    Raises:
+        ArtifactError: the artifact is damaged.
+        UserError: its manifest does not say what its targets were.
+        ToolchainError: this IREE cannot read or compile the module.
+        VerificationError: a rebuilt target's numbers are wrong; the artifact stays as it was.
+    """
+    manifest = read_manifest(directory)
+    check_files(manifest, directory, (PORTABLE_MODULE, INITIAL_STATE, GOLDEN))
+    asked = tuple(targets) or tuple(t.asked for t in manifest.targets)
+    if not all(asked):
+        raise UserError(f"{directory} does not say what it was compiled for; give --target")
+    module = _read_module(directory / PORTABLE_MODULE, manifest)
+    with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
+        compiled = [compile_module(module, parse_target(text), Path(scratch)) for text in asked]
+    with staged(directory) as staging:
+        shutil.copytree(directory, staging, dirs_exist_ok=True)
+        changed = _with_targets(manifest, compiled, asked, staging)
+        write_manifest(changed, staging)
+        rebuilt = [t for t in changed.targets if t.name in {c.target.name for c in compiled}]
+        reports = {t.name: _verified(staging, t.name) for t in rebuilt if not why_not(t, staging, t.device)}
+        signed = tuple(
+            replace(t, certificate=certificate(reports[t.name], t.device)) if t.name in reports else t
+            for t in changed.targets
+        )
+        changed = replace(changed, targets=signed)
+        write_manifest(changed, staging)
+        publish(staging, directory)
+    return Artifact(directory, changed, reports)
+
+
+def _read_module(path: Path, manifest: Manifest) -> StoredModule:
+    bytecode = path.read_bytes()
+    with ir.Context(), ir.Location.unknown():
+        try:
+            return StoredModule(str(ir.Module.parse(bytecode)), bytecode, manifest.entry_points)
+        except ir.MLIRError as error:
+            raise ToolchainError(f"this IREE cannot read {path}: {error}") from error
+
+
+def _with_targets(
+    manifest: Manifest, compiled: Sequence[CompiledModule], asked: Sequence[str], staging: Path
+) -> Manifest:
+    """Write the compiled files to `staging`; the manifest with them in place of those of the same names."""
+    targets, files = {t.name: t for t in manifest.targets}, dict(manifest.files)
+    for binary, text in zip(compiled, asked, strict=True):
+        spec = target_spec(binary, text)
+        targets[spec.name] = spec
+        (staging / spec.file).write_bytes(binary.vmfb)
+        files[spec.file] = file_spec(staging / spec.file)
+    return replace(manifest, targets=tuple(targets.values()), files=files)
+
+
+def _verified(staging: Path, target: str) -> Report:
+    golden = read_golden(staging / GOLDEN)
+    report = verify(Session(staging, target=target), golden)
+    if not report.passed:
+        worst = report.worst
+        raise VerificationError(
+            f"{target}, compiled again, disagrees with eager {golden.oracle}: {worst.entry_point} "
+            f"{worst.key}: error {worst.error:.3g}, allowed {worst.allowed:.3g}. The artifact stays as it was"
+        )
+    return report

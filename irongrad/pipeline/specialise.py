@@ -1,0 +1,103 @@
+"""A captured program at fixed sizes: those of its examples, or those of a bucket, with padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from irongrad.buckets import Bucket
+from irongrad.padding.interpreter import interpret_padded
+from irongrad.padding.padded import Padding
+from irongrad.padding.sizes import Sizes
+from irongrad.pipeline.dimensions import Names
+from irongrad.pipeline.drawing import trace
+from irongrad.pipeline.graphs import Function, Value
+from irongrad.pipeline.retrace import interpret_eager
+
+Interpret = Callable[[GraphModule, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function that is still to be traced.
+
+    Attributes:
+        run: runs it on its arguments with a way to interpret its graph.
+        arguments: what each argument stands for.
+        examples: a tensor like each argument.
+        results: what each result stands for.
+        sizes: of each result; numbers, and expressions of named dimensions.
+        names: the symbols in its graph, as expressions of named dimensions; empty for one of fixed sizes.
+        dynamic: names of dimensions by the input's name and position.
+        guards: what has to be true of the symbols for the graph to be that of the program.
+    """
+
+    run: Callable[..., Sequence[torch.Tensor]]
+    arguments: tuple[Value, ...]
+    examples: tuple[torch.Tensor, ...]
+    results: tuple[Value, ...]
+    sizes: tuple[tuple[Any, ...], ...]
+    names: Names
+    dynamic: Mapping[str, Mapping[int, str]]
+    guards: tuple[Any, ...] = ()
+
+
+def specialise(program: Program, bucket: Bucket | None) -> tuple[Function, set[Any]]:
+    """Trace `program`; at the sizes of `bucket`, with the true sizes as further arguments, if there is one.
+
+    Returns:
+        The function, and what must not be negative at the sizes of a call, as expressions of named dimensions.
+
+    Raises:
+        UnsupportedOpError: an operator that cannot be padded exactly, or not be compiled; with the user's line.
+    """
+    if bucket is None:
+
+        def fixed(*values: torch.Tensor) -> list[torch.Tensor]:
+            return list(program.run(interpret_eager, *values))
+
+        return trace(fixed, program.examples, program.arguments, program.results), set()
+
+    needs: set[Any] = set()
+
+    def padded(*values: torch.Tensor) -> list[torch.Tensor]:
+        given, true = values[: -len(bucket)], values[-len(bucket) :]
+        return list(program.run(padded_interpreter(program.names, bucket, true, needs), *given))
+
+    scalars = [torch.zeros((), dtype=torch.int64)] * len(bucket)
+    arguments = (*program.arguments, *(Value("size", name) for name in bucket))
+    return trace(padded, [*examples_in(program, bucket), *scalars], arguments, program.results), needs
+
+
+def padded_interpreter(
+    names: Names, bucket: Bucket, true: Sequence[torch.Tensor], needs: set[Any] | None = None
+) -> Interpret:
+    """What interprets a graph at the sizes of `bucket` for inputs of `true` sizes, and adds to `needs`."""
+
+    def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        padding = Padding(Sizes(bucket, dict(zip(bucket, true, strict=True))))
+        results = interpret_padded(graph, values, names, padding)
+        if needs is not None:
+            needs.update(padding.needs)
+        return results
+
+    return interpret
+
+
+def examples_in(program: Program, bucket: Bucket) -> list[torch.Tensor]:
+    """The examples of `program`, inputs with the sizes of `bucket`."""
+    return [
+        example.new_empty(padded_shape(example.shape, program.dynamic.get(a.name, {}), bucket))
+        if a.kind == "input"
+        else example
+        for a, example in zip(program.arguments, program.examples, strict=True)
+    ]
+
+
+def padded_shape(shape: Sequence[int], dims: Mapping[int, str], bucket: Bucket) -> list[int]:
+    """`shape` with the sizes of `bucket` for its named dimensions."""
+    return [bucket[dims[d]] if d in dims else size for d, size in enumerate(shape)]

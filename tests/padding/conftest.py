@@ -1,0 +1,221 @@
+"""A step run in a bucket, on poisoned padding, against the same step without padding; all of it in eager float64."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from irongrad.pipeline.capture import CapturedStep, StepModule, capture, export
+from irongrad.pipeline.differentiate import Programs, StateNames, joint_program, programs
+from irongrad.pipeline.graphs import Value
+from irongrad.pipeline.specialise import Program, padded_interpreter, padded_shape
+from irongrad.random import Draws
+from irongrad.step import TrainStep, call_of
+
+BUCKET = {"B": 4, "T": 6, "U": 8}
+WAVES = torch.cos(torch.arange(256.0).double() * 0.7 + torch.arange(5.0).double().unsqueeze(1)).unbind()
+POISON = 1 << 40  # no index of anything
+
+
+@dataclass(frozen=True)
+class Case:
+    """A captured step, ready to be run at any sizes."""
+
+    step: TrainStep
+    programs: Programs
+
+
+def case(model: nn.Module, loss: Any, dynamic: Mapping[str, Mapping[int, str]], **inputs: Tensor) -> Case:
+    """Capture a step whose dimensions are as large as buckets as in the example."""
+    torch.manual_seed(0)
+    model = model.double()
+    sizes = {dim: inputs[n].shape[d] for n, dims in dynamic.items() for d, dim in dims.items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = TrainStep(model, loss, optimizer, inputs, dynamic=dynamic, buckets=[sizes])
+    return Case(step, programs(capture(step)))
+
+
+def poisoned(tensor: Tensor, shape: list[int]) -> Tensor:
+    """`tensor` padded with what must not be read."""
+    poison: Any = float("nan") if tensor.is_floating_point() else (True if tensor.dtype == torch.bool else POISON)
+    result = torch.full(shape, poison, dtype=tensor.dtype)
+    result[tuple(slice(0, s) for s in tensor.shape)] = tensor
+    return result
+
+
+def check(case: Case, bucket: Mapping[str, int], inputs: Mapping[str, Tensor]) -> None:
+    """Compare loss, gradients, buffers, and the outputs of evaluation and prediction."""
+    step = case.step
+    true = {dim: inputs[n].shape[d] for n, dims in step.dynamic.items() for d, dim in dims.items()}
+    joint = _padded(case, case.programs.joint, bucket, true, inputs)
+    expected = _eager(step, inputs, training=True)
+    assert set(joint) == set(expected)
+    for value, tensor in joint.items():
+        _same(tensor, expected[value], str(value))
+    if case.programs.eval is None:
+        return
+    evaluated = _padded(case, case.programs.eval, bucket, true, inputs)
+    _same(evaluated[Value("output", "loss")], _eager(step, inputs, training=False)[Value("output", "loss")], "eval")
+    if case.programs.predict is not None:
+        predicted = _padded(case, case.programs.predict, bucket, true, inputs)
+        outputs = [t for v, t in predicted.items() if v.kind == "output"]
+        for made, eager in zip(outputs, _predictions(step, inputs), strict=True):
+            _same(made[tuple(slice(0, s) for s in eager.shape)], eager, "predict")
+
+
+def _same(made: Tensor, expected: Tensor, what: str) -> None:
+    torch.testing.assert_close(made, expected, rtol=1e-9, atol=1e-11, equal_nan=True, msg=lambda m: f"{what}: {m}")
+
+
+def _padded(
+    case: Case, program: Program, bucket: Mapping[str, int], true: Mapping[str, int], inputs: Mapping[str, Tensor]
+) -> dict[Value, Tensor]:
+    def argument(value: Value) -> Tensor:
+        if value.kind != "input":
+            return case.programs.state[value.name].initial
+        tensor = inputs[value.name]
+        return poisoned(tensor, padded_shape(tensor.shape, case.step.dynamic.get(value.name, {}), bucket))
+
+    interpret = padded_interpreter(program.names, bucket, [torch.tensor(true[n]) for n in bucket])
+    with torch.no_grad(), Draws(3, 5):
+        outputs = program.run(interpret, *(argument(a) for a in program.arguments))
+    return dict(zip(program.results, outputs, strict=True))
+
+
+def _eager(step: TrainStep, inputs: Mapping[str, Tensor], *, training: bool) -> dict[Value, Tensor]:
+    module = copy.deepcopy(StepModule(step))
+    module.train(training)
+    before = {n: b.clone() for n, b in module.named_buffers()}
+    with Draws(3, 5), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(var|std).*degrees of freedom")  # of one element, on both sides
+        loss = module(*inputs.values())
+        if training:
+            loss.backward()
+    results = {Value("output", "loss"): loss.detach()}
+    if not training:
+        return results
+    results |= {
+        Value("gradient", n.removeprefix("model.")): p.grad for n, p in module.named_parameters() if p.grad is not None
+    }
+    changed = {n: b for n, b in module.named_buffers() if not torch.equal(b, before[n])}
+    return results | {Value("state", n.removeprefix("model.")): b for n, b in changed.items()}
+
+
+def _predictions(step: TrainStep, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    module = copy.deepcopy(StepModule(step)).eval()
+    with torch.no_grad(), Draws(3, 5):
+        outputs: Any = module.outputs(dict(inputs))
+    if step.loss is None:
+        outputs = {n: t for n, t in outputs.items() if n != "loss"}
+    return [t for t in tree_leaves(outputs) if isinstance(t, Tensor)]
+
+
+class Weighted(nn.Module):
+    """`function` of the first input times a parameter, and of the other inputs."""
+
+    def __init__(self, function: Callable[..., Any], channels: int) -> None:
+        super().__init__()
+        self.function = function
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, channels))
+
+    def forward(self, x: Tensor, *others: Tensor) -> list[Tensor]:
+        made = self.function(x * self.scale, *others)
+        return [self.scale, *(made if isinstance(made, list | tuple) else (made,))]
+
+
+def placed(outputs: list[Tensor]) -> Tensor:
+    """A number that depends on every element and its place."""
+    total = torch.zeros((), dtype=torch.float64)
+    for number, output in enumerate(outputs):
+        weighted = output.double()
+        for d in range(output.ndim):
+            shape = [-1 if i == d else 1 for i in range(output.ndim)]
+            weighted = weighted * WAVES[(number + d) % len(WAVES)][: output.shape[d]].reshape(shape)
+        total = total + weighted.sum()
+    return total
+
+
+def function_case(function: Callable[..., Any], sizes: str, *others: tuple[str, int]) -> Case:
+    """Capture `function` of a float input with dimensions `sizes`, B and T of them dynamic, and of integer inputs.
+
+    Args:
+        function: takes tensors and returns one or several.
+        sizes: names of the first input's dimensions, each a letter.
+        others: sizes and upper limit of each integer input.
+    """
+    inputs = example(sizes, others, BUCKET)
+    dynamic = {
+        n: {d: dim for d, dim in enumerate(given) if dim in "BTU"}
+        for n, given in zip(inputs, [sizes, *(o[0] for o in others)], strict=True)
+    }
+    channels = inputs["x"].shape[-1] if sizes[-1] not in "BTU" else 1
+    model = Weighted(function, channels).double()
+    names = sorted({d for dims in dynamic.values() for d in dims.values()})
+    step = TrainStep(
+        model,
+        placed,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        inputs,
+        model_inputs=list(inputs),
+        dynamic=dynamic,
+        buckets=[{d: BUCKET[d] for d in names}],
+    )
+    module = StepModule(step)
+    train = export(module, tuple(inputs.values()), [dynamic[n] for n in inputs])
+    state = StateNames(module)
+    joint = joint_program(CapturedStep(step, call_of(step), train, train, None, (), ()), state)
+    return Case(step, Programs(state.state, joint, None, None))
+
+
+def example(sizes: str, others: tuple[tuple[str, int], ...], at: Mapping[str, int]) -> dict[str, Tensor]:
+    """Random inputs of these sizes."""
+    generator = torch.Generator().manual_seed(sum(at.values()))
+    size = {"C": 6, "S": 4, **at}
+    inputs = {"x": torch.randn([size[d] for d in sizes], generator=generator, dtype=torch.float64)}
+    for number, (dims, limit) in enumerate(others):
+        inputs[f"i{number}"] = torch.randint(0, limit, [size[d] for d in dims], generator=generator)
+    return inputs
+
+
+SIZES = st.fixed_dictionaries({"B": st.integers(1, 4), "T": st.integers(3, 6), "U": st.integers(3, 8)})
+
+
+def _holds(function: Callable[..., Any], sizes: str, *others: tuple[str, int]) -> None:
+    made = function_case(function, sizes, *others)
+
+    @settings(max_examples=2, deadline=None, derandomize=True, database=None)
+    @given(at=SIZES)
+    @hypothesis.example(at=BUCKET)
+    def run(at: Mapping[str, int]) -> None:
+        check(made, made.step.bucket_list[0], example(sizes, others, at))
+
+    run()
+
+
+@pytest.fixture
+def holds() -> Callable[..., None]:
+    """Checks, at random sizes, that a function (with the other arguments of `function_case`) is padded exactly."""
+    return _holds
+
+
+@pytest.fixture
+def step_holds() -> Callable[..., None]:
+    """Checks a whole step: `case` and then `check` for each of several inputs."""
+
+    def run(model: nn.Module, loss: Any, dynamic: Mapping[str, Any], inputs: Sequence[Mapping[str, Tensor]]) -> None:
+        made = case(model, loss, dynamic, **inputs[0])
+        for given_inputs in inputs:
+            check(made, made.step.bucket_list[0], given_inputs)
+
+    return run

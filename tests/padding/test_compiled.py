@@ -1,0 +1,124 @@
+"""A compiled step with buckets, over one state, against eager float64 at every size."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import irongrad as ig
+from irongrad.runtime import Session
+from irongrad.runtime.errors import GuardError
+
+
+class _Tagger(nn.Module):
+    """Tags for each token, from its neighbours, with BatchNorm over what there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.layer = nn.Conv1d(4, 3, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.norm(self.embedding(x).transpose(1, 2)))
+
+
+def _loss(tags: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(tags, y[:, ::2], ignore_index=2)
+
+
+def _batch(b: int, t: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(100 * b + t)
+    limits = {"x": 9, "y": 3}
+    return {n: torch.randint(0, limit, (b, t), generator=generator) for n, limit in limits.items()}
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return _Tagger()
+
+
+@pytest.fixture(scope="module")
+def session(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Session:
+    step = ig.TrainStep(
+        model,
+        _loss,
+        _optimizer(model),
+        _batch(3, 5),
+        dynamic={"x": {0: "B", 1: "T"}, "y": {0: "B", 1: "T"}},
+        buckets=[{"B": 4, "T": 4}, {"B": 4, "T": 8}],
+        clip_grad_norm=0.5,
+    )
+    directory: Path = tmp_path_factory.mktemp("buckets") / "tagger"
+    return ig.compile(step, directory, entry_points=["train_step", "grad_step", "eval_step", "predict", "reset"]).load()
+
+
+def test_every_size_trains_one_state_as_eager_does(session: Session, model: nn.Module):
+    reference = copy.deepcopy(model).double()
+    optimizer = _optimizer(reference)
+    session.reset()
+    for b, t in [(3, 5), (1, 4), (4, 8), (2, 3), (4, 7), (3, 4)]:
+        batch = _batch(b, t)
+        loss = _loss(reference(batch["x"]), batch["y"])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
+        optimizer.step()
+        made = session.train_step(**{n: v.numpy() for n, v in batch.items()})
+        np.testing.assert_allclose(made, loss.item(), rtol=2e-6)
+    state = session.state()
+    for name, value in reference.state_dict().items():
+        np.testing.assert_allclose(state[name], value.numpy(), rtol=2e-5, atol=2e-6)
+
+
+def test_outputs_have_their_own_sizes(session: Session, model: nn.Module):
+    session.reset()
+    reference = copy.deepcopy(model).double().eval()
+    for b, t in [(1, 3), (4, 4), (3, 6), (2, 8)]:
+        batch = _batch(b, t)
+        arrays = {n: v.numpy() for n, v in batch.items()}
+        with torch.no_grad():
+            expected = reference(batch["x"])
+        np.testing.assert_allclose(session.predict(x=arrays["x"]), expected.numpy(), rtol=1e-5, atol=1e-6)
+        assert session.eval_step(**arrays) == pytest.approx(_loss(expected, batch["y"]).item(), rel=1e-5)
+
+
+def test_the_manifest_names_dimensions_and_buckets(session: Session):
+    manifest = session.manifest
+    assert manifest.buckets == ({"B": 4, "T": 4}, {"B": 4, "T": 8})
+    predict = manifest.entry_point("predict")
+    assert predict is not None
+    assert predict.inputs[0].shape == ("B", "T")
+    assert predict.outputs[0].shape == ("B", 3, "(((T - 1)//2)) + 1")
+    assert manifest.entry_point("train_steps") is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"x": (5, 4), "y": (5, 4)}, r"x: dimension 0 \(B\) must be in \[1, 4\]; the step was not run"),
+        ({"x": (2, 9), "y": (2, 9)}, r"x: dimension 1 \(T\) must be in \[1, 8\]"),
+        ({"x": (0, 4), "y": (0, 4)}, r"x: dimension 0 \(B\) must be in \[1, 4\]"),
+        ({"x": (2, 4), "y": (3, 4)}, r"y: dimension 0 \(B\) must be as large as dimension 0 of x"),
+    ],
+)
+def test_sizes_that_no_bucket_holds_change_nothing(session: Session, batch: dict[str, tuple[int, int]], message: str):
+    session.reset()
+    before = session.state()
+    with pytest.raises(GuardError, match=message):
+        session.train_step(**{n: np.zeros(shape, np.int64) for n, shape in batch.items()})
+    with pytest.raises(GuardError, match=r"y: every value must be in \[0, 2\]"):
+        session.train_step(x=np.zeros((2, 4), np.int64), y=np.full((2, 4), 3))
+    for name, value in session.state().items():
+        np.testing.assert_array_equal(value, before[name])

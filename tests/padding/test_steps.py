@@ -1,0 +1,95 @@
+"""Whole steps in a bucket: loss, gradients, buffers, evaluation and prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BATCH = {"x": {0: "B"}, "y": {0: "B"}}
+SEQUENCES = {"x": {0: "B", 1: "T"}, "y": {0: "B", 1: "T"}}
+
+
+def test_statistics_and_running_buffers_of_a_batch(step_holds: Callable[..., None]):
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.4), nn.Linear(6, 3))
+    inputs = [{"x": torch.randn(b, 5).double(), "y": torch.randint(0, 3, (b,))} for b in (6, 2, 3, 5)]
+    step_holds(model, F.cross_entropy, BATCH, inputs)
+
+
+def test_images_of_a_batch(step_holds: Callable[..., None]):
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.BatchNorm2d(4, momentum=0.3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.GroupNorm(2, 4),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
+    inputs = [{"x": torch.randn(b, 2, 6, 6).double(), "y": torch.randint(0, 3, (b,))} for b in (4, 2, 3)]
+    step_holds(model, nn.CrossEntropyLoss(label_smoothing=0.1), BATCH, inputs)
+
+
+class _Language(nn.Module):
+    """A causal Transformer with learnt positions and tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, 8)
+        self.positions = nn.Parameter(torch.randn(12, 8))
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=torch.float64)
+        h = self.embedding(x) + self.positions[: x.shape[1]]
+        return self.layer(h, src_mask=mask, is_causal=True) @ self.embedding.weight.t()
+
+
+def _next_token(logits: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=0)
+
+
+def test_sentences_of_a_batch(step_holds: Callable[..., None]):
+    sizes = ((4, 8), (3, 5), (1, 3))
+    inputs = [{"x": torch.randint(0, 9, s), "y": torch.randint(0, 9, s)} for s in sizes]
+    step_holds(_Language(), _next_token, SEQUENCES, inputs)
+
+
+class _Reader(nn.Module):
+    """The last states of a bidirectional GRU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, 4, padding_idx=0)
+        self.layer = nn.GRU(4, 5, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, last = self.layer(self.embedding(x))
+        return self.head(last.transpose(0, 1).flatten(1))
+
+
+def test_the_last_state_of_each_length(step_holds: Callable[..., None]):
+    sizes = ((4, 8), (3, 5), (1, 3))
+    inputs = [{"x": torch.randint(0, 9, s), "y": torch.randint(0, 3, s[:1])} for s in sizes]
+    step_holds(_Reader(), F.cross_entropy, {"x": {0: "B", 1: "T"}, "y": {0: "B"}}, inputs)
+
+
+class _OfItsOwn(nn.Module):
+    """A model that makes its own loss and draws its own noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        h = self.layer(x + torch.randn_like(x) * 0.1)
+        return {"loss": F.mse_loss(h, y), "h": h}
+
+
+def test_a_model_with_a_loss_of_its_own(step_holds: Callable[..., None]):
+    inputs = [{"x": torch.randn(b, 3).double(), "y": torch.randn(b, 2).double()} for b in (4, 2, 3)]
+    step_holds(_OfItsOwn(), None, BATCH, inputs)
