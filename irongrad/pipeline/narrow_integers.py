@@ -39,13 +39,14 @@ def narrow_integers(bytecode: bytes) -> bytes:
         bytecode: the module, as MLIR bytecode, which the result is too.
 
     Raises:
-        UnsupportedOpError: a constant does not fit into 32 bits.
+        UnsupportedOpError: a constant does not fit into 32 bits, or sizes vary.
         ToolchainError: IREE cannot change the types.
     """
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.parse(bytecode)
         kinds = {name: f.type for name, f in _functions(module).items()}
         narrow = ir.Module.parse(_narrowed(_graph_alone(bytecode)))
+        _check_static(kinds)
         wrapped = {n: k for n, k in kinds.items() if any(map(_is_wide, (*k.inputs, *k.results)))}
         wrappers = ir.Module.parse("\n".join(_wrappers(wrapped, _functions(narrow))))
         for function in _functions(module).values():
@@ -53,6 +54,15 @@ def narrow_integers(bytecode: bytes) -> bytes:
         _move(_functions(wrappers), module, {n: n for n in wrapped})
         _move(_functions(narrow), module, {n: n + _NARROW if n in wrapped else n for n in kinds})
         return _bytes(module)
+
+
+def _check_static(kinds: dict[str, Any]) -> None:
+    for name, kind in kinds.items():
+        if any(_is_wide(part) and not part.has_static_shape for part in (*kind.inputs, *kind.results)):
+            raise UnsupportedOpError(
+                f"{name.removeprefix(_PREFIX)} takes or gives int64 tensors of varying sizes, which cannot be computed "
+                "in 32 bits yet. Give the dimensions buckets, or compile for vulkan:profile=desktop"
+            )
 
 
 def _functions(module: ir.Module) -> dict[str, Any]:

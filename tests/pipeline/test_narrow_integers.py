@@ -99,6 +99,15 @@ def test_a_constant_of_64_bits_is_refused():
         narrow_integers(bytecode(2**32))
 
 
+def test_sizes_that_vary_are_refused():
+    buffer = BytesIO()
+    with ir.Context():
+        text = "func.func private @graph.f(%x: tensor<?xi64>) -> tensor<?xi64> {\n  return %x : tensor<?xi64>\n}\n"
+        ir.Module.parse(text).operation.write_bytecode(buffer)
+    with pytest.raises(UnsupportedOpError, match="f takes or gives int64 tensors of varying sizes"):
+        narrow_integers(buffer.getvalue())
+
+
 def test_an_input_of_any_64_bit_number_is_refused(tmp_path):
     model = torch.nn.Linear(3, 1)
     step = ig.TrainStep(

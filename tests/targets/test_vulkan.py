@@ -17,6 +17,7 @@ from torch import nn
 import irongrad as ig
 from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.compile import compile_module
+from irongrad.pipeline.driver import build, make_options
 from irongrad.pipeline.functions import flat_function, golden_of_function, trace_function
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
@@ -29,7 +30,7 @@ from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
 from irongrad.runtime.manifest import GOLDEN, FunctionSpec, read_manifest
 from irongrad.runtime.session import initial_state
 from irongrad.targets import Target, parse_target
-from irongrad.targets.vulkan import propose
+from irongrad.targets.vulkan import DIRECT_BUFFERS, propose
 
 
 def iree_run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -132,7 +133,8 @@ def make_token_step() -> ig.TrainStep:
 
 
 def test_token_ids_are_verified_without_64_bit_integers(vulkan, tmp_path):
-    artifact = ig.compile(make_token_step(), tmp_path / "ids", "vulkan:profile=generic", entry_points=["train_step"])
+    entry_points = ["train_step", "train_steps"]
+    artifact = ig.compile(make_token_step(), tmp_path / "ids", "vulkan:profile=generic", entry_points=entry_points)
     (target,) = artifact.manifest.targets
     assert target.certificate is not None
     assert not any("int64" in flag for flag in target.flags)
@@ -142,10 +144,14 @@ def test_token_ids_are_verified_without_64_bit_integers(vulkan, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_loop_of_steps_is_still_wrong(vulkan, tmp_path):
-    """When this fails, the quirk of `irongrad.targets.vulkan` about train_steps is gone."""
-    with pytest.raises(VerificationError, match="train_steps"):
-        ig.compile(make_token_step(), tmp_path / "ids", propose(vulkan), entry_points=["train_step", "train_steps"])
+def test_a_loop_over_command_buffers_is_still_wrong(vulkan, tmp_path):
+    """When this fails, `irongrad.targets.vulkan.DIRECT_BUFFERS` can go."""
+    options = make_options(tmp_path / "loop", propose(vulkan), entry_points=["train_steps"])
+    (target,) = options.targets
+    recorded = replace(target, flags=tuple(f for f in target.flags if f != DIRECT_BUFFERS))
+    assert recorded != target
+    with pytest.raises((VerificationError, GuardError), match="train_steps"):
+        build(make_token_step(), replace(options, targets=(recorded,)))
 
 
 def normalised(x: torch.Tensor) -> torch.Tensor:
