@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from irongrad.pipeline.cores import (
     call,
@@ -57,9 +57,25 @@ def _copied(value: str, kind: str, name: str) -> Iterator[str]:
 def _guards(chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str]) -> Iterator[str]:
     """Check the ranges of integer inputs with the function `check.<name>`; a refusal comes before any effect."""
     check = graph.functions.get(f"check.{chain[0]}")
-    if check is not None:
-        yield from call(f"graph.check.{chain[0]}", check, values, "%ok")
-        yield from _assert_all(check, "%ok")
+    if check is None:
+        return
+    yield from call(f"graph.check.{chain[0]}", check, values, "%ok")
+    yield from _assert_all(check, "%ok")
+    for value in [v for v in values if v.kind == "input"]:
+        old, values[value] = values[value], f"{values[value]}.checked"
+        yield from _after(check, values[value], old, tensor_type(graph.inputs[value.name]))
+
+
+def _after(check: Function, result: str, value: str, kind: str) -> Iterator[str]:
+    """`value`, but nothing that is computed from it comes before the outcome of a check.
+
+    IREE 3.13.0 sorts the operations of a block by what they use alone (ScheduleExecutionPass), so a call that changes
+    the state could come before the refusal.
+    """
+    passed = [f"%ok.{i}" for i in range(len(check.results))]
+    names = [result, *(f"{result}.{i}" for i in range(len(passed)))]
+    kinds = ", ".join([kind, *("i1" for _ in passed)])
+    yield f"{', '.join(names)} = util.optimization_barrier {', '.join([value, *passed])} : {kinds}"
 
 
 def _assert_all(check: Function, results: str) -> Iterator[str]:
@@ -69,12 +85,12 @@ def _assert_all(check: Function, results: str) -> Iterator[str]:
         yield f'cf.assert %ok.{i}, "{quoted(result.name)}"'
 
 
-def _guards_of_all_steps(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
-    """Check every slice of the stacked inputs, and wait for the outcome once."""
+def _guards_of_all_steps(entry: EntryPoint, graph: StepGraph) -> Generator[str, None, str]:
+    """Check every slice of the stacked inputs, and wait for the outcome once; returns the number of steps to take."""
     name = f"check.{chain_of(entry.name, graph)[0]}"
     check = graph.functions.get(name)
     if check is None:
-        return
+        return "%k"
     count = len(check.results)
     kinds = ", ".join(["tensor<i1>"] * count)
     yield "%true = arith.constant dense<true> : tensor<i1>"
@@ -88,6 +104,8 @@ def _guards_of_all_steps(entry: EntryPoint, graph: StepGraph) -> Iterator[str]:
     yield f"  scf.yield {', '.join(f'%and{i}' for i in range(count))} : {kinds}"
     yield "}"
     yield from _assert_all(check, "%all")
+    yield from _after(check, "%steps", "%k", "index")
+    return "%steps"
 
 
 def _run_once(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
@@ -162,11 +180,11 @@ def _train_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[
         yield f"%same{i} = arith.cmpi eq, %k, %k{i} : index"
         text = f"{names[i]} and {names[0]} are stacked over different numbers of steps (dimension 0)"
         yield f'cf.assert %same{i}, "{text}"'
-    yield from _guards_of_all_steps(entry, graph)
+    steps = yield from _guards_of_all_steps(entry, graph)
     (loss,) = returned_by(chain, graph).values()
     element = loss.removeprefix("tensor<").removesuffix(">")
     yield f"%none = tensor.empty(%k) : tensor<?x{element}>"
-    yield f"%losses = scf.for %i = %c0 to %k step %c1 iter_args(%acc = %none) -> (tensor<?x{element}>) {{"
+    yield f"%losses = scf.for %i = %c0 to {steps} step %c1 iter_args(%acc = %none) -> (tensor<?x{element}>) {{"
     values: dict[Value, str] = {}
     yield from (f"  {line}" for line in _slices(entry, values))
     yield from (f"  {line}" for line in cores.call(chain, values, "%out"))
