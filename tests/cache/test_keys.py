@@ -275,7 +275,7 @@ def test_a_field_that_is_yet_to_come_is_in_the_key(options):
 
     @dataclass(frozen=True)
     class Later(ig.TrainStep):
-        buckets: tuple[int, ...] = ()
+        later: tuple[int, ...] = ()
 
     @dataclass(frozen=True)
     class LaterOptions(Options):
@@ -283,7 +283,7 @@ def test_a_field_that_is_yet_to_come_is_in_the_key(options):
 
     captured = capture(make_step())
     plain = {f: getattr(captured.step, f) for f in captured.step.__dataclass_fields__}
-    steps = [replace(captured, step=Later(**plain, buckets=b)) for b in ((), (1,), (2,))]
+    steps = [replace(captured, step=Later(**plain, later=value)) for value in ((), (1,), (2,))]
     found = {keys.step_key(c, options, 3) for c in steps}
     assert len(found) == 3
     chosen = {f: getattr(options, f) for f in options.__dataclass_fields__}
