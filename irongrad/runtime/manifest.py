@@ -15,7 +15,7 @@ import msgspec
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.structure import Structure
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 INITIAL_STATE = "state.irpa"
 GOLDEN = "golden.safetensors"

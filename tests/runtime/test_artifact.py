@@ -59,7 +59,7 @@ def test_a_damaged_manifest(copy):
 
 def test_a_manifest_of_another_format(copy):
     edit_manifest(copy, lambda m: m.update(format_version=99))
-    with pytest.raises(ArtifactError, match="format version 99; this IronGrad reads version 1"):
+    with pytest.raises(ArtifactError, match="format version 99; this IronGrad reads version 2"):
         Session(copy)
 
 
