@@ -30,7 +30,7 @@ verb, source, output = sys.argv[3], sys.argv[4], Path(sys.argv[6])
 output.mkdir(parents=True, exist_ok=True)
 if verb == "compile":
     script = Path(source.rpartition(":")[0])
-    (output / "step.llvm-cpu.vmfb").touch()
+    (output / "step.llvm-cpu-generic.vmfb").touch()
     (output / "manifest.json").touch()
     _write_depfile(Path(sys.argv[-1]), output, [script, script.with_name("network.py")])
 else:
