@@ -52,18 +52,18 @@ def test_the_same_iree_makes_the_same_artifact_without_the_compiled_file(copy, m
     assert files(copy) == files(mlp_artifact)
 
 
-def test_another_target_takes_the_place_of_the_one_of_its_name_and_trains_the_same(copy, mlp_artifact, batches):
+def test_another_target_is_added_beside_the_first_and_trains_the_same(copy, mlp_artifact, batches):
     (copy / "mine.txt").write_text("kept")
     (row,) = run(copy, "--target", "llvm-cpu:cpu=x86-64-v3")["targets"]
     assert not row["same"]
-    (target,) = read_manifest(copy).targets
+    _, target = read_manifest(copy).targets
     assert "--iree-llvmcpu-target-cpu=x86-64-v3" in target.flags
     assert target.asked == "llvm-cpu:cpu=x86-64-v3"
     assert target.certificate.worst <= 1
     unchanged = {"state.irpa", "golden.safetensors", "step.mlirbc"}
     assert all(files(copy)[n] == files(mlp_artifact)[n] for n in unchanged)
     assert (copy / "mine.txt").read_text() == "kept"
-    old, new = Session(mlp_artifact), Session(copy)
+    old, new = Session(mlp_artifact), Session(copy, target=target.name)
     for batch in batches[:3]:
         np.testing.assert_allclose(new.train_step(**batch), old.train_step(**batch), rtol=1e-4)
 
