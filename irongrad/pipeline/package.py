@@ -113,7 +113,7 @@ def package(
         write_golden(golden, staging / GOLDEN)
         # Everything is compared here; what the artifact keeps of it, for later, must be right as well.
         stored = read_golden(staging / GOLDEN)
-        manifest = _manifest(module, list(map(target_spec, compiled, asked)), staging)
+        manifest = _manifest(module, [target_spec(c, a) for c, a in zip(compiled, asked, strict=True)], staging)
         spellings = tuple(map(spelled, passes))
         manifest = replace(manifest, function=function, memory=memory, passes=spellings, route=route)
         write_manifest(manifest, staging)

@@ -165,7 +165,8 @@ def packaged(target: Target, directory: Path) -> Artifact:
     module = assemble(import_functions(graph, directory), describe_function(graph, ranges))
     compiled = compile_module(module, target, directory)
     function = FunctionSpec(flat.arguments, flat.result)
-    return package(module, [compiled], golden_of_function(flat, graph), directory / "artifact", function)
+    golden = golden_of_function(flat, graph)
+    return package(module, [compiled], golden, directory / "artifact", function, asked=[target.name])
 
 
 def test_another_subgroup_size_is_refused_when_it_is_loaded(vulkan, tmp_path):
