@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from irongrad.passes.base import Context, PassResult, value_of
 from irongrad.passes.dead_code import eliminate_dead_code
-from irongrad.passes.rewrite import call, replace, sort_topologically
+from irongrad.passes.rewrite import call, concatenated, replace, sort_topologically
 
 aten = torch.ops.aten
 
@@ -88,7 +88,7 @@ def _merge(group: Sequence[Node], shared: int) -> None:
     sizes = [value_of(n).shape[dim] for n in group]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     with graph.inserting_before(last):
-        joined = _joined([n.args[1 - shared] for n in group], dim, first)
+        joined = concatenated([n.args[1 - shared] for n in group], dim, first)
         operands = (first.args[0], joined) if shared == 0 else (joined, first.args[1])
         whole = call(graph, aten.mm.default, *operands, like=first)
         parts = [
@@ -97,14 +97,6 @@ def _merge(group: Sequence[Node], shared: int) -> None:
         ]
     for node, part in zip(group, parts, strict=True):
         replace(node, part)
-
-
-def _joined(parts: Sequence[object], dim: int, like: Node) -> Node:
-    nodes = [p for p in parts if isinstance(p, Node)]
-    if all(n.target is aten.permute.default for n in nodes):
-        inner = call(like.graph, aten.cat.default, [n.all_input_nodes[0] for n in nodes], 1 - dim, like=like)
-        return call(like.graph, aten.permute.default, inner, [1, 0], like=like)
-    return call(like.graph, aten.cat.default, nodes, dim, like=like)
 
 
 PASS = Horizontal

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from irongrad.passes.base import Context, PassResult, value_of
 from irongrad.passes.dead_code import eliminate_dead_code
-from irongrad.passes.rewrite import call, replace
+from irongrad.passes.rewrite import call, concatenated, replace
 
 aten = torch.ops.aten
 
@@ -109,22 +109,13 @@ def _join(node: Node, terms: list[Node], operator: torch._ops.OpOverload) -> Non
     graph = node.graph
     with graph.inserting_before(node):
         if operator is aten.mm.default:
-            left, right = (_joined([t.args[side] for t in terms], 1 - side, node) for side in (0, 1))
+            left, right = (concatenated([t.args[side] for t in terms], 1 - side, node) for side in (0, 1))
             result = call(graph, operator, left, right, like=node)
         else:
-            result = call(graph, operator, _joined([t.args[0] for t in terms], 0, node), [0], like=node)
+            result = call(graph, operator, concatenated([t.args[0] for t in terms], 0, node), [0], like=node)
         if value_of(result).shape != value_of(node).shape:
             result = call(graph, aten.view.default, result, list(value_of(node).shape), like=node)
     replace(node, result)
-
-
-def _joined(parts: list[object], dim: int, like: Node) -> Node:
-    """The concatenation of matrices; of transposed ones, the transpose of one along the first dimension."""
-    nodes = [p for p in parts if isinstance(p, Node)]
-    if dim == 1 and all(n.target is aten.permute.default for n in nodes):
-        inner = call(like.graph, aten.cat.default, [n.all_input_nodes[0] for n in nodes], 0, like=like)
-        return call(like.graph, aten.permute.default, inner, [1, 0], like=like)
-    return call(like.graph, aten.cat.default, nodes, dim, like=like)
 
 
 PASS = ProductSums

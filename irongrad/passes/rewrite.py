@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,6 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+
+aten = torch.ops.aten
 
 # A node that a pass makes is about the same user's line as the one it stands for.
 _KEPT = ("stack_trace", "from_node", "autograd_backward", "nn_module_stack", "source_fn_stack", "seq_nr")
@@ -72,6 +74,14 @@ def fake_mode_of(node: Node) -> FakeTensorMode:
         if isinstance(value := other.meta.get("val"), FakeTensor):
             return value.fake_mode
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def concatenated(parts: Sequence[Any], dim: int, like: Node) -> Node:
+    """The concatenation of matrices; of transposed ones, the transpose of that of their sources."""
+    if all(p.target is aten.permute.default for p in parts):
+        inner = call(like.graph, aten.cat.default, [p.all_input_nodes[0] for p in parts], 1 - dim, like=like)
+        return call(like.graph, aten.permute.default, inner, [1, 0], like=like)
+    return call(like.graph, aten.cat.default, list(parts), dim, like=like)
 
 
 def replace(node: Node, new: Node) -> None:

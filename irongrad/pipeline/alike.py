@@ -62,7 +62,7 @@ def copy_to_all(
         InternalError: an update that reads another gradient than that in `results`.
     """
     given = dict(zip(arguments, (n for n in graph.graph.nodes if n.op == "placeholder"), strict=True))
-    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
+    output = graph.graph.output_node()
     new = dict(zip(results, output.args[0], strict=True))
     traced = [n for n in graph.graph.nodes if n.op == "call_function"]
     own = {name: _own_values(name, initial) for name in alike}

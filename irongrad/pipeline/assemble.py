@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from io import BytesIO
 
 from iree.compiler import ir
 
@@ -18,6 +17,7 @@ from irongrad.pipeline.entries import entry_point
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.importer import ImportedStep
 from irongrad.pipeline.interface import Interface, chain_of
+from irongrad.pipeline.operations import bytecode_of
 from irongrad.pipeline.shared_cores import Cores, parts_of
 from irongrad.pipeline.storage import Storage, symbol, tensor_type
 from irongrad.runtime.errors import InternalError
@@ -63,13 +63,7 @@ def assemble(step: ImportedStep, interface: Interface) -> AssembledModule:
         _replace_declarations(module, functions)
         if not module.operation.verify():
             raise InternalError("the assembled module does not verify")
-        return AssembledModule(step.graph, interface, str(module), _bytecode(module))
-
-
-def _bytecode(module: ir.Module) -> bytes:
-    buffer = BytesIO()
-    module.operation.write_bytecode(buffer)
-    return buffer.getvalue()
+        return AssembledModule(step.graph, interface, str(module), bytecode_of(module))
 
 
 def _replace_declarations(module: ir.Module, functions: ir.Module) -> None:

@@ -10,9 +10,9 @@ of its own here.
 
 from __future__ import annotations
 
-from io import BytesIO
-
 from iree.compiler import ir
+
+from irongrad.pipeline.operations import bytecode_of
 
 
 def separate_branch_operands(bytecode: bytes) -> bytes:
@@ -24,9 +24,7 @@ def separate_branch_operands(bytecode: bytes) -> bytes:
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.parse(bytecode)
         module.operation.walk(_separate)
-        buffer = BytesIO()
-        module.operation.write_bytecode(buffer)
-        return buffer.getvalue()
+        return bytecode_of(module)
 
 
 def _separate(operation: ir.Operation) -> ir.WalkResult:

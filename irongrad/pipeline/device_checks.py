@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from io import BytesIO
 
 from iree.compiler import ir
 
+from irongrad.pipeline.operations import bytecode_of
 from irongrad.targets import Requirement
 
 
@@ -27,9 +27,7 @@ def check_device(bytecode: bytes, requirements: Sequence[Requirement]) -> bytes:
         first = module.body.operations[0]
         module.body.append(initializer)
         initializer.move_before(first)
-        buffer = BytesIO()
-        module.operation.write_bytecode(buffer)
-        return buffer.getvalue()
+        return bytecode_of(module)
 
 
 def _initializer(requirements: Sequence[Requirement]) -> Iterator[str]:

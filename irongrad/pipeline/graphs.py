@@ -137,7 +137,8 @@ class StepGraph:
 
     def in_bucket(self, name: str, bucket: Bucket) -> str:
         """The name of the function called `name` at the sizes of `bucket`; `name` itself where it has one form."""
-        return next((n for n in (specialised_name(name, bucket),) if n in self.functions), name)
+        specialised = specialised_name(name, bucket)
+        return specialised if specialised in self.functions else name
 
     @property
     def seed(self) -> int | None:

@@ -9,10 +9,11 @@ taken out of its `linalg.generic`, and what reads such a tensor to round it to f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import BytesIO
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith, func, tensor
+
+from irongrad.pipeline.operations import bytecode_of
 
 # The virtual machine of IREE 3.13.0 cannot round a float64 to float32, so this does, on the bits (IEEE 754, to nearest,
 # ties to even). Below float32's smallest normal number, 2**-126, the sum with 2**-97 leaves multiples of 2**-149.
@@ -77,9 +78,7 @@ def scalars_on_host(bytecode: bytes) -> bytes:
                 else:
                     _round_operands(operation)
                     _round_constants(operation)
-        buffer = BytesIO()
-        module.operation.write_bytecode(buffer)
-        return buffer.getvalue()
+        return bytecode_of(module)
 
 
 def _generics(module: ir.Module) -> list[ir.Operation]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 from iree.compiler import ir
 
 from irongrad.pipeline.diagnostics import toolchain_error
+from irongrad.pipeline.operations import bytecode_of
 from irongrad.runtime.errors import UnsupportedOpError
 
 _PASS = "--iree-input-conversion-demote-i64-to-i32"
@@ -53,7 +53,7 @@ def narrow_integers(bytecode: bytes) -> bytes:
             function.operation.erase()
         _move(_functions(wrappers), module, {n: n for n in wrapped})
         _move(_functions(narrow), module, {n: n + _NARROW if n in wrapped else n for n in kinds})
-        return _bytes(module)
+        return bytecode_of(module)
 
 
 def _check_static(kinds: dict[str, Any]) -> None:
@@ -69,12 +69,6 @@ def _functions(module: ir.Module) -> dict[str, Any]:
     """The functions of the step graph, by name."""
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
     return {f.name.value: f for f in functions if f.name.value.startswith(_PREFIX)}
-
-
-def _bytes(module: ir.Module) -> bytes:
-    buffer = BytesIO()
-    module.operation.write_bytecode(buffer)
-    return buffer.getvalue()
 
 
 def _move(functions: dict[str, Any], module: ir.Module, names: dict[str, str]) -> None:
@@ -98,7 +92,7 @@ def _graph_alone(bytecode: bytes) -> bytes:
     module.body.append(declaration)
     for constant in _constants(module):
         _fit(constant)
-    return _bytes(module)
+    return bytecode_of(module)
 
 
 def _constants(module: ir.Module) -> list[ir.Operation]:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import BytesIO
 from typing import Any
 
 from iree.compiler import ir
+
+
+def bytecode_of(module: ir.Module) -> bytes:
+    """A module as MLIR bytecode."""
+    buffer = BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
 
 
 def functions_of(module: ir.Module) -> list[Any]:

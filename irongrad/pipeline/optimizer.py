@@ -146,8 +146,7 @@ def _counted_update(joint: JointStep, update: Update, count: Value) -> Function:
     graph = retrace(run, [examples[a] for a in arguments])
     new = copy_to_all(graph, arguments, traced, update.alike, update.initial)
     results = [*_update_results(update), count]
-    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
-    output.args = ([new[r] for r in results],)
+    graph.graph.output_node().args = ([new[r] for r in results],)
     eliminate_dead_code(graph)
     graph.recompile()
     return Function(graph, tuple(arguments), tuple(results))
