@@ -214,6 +214,8 @@ def _slice(node: Node) -> tuple[Node, Order] | None:
     source, order = transposed
     dim = node.args[1] if len(node.args) > 1 else 0
     assert isinstance(dim, int)
+    if dim % len(order) == 0 and order[0] != 0:
+        return None  # these rows lie together in the transposed alone: steps of a sequence, say, all with one kernel
     return call(node.graph, aten.slice.Tensor, source, order[dim], *node.args[2:], like=node), order
 
 

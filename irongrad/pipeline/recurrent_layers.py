@@ -1,4 +1,4 @@
-"""nn.LSTM, nn.GRU and nn.RNN over long sequences, captured as one operator a layer and direction."""
+"""nn.LSTM, nn.GRU and nn.RNN, captured as one operator a layer and direction."""
 
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ from torch.nn.utils.rnn import PackedSequence
 from irongrad.decompositions.recurrent import recurrent
 from irongrad.runtime.errors import UnsupportedOpError
 
-# Both forms take as long to compile at 16 steps; an LSTM of 64 units then takes 0.8 ms a training step unrolled and
-# 1.9 ms as loops (llvm-cpu, two Zen 3 cores). Unrolled code grows with every further step.
-LONGEST_UNROLLED = 16
-
 
 @contextmanager
 def recurrent_layers() -> Iterator[None]:
-    """While open, recurrent layers over more than LONGEST_UNROLLED steps are captured as `irongrad::recurrent`.
+    """While open, recurrent layers are captured as `irongrad::recurrent`.
 
     Raises:
         UnsupportedOpError: one is called with a packed sequence.
@@ -50,16 +46,13 @@ def _layers(cell: str, plain: Callable[..., Any], data: Tensor, *arguments: Any)
     hidden, weights, biases, count, probability, training, bidirectional, batch_first = arguments
     x = data.transpose(0, 1) if batch_first else data
     drops = training and probability > 0 and count > 1
-    steps = x.shape[0]
-    short = isinstance(steps, int) and steps <= LONGEST_UNROLLED
-    if torch._C._functorch.peek_interpreter_stack() is not None or (short and not drops):
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return plain(data, *arguments)
-    layer = partial(_short, plain) if short else _long
     first = hidden if cell == "lstm" else (hidden,)
     last: list[Sequence[Tensor]] = []
     for number in range(count):
         states, own = [s.chunk(count)[number] for s in first], _part(weights, number, count)
-        x, *state = layer(cell, x, states, own, biases=biases, bidirectional=bidirectional)
+        x, *state = _layer(cell, x, states, own, biases=biases, bidirectional=bidirectional)
         last.append(state)
         if drops and number < count - 1:  # which PyTorch 2.13's own decomposition leaves out (`_rnn_helper`)
             x = dropout(x, probability)
@@ -72,26 +65,10 @@ def _part(weights: Sequence[Tensor], number: int, count: int) -> Sequence[Tensor
     return weights[number * size : (number + 1) * size]
 
 
-def _short(
-    plain: Callable[..., Any],
-    cell: str,
-    x: Tensor,
-    states: list[Tensor],
-    weights: Sequence[Tensor],
-    *,
-    biases: bool,
-    bidirectional: bool,
-) -> Sequence[Tensor]:
-    """One layer by PyTorch's own operator: the outputs and the last states."""
-    hidden = states if cell == "lstm" else states[0]
-    result: Sequence[Tensor] = plain(x, hidden, weights, biases, 1, 0.0, True, bidirectional, False)
-    return result
-
-
-def _long(
+def _layer(
     cell: str, x: Tensor, states: list[Tensor], weights: Sequence[Tensor], *, biases: bool, bidirectional: bool
 ) -> Sequence[Tensor]:
-    """One layer by ours: the outputs and the last states."""
+    """One layer: the outputs and the last states."""
     directions = 2 if bidirectional else 1
     results = [
         _direction(cell, x, [s[d] for s in states], _part(weights, d, directions), biases=biases, backwards=d == 1)

@@ -1,4 +1,4 @@
-"""Recurrent layers as scans, against ATen's, and over lengths that unrolling could not take."""
+"""Recurrent layers, unrolled and as scans, against ATen's, and over lengths that unrolling could not take."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import irongrad as ig
-from irongrad.decompositions.recurrent import recurrent
-from irongrad.pipeline.capture import export
-from irongrad.pipeline.recurrent_layers import LONGEST_UNROLLED, recurrent_layers
+from irongrad.decompositions.recurrent import LONGEST_UNROLLED, recurrent
+from irongrad.pipeline.recurrent_layers import recurrent_layers
+from irongrad.pipeline.retrace import retrace
 from irongrad.runtime.errors import UnsupportedOpError
 
-STEPS = LONGEST_UNROLLED + 2
+LENGTHS = {"unrolled": 3, "scan": LONGEST_UNROLLED + 2}
 
 LAYERS = [
     nn.LSTM(3, 5),
@@ -32,11 +33,12 @@ def leaves(result: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     return torch.utils._pytree.tree_leaves(result)
 
 
+@pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
-def test_values_and_gradients_equal_atens(layer):
+def test_values_and_gradients_equal_atens(layer, length):
     torch.manual_seed(0)
-    layer = layer.double()
-    x = torch.randn(STEPS, STEPS, 3, dtype=torch.float64, requires_grad=True)
+    layer, steps = layer.double(), LENGTHS[length]
+    x = torch.randn(steps, steps, 3, dtype=torch.float64, requires_grad=True)
     parameters = [x, *layer.parameters()]
     expected = leaves(layer(x))
     with recurrent_layers():
@@ -64,11 +66,13 @@ def test_gradcheck(cell, gates):
     )
 
 
-def test_short_sequences_are_left_as_they_are():
-    layer = nn.GRU(3, 5)
-    short = export(layer, (torch.randn(LONGEST_UNROLLED, 2, 3),)).graph_module.code
-    long = export(layer, (torch.randn(STEPS, 2, 3),)).graph_module.code
-    assert ("irongrad.recurrent" in short, "irongrad.recurrent" in long) == (False, True)
+@pytest.mark.parametrize(("length", "loops"), [("unrolled", False), ("scan", True)])
+def test_only_long_sequences_are_loops(length, loops):
+    def fn(x, h, w):
+        return recurrent("rnn_tanh", x, [h], [w])
+
+    graph = retrace(fn, [torch.randn(LENGTHS[length], 2, 3), torch.randn(2, 3), torch.randn(3, 3)], decompose=True)
+    assert any(isinstance(n.target, HigherOrderOperator) for n in graph.graph.nodes) == loops
 
 
 def test_packed_sequences_are_refused():

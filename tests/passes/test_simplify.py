@@ -177,6 +177,45 @@ def _elementwise(fn, dtypes=FLOATS, count=1):
     return lambda s: (fn, s.alike(count, dtypes=dtypes))
 
 
+def _row_of_a_stack(s):
+    dim, row = s.one_of(0, -1), s.one_of(0, 2, -1)
+    return lambda *parts: aten.select.int(aten.stack.default(list(parts), dim), dim, row), s.alike(3)
+
+
+def _joined(s):
+    """Parts that differ in the last dimension, and how long each is."""
+    sizes = s.one_of([1, 2, 3], [2, 2], [3, 1])
+    dtype = s.one_of(*NUMBERS)
+    return [s.tensor([2, size], (dtype,)) for size in sizes], sizes
+
+
+def _row_of_a_concatenation(s):
+    parts, sizes = _joined(s)
+    row = s.one_of(*range(-sum(sizes), sum(sizes)))
+    return lambda *parts: aten.select.int(aten.cat.default(list(parts), 1), 1, row), parts
+
+
+def _row_of_a_slice(s):
+    start, stop = s.one_of((0, 2), (1, 3), (-3, -1), (2, 2**63 - 1))
+    row = s.one_of(0, -1)
+    return lambda x: aten.select.int(aten.slice.Tensor(x, 0, start, stop), 0, row), [s.tensor([4, 2])]
+
+
+def _slice_of_a_part(s):
+    parts, sizes = _joined(s)
+    number = s.one_of(*range(len(sizes)))
+    start, stop = sum(sizes[:number]), sum(sizes[: number + 1])
+    low = s.one_of(*range(start, stop))
+    high = s.one_of(*range(low + 1, stop + 1))
+    return lambda *parts: aten.slice.Tensor(aten.cat.default(list(parts), 1), 1, low, high), parts
+
+
+def _split_of_joined(s):
+    parts, sizes = _joined(s)
+    number = s.one_of(*range(len(sizes)))
+    return lambda *parts: aten.split_with_sizes.default(aten.cat.default(list(parts), -1), sizes, -1)[number], parts
+
+
 PROOFS = {
     "copy": lambda s: (s.one_of(aten.clone.default, aten.alias.default, aten.detach.default), [s.tensor()]),
     "x * 1": lambda s: (s.one_of(lambda x: aten.mul.Tensor(x, 1), lambda x: aten.mul.Scalar(x, 1),
@@ -212,6 +251,12 @@ PROOFS = {
     "select from one": lambda s: (lambda x: aten.select.int(x, 1, s.one_of(0, -1)), [s.tensor([2, 1, 3])]),
     "stack of one": lambda s: (lambda x: aten.stack.default([x], s.one_of(0, -1)), [s.tensor()]),
     "rows in order": _rows,
+    "row of a stack": _row_of_a_stack,
+    "row of a concatenation": _row_of_a_concatenation,
+    "row of a slice": _row_of_a_slice,
+    "slice of a part": _slice_of_a_part,
+    "split where it was joined": _split_of_joined,
+    "concatenation of one": lambda s: (lambda x: aten.cat.default([x], s.one_of(0, -1)), [s.tensor(s.shape(1))]),
     "write rows in order": _written_rows,
     "batch of one product": _product,
 }  # fmt: skip
@@ -246,6 +291,15 @@ def test_every_rule_holds(rule, step_of):
 def test_every_proof_is_of_a_rule():
     assert [r.name for r in RULES] == list(dict.fromkeys(r.name for r in RULES))
     assert set(PROOFS) == {r.name for r in RULES}
+
+
+def test_what_lies_in_two_parts_stays(apply):
+    def fn(x, y):
+        whole = aten.cat.default([x, y], 0)
+        first, second = aten.split_with_sizes.default(whole, [3, 5], 0)
+        return aten.slice.Tensor(whole, 0, 3, 5), aten.slice.Tensor(whole, 0, 0, 3, 2), first, second
+
+    assert not apply(Simplify(), fn, torch.randn(4, 2), torch.randn(4, 2)).changed
 
 
 def test_a_wrong_rule_is_found(step_of, monkeypatch):

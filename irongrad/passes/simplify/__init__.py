@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from torch.fx import Graph, GraphModule, Node
 
 from irongrad.passes.base import Context, PassResult
-from irongrad.passes.simplify import arithmetic, views
+from irongrad.passes.simplify import arithmetic, parts, views
 from irongrad.passes.simplify.patterns import Rule, drop
 
-RULES: tuple[Rule, ...] = (*arithmetic.RULES, *views.RULES)
+RULES: tuple[Rule, ...] = (*arithmetic.RULES, *views.RULES, *parts.RULES)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._ops import OpOverload
@@ -29,6 +29,7 @@ aten = torch.ops.aten
 # Where a result lies in memory is nothing that a graph says.
 _WITHOUT_MEANING = frozenset({"memory_format", "layout", "device", "pin_memory", "non_blocking"})
 
+Operator: TypeAlias = OpOverload | Callable[[Any, Any], Any]  # the second is operator.getitem, of several results
 Bindings = dict[str, Any]
 
 
@@ -51,7 +52,7 @@ class Expression:
 class Family:
     """Operators that compute the same of the same arguments; an expression that is built uses the first."""
 
-    operators: tuple[OpOverload, ...]
+    operators: tuple[Operator, ...]
     commutative: bool = False
 
     def __call__(self, *arguments: Any) -> Expression:
@@ -59,7 +60,7 @@ class Family:
         return Expression(self, arguments)
 
 
-def family(*operators: OpOverload, commutative: bool = False) -> Family:
+def family(*operators: Operator, commutative: bool = False) -> Family:
     """The family of `operators`."""
     return Family(operators, commutative)
 
@@ -142,7 +143,8 @@ def _match_all(patterns: Iterable[Any], values: Iterable[Any], bound: Bindings) 
 
 def arguments_of(node: Node) -> tuple[Any, ...] | None:
     """All positional arguments of `node`, defaults too; None where another one says something but its default."""
-    assert isinstance(node.target, OpOverload)
+    if not isinstance(node.target, OpOverload):
+        return tuple(node.args)
     positional, named = _parameters(node.target)
     if any(node.kwargs.get(name, default) != default for name, default in named):
         return None
