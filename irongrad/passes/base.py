@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
@@ -59,6 +60,18 @@ class Pass(Protocol):
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Rewrite `graph`, and say what was done."""
         ...
+
+
+class Lowering(ABC):
+    """What a pass is besides, for whose sake capture keeps operators whole that the importer does not take.
+
+    A pipeline without that pass begins with `lower_plainly`.
+    """
+
+    @staticmethod
+    @abstractmethod
+    def lower_plainly(graph: GraphModule) -> None:
+        """Write those operators in a form that the importer takes."""
 
 
 def value_of(node: torch.fx.Node) -> torch.Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch.fx import GraphModule
 
 from irongrad.passes.base import Context, Pass, PassResult
-from irongrad.passes.convolutions import Convolutions, write_plainly
+from irongrad.passes.registry import lowerings_left_out
 from irongrad.passes.rewrite import bodies
 from irongrad.passes.verifier import InvalidGraphError, snapshot, verify
 from irongrad.pipeline.graphs import Function, StepGraph
@@ -60,10 +60,10 @@ def run_passes(
         InternalError: a pass failed or left a graph that is not well formed; names it and those before it.
     """
     functions = {n: replace(f, graph=copy.deepcopy(f.graph)) for n, f in graph.functions.items()}
-    if not any(p.name == Convolutions.name for p in passes):
+    for lowering in lowerings_left_out(passes):
         for function in functions.values():
             for module in _all_graphs(function.graph):
-                write_plainly(module)
+                lowering.lower_plainly(module)
     for number, item in enumerate(passes):
         for name, function in functions.items():
             context = Context(name, function.arguments, function.results, tuple(targets))

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch.fx import GraphModule, Node
 
-from irongrad.passes.base import Context, PassResult
+from irongrad.passes.base import Context, Lowering, PassResult
 from irongrad.passes.convolutions.forms import Form, forms_of
 from irongrad.passes.convolutions.problem import Problem
 from irongrad.passes.convolutions.recognise import Task, tasks_of
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Convolutions:
+class Convolutions(Lowering):
     """Write convolutions, and the gradients of their inputs and weights, in the form that is fastest.
 
     Before:
@@ -70,12 +70,12 @@ class Convolutions:
         allowed = [f for f in forms if self.winograd or f.name != "winograd"] or forms_of(problem)[:1]
         return min(allowed, key=lambda form: form.cost(problem))
 
-
-def write_plainly(graph: GraphModule) -> None:
-    """Write the backwards of convolutions in their plain form, which the importer takes."""
-    for node in graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        for task in tasks_of(node):
-            write(node, task, forms_of(task.problem)[0])
+    @staticmethod
+    def lower_plainly(graph: GraphModule) -> None:
+        """Write the backwards of convolutions in their plain form, which the importer takes."""
+        for node in graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+            for task in tasks_of(node):
+                write(node, task, forms_of(task.problem)[0])
 
 
 def write(node: Node, task: Task, form: Form) -> None:
