@@ -125,9 +125,7 @@ def _measured(
     module = ireert.VmModule.copy_buffer(instance, compiled.vmfb)
     context_ = ireert.VmContext(instance, modules=[ireert.create_hal_module(instance, device), module])
     values = [to_device(device, to_numpy(_filled(o))) for o in operands]
-    calls = {
-        name: _call(context_, module.lookup_function(f"graph.{i}"), values) for i, name in enumerate(candidates)
-    }
+    calls = {name: _call(context_, module.lookup_function(f"graph.{i}"), values) for i, name in enumerate(candidates)}
     return _fastest(calls)
 
 

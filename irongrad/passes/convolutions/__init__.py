@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch.fx import GraphModule, Node
 
-from irongrad.passes.base import Context, Lowering, PassResult
+from irongrad.passes.base import Context, Lowering, PassResult, Timer
+from irongrad.passes.convolutions.choice import Costs, choices_of, fastest, measured
 from irongrad.passes.convolutions.forms import Form, forms_of
 from irongrad.passes.convolutions.problem import Problem
 from irongrad.passes.convolutions.recognise import Task, tasks_of
@@ -31,10 +31,10 @@ class Convolutions(Lowering):
 
     `convolutions/forms.py` lists the forms: `winograd` for 3x3 kernels with stride 1; products of matrices with what
     the places of a kernel meet, which are gathered before the product (`gathered`, `by-place`) or added up after it
-    (`scattered`); `depthwise`, elementwise code; and `direct`, as IREE lowers it. The one that costs least by
-    `convolutions/costs.py` is taken. All but `direct` are channels-last inside: the pass `layout` takes the
-    transposes between them away. Transposed convolutions, and those of three dimensions, are convolutions of two by
-    then.
+    (`scattered`); `depthwise`, elementwise code; and `direct`, as IREE lowers it. The one that costs least is taken, by
+    `convolutions/costs.py`, or by measurement on the target (`--tune`). All but `direct` are channels-last inside: the
+    pass `layout` takes the transposes between them away. Transposed convolutions, and those of three dimensions, are
+    convolutions of two by then.
 
     Left alone: one dimension, and numbers of less than 32 bits, as Winograd's sums need more of them.
 
@@ -51,24 +51,20 @@ class Convolutions(Lowering):
         stats: dict[str, int] = {}
         changed = False
         tasks = [(node, task) for node in graph.graph.nodes for task in tasks_of(node)]
-        forms = self._fastest([task.problem for _, task in tasks])
+        costs = {task.problem: self._costs(task, context.timer) for _, task in tasks}
+        forms = fastest(costs, [task.problem for _, task in tasks])
         for node, task in tasks:
             form = forms[task.problem]
             stats[form.name] = stats.get(form.name, 0) + 1
             if task.result is not None or form.name != "direct":
                 write(node, task, form)
                 changed = True
-        return PassResult(changed, stats)
+        return PassResult(changed, stats, choices_of(costs, forms) if context.timer else ())
 
-    def _fastest(self, tasks: Sequence[Problem]) -> dict[Problem, Form]:
-        """The fastest form of each problem, if all images have their channels last, or else all have them first."""
-        last = {p: self._fastest_of(p, forms_of(p)[1:]) for p in tasks}
-        first = {p: self._fastest_of(p, forms_of(p)[:1]) for p in tasks}
-        return min(last, first, key=lambda forms: sum(forms[p].cost(p) for p in tasks))
-
-    def _fastest_of(self, problem: Problem, forms: Sequence[Form]) -> Form:
-        allowed = [f for f in forms if self.winograd or f.name != "winograd"] or forms_of(problem)[:1]
-        return min(allowed, key=lambda form: form.cost(problem))
+    def _costs(self, task: Task, timer: Timer | None) -> Costs:
+        """What each form of a task costs, by measurement where there is a timer."""
+        forms = [f for f in forms_of(task.problem) if self.winograd or f.name != "winograd"]
+        return measured(task, forms, timer) if timer else {f: f.cost(task.problem) for f in forms}
 
     @staticmethod
     def lower_plainly(graph: GraphModule) -> None:

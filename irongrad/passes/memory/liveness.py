@@ -17,7 +17,6 @@ import torch
 from torch.fx import Graph, Node
 
 from irongrad.passes.memory.fusion import (
-    CONTRACTIONS,
     Kernels,
     bytes_of,
     is_constant,
@@ -25,6 +24,7 @@ from irongrad.passes.memory.fusion import (
     readers,
     source,
 )
+from irongrad.passes.memory.written import CONTRACTIONS
 
 aten = torch.ops.aten
 
