@@ -149,6 +149,14 @@ def test_transposed_convolutions_take_part(apply):
     assert done.stats == {"scattered": 1}
 
 
+def test_a_convolution_may_read_another(apply):
+    def chain(x, w):
+        return F.conv2d(F.conv2d(x, w, padding=1), w, padding=1)
+
+    done = apply(Convolutions(), chain, torch.randn(8, 64, 16, 16), torch.randn(64, 64, 3, 3))
+    assert done.stats == {"winograd": 2}
+
+
 def test_three_dimensions_take_part(apply):
     done = apply(
         Convolutions(),

@@ -50,15 +50,19 @@ class Convolutions(Lowering):
         """Run the pass on one graph."""
         stats: dict[str, int] = {}
         changed = False
-        tasks = [(node, task) for node in graph.graph.nodes for task in tasks_of(node)]
-        costs = {task.problem: self._costs(task, context.timer) for _, task in tasks}
-        forms = fastest(costs, [task.problem for _, task in tasks])
-        for node, task in tasks:
-            form = forms[task.problem]
-            stats[form.name] = stats.get(form.name, 0) + 1
-            if task.result is not None or form.name != "direct":
-                write(node, task, form)
-                changed = True
+        tasks = [task for node in graph.graph.nodes for task in tasks_of(node)]
+        costs: dict[Problem, Costs] = {}
+        for task in tasks:
+            if task.problem not in costs:
+                costs[task.problem] = self._costs(task, context.timer)
+        forms = fastest(costs, [task.problem for task in tasks])
+        for node in list(graph.graph.nodes):
+            for task in tasks_of(node):  # whose operands are what was written for the nodes before
+                form = forms[task.problem]
+                stats[form.name] = stats.get(form.name, 0) + 1
+                if task.result is not None or form.name != "direct":
+                    write(node, task, form)
+                    changed = True
         return PassResult(changed, stats, choices_of(costs, forms) if context.timer else ())
 
     def _costs(self, task: Task, timer: Timer | None) -> Costs:
