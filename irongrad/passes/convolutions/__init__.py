@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch.fx import GraphModule, Node
 
-from irongrad.passes.base import Context, Lowering, PassResult, Timer
+from irongrad.passes.base import Context, Lowering, PassResult, Timer, value_of
 from irongrad.passes.convolutions.choice import Costs, choices_of, fastest, measured
 from irongrad.passes.convolutions.forms import Form, forms_of
 from irongrad.passes.convolutions.problem import Problem
@@ -33,10 +33,10 @@ class Convolutions(Lowering):
     the places of a kernel meet, which are gathered before the product (`gathered`, `by-place`) or added up after it
     (`scattered`); `depthwise`, elementwise code; and `direct`, as IREE lowers it. The one that costs least is taken, by
     `convolutions/costs.py`, or by measurement on the target (`--tune`). All but `direct` are channels-last inside: the
-    pass `layout` takes the transposes between them away. Transposed convolutions, and those of three dimensions, are
-    convolutions of two by then.
+    pass `layout` takes the transposes between them away. One dimension is two, the first of size one. Transposed
+    convolutions, and those of three dimensions, are convolutions of two by then.
 
-    Left alone: one dimension, and numbers of less than 32 bits, as Winograd's sums need more of them.
+    Left alone: numbers of less than 32 bits, as Winograd's sums need more of them.
 
     Attributes:
         winograd: whether that form may be chosen.
@@ -83,7 +83,8 @@ def write(node: Node, task: Task, form: Form) -> None:
     result = inline(_Written(form, task.problem), task.operands, node)
     if task.bias is not None:
         with node.graph.inserting_before(node):
-            bias = call(node.graph, aten.view.default, task.bias, [-1, 1, 1], like=node)
+            spatial = [1] * (value_of(result).ndim - 2)
+            bias = call(node.graph, aten.view.default, task.bias, [-1, *spatial], like=node)
             result = call(node.graph, aten.add.Tensor, result, bias, like=node)
     if task.result is None:
         replace(node, result)
@@ -96,12 +97,14 @@ def write(node: Node, task: Task, form: Form) -> None:
 
 @dataclass(frozen=True)
 class _Written:
-    """A form as a function of tensors; equal for equal problems."""
+    """A form as a function of tensors; equal for equal problems. One dimension is two, of which one is of size one."""
 
     form: Form
     problem: Problem
 
     def __call__(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        if first.ndim == 3:
+            return self.form.build(first.unsqueeze(2), second.unsqueeze(2), self.problem).squeeze(2)
         return self.form.build(first, second, self.problem)
 
 
