@@ -24,7 +24,7 @@ from irongrad.passes.memory.fusion import (
     readers,
     source,
 )
-from irongrad.passes.memory.written import CONTRACTIONS
+from irongrad.passes.memory.written import CONTRACTIONS, JOINS
 
 aten = torch.ops.aten
 
@@ -136,10 +136,15 @@ def _packed_operands(graph: Graph, grouping: Kernels) -> list[Lifetime]:
         if node.target in CONTRACTIONS:
             time = grouping.runs_at(node)
             for operand in [*node.all_input_nodes[-2:], *beside[node]]:
-                start = min(time, max(before, grouping.runs_at(source(operand))))
+                start = min(time, max(before, _there(source(operand), grouping)))
                 found.append(Lifetime(operand, _aligned(bytes_of(operand)), start, time))
             before = time
     return found
+
+
+def _there(value: Node, grouping: Kernels) -> int:
+    """When a value can be read: a concatenation is written part by part, which are all gone by then."""
+    return grouping.runs_at(value) + (value.target in JOINS)
 
 
 def _read_beside(grouping: Kernels) -> dict[Node, dict[Node, None]]:

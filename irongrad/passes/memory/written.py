@@ -37,7 +37,7 @@ _RESHAPES: frozenset[Any] = frozenset(
 )
 _CUTS: frozenset[Any] = frozenset({aten.select.int, aten.slice.Tensor})
 _TRANSPOSES: frozenset[Any] = frozenset({aten.permute.default, aten.t.default, aten.transpose.int})
-_JOINS: frozenset[Any] = frozenset({aten.cat.default, aten.stack.default})
+JOINS: frozenset[Any] = frozenset({aten.cat.default, aten.stack.default})
 
 VIEWS = _RESHAPES | _CUTS | _TRANSPOSES
 
@@ -48,10 +48,10 @@ def is_written_out(node: Node) -> bool:
     """Whether the view `node` has memory of its own."""
     if node.target in _TRANSPOSES and _moves(node):
         readers = list(_readers(node))
-        joined = _behind(node.all_input_nodes[0]).target in _JOINS
-        return any(r.target in _CUTS | _JOINS or (joined and r.op == "output") for r in readers)
+        joined = _behind(node.all_input_nodes[0]).target in JOINS
+        return any(r.target in _CUTS | JOINS or (joined and r.op == "output") for r in readers)
     if node.target in _CUTS and not _is_run(node):
-        return any(r.target in CONTRACTIONS | _JOINS for r in _readers(node))
+        return any(r.target in CONTRACTIONS | JOINS for r in _readers(node))
     return False
 
 
