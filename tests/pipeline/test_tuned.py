@@ -17,7 +17,7 @@ import irongrad as ig
 
 def make_step():
     torch.manual_seed(0)
-    body = [nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.ReLU()]
+    body = [nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()]
     model = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
     inputs = {"x": torch.randn(8, 16, 16, 16), "y": torch.randint(0, 10, (8,))}
     return ig.TrainStep(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), inputs)
