@@ -41,7 +41,7 @@ _NAMESPACES = ("aten", "prims", "prim", "higher_order")
 # also those that are yet to come, are described as they are.
 _DESCRIBED_APART = frozenset(
     {"model", "loss", "optimizer", "inputs", "loss_scale", "targets", "passes"}
-    | {"output", "dump_dir", "stop_after", "cache", "on_stage"}
+    | {"output", "dump_dir", "stop_after", "cache", "on_stage", "on_measuring"}
 )
 # In Linux's /proc/cpuinfo: what the processor is, not what it is doing.
 _CPU = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "CPU variant", "Features", "isa")

@@ -41,6 +41,7 @@ Example:
 @click.option(
     "--max-memory", default="", metavar="SIZE", help="Have a step fit, say into 512MiB, or 50% of its memory."
 )
+@click.option("--tune", is_flag=True, help="Choose the forms of convolutions by measurement on this machine.")
 @click.option("--pass-report", is_flag=True, help="Show what every pass did, and how long it took.")
 @click.option("--route", default="linalg", show_default=True, help="To linalg directly, or over stablehlo.")
 @click.option("--entry-point", "entry_points", multiple=True, help="Include only these entry points; repeatable.")
@@ -58,6 +59,7 @@ def command(
     passes: str | None,
     disable_passes: tuple[str, ...],
     max_memory: str,
+    tune: bool,
     pass_report: bool,
     route: str,
     entry_points: tuple[str, ...],
@@ -74,9 +76,12 @@ def command(
     """
     from irongrad.pipeline.driver import STAGES, build, make_options
 
+    status = console.status("")
+
     @contextmanager
     def show(stage: str) -> Iterator[None]:
-        with console.status(f"{stage} ({STAGES.index(stage) + 1}/{len(STAGES)})"):
+        status.update(f"{stage} ({STAGES.index(stage) + 1}/{len(STAGES)})")
+        with status:
             yield
 
     options = make_options(
@@ -86,12 +91,14 @@ def command(
         passes=passes,
         disable_passes=disable_passes,
         max_memory=max_memory,
+        tune=tune,
         route=route,
         entry_points=entry_points or None,
         dump_dir=dump_dir,
         stop_after=stop_after,
         cache=cache,
         on_stage=None if as_json else show,
+        on_measuring=lambda what: status.update(f"measuring {what}"),
     )
     before = dict(sys.modules)
     step = load_step(source, precision)
@@ -103,6 +110,7 @@ def command(
         return
     if pass_report:
         _print_passes(made.passes)
+    _print_choices(made.passes)
     _print(made)
 
 
@@ -187,6 +195,18 @@ def _print_passes(records: Sequence[PassRecord]) -> None:
             counts = ", ".join(f"{name} {count}" for name, count in record.stats.items())
             milliseconds = f"{record.seconds * 1000:.0f}"
             table.add_row(record.name, record.function, f"{before} to {after}", counts, milliseconds)
+    console.print(table)
+
+
+def _print_choices(records: Sequence[PassRecord]) -> None:
+    """What was chosen by measurement; functions that have the same to compute have it once."""
+    choices = {choice.what: choice for record in records for choice in record.choices}
+    if not choices:
+        return
+    table = Table("what", "chosen", "ms", box=None)
+    for choice in choices.values():
+        times = sorted(choice.seconds.items(), key=lambda item: item[1])
+        table.add_row(choice.what, choice.chosen, ", ".join(f"{name} {1e3 * value:.3g}" for name, value in times))
     console.print(table)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -10,6 +11,31 @@ import torch
 from torch.fx import GraphModule
 
 from irongrad.pipeline.graphs import Value
+
+
+class Timer(Protocol):
+    """Measures how long functions take where a graph will run."""
+
+    def __call__(
+        self, what: str, candidates: Mapping[str, Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor]
+    ) -> Mapping[str, float]:
+        """Seconds that each of `candidates`, functions of tensors like `operands`, takes; `what` they all compute."""
+        ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a pass chose by measurement.
+
+    Attributes:
+        what: what there was to compute.
+        chosen: the name of what was taken.
+        seconds: how long each of those took that it was chosen from, by name.
+    """
+
+    what: str
+    chosen: str
+    seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -23,12 +49,14 @@ class Context:
         results: what its outputs stand for. Empty inside the body of control flow.
         targets: the backends that the graph will be compiled for, such as `llvm-cpu`. A rewrite that is right or
             good on some targets only is made if it is on all of these.
+        timer: measures on the targets, where it was asked for; a pass that has a choice makes it by that then.
     """
 
     function: str
     arguments: tuple[Value, ...] = ()
     results: tuple[Value, ...] = ()
     targets: tuple[str, ...] = ("llvm-cpu",)
+    timer: Timer | None = None
 
 
 @dataclass(frozen=True)
@@ -38,10 +66,12 @@ class PassResult:
     Attributes:
         changed: whether it changed the graph.
         stats: counts worth showing, by name, such as `{"merged": 12}`.
+        choices: what it chose by measurement.
     """
 
     changed: bool
     stats: Mapping[str, int] = field(default_factory=dict)
+    choices: tuple[Choice, ...] = ()
 
 
 class Pass(Protocol):
@@ -59,6 +89,18 @@ class Pass(Protocol):
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Rewrite `graph`, and say what was done."""
         ...
+
+
+class Lowering(ABC):
+    """What a pass is besides, for whose sake capture keeps operators whole that the importer does not take.
+
+    A pipeline without that pass begins with `lower_plainly`.
+    """
+
+    @staticmethod
+    @abstractmethod
+    def lower_plainly(graph: GraphModule) -> None:
+        """Write those operators in a form that the importer takes."""
 
 
 def value_of(node: torch.fx.Node) -> torch.Tensor:

@@ -228,7 +228,8 @@ def _pad(node: Node) -> tuple[Node, Order] | None:
     assert isinstance(given, (list, tuple))
     pairs = [tuple(given[i : i + 2]) for i in range(0, len(given), 2)][::-1]
     of_dim = dict(zip(order[len(order) - len(pairs) :], pairs, strict=True))
-    pads = [p for d in reversed(range(len(order))) for p in of_dim.get(d, (0, 0))]
+    first = min((d for d, pair in of_dim.items() if any(pair)), default=0)  # so that equal pads are equal nodes
+    pads = [p for d in reversed(range(first, len(order))) for p in of_dim.get(d, (0, 0))]
     return call(node.graph, aten.constant_pad_nd.default, source, pads, *node.args[2:], like=node), order
 
 

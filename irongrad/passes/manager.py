@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
 
-from irongrad.passes.base import Context, Pass, PassResult
-from irongrad.passes.convolutions import Convolutions, write_plainly
+from irongrad.passes.base import Choice, Context, Pass, PassResult, Timer
+from irongrad.passes.registry import lowerings_left_out
 from irongrad.passes.rewrite import bodies
 from irongrad.passes.verifier import InvalidGraphError, snapshot, verify
 from irongrad.pipeline.graphs import Function, StepGraph
@@ -28,6 +28,7 @@ class PassRecord:
         nodes: the number of nodes before and after, bodies of control flow included.
         changed: whether it changed anything.
         stats: its own counts.
+        choices: what it chose by measurement.
     """
 
     name: str
@@ -36,6 +37,7 @@ class PassRecord:
     nodes: tuple[int, int]
     changed: bool
     stats: Mapping[str, int]
+    choices: tuple[Choice, ...] = ()
 
 
 # Told a pass's position, its record, and the function as it is then.
@@ -47,6 +49,7 @@ def run_passes(
     passes: Sequence[Pass],
     targets: Sequence[str] = ("llvm-cpu",),
     on_pass: Observer = lambda number, record, function: None,
+    timer: Timer | None = None,
 ) -> StepGraph:
     """Run `passes` in order on every function of `graph`; the graph that is given stays as it is.
 
@@ -55,18 +58,19 @@ def run_passes(
         passes: what to run.
         targets: what it will be compiled for.
         on_pass: called after each pass on each function.
+        timer: measures on the targets, for passes to choose by; None where they choose by tables of costs.
 
     Raises:
         InternalError: a pass failed or left a graph that is not well formed; names it and those before it.
     """
     functions = {n: replace(f, graph=copy.deepcopy(f.graph)) for n, f in graph.functions.items()}
-    if not any(p.name == Convolutions.name for p in passes):
+    for lowering in lowerings_left_out(passes):
         for function in functions.values():
             for module in _all_graphs(function.graph):
-                write_plainly(module)
+                lowering.lower_plainly(module)
     for number, item in enumerate(passes):
         for name, function in functions.items():
-            context = Context(name, function.arguments, function.results, tuple(targets))
+            context = Context(name, function.arguments, function.results, tuple(targets), timer)
             record = _run(item, function.graph, context, before=[p.name for p in passes[:number]])
             on_pass(number, record, function)
     for function in functions.values():
@@ -95,7 +99,8 @@ def _run(item: Pass, graph: GraphModule, context: Context, before: Sequence[str]
     for result in results:
         stats |= {k: stats.get(k, 0) + v for k, v in result.stats.items()}
     changed = any(r.changed for r in results)
-    return PassRecord(item.name, context.function, seconds, (nodes, _count(graph)), changed, stats)
+    choices = tuple(choice for result in results for choice in result.choices)
+    return PassRecord(item.name, context.function, seconds, (nodes, _count(graph)), changed, stats, choices)
 
 
 def _failure(item: Pass, context: Context, before: Sequence[str], error: Exception) -> InternalError:

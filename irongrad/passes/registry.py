@@ -8,7 +8,7 @@ its class (https://packaging.python.org/en/latest/specifications/entry-points/).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 
 import msgspec
 
-from irongrad.passes.base import Pass
+from irongrad.passes.base import Lowering, Pass
 from irongrad.runtime.errors import UserError
 
 GROUP = "irongrad.passes"
@@ -123,3 +123,11 @@ def without(passes: Sequence[Pass], disabled: Sequence[str]) -> tuple[Pass, ...]
     for name in disabled:
         known_pass(name)
     return tuple(p for p in passes if p.name not in disabled)
+
+
+def lowerings_left_out(passes: Sequence[Pass]) -> Iterator[type[Lowering]]:
+    """The passes that graphs are captured for and that `passes` lacks."""
+    present = {p.name for p in passes}
+    for kind in registered().values():
+        if kind.name not in present and issubclass(kind, Lowering):
+            yield kind

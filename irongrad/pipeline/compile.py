@@ -21,11 +21,13 @@ from irongrad.pipeline.traffic import traffic_of
 from irongrad.pipeline.transients import transients_of
 from irongrad.runtime.errors import ToolchainError
 from irongrad.targets import Target
+from irongrad.targets.llvm_cpu import LARGEST_STACK, STACK
 
 # Hyperparameters are float64 scalars of the VM, and their arithmetic stays in float64.
 COMMON_FLAGS = ("--iree-input-demote-f64-to-f32=false", "--iree-vm-target-extension-f64")
 
 DATA_TILING = "--iree-opt-data-tiling"
+_STACK_LIMIT = "exceeded stack allocation limit"
 
 _PROBE = """
 func.func @probe(%x: tensor<4xf32>) -> tensor<4xf32> {
@@ -66,11 +68,12 @@ def compile_module(module: PortableModule, target: Target, scratch: Path) -> Com
     source.write_bytes(retarget(module, target))
     flags = (*COMMON_FLAGS, *target.flags)
     compile_ = _compile_with_branches if "scf." in module.text else _compile_directly
-    try:
-        compile_(flags, source, output)
-    except _CompilerCrashError:
-        flags = _without_data_tiling(flags)
-        compile_(flags, source, output)
+    while True:
+        try:
+            compile_(flags, source, output)
+            break
+        except _RefusedError as error:
+            flags = error.remedied(flags)
     architecture, features = _cpu_of(flags)
     transients = transients_of(_phase(source, "stream").read_bytes())
     statistics = read_statistics(
@@ -79,17 +82,37 @@ def compile_module(module: PortableModule, target: Target, scratch: Path) -> Com
     return CompiledModule(target, flags, output.read_bytes(), architecture, features, statistics)
 
 
-class _CompilerCrashError(ToolchainError):
-    """iree-compile ended by a signal with data tiling.
+class _RefusedError(ToolchainError):
+    """iree-compile failed, and may not with another flag; the manifest says which were used in the end.
 
-    IREE 3.13.0 does on a product of matrices to which something made of indices is added and that is then transposed:
-    `(x @ x.mT + torch.eye(n)).mT`. Such a module is compiled again without it: slower code, and its flags in the
-    manifest say so. tests/pipeline/test_toolchain.py tells when that is gone.
+    Attributes:
+        flag: the flag.
+        remedy: what may serve in its place, if anything.
     """
 
+    def __init__(self, message: str, flag: str, remedy: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.flag = flag
+        self.remedy = remedy
 
-def _without_data_tiling(flags: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f for f in flags if f != DATA_TILING)
+    def remedied(self, flags: Sequence[str]) -> tuple[str, ...]:
+        """`flags` with the remedy."""
+        return tuple(new for old in flags for new in (self.remedy if old == self.flag else (old,)))
+
+
+def _check_remedies(flags: Sequence[str], result: subprocess.CompletedProcess[str]) -> None:
+    """Refuse a failure that other flags may help against.
+
+    IREE 3.13.0 ends by a signal with data tiling on a product of matrices to which something made of indices is added
+    and that is then transposed: `(x @ x.mT + torch.eye(n)).mT`. Without it the code is slower. And it refuses a
+    dispatch whose own tile sizes ask for more stack than a limit. tests/pipeline/test_toolchain.py tells when either is
+    gone.
+    """
+    failure = f"iree-compile failed with status {result.returncode}"
+    if result.returncode < 0 and DATA_TILING in flags:
+        raise _RefusedError(failure, DATA_TILING, ())
+    if result.returncode > 0 and _STACK_LIMIT in result.stderr and STACK in flags:
+        raise _RefusedError(failure, STACK, (LARGEST_STACK,))
 
 
 def _compile_with_branches(flags: Sequence[str], source: Path, output: Path) -> None:
@@ -121,8 +144,7 @@ def _phase(source: Path, name: str) -> Path:
 
 def _compile(flags: Sequence[str], source: Path, output: Path) -> None:
     result = _iree_compile([*flags, str(source), "-o", str(output)])
-    if result.returncode < 0 and DATA_TILING in flags:
-        raise _CompilerCrashError(f"iree-compile crashed with signal {-result.returncode}")
+    _check_remedies(flags, result)
     if result.returncode != 0:
         raise toolchain_error("iree-compile", result, source)
 

@@ -35,6 +35,7 @@ from irongrad.pipeline.packing import pack_state
 from irongrad.pipeline.ranges import Range, step_ranges
 from irongrad.pipeline.routes import ROUTES
 from irongrad.pipeline.statistics import Statistics
+from irongrad.pipeline.timing import Stopwatch
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.manifest import MemorySpec
@@ -68,6 +69,7 @@ class Options:
         asked: what the user called each of them.
         passes: what to run on the step graph, in order.
         max_memory: the budget of the intermediate values, such as `512MiB` or `50%`; empty for no limit.
+        tune: whether passes that have a choice make it by measurement on the targets.
         route: from PyTorch's operators to linalg: `linalg` directly, or over `stablehlo`.
         entry_points: which entry points to include; None for all. Fewer compile faster, and without `grad_step` no
             memory is set aside for accumulated gradients.
@@ -75,6 +77,7 @@ class Options:
         stop_after: the last stage to run, a name in `STAGES`; None for all.
         cache: where to look for what was compiled before, and to keep what is compiled; None for nowhere.
         on_stage: called with a stage's name, returns a context manager that is open while it runs.
+        on_measuring: called with what is about to be measured.
     """
 
     output: Path
@@ -82,12 +85,14 @@ class Options:
     asked: tuple[str, ...]
     passes: tuple[Pass, ...]
     max_memory: str = ""
+    tune: bool = False
     route: str = "linalg"
     entry_points: tuple[str, ...] | None = None
     dump_dir: Path | None = None
     stop_after: str | None = None
     cache: Store | None = None
     on_stage: Callable[[str], AbstractContextManager[object]] = field(default=lambda name: nullcontext())
+    on_measuring: Callable[[str], None] = field(default=lambda what: None)
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,8 @@ def build(step: TrainStep, options: Options) -> Build:
                 others = [golden_of(c, graph, 1) for c in in_other_buckets(captured, graph)]
                 compiled: list[CompiledModule] = stage("compile", compiling.result)
             statistics |= {c.target.name: c.statistics for c in compiled}
-            about = (None, memory, options.asked, options.passes, options.route, others)
+            choices = tuple(choice for record in records for choice in record.choices)
+            about = (None, memory, options.asked, options.passes, options.route, others, choices)
             artifact = stage("package", package, module, compiled, golden, options.output, *about)
             if place is not None:
                 place.keep(artifact, BuildRecord(tuple(records), statistics, artifact.reports))
@@ -185,7 +191,8 @@ def _optimised(graph: StepGraph, options: Options, records: list[PassRecord]) ->
         if options.dump_dir is not None and record.changed:
             dump_pass(options.dump_dir / f"{STAGES.index('passes') + 1:02d}_passes", number + 1, record, function)
 
-    return pack_state(run_passes(graph, options.passes, [t.backend for t in options.targets], keep))
+    timer = Stopwatch(options.targets, options.cache, options.on_measuring) if options.tune else None
+    return pack_state(run_passes(graph, options.passes, [t.backend for t in options.targets], keep, timer))
 
 
 def _compile_all(module: AssembledModule, options: Options, scratch: Path) -> list[CompiledModule]:
@@ -201,6 +208,7 @@ def compile(
     passes: str | None = None,
     disable_passes: Sequence[str] = (),
     max_memory: str = "",
+    tune: bool = False,
     route: str = "linalg",
     entry_points: Sequence[str] | None = None,
     precision: str | None = None,
@@ -219,6 +227,7 @@ def compile(
         disable_passes: names of passes to leave out.
         max_memory: the most that the intermediate values of a step may take, such as `512MiB`, or `50%` of what they
             take without a limit. The backward then computes again what it cannot keep.
+        tune: choose the forms of convolutions by measurement on this machine, and not by a table of costs.
         route: from PyTorch's operators to linalg: `linalg` directly, or over `stablehlo`.
         entry_points: which entry points to include, all by default.
         precision: in place of the step's own, `f32`, `bf16` or `f16`.
@@ -228,7 +237,8 @@ def compile(
     Raises:
         CaptureError: the step cannot be captured; with the user's line.
         UnsupportedOpError: it uses an operator that cannot be compiled.
-        UserError: the step cannot be made to fit into `max_memory`; with the smallest budget that can.
+        UserError: the step cannot be made to fit into `max_memory`, with the smallest budget that can; or `tune` is
+            asked for, and a target cannot run here.
         ToolchainError: torch-mlir or IREE failed.
         VerificationError: the compiled step disagrees with the float64 oracle; nothing is written.
     """
@@ -241,6 +251,7 @@ def compile(
         passes=passes,
         disable_passes=disable_passes,
         max_memory=max_memory,
+        tune=tune,
         route=route,
         entry_points=entry_points,
         dump_dir=dump_dir,
@@ -259,12 +270,14 @@ def make_options(
     passes: str | None = None,
     disable_passes: Sequence[str] = (),
     max_memory: str = "",
+    tune: bool = False,
     route: str = "linalg",
     entry_points: Sequence[str] | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
     stop_after: str | None = None,
     cache: bool = True,
     on_stage: Callable[[str], AbstractContextManager[object]] | None = None,
+    on_measuring: Callable[[str], None] = lambda what: None,
 ) -> Options:
     """Check and convert what a caller gives.
 
@@ -284,10 +297,12 @@ def make_options(
         asked=tuple(names),
         passes=(*without(chosen, disable_passes), *([Rematerialise(max_memory)] if max_memory else [])),
         max_memory=max_memory,
+        tune=tune,
         route=route,
         entry_points=tuple(entry_points) if entry_points is not None else None,
         dump_dir=Path(dump_dir) if dump_dir is not None else None,
         stop_after=stop_after,
         cache=default_store() if cache else None,
         on_stage=on_stage or (lambda name: nullcontext()),
+        on_measuring=on_measuring,
     )

@@ -19,6 +19,7 @@ from iree import runtime as ireert
 
 import irongrad
 from irongrad.passes import Pass, spelled
+from irongrad.passes.base import Choice
 from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.dtypes import to_numpy
@@ -30,6 +31,7 @@ from irongrad.runtime.manifest import (
     INITIAL_STATE,
     MANIFEST,
     PORTABLE_MODULE,
+    ChoiceSpec,
     FunctionSpec,
     HyperSpec,
     Manifest,
@@ -87,6 +89,7 @@ def package(
     passes: Sequence[Pass] = (),
     route: str = "linalg",
     others: Sequence[Golden] = (),
+    choices: Sequence[Choice] = (),
 ) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
 
@@ -101,6 +104,7 @@ def package(
         passes: what ran on the step graph.
         route: by which dialect it was imported.
         others: expected values for other buckets than that of `golden`.
+        choices: what passes chose by measurement.
 
     Raises:
         VerificationError: a target's numbers are wrong; nothing is written then.
@@ -115,7 +119,8 @@ def package(
         stored = read_golden(staging / GOLDEN)
         manifest = _manifest(module, [target_spec(c, a) for c, a in zip(compiled, asked, strict=True)], staging)
         spellings = tuple(map(spelled, passes))
-        manifest = replace(manifest, function=function, memory=memory, passes=spellings, route=route)
+        tuned = tuple(ChoiceSpec(c.what, c.chosen, dict(c.seconds)) for c in choices)
+        manifest = replace(manifest, function=function, memory=memory, passes=spellings, route=route, tuned=tuned)
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []

@@ -252,6 +252,21 @@ class FunctionSpec:
 
 
 @dataclass(frozen=True)
+class ChoiceSpec:
+    """What was chosen by measurement on the compiling machine.
+
+    Attributes:
+        what: what there was to compute.
+        chosen: the name of the form that was taken.
+        seconds: how long each form took, by name.
+    """
+
+    what: str
+    chosen: str
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """An artifact's manifest.
 
@@ -273,6 +288,7 @@ class Manifest:
         memory: the plan of a training step's memory.
         passes: what ran on the step graph, in the syntax of `--passes`.
         route: how it became linalg, `linalg` or `stablehlo`.
+        tuned: what was chosen by measurement.
     """
 
     format_version: int
@@ -291,6 +307,7 @@ class Manifest:
     memory: MemorySpec | None = None
     passes: tuple[str, ...] = ()
     route: str = "linalg"
+    tuned: tuple[ChoiceSpec, ...] = ()
 
     def entry_point(self, name: str) -> EntryPoint | None:
         """The entry point called `name`, or None."""

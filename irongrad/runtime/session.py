@@ -14,7 +14,6 @@ from typing import Any
 
 import iree.runtime as ireert
 import numpy as np
-from iree.runtime.array_interop import map_dtype_to_hal_element_type
 
 from irongrad.runtime import checkpoint as checkpoints
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
@@ -31,12 +30,10 @@ from irongrad.runtime.manifest import (
 )
 from irongrad.runtime.memory import keep_freed_memory
 from irongrad.runtime.selection import check_device, choose_target
-from irongrad.runtime.transfer import to_host
+from irongrad.runtime.transfer import to_device, to_host
 
 Array = np.ndarray[Any, Any]
 
-_USAGE = ireert.BufferUsage.DEFAULT
-_MEMORY = ireert.MemoryType.DEVICE_LOCAL
 _STATUS = re.compile(r"(?:[^\s:]+\.c(?:c|pp)?:\d+: )?([A-Z_]+); (.*)", re.DOTALL)
 _OPAQUE_CODE = re.compile(r" \([0-9A-Fa-f]{8}\)")
 
@@ -291,16 +288,10 @@ class Session:
 
     def _buffer_view(self, array: Any) -> Any:
         host = array if isinstance(array, np.ndarray) else _to_numpy(array)
-        element = map_dtype_to_hal_element_type(host.dtype)
-        if element is None:
-            raise GuardError(f"{str(array)[:60]!r} is no array of numbers, so it cannot be an input")
-        return self._device.allocator.allocate_buffer_copy(
-            memory_type=_MEMORY,
-            allowed_usage=_USAGE,
-            device=self._device,
-            buffer=np.ascontiguousarray(host) if host.ndim else host.copy(),
-            element_type=element,
-        )
+        try:
+            return to_device(self._device, host)
+        except TypeError:
+            raise GuardError(f"{str(array)[:60]!r} is no array of numbers, so it cannot be an input") from None
 
     def _to_host(self, results: Any, index: int, spec: TensorSpec) -> Array:
         host = to_host(self._device, results.get_as_object(index, ireert.HalBufferView))

@@ -1,4 +1,4 @@
-"""Results of a device as arrays of the host."""
+"""Arrays of the host on a device, and back."""
 
 from __future__ import annotations
 
@@ -7,11 +7,30 @@ from typing import Any
 import iree.runtime as ireert
 import numpy as np
 from iree.runtime import BufferUsage, HalElementType, HalFence, MemoryType
+from iree.runtime.array_interop import map_dtype_to_hal_element_type
 
 Array = np.ndarray[Any, Any]
 
 _STAGING = int(MemoryType.HOST_LOCAL | MemoryType.DEVICE_VISIBLE)
 _COPIED = int(BufferUsage.TRANSFER_TARGET | BufferUsage.MAPPING_SCOPED)
+
+
+def to_device(device: ireert.HalDevice, host: Array) -> ireert.HalBufferView:
+    """A copy of `host` in the memory of `device`.
+
+    Raises:
+        TypeError: it holds something else than numbers.
+    """
+    element = map_dtype_to_hal_element_type(host.dtype)
+    if element is None:
+        raise TypeError(f"{host.dtype} is no type of numbers")
+    return device.allocator.allocate_buffer_copy(
+        memory_type=MemoryType.DEVICE_LOCAL,
+        allowed_usage=BufferUsage.DEFAULT,
+        device=device,
+        buffer=np.ascontiguousarray(host) if host.ndim else host.copy(),
+        element_type=element,
+    )
 
 
 def to_host(device: ireert.HalDevice, view: ireert.HalBufferView) -> Array:

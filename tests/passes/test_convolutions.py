@@ -149,6 +149,14 @@ def test_transposed_convolutions_take_part(apply):
     assert done.stats == {"scattered": 1}
 
 
+def test_a_convolution_may_read_another(apply):
+    def chain(x, w):
+        return F.conv2d(F.conv2d(x, w, padding=1), w, padding=1)
+
+    done = apply(Convolutions(), chain, torch.randn(8, 64, 16, 16), torch.randn(64, 64, 3, 3))
+    assert done.stats == {"winograd": 2}
+
+
 def test_three_dimensions_take_part(apply):
     done = apply(
         Convolutions(),
@@ -165,16 +173,60 @@ def test_the_transformed_weight_is_the_same_for_both_directions(apply):
     assert not done.operators["aten.flip.default"]
 
 
+def with_gradients_1d(x, weight, bias, grad, stride=1, padding=0, dilation=1, groups=1):
+    back = aten.convolution_backward(
+        grad, x, weight, None, [stride], [padding], [dilation], False, [0], groups, [True, True, False]
+    )
+    return F.conv1d(x, weight, bias, stride, padding, dilation, groups), *back[:2]
+
+
 @pytest.mark.parametrize(
-    "fn",
+    ("geometry", "forms"),
     [
-        lambda x, w: F.conv2d(x.double().half(), w.half(), padding=1),
-        lambda x, w: F.conv1d(x[:, :, 0], w[:, :, 0]),
+        ({"padding": 1}, {"gathered", "scattered", "by-place"}),
+        ({"padding": 2, "stride": 2}, {"gathered", "scattered", "by-place"}),
+        ({"padding": 4, "dilation": 4}, {"gathered", "scattered", "by-place"}),
+        ({"groups": 2}, {"gathered-by-group", "scattered-by-group", "by-place-by-group"}),
+        ({"groups": 64, "padding": 1}, {"depthwise"}),
     ],
 )
-def test_what_is_left_alone(apply, step_of, fn):
+def test_one_dimension_takes_part(apply, geometry, forms):
+    torch.manual_seed(0)
+    x, weight = torch.randn(16, 64, 61), torch.randn(64, 64 // geometry.get("groups", 1), 3)
+    operands = x, weight, torch.randn(64), torch.randn_like(F.conv1d(x, weight, **geometry))
+    done = apply(Convolutions(), lambda *t: with_gradients_1d(*t, **geometry), *operands)
+    assert set(done.stats) == forms
+    assert not done.operators["aten.convolution.default"]
+    assert not done.operators["aten.convolution_backward.default"]
+
+
+@pytest.mark.parametrize("padded", [(3, 0), (0, 2), (1, 1)])
+def test_what_pads_one_dimension_is_part_of_its_convolution(apply, padded):
+    done = apply(
+        Convolutions(),
+        lambda x, w: F.conv1d(F.pad(x, padded), w, padding=1),
+        torch.randn(16, 64, 61),
+        torch.randn(64, 64, 3),
+    )
+    assert done.stats == {"gathered": 1}
+    pads = done.after.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    assert sum(bool(pad.users) for pad in pads) == 1
+
+
+def test_transposed_convolutions_of_one_dimension_take_part(apply):
+    done = apply(
+        Convolutions(),
+        lambda x, w, b: F.conv_transpose1d(x, w, b, stride=2, padding=1, output_padding=1),
+        torch.randn(8, 64, 32),
+        torch.randn(64, 32, 4),
+        torch.randn(32),
+    )
+    assert done.stats == {"scattered": 1}
+
+
+def test_halves_are_left_alone(step_of):
     x, weight = operands()[:2]
-    graph = step_of(fn, x, weight).functions["call"].graph
+    graph = step_of(lambda x, w: F.conv2d(x.double().half(), w.half(), padding=1), x, weight).functions["call"].graph
     before = str(graph.graph)
     assert not Convolutions().run(graph, Context("call")).changed
     assert str(graph.graph) == before

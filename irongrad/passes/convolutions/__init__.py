@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch.fx import GraphModule, Node
 
-from irongrad.passes.base import Context, PassResult
+from irongrad.passes.base import Context, Lowering, PassResult, Timer, value_of
+from irongrad.passes.convolutions.choice import Costs, choices_of, fastest, measured
 from irongrad.passes.convolutions.forms import Form, forms_of
 from irongrad.passes.convolutions.problem import Problem
 from irongrad.passes.convolutions.recognise import Task, tasks_of
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Convolutions:
+class Convolutions(Lowering):
     """Write convolutions, and the gradients of their inputs and weights, in the form that is fastest.
 
     Before:
@@ -31,12 +31,12 @@ class Convolutions:
 
     `convolutions/forms.py` lists the forms: `winograd` for 3x3 kernels with stride 1; products of matrices with what
     the places of a kernel meet, which are gathered before the product (`gathered`, `by-place`) or added up after it
-    (`scattered`); `depthwise`, elementwise code; and `direct`, as IREE lowers it. The one that costs least by
-    `convolutions/costs.py` is taken. All but `direct` are channels-last inside: the pass `layout` takes the
-    transposes between them away. Transposed convolutions, and those of three dimensions, are convolutions of two by
-    then.
+    (`scattered`); `depthwise`, elementwise code; and `direct`, as IREE lowers it. The one that costs least is taken, by
+    `convolutions/costs.py`, or by measurement on the target (`--tune`). All but `direct` are channels-last inside: the
+    pass `layout` takes the transposes between them away. One dimension is two, the first of size one. Transposed
+    convolutions, and those of three dimensions, are convolutions of two by then.
 
-    Left alone: one dimension, and numbers of less than 32 bits, as Winograd's sums need more of them.
+    Left alone: numbers of less than 32 bits, as Winograd's sums need more of them.
 
     Attributes:
         winograd: whether that form may be chosen.
@@ -50,32 +50,32 @@ class Convolutions:
         """Run the pass on one graph."""
         stats: dict[str, int] = {}
         changed = False
-        tasks = [(node, task) for node in graph.graph.nodes for task in tasks_of(node)]
-        forms = self._fastest([task.problem for _, task in tasks])
-        for node, task in tasks:
-            form = forms[task.problem]
-            stats[form.name] = stats.get(form.name, 0) + 1
-            if task.result is not None or form.name != "direct":
-                write(node, task, form)
-                changed = True
-        return PassResult(changed, stats)
+        tasks = [task for node in graph.graph.nodes for task in tasks_of(node)]
+        costs: dict[Problem, Costs] = {}
+        for task in tasks:
+            if task.problem not in costs:
+                costs[task.problem] = self._costs(task, context.timer)
+        forms = fastest(costs, [task.problem for task in tasks])
+        for node in list(graph.graph.nodes):
+            for task in tasks_of(node):  # whose operands are what was written for the nodes before
+                form = forms[task.problem]
+                stats[form.name] = stats.get(form.name, 0) + 1
+                if task.result is not None or form.name != "direct":
+                    write(node, task, form)
+                    changed = True
+        return PassResult(changed, stats, choices_of(costs, forms) if context.timer else ())
 
-    def _fastest(self, tasks: Sequence[Problem]) -> dict[Problem, Form]:
-        """The fastest form of each problem, if all images have their channels last, or else all have them first."""
-        last = {p: self._fastest_of(p, forms_of(p)[1:]) for p in tasks}
-        first = {p: self._fastest_of(p, forms_of(p)[:1]) for p in tasks}
-        return min(last, first, key=lambda forms: sum(forms[p].cost(p) for p in tasks))
+    def _costs(self, task: Task, timer: Timer | None) -> Costs:
+        """What each form of a task costs, by measurement where there is a timer."""
+        forms = [f for f in forms_of(task.problem) if self.winograd or f.name != "winograd"]
+        return measured(task, forms, timer) if timer else {f: f.cost(task.problem) for f in forms}
 
-    def _fastest_of(self, problem: Problem, forms: Sequence[Form]) -> Form:
-        allowed = [f for f in forms if self.winograd or f.name != "winograd"] or forms_of(problem)[:1]
-        return min(allowed, key=lambda form: form.cost(problem))
-
-
-def write_plainly(graph: GraphModule) -> None:
-    """Write the backwards of convolutions in their plain form, which the importer takes."""
-    for node in graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        for task in tasks_of(node):
-            write(node, task, forms_of(task.problem)[0])
+    @staticmethod
+    def lower_plainly(graph: GraphModule) -> None:
+        """Write the backwards of convolutions in their plain form, which the importer takes."""
+        for node in graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+            for task in tasks_of(node):
+                write(node, task, forms_of(task.problem)[0])
 
 
 def write(node: Node, task: Task, form: Form) -> None:
@@ -83,7 +83,8 @@ def write(node: Node, task: Task, form: Form) -> None:
     result = inline(_Written(form, task.problem), task.operands, node)
     if task.bias is not None:
         with node.graph.inserting_before(node):
-            bias = call(node.graph, aten.view.default, task.bias, [-1, 1, 1], like=node)
+            spatial = [1] * (value_of(result).ndim - 2)
+            bias = call(node.graph, aten.view.default, task.bias, [-1, *spatial], like=node)
             result = call(node.graph, aten.add.Tensor, result, bias, like=node)
     if task.result is None:
         replace(node, result)
@@ -96,12 +97,14 @@ def write(node: Node, task: Task, form: Form) -> None:
 
 @dataclass(frozen=True)
 class _Written:
-    """A form as a function of tensors; equal for equal problems."""
+    """A form as a function of tensors; equal for equal problems. One dimension is two, of which one is of size one."""
 
     form: Form
     problem: Problem
 
     def __call__(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        if first.ndim == 3:
+            return self.form.build(first.unsqueeze(2), second.unsqueeze(2), self.problem).squeeze(2)
         return self.form.build(first, second, self.problem)
 
 

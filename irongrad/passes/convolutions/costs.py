@@ -15,6 +15,7 @@ from irongrad.passes.convolutions.problem import Kind, Problem
 FLOP = 0.0105  # of a product of matrices
 DIRECT_FLOP = 0.0125  # of a convolution lowered by IREE, which vectorises along the width of the output
 DIRECT_STRIDED = 4.5  # how much slower that is where outputs that lie side by side meet inputs that do not
+DIRECT_ROW = 45.0  # the same where the output is one row, as in one dimension: IREE does not vectorise that
 DIRECT_VECTOR = 8  # how many outputs of a row it computes at once
 DIRECT_WEIGHT_FLOP = 0.0125  # of the plain gradient of a weight
 TRANSFORMED = 1.1  # a number that Winograd's transforms write, their reading and the packing for a product included
@@ -44,6 +45,7 @@ def direct(problem: Problem) -> float:
         return flops * DIRECT_WEIGHT_FLOP + gathered * GATHERED + 4 * window.kernel[0] * DISPATCH
     slower = DIRECT_STRIDED if problem.kind == "forward" and max(window.stride) > 1 else 1.0
     slower = DIRECT_DILATED if max(window.dilation) > 1 else slower
+    slower = DIRECT_ROW if outputs[0] == 1 else slower
     return flops * DIRECT_FLOP * slower * max(1.0, DIRECT_VECTOR / outputs[1]) + 2 * DISPATCH
 
 

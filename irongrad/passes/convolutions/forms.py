@@ -40,6 +40,11 @@ class Form:
     build: Callable[[torch.Tensor, torch.Tensor, Problem], torch.Tensor]
     takes: Callable[[Problem], bool]
 
+    @property
+    def channels_last(self) -> bool:
+        """Whether it is written for images with their channels last."""
+        return self.build not in _CHANNELS_FIRST
+
 
 def forms_of(problem: Problem) -> list[Form]:
     """Every form that solves `problem`, the plain one first; alone where the kernel meets nothing but padding."""
@@ -66,6 +71,9 @@ def _direct_weight_gradient(grad: torch.Tensor, x: torch.Tensor, problem: Proble
     geometry = plain.Geometry(window.stride, [0, 0], window.dilation, problem.groups)
     shape = (problem.channels[1], problem.channels[0] // problem.groups, *window.kernel)
     return plain.weight_gradient(grad, plain.zero_padded(x, _pads(window)), shape, geometry)
+
+
+_CHANNELS_FIRST = (_direct, _direct_input_gradient, _direct_weight_gradient)
 
 
 def _pads(window: Window) -> list[int]:

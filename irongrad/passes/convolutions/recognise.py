@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from irongrad.decompositions.convolution import KEPT
+from irongrad.decompositions.windows import each
 from irongrad.passes.base import value_of
 from irongrad.passes.convolutions.problem import Kind, Problem, Window
 
@@ -34,7 +36,7 @@ class Task:
 
 
 def tasks_of(node: Node) -> list[Task]:
-    """What `node` computes, if it is a two-dimensional convolution or the backward of one."""
+    """What `node` computes, if it is a convolution of one or two dimensions or the backward of one."""
     args: tuple[Any, ...] = node.args
     if node.target is aten.convolution.default:
         x, weight, bias, moves = args[0], args[1], args[2], args[3:9]
@@ -51,26 +53,36 @@ def tasks_of(node: Node) -> list[Task]:
 
 def _task(kind: Kind, x: Node, weight: Node, out: Node, moves: Sequence[Any], result: int | None = None) -> Task | None:
     stride, padding, dilation, transposed, _, groups = moves
-    padding = _pair(padding)
+    dims = value_of(x).ndim - 2
+    if dims not in (1, 2) or transposed or value_of(x).dtype not in KEPT:
+        return None
+    padding = tuple(each(padding, dims))
     if kind != "input":
         x, padding = _unpadded(x, padding)
     image, kernel = value_of(x).shape, value_of(weight).shape
-    if len(image) != 4 or transposed or value_of(x).dtype not in KEPT:
-        return None
-    sizes = tuple(image[2:]), tuple(value_of(out).shape[2:]), tuple(kernel[2:])
-    window = Window(*sizes, _pair(stride), padding, _pair(dilation))
+    window = Window(
+        sizes=_pair(image[2:], 1),
+        out=_pair(value_of(out).shape[2:], 1),
+        kernel=_pair(kernel[2:], 1),
+        stride=_pair(each(stride, dims), 1),
+        padding=_pair(padding, 0),
+        dilation=_pair(each(dilation, dims), 1),
+    )
     operands = {"forward": (x, weight), "input": (out, weight), "weight": (out, x)}[kind]
     return Task(Problem(kind, image[0], (image[1], kernel[0]), groups, window), operands, None, result)
 
 
-def _pair(value: Sequence[int]) -> tuple[int, ...]:
-    return tuple(value) * (2 // len(value))
+def _pair(values: Sequence[int], of_none: int) -> tuple[int, ...]:
+    """Two numbers: of one dimension, that of the dimension of size one before it."""
+    return (*[of_none] * (2 - len(values)), *values)
 
 
 def _unpadded(image: Node, padding: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
     """What `image` is padded from with zeros, and the padding before it that is left to the convolution."""
     args: tuple[Any, ...] = image.args
-    if image.target is not aten.constant_pad_nd.default or len(args[1]) != 4 or min(args[1]) < 0 or any(args[2:]):
+    if image.target is not aten.constant_pad_nd.default or min(args[1], default=0) < 0 or any(args[2:]):
         return image, padding
-    (left, _, top, _), (of_rows, of_columns) = args[1], padding
-    return args[0], (of_rows + top, of_columns + left)
+    before = args[1][::2][::-1]
+    if len(before) != len(padding):
+        return image, padding
+    return args[0], tuple(map(operator.add, padding, before))

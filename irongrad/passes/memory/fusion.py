@@ -2,7 +2,8 @@
 
 A model of IREE 3.13.0's dispatch formation (compiler/src/iree/compiler/DispatchCreation), made to predict bytes:
 
-* A view of a value is that value: reshapes, slices, and transposes, which are folded into the kernel that reads them.
+* A view of a value is that value: reshapes, slices, and transposes, which are folded into the kernel that reads them;
+  but for those of `written.py`, which are kernels of their own.
 * Everything that is neither a view nor elementwise is the *root* of a kernel of its own.
 * An elementwise node is computed in the kernel that reads it where that is one kernel, and a root elementwise code or a
   reduction. Where a reduction and elementwise code read it, as in softmax and normalisations, it is computed in both.
@@ -13,36 +14,15 @@ A model of IREE 3.13.0's dispatch formation (compiler/src/iree/compiler/Dispatch
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-aten = torch.ops.aten
+from irongrad.passes.memory.written import VIEWS, is_written_out
 
-VIEWS: frozenset[Any] = frozenset(
-    {
-        aten.alias.default,
-        aten.clone.default,
-        aten.detach.default,
-        aten.expand.default,
-        aten.permute.default,
-        aten.reshape.default,
-        aten.select.int,
-        aten.slice.Tensor,
-        aten.squeeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.t.default,
-        aten.transpose.int,
-        aten.unsqueeze.default,
-        aten.view.default,
-        torch.ops.prims.squeeze.default,
-        operator.getitem,
-    }
-)
+aten = torch.ops.aten
 
 CONSTANTS: frozenset[Any] = frozenset(
     {
@@ -76,14 +56,12 @@ REDUCTIONS: frozenset[Any] = frozenset(
     }
 )
 
-CONTRACTIONS: frozenset[Any] = frozenset({aten.addmm.default, aten.baddbmm.default, aten.bmm.default, aten.mm.default})
-
 _POINTWISE: frozenset[Any] = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 
 
 def is_view(node: Node) -> bool:
     """Whether the value of `node` is the memory of its first argument, or a part of it."""
-    return node.op == "call_function" and node.target in VIEWS
+    return node.op == "call_function" and node.target in VIEWS and not is_written_out(node)
 
 
 def is_constant(node: Node) -> bool:
@@ -95,7 +73,8 @@ def is_pointwise(node: Node) -> bool:
     """Whether each element of the value of `node` depends on single elements of its arguments."""
     if node.op != "call_function" or is_view(node):
         return False
-    return node.target in _POINTWISE or torch.Tag.pointwise in getattr(node.target, "tags", ())
+    tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return tagged or node.target in _POINTWISE or node.target in VIEWS
 
 
 def is_root(node: Node) -> bool:

@@ -17,7 +17,6 @@ import torch
 from torch.fx import Graph, Node
 
 from irongrad.passes.memory.fusion import (
-    CONTRACTIONS,
     Kernels,
     bytes_of,
     is_constant,
@@ -25,6 +24,7 @@ from irongrad.passes.memory.fusion import (
     readers,
     source,
 )
+from irongrad.passes.memory.written import CONTRACTIONS, JOINS
 
 aten = torch.ops.aten
 
@@ -125,16 +125,36 @@ def usage(graph: Graph) -> Usage:
 
 
 def _packed_operands(graph: Graph, grouping: Kernels) -> list[Lifetime]:
-    """The packed operands of contractions: written while the contraction before runs, if they are there by then."""
+    """The packed operands of contractions: written while the contraction before runs, if they are there by then.
+
+    What elementwise code in the kernel of a contraction reads is packed as its result is.
+    """
     found: list[Lifetime] = []
     before = 0
+    beside = _read_beside(grouping)
     for node in graph.nodes:
         if node.target in CONTRACTIONS:
             time = grouping.runs_at(node)
-            for operand in node.all_input_nodes[-2:]:
-                start = min(time, max(before, grouping.runs_at(source(operand))))
+            for operand in [*node.all_input_nodes[-2:], *beside[node]]:
+                start = min(time, max(before, _there(source(operand), grouping)))
                 found.append(Lifetime(operand, _aligned(bytes_of(operand)), start, time))
             before = time
+    return found
+
+
+def _there(value: Node, grouping: Kernels) -> int:
+    """When a value can be read: a concatenation is written part by part, which are all gone by then."""
+    return grouping.runs_at(value) + (value.target in JOINS)
+
+
+def _read_beside(grouping: Kernels) -> dict[Node, dict[Node, None]]:
+    """By contraction, what the elementwise code in its kernel reads from memory."""
+    found: dict[Node, dict[Node, None]] = defaultdict(dict)
+    for node, head in grouping.leader.items():
+        if head.target in CONTRACTIONS and node is not head:
+            for operand in map(source, node.all_input_nodes):
+                if grouping.leader.get(operand) is not head and not is_constant(operand):
+                    found[head][operand] = None
     return found
 
 

@@ -24,7 +24,8 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from irongrad.passes.memory.fusion import CONTRACTIONS, is_constant, is_root, is_view, kernels, source
+from irongrad.passes.memory.fusion import is_constant, is_root, is_view, kernels, source
+from irongrad.passes.memory.written import CONTRACTIONS
 from irongrad.passes.rewrite import call
 
 aten = torch.ops.aten

@@ -1,0 +1,101 @@
+"""Transposes and slices that IREE writes to memory, and does not fold into the kernel that reads them.
+
+In IREE 3.13.0, with data tiling, the operands of contractions are packed by kernels of their own, and a concatenation
+is a copy of each of its parts; neither takes in what moves elements, but for a packing, a transpose.
+
+* A transpose is written where it is cut into slices, or is part of a concatenation.
+* A slice whose elements do not lie side by side is written where a contraction reads it, or a concatenation.
+* A transpose of a concatenation is written where it is a result: the concatenation has memory of its own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+_RESHAPES: frozenset[Any] = frozenset(
+    {
+        aten.alias.default,
+        aten.clone.default,
+        aten.detach.default,
+        aten.expand.default,
+        aten.reshape.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.unsqueeze.default,
+        aten.view.default,
+        torch.ops.prims.squeeze.default,
+        operator.getitem,
+    }
+)
+_CUTS: frozenset[Any] = frozenset({aten.select.int, aten.slice.Tensor})
+_TRANSPOSES: frozenset[Any] = frozenset({aten.permute.default, aten.t.default, aten.transpose.int})
+JOINS: frozenset[Any] = frozenset({aten.cat.default, aten.stack.default})
+
+VIEWS = _RESHAPES | _CUTS | _TRANSPOSES
+
+CONTRACTIONS: frozenset[Any] = frozenset({aten.addmm.default, aten.baddbmm.default, aten.bmm.default, aten.mm.default})
+
+
+def is_written_out(node: Node) -> bool:
+    """Whether the view `node` has memory of its own."""
+    if node.target in _TRANSPOSES and _moves(node):
+        readers = list(_readers(node))
+        joined = _behind(node.all_input_nodes[0]).target in JOINS
+        return any(r.target in _CUTS | JOINS or (joined and r.op == "output") for r in readers)
+    if node.target in _CUTS and not _is_run(node):
+        return any(r.target in CONTRACTIONS | JOINS for r in _readers(node))
+    return False
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """What reads `node`, itself or reshaped."""
+    for user in node.users:
+        if user.target in _RESHAPES:
+            yield from _readers(user)
+        else:
+            yield user
+
+
+def _behind(node: Node) -> Node:
+    """What `node` is a reshaped form of."""
+    while node.target in _RESHAPES:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _moves(node: Node) -> bool:
+    """Whether a transpose changes the order of elements: dimensions of one do not count."""
+    order = _order(node)
+    return order != sorted(order)
+
+
+def _order(node: Node) -> list[int]:
+    """The dimensions of its source that a transpose has in turn, but for those of size one."""
+    shape = node.all_input_nodes[0].meta["val"].shape
+    dims = list(range(len(shape)))
+    args: tuple[Any, ...] = node.args
+    if node.target is aten.permute.default:
+        dims = [d % len(shape) for d in args[1]]
+    else:
+        one, other = (-2, -1) if node.target is aten.t.default else args[1:3]
+        if len(shape) > 1:
+            dims[one], dims[other] = dims[other], dims[one]
+    return [d for d in dims if shape[d] > 1]
+
+
+def _is_run(node: Node) -> bool:
+    """Whether the elements of a slice lie side by side in its source: all dimensions before it are of size one."""
+    args: tuple[Any, ...] = node.args
+    source = node.all_input_nodes[0].meta["val"]
+    dim = (args[1] if len(args) > 1 else 0) % source.ndim
+    step = args[4] if node.target is aten.slice.Tensor and len(args) > 4 else 1
+    whole = source.numel() == node.meta["val"].numel()
+    return whole or (step == 1 and all(size == 1 for size in source.shape[:dim]))
