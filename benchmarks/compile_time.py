@@ -180,7 +180,7 @@ def main() -> None:
     if options.json:
         print(json.dumps([asdict(r) for r in rows], indent=2))
         return
-    table = Table("family", "size", "torch.compile CPU s", "IronGrad CPU s", "ratio", "wall s", "IronGrad's stages, CPU s")
+    table = Table("family", "size", "torch.compile CPU s", "IronGrad CPU s", "ratio", "wall s", "IronGrad's CPU s")
     for row in rows:
         stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in row.stages.items() if seconds >= 0.05)
         cpu = [f"{row.cpu[b]:.1f}" for b in BACKENDS]

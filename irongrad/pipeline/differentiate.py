@@ -51,7 +51,7 @@ class JointStep:
             random draws, and the loss scale.
         joint: state and inputs of a micro-batch -> updated buffers, loss, gradients (its part of the mean over all
             micro-batches, scaled where there is a loss scale).
-        eval: state and inputs -> loss.
+        eval: state and inputs -> loss; None where it was not captured, as with `predict`.
         predict: state and model inputs -> the model's outputs; None where there are none.
         specialised: those three for every bucket, the one with the fewest elements first; the three above are those of
             the last. Empty for a step of fixed sizes.
@@ -62,7 +62,7 @@ class JointStep:
     captured: CapturedStep
     state: tuple[StateTensor, ...]
     joint: Function
-    eval: Function
+    eval: Function | None
     predict: Function | None
     specialised: tuple[Specialised, ...] = ()
     output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Specialised:
 
     bucket: Bucket
     joint: Function
-    eval: Function
+    eval: Function | None
     predict: Function | None
 
 
@@ -92,7 +92,7 @@ class Programs:
 
     state: Mapping[str, StateTensor]
     joint: Program
-    eval: Program
+    eval: Program | None
     predict: Program | None
 
 
@@ -106,8 +106,9 @@ def programs(captured: CapturedStep) -> Programs:
     names = StateNames(StepModule(step))
     refuse_complex({**step.inputs, **{n: t.initial for n, t in names.state.items()}})
     joint = joint_program(captured, names)
-    evaluation = _inference(captured.eval, names, step, tuple(step.inputs), ("loss",))
-    predict = None
+    evaluation, predict = None, None
+    if captured.eval is not None:
+        evaluation = _inference(captured.eval, names, step, tuple(step.inputs), ("loss",))
     if captured.predict is not None:
         predict = _inference(captured.predict, names, step, captured.predict_inputs, captured.output_names)
     return Programs(names.state, joint, evaluation, predict)
@@ -129,11 +130,12 @@ def differentiate(captured: CapturedStep) -> JointStep:
         needs.update(new)
         return function
 
-    def at(bucket: Bucket | None) -> tuple[Function, Function, Function | None]:
+    def at(bucket: Bucket | None) -> tuple[Function, Function | None, Function | None]:
+        evaluation = traced(made.eval, bucket) if made.eval is not None else None
         predict = traced(made.predict, bucket) if made.predict is not None else None
         if predict is not None and captured.step.loss is None:
             predict = _without_unused_inputs(predict)
-        return traced(made.joint, bucket), traced(made.eval, bucket), predict
+        return traced(made.joint, bucket), evaluation, predict
 
     *others, largest = captured.step.bucket_list or (None,)
     functions = at(largest)

@@ -25,7 +25,7 @@ from irongrad.pipeline.dump import dump_pass, dump_stage
 from irongrad.pipeline.graphs import Function, StepGraph
 from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.importer import ImportedStep, import_functions
-from irongrad.pipeline.interface import Interface, describe, selected
+from irongrad.pipeline.interface import Interface, describe, inference_of, selected
 from irongrad.pipeline.legality import check_operators
 from irongrad.pipeline.memory import memory_of
 from irongrad.pipeline.optimizer import add_optimizer
@@ -137,7 +137,7 @@ def build(step: TrainStep, options: Options) -> Build:
     with tempfile.TemporaryDirectory(prefix="irongrad-") as directory:
         scratch = Path(directory)
         try:
-            captured: CapturedStep = stage("capture", capture, step)
+            captured: CapturedStep = stage("capture", capture, step, inference_of(options.entry_points))
             place = place_of(captured, options, GOLDEN_STEPS)
             if place is not None and (found := place.load(options.output)) is not None:
                 return _from_cache(*found, seconds, began)
