@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,8 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch.export import CustomDecompTable, ExportedProgram, default_decompositions
+from torch._ops import OperatorBase
+from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule
 
@@ -39,6 +40,8 @@ from irongrad.random import is_random
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.manifest import Role
 from irongrad.step import TrainStep, micro_batches
+
+Table = dict[OperatorBase, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,11 @@ def programs(captured: CapturedStep) -> Programs:
     refuse_complex({**step.inputs, **{n: t.initial for n, t in names.state.items()}})
     joint = joint_program(captured, names)
     evaluation, predict = None, None
+    table = _inference_table(dynamic=bool(step.dynamic)) if captured.eval or captured.predict else {}
     if captured.eval is not None:
-        evaluation = _inference(captured.eval, names, step, tuple(step.inputs), ("loss",))
+        evaluation = _inference(captured.eval, names, step, table, tuple(step.inputs), ("loss",))
     if captured.predict is not None:
-        predict = _inference(captured.predict, names, step, captured.predict_inputs, captured.output_names)
+        predict = _inference(captured.predict, names, step, table, captured.predict_inputs, captured.output_names)
     return Programs(names.state, joint, evaluation, predict)
 
 
@@ -356,29 +360,32 @@ def _without_unused_inputs(function: Function) -> Function:
     return Function(graph, tuple(arguments), function.results)
 
 
-def _without_ours(table: CustomDecompTable) -> CustomDecompTable:
-    """`table` without operators that are decomposed here later, as in the joint graph.
+def _inference_table(*, dynamic: bool) -> Table:
+    """torch.export's decompositions without operators that are decomposed here later, as in the joint graph.
 
-    A random operator too is left as it is, so that it makes one draw, as in eager.
+    A random operator too is left as it is, so that it makes one draw, as in eager. With dynamic sizes there are those
+    alone that autograd takes apart too, so that a joint graph has none of them.
     """
-    for operator in [op for op in table if is_random(op) or is_ours(op)]:
-        table.pop(operator)
-    return table
-
-
-def _composite(table: CustomDecompTable) -> CustomDecompTable:
-    """`table` with operators alone that autograd takes apart too, so that a joint graph has none of them."""
-    for operator in [op for op in table if not op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)]:
-        table.pop(operator)
-    return table
+    composite = DispatchKey.CompositeImplicitAutograd
+    with plain_operators(), usercode.quiet_export():
+        return {
+            operator: decomposition
+            for operator, decomposition in default_decompositions().items()
+            if not is_random(operator) and not is_ours(operator)
+            and (not dynamic or operator.has_kernel_for_dispatch_key(composite))
+        }  # fmt: skip
 
 
 def _inference(
-    program: ExportedProgram, names: StateNames, step: TrainStep, inputs: tuple[str, ...], outputs: tuple[str, ...]
+    program: ExportedProgram,
+    names: StateNames,
+    step: TrainStep,
+    table: Table,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
 ) -> Program:
     with plain_operators(), usercode.quiet_export():
-        table = _without_ours(default_decompositions())
-        program = program.run_decompositions(_composite(table) if step.dynamic else table)
+        program = program.run_decompositions(table)
     symbols = names_of(symbolic_inputs(program), [step.dynamic.get(n, {}) for n in inputs])
     arguments: list[Value] = []
     examples: list[torch.Tensor] = []
