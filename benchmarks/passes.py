@@ -1,10 +1,11 @@
-"""What each pass brings: nodes, dispatches, transient bytes, compile time and step time, with it and without it.
+"""What each pass brings: nodes, dispatches, bytes moved, compile time and step time, with it and without it.
 
     python benchmarks/passes.py [--family gpt] [--size small] [--pass cse] [--passes PIPELINE] [--rounds 7] [--json]
 
 A pass of the pipeline is compared with `--disable-pass` of it; another, with the pipeline and it at the end. All
-variants of a family are compiled first and then run in turn, round by round, so that a change in the machine's speed
-falls on all of them; the ratio is the median of the rounds' ratios, below 1 where the pass makes the step faster.
+variants of a family are compiled first and then run in turn on local-sync, round by round, so that a change in the
+machine's speed falls on all of them. A step's time is the CPU time of its one thread, which other work on the machine
+hardly changes; the ratio is the median of the rounds' ratios, below 1 where the pass makes the step faster.
 Nodes are those of all functions, before and after the pass; dispatches, transient bytes and the bytes that kernels read
 and write are the compiler's plan for the whole module.
 """
@@ -38,7 +39,7 @@ class Variant:
         transient: bytes that the compiler sets aside for values between dispatches.
         traffic: bytes that the kernels read and write.
         seconds: from the model to the artifact, verification aside.
-        milliseconds: of a step, by round.
+        milliseconds: of CPU time, of a step, by round.
     """
 
     run: Callable[[], object]
@@ -90,7 +91,7 @@ def compile_variant(family: str, size: str, passes: Sequence[object], directory:
         before, after = nodes.get(record.name, (0, 0))
         nodes[record.name] = (before + record.nodes[0], after + record.nodes[1])
     (counts,) = done.statistics.values()
-    session = Session(directory)
+    session = Session(directory, device="local-sync")
     seconds = sum(s for name, s in done.seconds.items() if name != "oracle")
     totals = counts.dispatches, counts.transient_bytes, sum(counts.traffic.values())
     return Variant(lambda: session.train_step(**inputs), nodes, *totals, seconds)
@@ -125,11 +126,11 @@ def time_in_turn(variants: Sequence[Variant], rounds: int, on_round: Callable[[i
 
 
 def timed(run: Callable[[], object], count: int) -> float:
-    """Seconds of one of `count` runs."""
-    start = time.perf_counter()
+    """Seconds of CPU time of one of `count` runs."""
+    start = time.process_time()
     for _ in range(count):
         run()
-    return (time.perf_counter() - start) / count
+    return (time.process_time() - start) / count
 
 
 def row(family: str, size: str, name: str, without: Variant, with_it: Variant) -> Row:

@@ -50,7 +50,7 @@ _CPU = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU par
 def step_key(captured: CapturedStep, options: Options, golden_steps: int) -> str | None:
     """The key of a whole build; None for a step of which more than can be compared goes into the artifact."""
     step = captured.step
-    programs = [captured.train, captured.eval, *([captured.predict] if captured.predict is not None else [])]
+    programs = captured.programs
     users = users_operators() or has_users_rules()
     if users or any(map(_has_foreign_code, options.passes)) or _is_hooked(step):
         return None

@@ -38,8 +38,9 @@ def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor
 def _softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
     if output.numel() == 0:
         return torch.empty_like(output, dtype=input_dtype)
-    weighted, share = _wide(grad * output), _wide(output)
-    return (weighted - share * weighted.sum(dim, keepdim=True)).reshape(output.shape).to(input_dtype)
+    given, share = _wide(grad), _wide(output)
+    # Multiplied out, IREE 3.13.0 writes the products and reads them twice; this is one kernel, and what ATen's does.
+    return (share * (given - (given * share).sum(dim, keepdim=True))).reshape(output.shape).to(input_dtype)
 
 
 @decomposes(aten._log_softmax_backward_data.default)

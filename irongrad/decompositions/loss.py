@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.modules import linear_cross_entropy as _  # noqa: F401  registers its operators
 
-from irongrad.decompositions.loss_margin import reduced, spread
+from irongrad.decompositions.loss_margin import MEAN, reduced, spread
 from irongrad.decompositions.registry import decomposes, uses_pytorch
 
 aten = torch.ops.aten
@@ -13,10 +13,32 @@ aten = torch.ops.aten
 # Backward operators and fused forms that torch-mlir 20261001 has no lowering for, beyond its own table.
 uses_pytorch(
     aten.nll_loss_forward,
-    aten.nll_loss_backward,
     aten.nll_loss2d_forward,
-    aten.nll_loss2d_backward,
 )
+
+
+@decomposes(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def _nll_loss_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: torch.Tensor,
+) -> torch.Tensor:
+    """The slope where a class is the target, and zero elsewhere.
+
+    PyTorch's own scatters the slopes into zeros, with five kernels of IREE 3.13.0; a comparison is a part of what the
+    backward of the softmax reads.
+    """
+    dim = min(x.ndim - 1, 1)
+    shape = [-1 if d == dim else 1 for d in range(x.ndim)]
+    slope = -grad / total_weight if reduction == MEAN else -grad
+    slope = slope.unsqueeze(dim) if slope.ndim else slope
+    target = target.unsqueeze(dim)
+    places = (target == torch.arange(x.shape[dim]).view(shape)) & (target != ignore_index)
+    return torch.where(places, slope if weight is None else slope * weight.view(shape), 0.0)
 
 
 @decomposes(aten.soft_margin_loss.default)

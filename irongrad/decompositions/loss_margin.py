@@ -8,17 +8,17 @@ from irongrad.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
-_NONE, _MEAN = 0, 1  # of ATen's Reduction
+NONE, MEAN = 0, 1  # of ATen's Reduction
 
 
 def reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
     """The loss of each sample, their mean or their sum."""
-    return loss if reduction == _NONE else loss.mean() if reduction == _MEAN else loss.sum()
+    return loss if reduction == NONE else loss.mean() if reduction == MEAN else loss.sum()
 
 
 def spread(grad: torch.Tensor, like: torch.Tensor, reduction: int) -> torch.Tensor:
     """The gradient of each sample's loss, from that of `reduced`."""
-    return (grad / like.numel() if reduction == _MEAN else grad).expand(like.shape)
+    return (grad / like.numel() if reduction == MEAN else grad).expand(like.shape)
 
 
 @decomposes(aten.multi_margin_loss.default)
@@ -28,7 +28,7 @@ def _multi_margin_loss(
     p: float = 1,
     margin: float = 1,
     weight: torch.Tensor | None = None,
-    reduction: int = _MEAN,
+    reduction: int = MEAN,
 ) -> torch.Tensor:
     """The mean over classes of max(0, margin - x[target] + x[class])^p, without the target itself."""
     excess, _, factor = _excess_over_target(x, target, margin, weight)
@@ -44,7 +44,7 @@ def _multi_margin_loss_backward(
     p: float,
     margin: float,
     weight: torch.Tensor | None = None,
-    reduction: int = _MEAN,
+    reduction: int = MEAN,
 ) -> torch.Tensor:
     excess, is_target, factor = _excess_over_target(x, target, margin, weight)
     slopes = (excess > 0).to(x.dtype) if p == 1 else 2 * excess

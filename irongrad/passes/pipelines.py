@@ -8,12 +8,12 @@ from irongrad.runtime.errors import UserError
 
 DEFAULT_LEVEL = 2
 
-# 0: what was captured. 1: clean-up. 2: all that is measured to pay. 3: also what costs compile time; nothing so far.
+# 0: what was captured. 1: clean-up. 2: all that is measured to pay. 3: also what costs compile time.
 LEVELS = {
     0: "",
     1: "dce,fold,simplify,cse,dce",
     2: "dce,fold,simplify,cse,dce,convolutions,layout,cse,dce,multi-tensor,gradient-norm",
-    3: "dce,fold,simplify,cse,dce,convolutions,layout,cse,dce,multi-tensor,gradient-norm",
+    3: "dce,fold,simplify,cse,dce,convolutions,layout,cse,dce,multi-tensor,gradient-norm,interleave",
 }
 
 

@@ -29,8 +29,6 @@ MODULES = (
     "simplify",
     "convolutions",
     "layout",
-    "product_sums",
-    "horizontal",
     "interleave",
     "multi_tensor",
     "gradient_norm",

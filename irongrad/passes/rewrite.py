@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -74,14 +74,6 @@ def fake_mode_of(node: Node) -> FakeTensorMode:
         if isinstance(value := other.meta.get("val"), FakeTensor):
             return value.fake_mode
     return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def concatenated(parts: Sequence[Any], dim: int, like: Node) -> Node:
-    """The concatenation of matrices; of transposed ones, the transpose of that of their sources."""
-    if all(p.target is aten.permute.default for p in parts):
-        inner = call(like.graph, aten.cat.default, [p.all_input_nodes[0] for p in parts], 1 - dim, like=like)
-        return call(like.graph, aten.permute.default, inner, [1, 0], like=like)
-    return call(like.graph, aten.cat.default, list(parts), dim, like=like)
 
 
 def replace(node: Node, new: Node) -> None:

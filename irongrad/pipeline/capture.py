@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -33,6 +33,7 @@ from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.step import Call, TrainStep, call_of, micro_batches
 
 MODEL_PREFIX = "model."
+INFERENCE = ("eval", "predict")
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class CapturedStep:
         step: the user's step, whose model holds the initial values.
         call: which inputs go to the model and which to the loss.
         train: the inputs of a micro-batch -> loss, in training mode, with buffer mutations.
-        eval: inputs -> loss, in evaluation mode.
-        predict: model inputs -> the model's outputs, in evaluation mode; None for a model whose only output
-            is its loss.
+        eval: inputs -> loss, in evaluation mode; None where it was not asked for.
+        predict: model inputs -> the model's outputs, in evaluation mode; None where it was not asked for, and for a
+            model whose only output is its loss.
         predict_inputs: the inputs that `predict` takes, in order; among them a label from which the model makes
             its own loss, though nothing that `predict` returns depends on it.
         output_names: names of what `predict` returns, in order.
@@ -54,10 +55,15 @@ class CapturedStep:
     step: TrainStep
     call: Call
     train: ExportedProgram
-    eval: ExportedProgram
+    eval: ExportedProgram | None
     predict: ExportedProgram | None
     predict_inputs: tuple[str, ...]
     output_names: tuple[str, ...]
+
+    @property
+    def programs(self) -> list[ExportedProgram]:
+        """Those that there are."""
+        return [p for p in (self.train, self.eval, self.predict) if p is not None]
 
 
 class StepModule(nn.Module):
@@ -157,8 +163,12 @@ def plain_operators() -> Iterator[None]:
             yield
 
 
-def capture(step: TrainStep) -> CapturedStep:
+def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> CapturedStep:
     """Export the step's forward for training, evaluation and prediction.
+
+    Args:
+        step: the step.
+        inference: which of `eval` and `predict` to export.
 
     Raises:
         CaptureError: a data-dependent branch, a side effect, an unused input, a loss that is not a
@@ -173,9 +183,9 @@ def capture(step: TrainStep) -> CapturedStep:
     _check_loss(train, step)
     _check_used(train, step)
     with mode(module.model, training=False):
-        evaluation = export(module, values, _dynamic(step, step.inputs))
-        predict, predict_inputs, output_names = _export_predict(module, step)
-    return CapturedStep(step, call_of(step), train, evaluation, predict, predict_inputs, output_names)
+        evaluation = export(module, values, _dynamic(step, step.inputs)) if "eval" in inference else None
+        predicted = _export_predict(module, step) if "predict" in inference else (None, (), ())
+    return CapturedStep(step, call_of(step), train, evaluation, *predicted)
 
 
 def export(

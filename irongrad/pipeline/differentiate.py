@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,8 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch.export import CustomDecompTable, ExportedProgram, default_decompositions
+from torch._ops import OperatorBase
+from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule
 
@@ -40,6 +41,8 @@ from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.manifest import Role
 from irongrad.step import TrainStep, micro_batches
 
+Table = dict[OperatorBase, Callable[..., Any]]
+
 
 @dataclass(frozen=True)
 class JointStep:
@@ -51,7 +54,7 @@ class JointStep:
             random draws, and the loss scale.
         joint: state and inputs of a micro-batch -> updated buffers, loss, gradients (its part of the mean over all
             micro-batches, scaled where there is a loss scale).
-        eval: state and inputs -> loss.
+        eval: state and inputs -> loss; None where it was not captured, as with `predict`.
         predict: state and model inputs -> the model's outputs; None where there are none.
         specialised: those three for every bucket, the one with the fewest elements first; the three above are those of
             the last. Empty for a step of fixed sizes.
@@ -62,7 +65,7 @@ class JointStep:
     captured: CapturedStep
     state: tuple[StateTensor, ...]
     joint: Function
-    eval: Function
+    eval: Function | None
     predict: Function | None
     specialised: tuple[Specialised, ...] = ()
     output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -75,7 +78,7 @@ class Specialised:
 
     bucket: Bucket
     joint: Function
-    eval: Function
+    eval: Function | None
     predict: Function | None
 
 
@@ -92,7 +95,7 @@ class Programs:
 
     state: Mapping[str, StateTensor]
     joint: Program
-    eval: Program
+    eval: Program | None
     predict: Program | None
 
 
@@ -106,10 +109,12 @@ def programs(captured: CapturedStep) -> Programs:
     names = StateNames(StepModule(step))
     refuse_complex({**step.inputs, **{n: t.initial for n, t in names.state.items()}})
     joint = joint_program(captured, names)
-    evaluation = _inference(captured.eval, names, step, tuple(step.inputs), ("loss",))
-    predict = None
+    evaluation, predict = None, None
+    table = _inference_table(dynamic=bool(step.dynamic)) if captured.eval or captured.predict else {}
+    if captured.eval is not None:
+        evaluation = _inference(captured.eval, names, step, table, tuple(step.inputs), ("loss",))
     if captured.predict is not None:
-        predict = _inference(captured.predict, names, step, captured.predict_inputs, captured.output_names)
+        predict = _inference(captured.predict, names, step, table, captured.predict_inputs, captured.output_names)
     return Programs(names.state, joint, evaluation, predict)
 
 
@@ -129,11 +134,12 @@ def differentiate(captured: CapturedStep) -> JointStep:
         needs.update(new)
         return function
 
-    def at(bucket: Bucket | None) -> tuple[Function, Function, Function | None]:
+    def at(bucket: Bucket | None) -> tuple[Function, Function | None, Function | None]:
+        evaluation = traced(made.eval, bucket) if made.eval is not None else None
         predict = traced(made.predict, bucket) if made.predict is not None else None
         if predict is not None and captured.step.loss is None:
             predict = _without_unused_inputs(predict)
-        return traced(made.joint, bucket), traced(made.eval, bucket), predict
+        return traced(made.joint, bucket), evaluation, predict
 
     *others, largest = captured.step.bucket_list or (None,)
     functions = at(largest)
@@ -354,29 +360,32 @@ def _without_unused_inputs(function: Function) -> Function:
     return Function(graph, tuple(arguments), function.results)
 
 
-def _without_ours(table: CustomDecompTable) -> CustomDecompTable:
-    """`table` without operators that are decomposed here later, as in the joint graph.
+def _inference_table(*, dynamic: bool) -> Table:
+    """torch.export's decompositions without operators that are decomposed here later, as in the joint graph.
 
-    A random operator too is left as it is, so that it makes one draw, as in eager.
+    A random operator too is left as it is, so that it makes one draw, as in eager. With dynamic sizes there are those
+    alone that autograd takes apart too, so that a joint graph has none of them.
     """
-    for operator in [op for op in table if is_random(op) or is_ours(op)]:
-        table.pop(operator)
-    return table
-
-
-def _composite(table: CustomDecompTable) -> CustomDecompTable:
-    """`table` with operators alone that autograd takes apart too, so that a joint graph has none of them."""
-    for operator in [op for op in table if not op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)]:
-        table.pop(operator)
-    return table
+    composite = DispatchKey.CompositeImplicitAutograd
+    with plain_operators(), usercode.quiet_export():
+        return {
+            operator: decomposition
+            for operator, decomposition in default_decompositions().items()
+            if not is_random(operator) and not is_ours(operator)
+            and (not dynamic or operator.has_kernel_for_dispatch_key(composite))
+        }  # fmt: skip
 
 
 def _inference(
-    program: ExportedProgram, names: StateNames, step: TrainStep, inputs: tuple[str, ...], outputs: tuple[str, ...]
+    program: ExportedProgram,
+    names: StateNames,
+    step: TrainStep,
+    table: Table,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
 ) -> Program:
     with plain_operators(), usercode.quiet_export():
-        table = _without_ours(default_decompositions())
-        program = program.run_decompositions(_composite(table) if step.dynamic else table)
+        program = program.run_decompositions(table)
     symbols = names_of(symbolic_inputs(program), [step.dynamic.get(n, {}) for n in inputs])
     arguments: list[Value] = []
     examples: list[torch.Tensor] = []

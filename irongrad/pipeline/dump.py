@@ -39,7 +39,8 @@ def readable(result: Any) -> Iterator[tuple[str, str]]:
 @readable.register
 def _(result: CapturedStep) -> Iterator[tuple[str, str]]:
     yield ".train.txt", str(result.train)
-    yield ".eval.txt", str(result.eval)
+    if result.eval is not None:
+        yield ".eval.txt", str(result.eval)
     if result.predict is not None:
         yield ".predict.txt", str(result.predict)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from irongrad.pipeline.capture import INFERENCE
 from irongrad.pipeline.dtypes import numpy_name
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.ranges import Range
@@ -43,6 +44,16 @@ def chains_of(entry: str, graph: StepGraph) -> list[tuple[str, ...]]:
     chain = chain_of(entry, graph)
     made = [tuple(graph.in_bucket(n, bucket) for n in chain) for bucket in graph.buckets] or [chain]
     return list(dict.fromkeys(made))
+
+
+def inference_of(chosen: Sequence[str] | None) -> tuple[str, ...]:
+    """Which of `eval` and `predict` the entry points `chosen` run.
+
+    Both for None, and for a name that is none, which `describe` refuses with all that there are.
+    """
+    if chosen is None or not set(chosen) <= set(SUMMARIES):
+        return INFERENCE
+    return tuple(name for name in INFERENCE if any(name in _CHAINS.get(entry, ()) for entry in chosen))
 
 
 SUMMARIES = {

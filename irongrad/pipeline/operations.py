@@ -21,9 +21,9 @@ def functions_of(module: ir.Module) -> list[Any]:
     return [op.operation for op in module.body.operations if op.operation.name == "util.func"]
 
 
-def name_of(function: Any) -> str:
-    """The name of a function."""
-    return str(ir.StringAttr(function.attributes["sym_name"]).value)
+def name_of(operation: Any) -> str:
+    """The name of a function, or of a global."""
+    return str(ir.StringAttr(operation.attributes["sym_name"]).value)
 
 
 def inside(operation: Any) -> Iterator[Any]:

@@ -8,7 +8,8 @@ import torch
 
 from irongrad.passes.dead_code import eliminate_dead_code
 from irongrad.pipeline.alike import copy_to_all
-from irongrad.pipeline.differentiate import JointStep
+from irongrad.pipeline.capture import INFERENCE
+from irongrad.pipeline.differentiate import JointStep, Specialised
 from irongrad.pipeline.graphs import Function, StateTensor, StepGraph, Value, specialised_name
 from irongrad.pipeline.optimizer_state import steps_so_far
 from irongrad.pipeline.optimizer_trace import Update, trace_update
@@ -42,15 +43,11 @@ def add_optimizer(joint: JointStep) -> StepGraph:
         "update": _update_function(joint, update),
         "accumulate": _accumulate_function(joint, update),
         "mean": _mean_function(joint, update),
-        "eval": joint.eval,
+        **_inference(joint),
     }
-    if joint.predict is not None:
-        functions["predict"] = joint.predict
     for made in joint.specialised[:-1]:  # those of the last have the plain names
         functions[specialised_name("joint", made.bucket)] = _joint_function(made.joint, update)
-        functions[specialised_name("eval", made.bucket)] = made.eval
-        if made.predict is not None:
-            functions[specialised_name("predict", made.bucket)] = made.predict
+        functions |= {specialised_name(n, made.bucket): f for n, f in _inference(made).items()}
     step = joint.captured.step
     return StepGraph(
         state,
@@ -66,6 +63,12 @@ def add_optimizer(joint: JointStep) -> StepGraph:
         smallest=joint.smallest,
         output_sizes=joint.output_sizes,
     )
+
+
+def _inference(made: JointStep | Specialised) -> dict[str, Function]:
+    """The functions of evaluation and prediction that there are, by name."""
+    functions = {name: getattr(made, name) for name in INFERENCE}
+    return {name: function for name, function in functions.items() if function is not None}
 
 
 def _hypers(joint: JointStep, update: Update) -> dict[str, float]:

@@ -338,9 +338,10 @@ def _record_inference(
     record: Recorder,
 ) -> None:
     """Each from the initial state, on a copy: a forward may write into buffers in evaluation mode too."""
-    module = StepModule(twin_of(step, None))
-    with torch.no_grad(), _draws(graph, 0), noise, mode(module.model, training=False):
-        record(key_of("eval", 0), module(*(t.clone() for t in inputs.values())))
+    if captured.eval is not None:
+        module = StepModule(twin_of(step, None))
+        with torch.no_grad(), _draws(graph, 0), noise, mode(module.model, training=False):
+            record(key_of("eval", 0), module(*(t.clone() for t in inputs.values())))
     if captured.predict is None:
         return
     module = StepModule(twin_of(step, None))

@@ -82,7 +82,9 @@ class Range:
 
 def step_ranges(captured: CapturedStep) -> list[Range]:
     """Find the ranges of a step's inputs: what training, evaluation and prediction all accept."""
-    found = [*index_ranges(captured.train, captured.step.inputs), *index_ranges(captured.eval, captured.step.inputs)]
+    found = index_ranges(captured.train, captured.step.inputs)
+    if captured.eval is not None:
+        found += index_ranges(captured.eval, captured.step.inputs)
     if captured.predict is not None:
         found += index_ranges(captured.predict, captured.predict_inputs)
     merged: dict[str, Range] = {}

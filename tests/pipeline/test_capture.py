@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import irongrad as ig
 from irongrad.pipeline.capture import capture
+from irongrad.pipeline.driver import build, make_options
 from irongrad.pipeline.package import Artifact
 from irongrad.runtime import Session
 from irongrad.runtime.errors import CaptureError
@@ -360,3 +361,18 @@ def test_nothing_is_written_where_capture_fails(tmp_path: Path) -> None:
     with pytest.raises(CaptureError):
         ig.compile(ig.TrainStep(model, lambda o, y: o, sgd(model), batch()), tmp_path / "artifact")
     assert not list(tmp_path.iterdir())
+
+
+class TrainsOnly(Logits):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.training, "there is nothing to evaluate"
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("stage", ["capture", "optimizer"])
+def test_what_no_entry_point_runs_is_not_captured(stage: str, tmp_path: Path) -> None:
+    model = TrainsOnly()
+    step = ig.TrainStep(model, cross_entropy, sgd(model), batch())
+    build(step, make_options(tmp_path / "out", entry_points=("train_step",), stop_after=stage))
+    with pytest.raises(CaptureError, match="nothing to evaluate"):
+        build(step, make_options(tmp_path / "out", entry_points=("train_step", "eval_step"), stop_after=stage))

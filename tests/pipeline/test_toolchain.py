@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.decompositions import decomposition_table
-from irongrad.pipeline.compile import COMMON_FLAGS, DATA_TILING, _iree_compile, compile_module
+from irongrad.pipeline import compile as compilation
+from irongrad.pipeline.compile import COMMON_FLAGS, DATA_TILING, UNVERIFIED, _iree_compile, compile_module
 from irongrad.pipeline.diagnostics import lowering_error, toolchain_error
 from irongrad.pipeline.driver import build, make_options
 from irongrad.pipeline.operations import bytecode_of
@@ -53,6 +55,26 @@ def test_a_crash_is_a_toolchain_error(tmp_path):
     (tmp_path / "module.mlir").write_text("module {}")
     result = subprocess.CompletedProcess(["iree-compile"], -11, "", "assertion failed")
     assert "crashed with signal 11" in str(toolchain_error("iree-compile", result, tmp_path / "module.mlir"))
+
+
+def test_what_fails_is_compiled_again_with_a_verifier(tmp_path, monkeypatch):
+    runs = []
+
+    def fail(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        runs.append(arguments)
+        return failed("no such op" if UNVERIFIED in arguments else "error: 'op' expected 2 operands, but found 1")
+
+    monkeypatch.setattr(compilation, "_iree_compile", fail)
+    (tmp_path / "module.mlir").write_text("module {}")
+    with pytest.raises(ToolchainError, match="expected 2 operands"):
+        compilation._compile(["--flag"], tmp_path / "module.mlir", tmp_path / "out")
+    assert [UNVERIFIED in r for r in runs] == [True, False]
+
+
+def test_what_a_phase_is_given_is_verified(tmp_path):
+    (tmp_path / "module.mlir").write_text('func.func @f(%x: f32) { %y = "arith.addf"(%x) : (f32) -> f32 return }')
+    result = _iree_compile([UNVERIFIED, "--compile-to=flow", str(tmp_path / "module.mlir"), "-o", os.devnull])
+    assert "expected 2 operands" in result.stderr
 
 
 def test_a_wrong_number_is_never_written(tmp_path, monkeypatch):

@@ -1,0 +1,193 @@
+"""Seconds to a first training step: IronGrad's stages, and torch.compile's first step, side by side.
+
+    python benchmarks/compile_time.py [--family gpt] [--size small] [--rounds 3] [--json]
+
+Each compiles in a fresh process with empty caches, in turn; times are medians over the rounds, from the imported model
+to the end of the first step, imports aside. Wall-clock seconds depend on what else the machine does; seconds of CPU
+time, of the process and of all that it starts, hardly do. IronGrad's stages include the check against eager float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+from step_time import CASES, SIZES, make_step, torch_step
+
+BACKENDS = ("torch.compile", "irongrad")
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """How long something took.
+
+    Attributes:
+        wall: by the clock.
+        own: CPU time of the process.
+        children: CPU time of processes that it started.
+    """
+
+    wall: float
+    own: float
+    children: float
+
+    @property
+    def cpu(self) -> float:
+        """CPU time in all."""
+        return self.own + self.children
+
+    def __sub__(self, before: Seconds) -> Seconds:
+        return Seconds(self.wall - before.wall, self.own - before.own, self.children - before.children)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One family at one size: medians over the rounds.
+
+    Attributes:
+        wall: seconds by the clock, by backend.
+        cpu: seconds of CPU time, by backend.
+        stages: IronGrad's seconds of CPU time, by stage; `first step` loads the artifact.
+        ratio: IronGrad's CPU time in torch.compile's.
+    """
+
+    family: str
+    size: str
+    wall: dict[str, float]
+    cpu: dict[str, float]
+    stages: dict[str, float]
+    ratio: float
+
+
+def now() -> Seconds:
+    """The seconds so far, of processes that still run too: torch.compile keeps a pool of them."""
+    own = psutil.Process().cpu_times()
+    running = [p.cpu_times() for p in psutil.Process().children(recursive=True)]
+    children = own.children_user + own.children_system + sum(map(_in_all, running))
+    return Seconds(time.perf_counter(), own.user + own.system, children)
+
+
+def _in_all(times: psutil._common.pcputimes) -> float:
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def first_step_of_torch_compile(family: str, size: str, stages: dict[str, float]) -> None:
+    """Take a first step with torch.compile."""
+    torch_step(family, CASES[family][size], compiled=True)()
+
+
+def first_step_of_irongrad(family: str, size: str, stages: dict[str, float]) -> None:
+    """Compile with IronGrad, load the artifact and take a step; adds each stage's CPU time to `stages`."""
+    from irongrad.pipeline.driver import build, make_options
+    from irongrad.runtime import Session
+
+    @contextlib.contextmanager
+    def on_stage(name: str) -> Iterator[None]:
+        before = now()
+        yield
+        spent = now() - before
+        # Processes that end while the oracle runs are the compiler's, which runs beside it.
+        owner = "compile" if name == "oracle" else name
+        stages[name] = stages.get(name, 0.0) + spent.own
+        stages[owner] = stages.get(owner, 0.0) + spent.children
+
+    step = make_step(family, CASES[family][size])
+    inputs = {n: t.numpy() for n, t in step.inputs.items()}
+    with tempfile.TemporaryDirectory() as directory:
+        output = Path(directory) / "artifact"
+        build(step, make_options(output, entry_points=("train_step",), cache=False, on_stage=on_stage))
+        with on_stage("first step"):
+            Session(output).train_step(**inputs)
+
+
+FIRST_STEP = {"torch.compile": first_step_of_torch_compile, "irongrad": first_step_of_irongrad}
+
+
+def worker(connection: Connection, backend: str, family: str, size: str) -> None:
+    """Answer with the seconds of a first step, and of the stages to it."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        import torch
+        import torch._inductor.compile_fx
+
+        import irongrad.pipeline.driver
+        import irongrad.runtime  # noqa: F401
+
+        make_step(family, CASES[family][size])  # imports what the example does
+        if backend == "torch.compile":  # the header and the list of the CPU's features that it makes once a machine
+            torch.compile(lambda x: x.exp().sum())(torch.ones(100, requires_grad=True)).backward()
+        stages: dict[str, float] = {}
+        before = now()
+        FIRST_STEP[backend](family, size, stages)
+        connection.send((now() - before, stages))
+
+
+def once(backend: str, family: str, size: str) -> tuple[Seconds, dict[str, float]]:
+    """Compile in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=worker, args=(theirs, backend, family, size))
+    process.start()
+    theirs.close()
+    answer = mine.recv()
+    process.join()
+    return answer
+
+
+def measure(family: str, size: str, rounds: int) -> Row:
+    """Measure one case on both, in turn."""
+    found = [{backend: once(backend, family, size) for backend in BACKENDS} for _ in range(rounds)]
+    wall = {b: statistics.median(f[b][0].wall for f in found) for b in BACKENDS}
+    cpu = {b: statistics.median(f[b][0].cpu for f in found) for b in BACKENDS}
+    names = found[0]["irongrad"][1]
+    stages = {n: statistics.median(f["irongrad"][1][n] for f in found) for n in names}
+    ratio = statistics.median(f["irongrad"][0].cpu / f["torch.compile"][0].cpu for f in found)
+    return Row(family, size, wall, cpu, stages, ratio)
+
+
+def main() -> None:
+    """Measure every chosen case and print a table, or JSON."""
+    from rich.console import Console
+    from rich.table import Table
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=CASES, action="append")
+    parser.add_argument("--size", choices=SIZES, action="append")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    console = Console(stderr=options.json)
+    rows = []
+    for family in options.family or CASES:
+        for size in (s for s in options.size or ("small", "medium") if s in CASES[family]):
+            with console.status(f"{family} {size}"):
+                rows.append(measure(family, size, options.rounds))
+    if options.json:
+        print(json.dumps([asdict(r) for r in rows], indent=2))
+        return
+    table = Table("family", "size", "torch.compile CPU s", "IronGrad CPU s", "ratio", "wall s", "IronGrad's CPU s")
+    for row in rows:
+        stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in row.stages.items() if seconds >= 0.05)
+        cpu = [f"{row.cpu[b]:.1f}" for b in BACKENDS]
+        wall = " | ".join(f"{row.wall[b]:.1f}" for b in BACKENDS)
+        table.add_row(row.family, row.size, *cpu, f"{row.ratio:.2f}", wall, stages)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
