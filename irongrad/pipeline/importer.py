@@ -16,6 +16,8 @@ from irongrad.pipeline.routes import lower
 from irongrad.pipeline.stablehlo import for_stablehlo
 from irongrad.runtime.errors import ToolchainError, UserError
 
+_STRICT = "torch.assume_strict_symbolic_shapes"
+
 
 @dataclass(frozen=True)
 class ImportedStep:
@@ -40,9 +42,12 @@ def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> 
     Intermediate files are left in `scratch` when something fails.
 
     Raises:
+        UserError: functions of any size by the route `stablehlo`.
         UnsupportedOpError: torch-mlir cannot lower an operator with these arguments; with the user's line.
         ToolchainError: torch-mlir fails otherwise; with its diagnostic and the user's line.
     """
+    if route == "stablehlo" and any(f.of_any_size for f in graph.functions.values()):
+        raise UserError("functions of any size are compiled by the route linalg alone; give buckets= for stablehlo")
     if route == "stablehlo":
         graph = for_stablehlo(graph)
     context = ir.Context()
@@ -50,7 +55,9 @@ def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> 
     importer = PortableImporter(context=context, hooks=InlineLiterals(), graph_node_importer_cls=ControlFlowImporter)
     for name, function in graph.functions.items():
         try:
-            importer.import_stateless_graph(function.graph.graph, func_name=f"graph.{name}")
+            made = importer.import_stateless_graph(function.graph.graph, func_name=f"graph.{name}")
+            # Equal symbols are equal sizes, and none of them broadcasts: no check of that in the compiled code.
+            made.attributes[_STRICT] = ir.UnitAttr.get(context=context)
         except UserError:
             raise
         except Exception as error:

@@ -140,7 +140,7 @@ def test_a_wide_linear_layer_compiles(tmp_path):
 
 
 def test_iree_still_crashes_on_some_products_with_data_tiling():
-    """IREE 3.13.0, in MaterializeEncoding. Where this fails, `_CompilerCrashError` in compile.py has had its time.
+    """IREE 3.13.0, in MaterializeEncoding. Where this fails, `_DataTilingError` in compile.py has had its time.
 
     It depends on the CPU: for skylake-avx512, for one, the same module compiles.
     """
