@@ -55,7 +55,7 @@ def _sum(
     wanted = min(math.isqrt(count), LONGEST_CHAIN) if is_known(count) else _CHUNK_OF_UNKNOWN
     border, chunk = _chunk(x, dims, wanted)
     if not is_known(x.shape[border]):
-        total = _sum_with_rest(x, dims, border, chunk)
+        total = _sum_with_rest(*_with_merged(x, dims), wanted)
         return total.reshape([1 if d in dims else s for d, s in enumerate(x.shape)]) if keepdim else total
     inner = [border, *(d for d in dims if d > border)]
     partial = aten.sum.dim_IntList(_in_chunks(x, border, chunk), [d + 1 for d in inner])
@@ -63,8 +63,9 @@ def _sum(
     return total.reshape([1 if d in dims else s for d, s in enumerate(x.shape)]) if keepdim else total
 
 
-def _sum_with_rest(x: torch.Tensor, dims: Sequence[int], border: int, chunk: int) -> torch.Tensor:
+def _sum_with_rest(x: torch.Tensor, dims: Sequence[int], wanted: int) -> torch.Tensor:
     """Sum whole chunks of a dimension of unknown size, and then what is left of it; there may be nothing of either."""
+    border, chunk = _chunk(x, dims, wanted)
     size = x.shape[border]
     count = size // chunk
     with for_every_size(size):
@@ -88,6 +89,12 @@ def _sum_of_merged(x: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch
     """
     if len(dims) < 2 or all(b - a > 1 for a, b in itertools.pairwise(dims)):
         return NotImplemented
+    total = aten.sum.dim_IntList(*_with_merged(x, dims))
+    return total.reshape([1 if d in dims else s for d, s in enumerate(x.shape)]) if keepdim else total
+
+
+def _with_merged(x: torch.Tensor, dims: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+    """`x` with adjacent ones of `dims` as one, and which they are then."""
     shape: list[int] = []
     merged: list[int] = []
     for dim, size in enumerate(x.shape):
@@ -97,8 +104,7 @@ def _sum_of_merged(x: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch
         if dim in dims:
             merged.append(len(shape))
         shape.append(size)
-    total = aten.sum.dim_IntList(x.reshape(shape), merged)
-    return total.reshape([1 if d in dims else s for d, s in enumerate(x.shape)]) if keepdim else total
+    return x.reshape(shape), merged
 
 
 def _chunk(x: torch.Tensor, dims: Sequence[int], elements: int) -> tuple[int, int]:

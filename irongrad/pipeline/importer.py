@@ -12,6 +12,7 @@ from irongrad.pipeline.control_flow import ControlFlowImporter
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.literals import InlineLiterals
 from irongrad.pipeline.locations import PortableImporter
+from irongrad.pipeline.reshapes import joined_and_split
 from irongrad.pipeline.routes import lower
 from irongrad.pipeline.stablehlo import for_stablehlo
 from irongrad.runtime.errors import ToolchainError, UserError
@@ -55,7 +56,8 @@ def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> 
     importer = PortableImporter(context=context, hooks=InlineLiterals(), graph_node_importer_cls=ControlFlowImporter)
     for name, function in graph.functions.items():
         try:
-            made = importer.import_stateless_graph(function.graph.graph, func_name=f"graph.{name}")
+            whole = joined_and_split(function.graph) if function.of_any_size else function.graph
+            made = importer.import_stateless_graph(whole.graph, func_name=f"graph.{name}")
             # Equal symbols are equal sizes, and none of them broadcasts: no check of that in the compiled code.
             made.attributes[_STRICT] = ir.UnitAttr.get(context=context)
         except UserError:
