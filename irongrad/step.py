@@ -279,7 +279,8 @@ def _check_dynamic(step: TrainStep) -> None:
             )
     if found and step.accumulate > 1:
         raise CaptureError("a step with dynamic dimensions cannot cut its batch into parts: leave accumulate at 1")
-    if step.bucket_list and smallest(step.bucket_list, sizes_of(step, step.inputs)) is None:
+    held_by_buckets = step.bucket_list and not step.bucket_fallback
+    if held_by_buckets and smallest(step.bucket_list, sizes_of(step, step.inputs)) is None:
         raise CaptureError(
             f"the example inputs have sizes {sizes_of(step, step.inputs)}, which no bucket of "
             f"{[dict(b) for b in step.bucket_list]} holds"

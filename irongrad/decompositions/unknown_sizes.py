@@ -23,7 +23,7 @@ def example_of(size: int) -> int:
 
 def always(condition: bool) -> bool:
     """Whether `condition` on sizes is true whatever they are."""
-    return statically_known_true(condition)
+    return bool(statically_known_true(condition))
 
 
 def for_every_size(size: int) -> AbstractContextManager[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -42,7 +42,7 @@ def _of_any_size(example: Bucket, graph: StepGraph, limits: Limits) -> list[Buck
         large = next(_allowed(({n: s * f + o for n, s in example.items()} for f in (2, 1) for o in (1, 0)), limits))
         return [sizes for sizes in (small, large) if sizes != example]
     largest = {n: max(b[n] for b in graph.buckets) for n in example}
-    sizes = [{n: s + extra for n, s in largest.items()} for extra in range(1, 65)]
+    sizes: list[Bucket] = [{n: s + extra for n, s in largest.items()} for extra in range(1, 65)]
     sizes += [{**largest, n: s + extra} for n, s in largest.items() for extra in range(1, 65)]
     found = next(_allowed(sizes, limits), None)
     if found is None:
@@ -53,7 +53,7 @@ def _of_any_size(example: Bucket, graph: StepGraph, limits: Limits) -> list[Buck
     return [found]
 
 
-def _allowed(sizes: Iterator[Bucket] | list[Bucket], limits: Limits) -> Iterator[Bucket]:
+def _allowed(sizes: Iterable[Bucket], limits: Limits) -> Iterator[Bucket]:
     return (s for s in sizes if limits.allow(s))
 
 

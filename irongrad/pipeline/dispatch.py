@@ -143,13 +143,16 @@ def _padded(
     shape = tuple(bucket[d] if isinstance(d, str) and bucket else d for d in spec.shape)
     kind = mlir_type(shape, torch_dtype(spec.dtype))
     if shape == spec.shape:
-        own = ", ".join(sizes[d] for d in shape if isinstance(d, str))
-        dims = f"{{{own}}}" if own else ""
-        yield f"{result}.c = flow.tensor.clone {value} : {kind}{dims}"
+        # Its own sizes: IREE takes what a clone says for the sizes of the input itself, and drops a guard on them.
+        own = ", ".join(
+            f"%size{value.removeprefix('%arg')}.{d}" for d, name in enumerate(shape) if isinstance(name, str)
+        )
+        yield f"{result}.c = flow.tensor.clone {value} : {kind}{f'{{{own}}}' if own else ''}"
         hidden = f"{result}.b" if own else result
         yield f"{hidden} = util.optimization_barrier {result}.c : {kind}"
         if own:  # the barrier hides the sizes too
-            yield f"{result} = flow.tensor.tie_shape {hidden} : {kind}{dims}"
+            same = ", ".join(sizes[d] for d in shape if isinstance(d, str))
+            yield f"{result} = flow.tensor.tie_shape {hidden} : {kind}{{{same}}}"
         return
     high = []
     for d, name in enumerate(spec.shape):

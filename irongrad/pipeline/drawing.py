@@ -38,7 +38,7 @@ def trace(
         return [*outputs, draws + 1] if used else outputs
 
     scalar = torch.zeros((), dtype=torch.int64)
-    graph = retrace(drawing, [*examples, scalar, scalar], dims=dims)
+    graph = retrace(drawing, [*examples, scalar, scalar], dims=[*dims, {}, {}] if dims else [])
     if used:
         return Function(graph, (*arguments, *_STATE), (*results, _STATE[1]))
     for node in [n for n in graph.graph.nodes if n.op == "placeholder"][-len(_STATE) :]:

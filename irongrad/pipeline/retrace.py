@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -57,7 +56,8 @@ def traced(
     symbols = Symbols(environment)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment)
     with mode:
-        fakes = [symbols.empty_like(e, d) for e, d in zip_longest(examples, dims, fillvalue={})]
+        names = dims or [{}] * len(examples)
+        fakes = [symbols.empty_like(e, d) for e, d in zip(examples, names, strict=True)]
     # PyTorch 2.13 has the shapes of some operators for symbolic sizes in Python alone (constant_pad_nd).
     dispatcher = enable_python_dispatcher() if any(dims) else nullcontext()
     with mode, torch.no_grad(), preserve_node_meta(), aliases_allowed(), dispatcher:

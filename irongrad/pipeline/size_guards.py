@@ -47,19 +47,29 @@ def measured(entry: EntryPoint, sizes: dict[str, str]) -> Iterator[str]:
         yield from _refused(entry, i, d, sizes[name], text)
 
 
+def accepted_sizes(graph: StepGraph) -> dict[str, tuple[int, int | None]]:
+    """The smallest and the largest size of each named dimension that some function takes; None for no largest."""
+    smallest = dict(graph.smallest)
+    largest = {name: max(bucket[name] for bucket in graph.buckets) for b in graph.buckets[:1] for name in b}
+    if graph.limits is None:
+        return {name: (smallest[name], largest[name]) for name in largest}
+    accepted: dict[str, tuple[int, int | None]] = {}
+    for name, least in graph.limits.smallest.items():
+        most = graph.limits.largest.get(name)
+        accepted[name] = min(least, smallest.get(name, least)), most and max(most, largest.get(name, most))
+    return accepted
+
+
 def refusals(entry: EntryPoint, graph: StepGraph, sizes: Mapping[str, str]) -> Iterator[str]:
     """Refuse sizes that no function of the graph takes; `%fits0`, `%fits1`, … say which bucket holds a call."""
     buckets = [{n: size for n, size in bucket.items() if n in sizes} for bucket in graph.buckets]
     for number, bucket in enumerate(buckets):
         yield from _fits(f"%fits{number}", bucket, sizes)
+    yield from _intervals(entry, sizes, accepted_sizes(graph))
     if graph.limits is None:
-        yield from _intervals(entry, sizes, *_of_buckets(buckets, graph.smallest))
         yield from _combinations(buckets, sizes)
-        return
-    smallest = {n: min(least, graph.smallest.get(n, least)) for n, least in graph.limits.smallest.items()}
-    largest = {n: max([most, *(b[n] for b in buckets if n in b)]) for n, most in graph.limits.largest.items()}
-    yield from _intervals(entry, sizes, smallest, largest)
-    yield from _conditions(graph.limits, len(buckets), sizes)
+    else:
+        yield from _conditions(graph.limits, len(buckets), sizes)
 
 
 def _named(entry: EntryPoint) -> Iterator[tuple[int, int, str]]:
@@ -101,25 +111,20 @@ def _fits(result: str, bucket: Bucket, sizes: Mapping[str, str]) -> Iterator[str
     yield f"{result} = arith.andi {result}.0, {result}.{len(bucket)} : i1"
 
 
-def _of_buckets(buckets: Sequence[Bucket], smallest: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """The smallest and the largest size of each dimension."""
-    return dict(smallest), {name: max(bucket[name] for bucket in buckets) for name in buckets[0]}
-
-
 def _intervals(
-    entry: EntryPoint, sizes: Mapping[str, str], smallest: Mapping[str, int], largest: Mapping[str, int]
+    entry: EntryPoint, sizes: Mapping[str, str], accepted: Mapping[str, tuple[int, int | None]]
 ) -> Iterator[str]:
     """Refuse sizes outside of the interval of one dimension."""
     first = {name: (i, d) for i, d, name in reversed(list(_named(entry)))}
     for name, size in sizes.items():
-        number, dim = first[name]
-        yield f"%least.{name} = arith.constant {smallest[name]} : index"
+        (number, dim), (least, most) = first[name], accepted[name]
+        yield f"%least.{name} = arith.constant {least} : index"
         yield f"%near.{name} = arith.maxui {size}, %least.{name} : index"
-        nearest, allowed = f"%near.{name}", f"at least {smallest[name]}"
-        if name in largest:
-            yield f"%most.{name} = arith.constant {largest[name]} : index"
+        nearest, allowed = f"%near.{name}", f"at least {least}"
+        if most is not None:
+            yield f"%most.{name} = arith.constant {most} : index"
             yield f"%nearest.{name} = arith.minui %near.{name}, %most.{name} : index"
-            nearest, allowed = f"%nearest.{name}", f"in [{smallest[name]}, {largest[name]}]"
+            nearest, allowed = f"%nearest.{name}", f"in [{least}, {most}]"
         text = f"{entry.inputs[number].name}: dimension {dim} ({name}) must be {allowed}"
         yield from _refused(entry, number, dim, nearest, text)
 
