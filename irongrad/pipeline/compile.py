@@ -90,7 +90,11 @@ class _DataTilingError(ToolchainError):
     """
 
 
-_ENDLESS_STACK = ("stack allocation size overflows 64 bits", "expected no unbounded stack allocations")
+_OF_UNKNOWN_SIZES = (
+    "stack allocation size overflows 64 bits",
+    "expected no unbounded stack allocations",
+    "no basis element may be statically non-positive",
+)
 
 
 def _without_data_tiling(flags: Sequence[str]) -> tuple[str, ...]:
@@ -126,7 +130,7 @@ def _phase(source: Path, name: str) -> Path:
 
 def _compile(flags: Sequence[str], source: Path, output: Path) -> None:
     result = _iree_compile([*flags, str(source), "-o", str(output)])
-    if DATA_TILING in flags and (result.returncode < 0 or any(text in result.stderr for text in _ENDLESS_STACK)):
+    if DATA_TILING in flags and (result.returncode < 0 or any(text in result.stderr for text in _OF_UNKNOWN_SIZES)):
         raise _DataTilingError(f"iree-compile fails with {DATA_TILING}: {result.returncode}")
     if result.returncode != 0:
         raise toolchain_error("iree-compile", result, source)

@@ -36,6 +36,7 @@ from irongrad.pipeline.graphs import Function, StateTensor, Value
 from irongrad.pipeline.limits import Limits, limits_of
 from irongrad.pipeline.scaling import SCALE_VALUE, loss_scale_of
 from irongrad.pipeline.specialise import Interpret, Program, specialise
+from irongrad.pipeline.table_limits import table_conditions
 from irongrad.random import is_random
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.manifest import Role
@@ -156,7 +157,7 @@ def differentiate(captured: CapturedStep) -> JointStep:
     )
     made_sizes = zip(made.predict.results, made.predict.sizes, strict=True) if made.predict is not None else ()
     output_sizes = {r.name: sizes for r, sizes in made_sizes if r.kind == "output"}
-    return JointStep(captured, state, *functions, specialised, output_sizes, smallest, _limits(made, captured.step))
+    return JointStep(captured, state, *functions, specialised, output_sizes, smallest, _limits(made, captured))
 
 
 def _conditions(made: Programs) -> list[Any]:
@@ -165,11 +166,16 @@ def _conditions(made: Programs) -> list[Any]:
     return [guard.xreplace(dict(program.names)) for program in found for guard in program.guards]
 
 
-def _limits(made: Programs, step: TrainStep) -> Limits | None:
+def _limits(made: Programs, captured: CapturedStep) -> Limits | None:
     """The sizes that functions of any size take."""
+    step = captured.step
     if not step.dynamic or (step.bucket_list and not step.bucket_fallback):
         return None
-    return limits_of(_conditions(made), list(sizes_of(step, step.inputs)))
+    conditions = _conditions(made)
+    for program in (captured.train, captured.eval):
+        names = names_of(symbolic_inputs(program), [step.dynamic.get(n, {}) for n in step.inputs])
+        conditions += table_conditions(program, names)
+    return limits_of(conditions, list(sizes_of(step, step.inputs)))
 
 
 def _smallest_sizes(made: Programs, needs: set[Any], buckets: Sequence[Bucket]) -> dict[str, int]:

@@ -15,6 +15,7 @@ import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._sympy.functions import Mod
 
 import irongrad as ig
 from irongrad.padding.sizes import symbol
@@ -39,16 +40,20 @@ NAMES = {"x": {0: "B", 1: "T"}, "y": {0: "B", 1: "T"}}
 class _Tagger(nn.Module):
     """Attention between tokens, positions, and a batch norm over all of them: sums of every kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, attends: bool = True) -> None:
         super().__init__()
+        self.attends = attends
         self.embedding, self.positions = nn.Embedding(9, 6), nn.Embedding(96, 6)
         self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.embedding(x) + self.positions(torch.arange(x.shape[1]))
-        h = self.norm(h.transpose(1, 2)).transpose(1, 2).unflatten(2, (2, 3)).transpose(1, 2)
-        h = F.scaled_dot_product_attention(h, h, h, is_causal=True).transpose(1, 2).flatten(2)
-        return self.head(h)
+        h = self.norm(h.transpose(1, 2)).transpose(1, 2)
+        return self.head(self._attended(h) if self.attends else h)
+
+    def _attended(self, h: Tensor) -> Tensor:
+        h = h.unflatten(2, (2, 3)).transpose(1, 2)
+        return F.scaled_dot_product_attention(h, h, h, is_causal=True).transpose(1, 2).flatten(2)
 
 
 def _loss(tags: Tensor, y: Tensor) -> Tensor:
@@ -61,9 +66,9 @@ def _batch(b: int, t: int) -> dict[str, Tensor]:
     return {n: torch.randint(0, limit, (b, t), generator=generator) for n, limit in limits.items()}
 
 
-def _step(**options: Any) -> ig.TrainStep:
+def _step(*, attends: bool = True, **options: Any) -> ig.TrainStep:
     torch.manual_seed(0)
-    model = _Tagger()
+    model = _Tagger(attends=attends)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return ig.TrainStep(model, _loss, optimizer, _batch(3, 5), **{"dynamic": NAMES, **options})
 
@@ -112,8 +117,12 @@ def test_limits_are_intervals_where_they_can_be():
     assert not limits.allow({"B": 11, "T": 96})
 
 
+def test_a_table_of_positions_is_a_limit():
+    assert step_graph(_step(attends=False)).limits == limits_of([sympy.Le(T, 96)], ["B", "T"])
+
+
 def test_a_multiple_is_a_condition_in_words():
-    (condition,) = limits_of([sympy.Eq(sympy.Mod(T, 8), 0)], ["T"]).conditions
+    (condition,) = limits_of([sympy.Eq(Mod(T, 8), 0)], ["T"]).conditions
     assert spelled(condition) == "T a multiple of 8"
 
 
@@ -138,7 +147,7 @@ def test_a_fallback_needs_buckets_and_sizes_beyond_them():
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    step = _step(buckets={"B": [4], "T": [8]}, bucket_fallback="dynamic")
+    step = _step(attends=False, buckets={"B": [4], "T": [8]}, bucket_fallback="dynamic")
     directory: Path = tmp_path_factory.mktemp("any_size") / "tagger"
     ig.compile(step, directory, entry_points=["train_step", "eval_step", "reset"])
     return directory
@@ -150,7 +159,7 @@ def session(artifact: Path) -> Session:
 
 
 def test_calls_that_no_bucket_holds_train_the_same_state(session: Session):
-    reference = copy.deepcopy(_step().model).double()
+    reference = copy.deepcopy(_step(attends=False).model).double()
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     session.reset()
     for b, t in [(3, 5), (4, 9), (6, 4), (2, 8), (5, 70), (1, 96)]:
