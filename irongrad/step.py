@@ -52,7 +52,10 @@ class TrainStep:
             name have one size in a call.
         buckets: the sizes that the step is compiled for, by dimension, such as `{"B": [4, 8], "T": ig.pow2(16, 512)}`
             for every combination of them; or a list of combinations. A call runs in the smallest that its inputs fit
-            into, and gives what the step gives without padding.
+            into, and gives what the step gives without padding. Without them, the step is compiled once for every size
+            of its dynamic dimensions, and nothing is padded.
+        bucket_fallback: `dynamic` for a function of any size beside the buckets, for calls that none of them holds;
+            such calls are refused otherwise.
 
     Raises:
         CaptureError: an input that is no tensor or has no usable name, an optimizer over other parameters, a precision
@@ -72,6 +75,7 @@ class TrainStep:
     accumulate: int = 1
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     buckets: Mapping[str, Sequence[int]] | Sequence[Bucket] = ()
+    bucket_fallback: str = ""
 
     def __post_init__(self) -> None:
         _check_inputs(self.inputs)
@@ -262,19 +266,21 @@ def _check_dynamic(step: TrainStep) -> None:
             raise CaptureError(f"dynamic names {name!r}, which is not in inputs {list(step.inputs)}")
         for d, dim in dims.items():
             _check_dimension(step, name, d, dim, found)
-    if bool(found) != bool(step.bucket_list):
-        raise CaptureError(
-            "a step with dynamic dimensions needs buckets, such as buckets={'B': [4, 8]}, and buckets need the "
-            "dimensions that they are sizes of, such as dynamic={'x': {0: 'B'}}"
-        )
+    if step.bucket_list and not found:
+        raise CaptureError("buckets need the dimensions that they are sizes of, such as dynamic={'x': {0: 'B'}}")
+    if step.bucket_fallback not in ("", "dynamic"):
+        raise CaptureError(f"bucket_fallback is {step.bucket_fallback!r}; it must be 'dynamic', or empty for none")
+    if step.bucket_fallback and not step.bucket_list:
+        raise CaptureError("bucket_fallback is for calls that no bucket holds, and the step has no buckets")
     for bucket in step.bucket_list:
         if set(bucket) != set(found) or any(not isinstance(s, int) or s < 1 for s in bucket.values()):
             raise CaptureError(
                 f"bucket {dict(bucket)} is not a positive size for each of the dimensions {sorted(found)} of dynamic"
             )
     if found and step.accumulate > 1:
-        raise CaptureError("a step with buckets cannot cut its batch into micro-batches: leave accumulate at 1")
-    if found and smallest(step.bucket_list, sizes_of(step, step.inputs)) is None:
+        raise CaptureError("a step with dynamic dimensions cannot cut its batch into parts: leave accumulate at 1")
+    held_by_buckets = step.bucket_list and not step.bucket_fallback
+    if held_by_buckets and smallest(step.bucket_list, sizes_of(step, step.inputs)) is None:
         raise CaptureError(
             f"the example inputs have sizes {sizes_of(step, step.inputs)}, which no bucket of "
             f"{[dict(b) for b in step.bucket_list]} holds"

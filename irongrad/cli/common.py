@@ -23,6 +23,11 @@ precision_option = click.option(
     type=click.Choice(["f32", "bf16", "f16"]),
     help="Run the model under autocast; f16 with a dynamic loss scale. The step's own otherwise.",
 )
+fallback_option = click.option(
+    "--bucket-fallback",
+    type=click.Choice(["dynamic"]),
+    help="A function of any size beside the buckets, for calls that none of them holds.",
+)
 directory_argument = click.argument("directory", type=click.Path(path_type=Path))
 target_option = click.option("--target", help="Which of the artifact's targets; one for the device by default.")
 

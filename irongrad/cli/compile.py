@@ -16,7 +16,7 @@ import click
 from rich.table import Table
 
 import irongrad
-from irongrad.cli.common import console, json_option, pass_options, precision_option, print_json
+from irongrad.cli.common import console, fallback_option, json_option, pass_options, precision_option, print_json
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import MANIFEST
 
@@ -46,6 +46,7 @@ Example:
 @click.option("--route", default="linalg", show_default=True, help="To linalg directly, or over stablehlo.")
 @click.option("--entry-point", "entry_points", multiple=True, help="Include only these entry points; repeatable.")
 @precision_option
+@fallback_option
 @click.option("--dump-dir", type=click.Path(path_type=Path), help="Write every stage's readable form here.")
 @click.option("--stop-after", metavar="STAGE", help="Stop after this stage.")
 @click.option("--cache/--no-cache", default=True, help="Take what was compiled before from the cache on disk.")
@@ -64,6 +65,7 @@ def command(
     route: str,
     entry_points: tuple[str, ...],
     precision: str | None,
+    bucket_fallback: str | None,
     dump_dir: Path | None,
     stop_after: str | None,
     cache: bool,
@@ -102,6 +104,8 @@ def command(
     )
     before = dict(sys.modules)
     step = load_step(source, precision)
+    if bucket_fallback is not None:
+        step = replace(step, bucket_fallback=bucket_fallback)
     made = build(step, options)
     if depfile is not None and made.artifact is not None:
         _write_depfile(depfile, output, _user_files(before))

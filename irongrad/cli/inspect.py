@@ -70,7 +70,11 @@ def _entry_points(manifest: Manifest) -> None:
                 exempt = f" or {spec.exempt}" if spec.exempt is not None else ""
                 console.print(f"    {spec.name} in [{spec.minimum}, {spec.maximum}]{exempt}", markup=False)
     buckets = "; ".join(", ".join(f"{n} {size}" for n, size in bucket.items()) for bucket in manifest.buckets)
-    console.print(f"buckets: {buckets or 'none (fixed shapes)'}", markup=False)
+    console.print(
+        f"buckets: {buckets or ('none (any size)' if manifest.sizes else 'none (fixed shapes)')}", markup=False
+    )
+    for name, (least, most) in manifest.sizes.items():
+        console.print(f"    {name}: {f'{least} to {most}' if most else f'{least} and more'}", markup=False)
 
 
 def _hypers(manifest: Manifest) -> None:

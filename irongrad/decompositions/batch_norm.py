@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from irongrad.decompositions.registry import decomposes
+from irongrad.decompositions.unknown_sizes import is_known
 
 aten = torch.ops.aten
 
@@ -42,7 +43,7 @@ def _normalise(
     if training:
         batch_var, batch_mean = aten.var_mean.correction(x, _others(x), correction=0)
         count = x.numel() // x.shape[1]
-        of_sample = batch_var * (count / (count - 1) if count > 1 else math.nan)
+        of_sample = batch_var * _of_sample(count)
         running = (_moved(mean, batch_mean, momentum), _moved(var, of_sample, momentum))
         mean, var = batch_mean, batch_var
     assert mean is not None
@@ -52,6 +53,13 @@ def _normalise(
     out = out if weight is None else out * _each(weight, x)
     out = out if bias is None else out + _each(bias, x)
     return _Normalised(out, mean, inverse, *running)
+
+
+def _of_sample(count: int) -> float:
+    """The variance of a sample by that of the batch itself; a batch of one is refused by PyTorch."""
+    if not is_known(count):
+        return count / (count - 1)
+    return count / (count - 1) if count > 1 else math.nan
 
 
 def _moved(running: Maybe, new: torch.Tensor, momentum: float) -> Maybe:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from irongrad.decompositions.registry import decomposes
+from irongrad.decompositions.unknown_sizes import is_known
 from irongrad.decompositions.windows import each
 
 aten = torch.ops.aten
@@ -178,6 +179,8 @@ def _is_kept(out: torch.Tensor, sizes: Sequence[int], weight: torch.Tensor, geom
     `out` is of the shape of its output, and `sizes` are those of its input; a transposed convolution has them the other
     way round, and may have positions that no output comes from.
     """
+    if not all(map(is_known, out.shape)):
+        return False
     if weight.ndim not in (3, 4) or not out.numel() or not weight.numel() or not all(sizes) or out.dtype not in KEPT:
         return False
     return _sizes(sizes, weight, geometry) == list(out.shape[2:])

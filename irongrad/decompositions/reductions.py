@@ -13,8 +13,10 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch.fx.experimental.proxy_tensor import decompose
 
 from irongrad.decompositions.registry import decomposes
+from irongrad.decompositions.unknown_sizes import always, example_of, for_every_size, is_known
 
 aten = torch.ops.aten
 
@@ -22,6 +24,9 @@ aten = torch.ops.aten
 # positive numbers one chain is 4 times as wrong as eager (root mean square), over 768 it is 8 times, two levels twice.
 LONGEST_CHAIN = 256
 LONGEST_PRODUCT = 2048  # the same for matrix products, at whose chunks memory is spent
+# Of sizes that are known only when a step runs, the example's decides; a call may be so much larger.
+_LARGER = 16
+_CHUNK_OF_UNKNOWN = 64
 _UNEVEN = 8  # a chunk may be this much smaller than wanted before padding is the lesser evil
 
 # Eager adds these up in float32 (aten/src/ATen/OpMathType.h), torch-mlir 20261001 in the dtype itself.
@@ -45,13 +50,35 @@ def _sum(
         return aten.sum.dim_IntList(x, dim, keepdim, dtype=torch.float32).to(x.dtype)
     if not x.is_floating_point() or count == 0:
         return NotImplemented
-    if count <= LONGEST_CHAIN:
+    if _is_short(count):
         return _sum_of_merged(x, dims, keepdim)
-    border, chunk = _chunk(x, dims, min(math.isqrt(count), LONGEST_CHAIN))
+    wanted = min(math.isqrt(count), LONGEST_CHAIN) if is_known(count) else _CHUNK_OF_UNKNOWN
+    border, chunk = _chunk(x, dims, wanted)
+    if not is_known(x.shape[border]):
+        total = _sum_with_rest(*_with_merged(x, dims), wanted)
+        return total.reshape([1 if d in dims else s for d, s in enumerate(x.shape)]) if keepdim else total
     inner = [border, *(d for d in dims if d > border)]
     partial = aten.sum.dim_IntList(_in_chunks(x, border, chunk), [d + 1 for d in inner])
     total = aten.sum.dim_IntList(partial, [d for d in dims if d <= border])
     return total.reshape([1 if d in dims else s for d, s in enumerate(x.shape)]) if keepdim else total
+
+
+def _sum_with_rest(x: torch.Tensor, dims: Sequence[int], wanted: int) -> torch.Tensor:
+    """Sum whole chunks of a dimension of unknown size, and then what is left of it; there may be nothing of either."""
+    border, chunk = _chunk(x, dims, wanted)
+    size = x.shape[border]
+    count = size // chunk
+    with for_every_size(size):
+        chunks = x.narrow(border, 0, count * chunk).unflatten(border, (count, chunk))
+        rest = x.narrow(border, count * chunk, size - count * chunk)
+        partial = _in_one_chain(chunks, [border + 1, *(d + 1 for d in dims if d > border)])
+        return aten.sum.dim_IntList(partial, [d for d in dims if d <= border]) + _in_one_chain(rest, dims)
+
+
+def _in_one_chain(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    with decompose({}):
+        total = _sum_of_merged(x, dims, False)
+        return aten.sum.dim_IntList(x, dims) if total is NotImplemented else total
 
 
 def _sum_of_merged(x: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:
@@ -62,6 +89,12 @@ def _sum_of_merged(x: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch
     """
     if len(dims) < 2 or all(b - a > 1 for a, b in itertools.pairwise(dims)):
         return NotImplemented
+    total = aten.sum.dim_IntList(*_with_merged(x, dims))
+    return total.reshape([1 if d in dims else s for d, s in enumerate(x.shape)]) if keepdim else total
+
+
+def _with_merged(x: torch.Tensor, dims: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+    """`x` with adjacent ones of `dims` as one, and which they are then."""
     shape: list[int] = []
     merged: list[int] = []
     for dim, size in enumerate(x.shape):
@@ -71,8 +104,7 @@ def _sum_of_merged(x: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch
         if dim in dims:
             merged.append(len(shape))
         shape.append(size)
-    total = aten.sum.dim_IntList(x.reshape(shape), merged)
-    return total.reshape([1 if d in dims else s for d, s in enumerate(x.shape)]) if keepdim else total
+    return x.reshape(shape), merged
 
 
 def _chunk(x: torch.Tensor, dims: Sequence[int], elements: int) -> tuple[int, int]:
@@ -83,6 +115,8 @@ def _chunk(x: torch.Tensor, dims: Sequence[int], elements: int) -> tuple[int, in
     taken = 1
     for dim in reversed(dims):
         size = x.shape[dim]
+        if not is_known(size):
+            return dim, max(elements // taken, 1)
         if taken * size > elements:
             return dim, _divisor(size, max(elements // taken, 1))
         taken *= size
@@ -112,7 +146,7 @@ def _mean(
     x = x if dtype is None else x.to(dtype)
     if x.dtype in _HALVES:
         return aten.mean.dim(x.float(), dim, keepdim).to(x.dtype)
-    if count <= LONGEST_CHAIN and len(dims) < 2:
+    if _is_short(count) and len(dims) < 2:
         return NotImplemented
     return aten.sum.dim_IntList(x, dim, keepdim) / count
 
@@ -161,7 +195,7 @@ def _vector_norm(
 
 @decomposes(aten.mm.default)
 def _mm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    if x.shape[1] <= LONGEST_PRODUCT or x.dtype not in _CHUNKED:
+    if example_of(x.shape[1]) <= LONGEST_PRODUCT or x.dtype not in _CHUNKED:
         return NotImplemented
     return aten.bmm.default(x.unsqueeze(0), y.unsqueeze(0)).squeeze(0)
 
@@ -173,13 +207,34 @@ def _bmm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     In one chain, IREE's error is 8 times that of eager's blocked kernels at K = 4096, and 13 times at K = 65536.
     """
     length = x.shape[2]
-    if length <= LONGEST_PRODUCT or x.dtype not in _CHUNKED:
+    if example_of(length) <= LONGEST_PRODUCT or x.dtype not in _CHUNKED:
         return NotImplemented
+    if not is_known(length):
+        return _bmm_with_rest(x, y)
     chunk = _divisor(length, LONGEST_CHAIN)
     left = _in_chunks(x, 2, chunk).transpose(1, 2)  # [B, chunks, M, chunk]
     right = _in_chunks(y, 1, chunk)  # [B, chunks, chunk, N]
     products = aten.bmm.default(left.flatten(0, 1), right.flatten(0, 1))
     return aten.sum.dim_IntList(products.unflatten(0, (x.shape[0], -1)), [1])
+
+
+def _bmm_with_rest(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """As `_bmm`, for a length that is unknown."""
+    length = x.shape[2]
+    count = length // LONGEST_CHAIN
+    whole, rest = count * LONGEST_CHAIN, length - count * LONGEST_CHAIN
+    with for_every_size(length):
+        left = x.narrow(2, 0, whole).unflatten(2, (count, LONGEST_CHAIN)).transpose(1, 2)
+        right = y.narrow(1, 0, whole).unflatten(1, (count, LONGEST_CHAIN))
+        products = aten.bmm.default(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, (x.shape[0], count))
+        with decompose({}):
+            last = aten.bmm.default(x.narrow(2, whole, rest), y.narrow(1, whole, rest))
+        return aten.sum.dim_IntList(products, [1]) + last
+
+
+def _is_short(count: int) -> bool:
+    """Whether so many elements are added up in one chain."""
+    return always(count <= LONGEST_CHAIN) or (not is_known(count) and example_of(count) * _LARGER <= LONGEST_CHAIN)
 
 
 def _dims_of(x: torch.Tensor, dim: _Dims) -> list[int]:

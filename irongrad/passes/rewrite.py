@@ -60,7 +60,7 @@ def _key(argument: Any) -> Hashable:
     if isinstance(argument, Node):
         return _key(argument.meta["val"])
     if isinstance(argument, torch.Tensor):
-        return tuple(argument.shape), argument.dtype
+        return tuple(map(str, argument.shape)), argument.dtype
     if isinstance(argument, (list, tuple)):
         return tuple(map(_key, argument))
     if isinstance(argument, dict):

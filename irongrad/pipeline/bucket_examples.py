@@ -1,8 +1,8 @@
-"""Inputs for every bucket, made from the example, so that each is verified before an artifact is written."""
+"""Inputs for every function of a step, made from the example: each is verified before an artifact is written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -10,21 +10,51 @@ import torch
 from irongrad.buckets import Bucket, smallest
 from irongrad.pipeline.capture import CapturedStep
 from irongrad.pipeline.graphs import StepGraph
+from irongrad.pipeline.limits import Limits
+from irongrad.runtime.errors import CaptureError
 from irongrad.step import TrainStep, sizes_of
 
 
-def in_other_buckets(captured: CapturedStep, graph: StepGraph) -> list[CapturedStep]:
-    """`captured` with inputs for each bucket but the one that the example runs in."""
+def at_other_sizes(captured: CapturedStep, graph: StepGraph) -> list[CapturedStep]:
+    """`captured` with inputs for each bucket but the one that the example runs in, and for functions of any size."""
     step = captured.step
     taken = smallest(step.bucket_list, sizes_of(step, step.inputs))
-    others = [bucket for bucket in step.bucket_list if bucket != taken]
-    return [replace(captured, step=replace(step, inputs=_inputs(step, _sizes(graph, bucket)))) for bucket in others]
+    others = [_sizes(graph, bucket) for bucket in step.bucket_list if bucket != taken]
+    if graph.limits is not None:
+        others += _of_any_size(sizes_of(step, step.inputs), graph, graph.limits)
+    return [replace(captured, step=replace(step, inputs=_inputs(step, sizes))) for sizes in others]
 
 
 def _sizes(graph: StepGraph, bucket: Bucket) -> Bucket:
     """Sizes that run in `bucket`: one less than it has, to have padding, where no smaller bucket takes those."""
     fewer = {name: max(size - 1, graph.smallest[name]) for name, size in bucket.items()}
     return fewer if smallest(graph.buckets, fewer) == bucket else bucket
+
+
+def _of_any_size(example: Bucket, graph: StepGraph, limits: Limits) -> list[Bucket]:
+    """Smaller and larger sizes than the example's; where there are buckets, larger ones than they hold.
+
+    Raises:
+        CaptureError: there are no larger ones.
+    """
+    if not graph.buckets:
+        small = next(_allowed([dict.fromkeys(example, s) for s in (2, 3, 4, 8, 16)], limits), example)
+        large = next(_allowed(({n: s * f + o for n, s in example.items()} for f in (2, 1) for o in (1, 0)), limits))
+        return [sizes for sizes in (small, large) if sizes != example]
+    largest = {n: max(b[n] for b in graph.buckets) for n in example}
+    sizes: list[Bucket] = [{n: s + extra for n, s in largest.items()} for extra in range(1, 65)]
+    sizes += [{**largest, n: s + extra} for n, s in largest.items() for extra in range(1, 65)]
+    found = next(_allowed(sizes, limits), None)
+    if found is None:
+        raise CaptureError(
+            "bucket_fallback='dynamic' is for sizes above the largest bucket, and this model or loss takes none: "
+            f"{ {n: limits.largest[n] for n in example if n in limits.largest} }. Leave bucket_fallback out"
+        )
+    return [found]
+
+
+def _allowed(sizes: Iterable[Bucket], limits: Limits) -> Iterator[Bucket]:
+    return (s for s in sizes if limits.allow(s))
 
 
 def _inputs(step: TrainStep, sizes: Bucket) -> dict[str, torch.Tensor]:

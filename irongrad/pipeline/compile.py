@@ -28,6 +28,12 @@ COMMON_FLAGS = ("--iree-input-demote-f64-to-f32=false", "--iree-vm-target-extens
 
 DATA_TILING = "--iree-opt-data-tiling"
 _STACK_LIMIT = "exceeded stack allocation limit"
+_TILES_OF_UNKNOWN_SIZES = (
+    "stack allocation size overflows 64 bits",
+    "expected no unbounded stack allocations",
+    "no basis element may be statically non-positive",
+    _STACK_LIMIT,
+)
 
 # Between its passes, where it takes a fifth of the time: what a phase is given is verified in any case.
 UNVERIFIED = "--verify=false"
@@ -101,15 +107,16 @@ def _check_remedies(flags: Sequence[str], result: subprocess.CompletedProcess[st
     """Refuse a failure that other flags may help against.
 
     IREE 3.13.0 ends by a signal with data tiling on a product of matrices to which something made of indices is added
-    and that is then transposed: `(x @ x.mT + torch.eye(n)).mT`. Without it the code is slower. And it refuses a
-    dispatch whose own tile sizes ask for more stack than a limit. tests/pipeline/test_toolchain.py tells when either is
-    gone.
+    and that is then transposed: `(x @ x.mT + torch.eye(n)).mT`; and it refuses its own tiles, in one of several ways,
+    for products of which a size is not known. Without it the code is slower. And it refuses a dispatch whose own tile
+    sizes ask for more stack than a limit. tests/pipeline/test_toolchain.py tells when any of it is gone.
     """
     failure = f"iree-compile failed with status {result.returncode}"
-    if result.returncode < 0 and DATA_TILING in flags:
-        raise _RefusedError(failure, DATA_TILING, ())
     if result.returncode > 0 and _STACK_LIMIT in result.stderr and STACK in flags:
         raise _RefusedError(failure, STACK, (LARGEST_STACK,))
+    of_tiles = result.returncode < 0 or any(text in result.stderr for text in _TILES_OF_UNKNOWN_SIZES)
+    if result.returncode != 0 and of_tiles and DATA_TILING in flags:
+        raise _RefusedError(failure, DATA_TILING, ())
 
 
 def _compile_with_branches(flags: Sequence[str], source: Path, output: Path) -> None:
@@ -145,6 +152,7 @@ def _compile(flags: Sequence[str], source: Path, output: Path) -> None:
     _check_remedies(flags, result)
     if result.returncode != 0:  # again, for a verifier may say more than what failed on invalid code
         result = _iree_compile(arguments)
+        _check_remedies(flags, result)
     if result.returncode != 0:
         raise toolchain_error("iree-compile", result, source)
 

@@ -34,12 +34,14 @@ from irongrad.pipeline.complex import has_complex, in_reals, refuse_complex
 from irongrad.pipeline.dimensions import Names, guards_of, named_sizes, names_of, smallest_sizes, symbolic_inputs
 from irongrad.pipeline.drawing import random_state
 from irongrad.pipeline.graphs import Function, StateTensor, Value
+from irongrad.pipeline.limits import Limits, limits_of
 from irongrad.pipeline.scaling import SCALE_VALUE, loss_scale_of
 from irongrad.pipeline.specialise import Interpret, Program, specialise
+from irongrad.pipeline.table_limits import table_conditions
 from irongrad.random import is_random
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.manifest import Role
-from irongrad.step import TrainStep, micro_batches
+from irongrad.step import TrainStep, micro_batches, sizes_of
 
 Table = dict[OperatorBase, Callable[..., Any]]
 
@@ -56,10 +58,11 @@ class JointStep:
             micro-batches, scaled where there is a loss scale).
         eval: state and inputs -> loss; None where it was not captured, as with `predict`.
         predict: state and model inputs -> the model's outputs; None where there are none.
-        specialised: those three for every bucket, the one with the fewest elements first; the three above are those of
-            the last. Empty for a step of fixed sizes.
+        specialised: those three for every bucket, and for any size beside them, the largest bucket last; the three
+            above are its. Empty for a step without buckets.
         output_sizes: of each result of `predict`, as numbers and expressions of named dimensions.
-        smallest: the smallest size of each named dimension that the step takes.
+        smallest: the smallest size of each named dimension that the buckets take.
+        limits: the sizes that functions of any size take; None where there are none.
     """
 
     captured: CapturedStep
@@ -70,13 +73,17 @@ class JointStep:
     specialised: tuple[Specialised, ...] = ()
     output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     smallest: Mapping[str, int] = field(default_factory=dict)
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True)
 class Specialised:
-    """`joint`, `eval` and `predict` of a step at the sizes of a bucket, with the true sizes as further arguments."""
+    """`joint`, `eval` and `predict` of a step at the sizes of a bucket, with the true sizes as further arguments.
 
-    bucket: Bucket
+    Without a bucket, for any size.
+    """
+
+    bucket: Bucket | None
     joint: Function
     eval: Function | None
     predict: Function | None
@@ -144,9 +151,10 @@ def differentiate(captured: CapturedStep) -> JointStep:
     *others, largest = captured.step.bucket_list or (None,)
     functions = at(largest)
     smallest = _smallest_sizes(made, needs, captured.step.bucket_list)  # which is the same in every bucket
-    specialised = tuple(Specialised(bucket, *at(bucket)) for bucket in others if bucket is not None)
+    specialised: tuple[Specialised, ...] = ()
     if largest is not None:
-        specialised += (Specialised(largest, *functions),)
+        beside: list[Bucket | None] = [None] if captured.step.bucket_fallback else []
+        specialised = (*(Specialised(b, *at(b)) for b in [*beside, *others]), Specialised(largest, *functions))
     scale = loss_scale_of(captured.step)
     state = (
         *made.state.values(),
@@ -155,7 +163,25 @@ def differentiate(captured: CapturedStep) -> JointStep:
     )
     made_sizes = zip(made.predict.results, made.predict.sizes, strict=True) if made.predict is not None else ()
     output_sizes = {r.name: sizes for r, sizes in made_sizes if r.kind == "output"}
-    return JointStep(captured, state, *functions, specialised, output_sizes, smallest)
+    return JointStep(captured, state, *functions, specialised, output_sizes, smallest, _limits(made, captured))
+
+
+def _conditions(made: Programs) -> list[Any]:
+    """What has to be true of named dimensions for the graphs to be those of the programs."""
+    found = [program for program in (made.joint, made.eval, made.predict) if program is not None]
+    return [guard.xreplace(dict(program.names)) for program in found for guard in program.guards]
+
+
+def _limits(made: Programs, captured: CapturedStep) -> Limits | None:
+    """The sizes that functions of any size take."""
+    step = captured.step
+    if not step.dynamic or (step.bucket_list and not step.bucket_fallback):
+        return None
+    conditions = _conditions(made)
+    for program in (captured.train, captured.eval):
+        names = names_of(symbolic_inputs(program), [step.dynamic.get(n, {}) for n in step.inputs])
+        conditions += table_conditions(program, names)
+    return limits_of(conditions, list(sizes_of(step, step.inputs)))
 
 
 def _smallest_sizes(made: Programs, needs: set[Any], buckets: Sequence[Bucket]) -> dict[str, int]:
@@ -165,10 +191,7 @@ def _smallest_sizes(made: Programs, needs: set[Any], buckets: Sequence[Bucket]) 
         CaptureError: a bucket that holds none, or sizes that cannot be said so.
     """
     limits = {name: max(bucket[name] for bucket in buckets) for bucket in buckets[:1] for name in bucket}
-    conditions = [need >= 0 for need in needs]
-    for program in (made.joint, made.eval, made.predict):
-        if program is not None:
-            conditions += [guard.xreplace(dict(program.names)) for guard in program.guards]
+    conditions = [need >= 0 for need in needs] + _conditions(made)
     smallest = smallest_sizes(conditions, limits)
     for bucket in buckets:
         for name, size in bucket.items():

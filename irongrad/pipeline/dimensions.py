@@ -95,6 +95,16 @@ def guards_of(inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     return tuple(environments[0].simplify(guard.expr) for guard in environments[0].guards if not _of_strides(guard))
 
 
+def is_condition(guard: Any) -> bool:
+    """Whether a guard says for which sizes a graph is right; one of strides does not, nor that a size is not 1."""
+    return not _of_strides(guard) and not is_of_broadcasting(guard.expr)
+
+
+def is_of_broadcasting(condition: Any) -> bool:
+    """Whether a condition is that a size is not some number: PyTorch asks so for 1, and the graph is the same then."""
+    return isinstance(condition, sympy.Ne) and not condition.has(Mod, PythonMod)
+
+
 def _of_strides(guard: Any) -> bool:
     place = getattr(guard.sloc.framework_loc, "filename", "")
     inside = place.endswith(("torch/_prims_common/__init__.py", "torch/_refs/__init__.py"))
@@ -113,7 +123,7 @@ def smallest_sizes(conditions: Iterable[Any], limits: Mapping[str, int]) -> dict
     least = dict.fromkeys(limits, 1)
     for condition in conditions:
         names = sorted(s.name for s in getattr(condition, "free_symbols", ()))
-        if not names or (isinstance(condition, sympy.Ne) and not condition.has(Mod, PythonMod)):
+        if not names or is_of_broadcasting(condition):
             continue
         tried = {n: range(1, limits[n] + 1) if len(names) == 1 else sorted({2, 3, limits[n]}) for n in names}
         for sizes in reversed(list(itertools.product(*tried.values()))):

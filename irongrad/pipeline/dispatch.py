@@ -1,7 +1,8 @@
 """Entry points of a step with buckets: guards on the named dimensions, and the smallest bucket that fits.
 
-Compiled code measures the inputs, refuses sizes that no bucket holds, pads the inputs, calls the function of one
-bucket on them and on the true sizes, and cuts its outputs to their own sizes. What comes after forward and backward,
+Compiled code measures the inputs, refuses sizes that no function takes, pads the inputs, calls the function of one
+bucket on them and on the true sizes, and cuts its outputs to their own sizes. A function of any size gets the inputs as
+they are. What comes after forward and backward,
 and every store, comes after the choice: it is compiled once, and IREE 3.13.0 loses the offset of a tensor in its
 buffer where two branches store it ("attempted to access an address outside of the valid buffer range").
 """
@@ -17,6 +18,7 @@ from irongrad.pipeline.dtypes import mlir_type
 from irongrad.pipeline.graphs import StepGraph, Value
 from irongrad.pipeline.indices import index_of
 from irongrad.pipeline.interface import chain_of
+from irongrad.pipeline.size_guards import measured, refusals
 from irongrad.pipeline.storage import quoted, tensor_type
 from irongrad.runtime.manifest import EntryPoint, TensorSpec
 
@@ -63,83 +65,22 @@ class _Dispatch:
 def run_in_bucket(entry: EntryPoint, graph: StepGraph, values: Mapping[Value, str]) -> Lines:
     """Check the sizes and run the smallest bucket that they fit into."""
     sizes: dict[str, str] = {}
-    yield from _measured(entry, sizes)
+    yield from measured(entry, sizes)
     dispatch = _Dispatch(entry, graph, values, sizes)
-    buckets = [{n: size for n, size in bucket.items() if n in sizes} for bucket in graph.buckets]
-    for number, bucket in enumerate(buckets):
-        yield from _fits(f"%fits{number}", bucket, sizes)
-    yield from _refusals(entry, buckets, sizes, graph.smallest)
+    yield from refusals(entry, graph, sizes)
     names = yield from _choice(dispatch, 0)
     done = dict(zip(graph.functions[dispatch.chain[0]].results, names, strict=True))
     yield from finish(dispatch.chain, graph, dict(values), done)
     return [done[Value("output", s.name)] for s in entry.outputs]
 
 
-def _named(entry: EntryPoint) -> Iterator[tuple[int, int, str]]:
-    """Input, dimension and name of every named dimension of the inputs."""
-    for i, spec in enumerate(entry.inputs):
-        for d, name in enumerate(spec.shape):
-            if isinstance(name, str):
-                yield i, d, name
-
-
-def _measured(entry: EntryPoint, sizes: dict[str, str]) -> Iterator[str]:
-    """The size of every named dimension, which must be the same in all inputs."""
-    first: dict[str, str] = {}
-    for d in sorted({d for _, d, _ in _named(entry)}):
-        yield f"%dim{d} = arith.constant {d} : index"
-    for i, d, name in _named(entry):
-        spec = entry.inputs[i]
-        yield f"%size{i}.{d} = tensor.dim %arg{i}, %dim{d} : {spec_type(spec)}"
-        if name not in sizes:
-            sizes[name], first[name] = f"%size{i}.{d}", f"dimension {d} of {spec.name}"
-            continue
-        yield f"%same{i}.{d} = arith.cmpi eq, %size{i}.{d}, {sizes[name]} : index"
-        text = f"{spec.name}: dimension {d} ({name}) must be as large as {first[name]}; the step was not run"
-        yield f'cf.assert %same{i}.{d}, "{quoted(text)}"'
-
-
-def _fits(result: str, bucket: Bucket, sizes: Mapping[str, str]) -> Iterator[str]:
-    """Whether every size is within the bucket."""
-    so_far = ""
-    for name, size in bucket.items():
-        yield f"{result}.{name}.n = arith.constant {size} : index"
-        yield f"{result}.{name} = arith.cmpi ule, {sizes[name]}, {result}.{name}.n : index"
-        if so_far:
-            yield f"{result}.{name}.all = arith.andi {so_far}, {result}.{name} : i1"
-        so_far = f"{result}.{name}.all" if so_far else f"{result}.{name}"
-    yield f"{result} = arith.andi {so_far}, {so_far} : i1"
-
-
-def _refusals(
-    entry: EntryPoint, buckets: Sequence[Bucket], sizes: Mapping[str, str], smallest: Mapping[str, int]
-) -> Iterator[str]:
-    """Refuse what no bucket holds, naming the dimension where one alone is at fault."""
-    where = {name: f"{entry.inputs[i].name}: dimension {d} ({name})" for i, d, name in reversed(list(_named(entry)))}
-    for name, size in sizes.items():
-        largest = max(bucket[name] for bucket in buckets)
-        yield f"%least.{name} = arith.constant {smallest[name]} : index"
-        yield f"%most.{name} = arith.constant {largest} : index"
-        yield f"%low.{name} = arith.cmpi uge, {size}, %least.{name} : index"
-        yield f"%high.{name} = arith.cmpi ule, {size}, %most.{name} : index"
-        yield f"%range.{name} = arith.andi %low.{name}, %high.{name} : i1"
-        text = f"{where[name]} must be in [{smallest[name]}, {largest}]; the step was not run"
-        yield f'cf.assert %range.{name}, "{quoted(text)}"'
-    yield "%any0 = arith.ori %fits0, %fits0 : i1"
-    for number in range(1, len(buckets)):
-        yield f"%any{number} = arith.ori %any{number - 1}, %fits{number} : i1"
-    listed = "; ".join(", ".join(f"{n} {size}" for n, size in bucket.items()) for bucket in buckets)
-    text = f"{', '.join(sizes)}: the sizes fit into no bucket of [{listed}]; the step was not run"
-    yield f'cf.assert %any{len(buckets) - 1}, "{quoted(text)}"'
-
-
 def _choice(dispatch: _Dispatch, number: int) -> Lines:
-    """Run bucket `number` where it fits, and else one of those after it."""
-    if number == len(dispatch.graph.buckets) - 1:
-        return (yield from _bucket(dispatch, number))
+    """Run bucket `number` where it fits, and else one of those after it, or what takes any size."""
+    if number == len(dispatch.graph.forms) - 1:
+        return (yield from _form(dispatch, number))
     results = len(dispatch.kinds)
     yield f"%out{number}:{results} = scf.if %fits{number} -> ({', '.join(dispatch.kinds)}) {{"
-    yield from _region(dispatch, _bucket(dispatch, number))
+    yield from _region(dispatch, _form(dispatch, number))
     yield "} else {"
     yield from _region(dispatch, _choice(dispatch, number + 1))
     yield "}"
@@ -156,15 +97,15 @@ def _region(dispatch: _Dispatch, lines: Lines) -> Iterator[str]:
     yield f"  scf.yield {', '.join(names)} : {', '.join(dispatch.kinds)}"
 
 
-def _bucket(dispatch: _Dispatch, number: int) -> Lines:
-    """Pad the inputs, check their values, call the function of a bucket, and cut its outputs."""
-    graph, bucket = dispatch.graph, dispatch.graph.buckets[number]
+def _form(dispatch: _Dispatch, number: int) -> Lines:
+    """Check the inputs' values and call the function of a bucket, on padded inputs, or the one of any size."""
+    graph, bucket = dispatch.graph, dispatch.graph.forms[number]
     name = graph.in_bucket(dispatch.chain[0], bucket)
     values: dict[Value, str] = {}
     for i, spec in enumerate(dispatch.entry.inputs):
         values[Value("input", spec.name)] = f"%in{i}.{number}"
         yield from _padded(f"%in{i}.{number}", f"%arg{i}", spec, bucket, dispatch.sizes)
-    for dim in bucket:
+    for dim in bucket or ():
         values[Value("size", dim)] = f"%true.{dim}.{number}"
         yield from _true_size(f"%true.{dim}.{number}", dispatch.sizes.get(dim))
     yield from _checked(graph, name, values, f"%ok.{number}")
@@ -173,7 +114,7 @@ def _bucket(dispatch: _Dispatch, number: int) -> Lines:
     names = []
     for i, (value, made) in enumerate(zip(function.results, function.results_like(), strict=True)):
         result = f"%part.{number}#{i}"
-        if value.kind == "output":
+        if value.kind == "output" and bucket is not None:
             spec = dispatch.outputs[value.name]
             sizes = graph.output_sizes.get(spec.name, spec.shape)
             result = yield from _cut(result, f"%cut{i}.{number}", tensor_type(made), spec, sizes, dispatch.sizes)
@@ -192,21 +133,31 @@ def _checked(graph: StepGraph, name: str, values: dict[Value, str], result: str)
         yield f'cf.assert {result}.{i}, "{quoted(limit.name)}"'
 
 
-def _padded(result: str, value: str, spec: TensorSpec, bucket: Bucket, sizes: Mapping[str, str]) -> Iterator[str]:
-    """A copy of an input at the sizes of the bucket, which IREE cannot see through.
+def _padded(
+    result: str, value: str, spec: TensorSpec, bucket: Bucket | None, sizes: Mapping[str, str]
+) -> Iterator[str]:
+    """A copy of an input at the sizes of the bucket, or at its own without one, which IREE cannot see through.
 
     Its padding is in the input's range: the check of that looks at all elements.
     """
-    shape = tuple(bucket[d] if isinstance(d, str) else d for d in spec.shape)
+    shape = tuple(bucket[d] if isinstance(d, str) and bucket else d for d in spec.shape)
     kind = mlir_type(shape, torch_dtype(spec.dtype))
     if shape == spec.shape:
-        yield f"{result}.c = flow.tensor.clone {value} : {kind}"
-        yield f"{result} = util.optimization_barrier {result}.c : {kind}"
+        # Its own sizes: IREE takes what a clone says for the sizes of the input itself, and drops a guard on them.
+        own = ", ".join(
+            f"%size{value.removeprefix('%arg')}.{d}" for d, name in enumerate(shape) if isinstance(name, str)
+        )
+        yield f"{result}.c = flow.tensor.clone {value} : {kind}{f'{{{own}}}' if own else ''}"
+        hidden = f"{result}.b" if own else result
+        yield f"{hidden} = util.optimization_barrier {result}.c : {kind}"
+        if own:  # the barrier hides the sizes too
+            same = ", ".join(sizes[d] for d in shape if isinstance(d, str))
+            yield f"{result} = flow.tensor.tie_shape {hidden} : {kind}{{{same}}}"
         return
     high = []
     for d, name in enumerate(spec.shape):
         high.append(f"{result}.{d}" if isinstance(name, str) else "0")
-        if isinstance(name, str):
+        if isinstance(name, str) and bucket:
             yield f"{result}.{d}.n = arith.constant {bucket[name]} : index"
             yield f"{result}.{d} = arith.subi {result}.{d}.n, {sizes[name]} : index"
     element = kind.removesuffix(">").rpartition("x")[2]

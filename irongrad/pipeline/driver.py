@@ -18,7 +18,7 @@ from irongrad.cache.builds import BuildRecord, compile_once, place_of
 from irongrad.passes import DEFAULT_LEVEL, Pass, PassRecord, parse_passes, passes_at, run_passes, without
 from irongrad.passes.rematerialise import Rematerialise
 from irongrad.pipeline.assemble import AssembledModule, assemble
-from irongrad.pipeline.bucket_examples import in_other_buckets
+from irongrad.pipeline.bucket_examples import at_other_sizes
 from irongrad.pipeline.capture import CapturedStep, capture
 from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.differentiate import JointStep, differentiate
@@ -160,7 +160,7 @@ def build(step: TrainStep, options: Options) -> Build:
             with ThreadPoolExecutor(1) as beside:  # iree-compile is a process, and does not keep every core busy
                 compiling = beside.submit(_compile_all, module, options, scratch)
                 golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
-                others = [golden_of(c, graph, 1) for c in in_other_buckets(captured, graph)]
+                others = [golden_of(c, graph, 1) for c in at_other_sizes(captured, graph)]
                 compiled: list[CompiledModule] = stage("compile", compiling.result)
             statistics |= {c.target.name: c.statistics for c in compiled}
             choices = tuple(choice for record in records for choice in record.choices)
@@ -223,6 +223,7 @@ def compile(
     route: str = "linalg",
     entry_points: Sequence[str] | None = None,
     precision: str | None = None,
+    bucket_fallback: str | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
     cache: bool = True,
 ) -> Artifact:
@@ -242,6 +243,7 @@ def compile(
         route: from PyTorch's operators to linalg: `linalg` directly, or over `stablehlo`.
         entry_points: which entry points to include, all by default.
         precision: in place of the step's own, `f32`, `bf16` or `f16`.
+        bucket_fallback: in place of the step's own, `dynamic` for a function of any size beside the buckets.
         dump_dir: where to write every stage's readable form.
         cache: whether to take from the cache on disk what was compiled before, and to keep what is compiled.
 
@@ -255,6 +257,8 @@ def compile(
     """
     if precision is not None:
         step = replace(step, precision=precision)
+    if bucket_fallback is not None:
+        step = replace(step, bucket_fallback=bucket_fallback)
     options = make_options(
         output,
         target,

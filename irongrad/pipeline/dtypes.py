@@ -40,10 +40,10 @@ def numpy_name(dtype: torch.dtype) -> str:
     return _NAMES[dtype][0]
 
 
-def mlir_type(shape: tuple[int | str, ...], dtype: torch.dtype) -> str:
-    """The tensor type in MLIR's syntax; a named dimension becomes `?`."""
+def mlir_type(shape: tuple[int | str | torch.SymInt, ...], dtype: torch.dtype) -> str:
+    """The tensor type in MLIR's syntax; one that is named, or a symbol, becomes `?`."""
     numpy_name(dtype)
-    dims = "".join(f"{'?' if isinstance(d, str) else d}x" for d in shape)
+    dims = "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape)
     return f"tensor<{dims}{_NAMES[dtype][1]}>"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 
@@ -62,7 +63,7 @@ def fold_empty_tensors(graph: GraphModule) -> None:
 
 
 def _rule(node: Node) -> Callable[[Graph, Node], Node] | None:
-    if node.meta["val"].numel() == 0:
+    if _has_no_elements(node.meta["val"]):
         return None if node.target is aten.empty.memory_format else lambda graph, node: _full(graph, node, 0)
     if not any(_is_empty(i) for i in node.all_input_nodes):
         return None
@@ -79,7 +80,12 @@ def _rule(node: Node) -> Callable[[Graph, Node], Node] | None:
 
 def _is_empty(value: object) -> bool:
     tensor = value.meta.get("val") if isinstance(value, Node) else None
-    return isinstance(tensor, torch.Tensor) and tensor.numel() == 0
+    return isinstance(tensor, torch.Tensor) and _has_no_elements(tensor)
+
+
+def _has_no_elements(tensor: torch.Tensor) -> bool:
+    """Whether that is so at every size that a dimension may have."""
+    return any(statically_known_true(size == 0) for size in tensor.shape)
 
 
 def _full(graph: Graph, node: Node, value: float) -> Node:

@@ -112,7 +112,7 @@ def _run_once(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str
     """`train_step`, `grad_step`, `eval_step` and `predict`."""
     values: dict[Value, str] = {}
     yield from _hypers(entry, values)
-    if graph.buckets:
+    if graph.forms:
         names = yield from run_in_bucket(entry, graph, values)
     else:
         names = yield from _run_at_fixed_sizes(entry, graph, cores, values)

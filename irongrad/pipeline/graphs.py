@@ -10,6 +10,8 @@ import torch
 from torch.fx import GraphModule
 
 from irongrad.buckets import Bucket
+from irongrad.pipeline.limits import Limits
+from irongrad.pipeline.symbols import has_symbols
 from irongrad.runtime.manifest import SEED, Role
 
 
@@ -77,6 +79,11 @@ class Function:
     arguments: tuple[Value, ...]
     results: tuple[Value, ...]
 
+    @property
+    def of_any_size(self) -> bool:
+        """Whether sizes of its tensors are symbols."""
+        return any(has_symbols(n.meta.get("val")) for n in self.graph.graph.nodes)
+
     def example(self, index: int) -> torch.Tensor:
         """The fake tensor of the placeholder at `index`."""
         placeholders = [n for n in self.graph.graph.nodes if n.op == "placeholder"]
@@ -88,8 +95,10 @@ class Function:
         return [n.meta["val"] for n in output.args[0]]
 
 
-def specialised_name(name: str, bucket: Bucket) -> str:
-    """The name of a function at the sizes of one of several buckets."""
+def specialised_name(name: str, bucket: Bucket | None) -> str:
+    """The name of a function at the sizes of one of several buckets, or beside them for any size."""
+    if bucket is None:
+        return f"{name}@any"
     return f"{name}@{'.'.join(f'{dim}{size}' for dim, size in bucket.items())}"
 
 
@@ -115,9 +124,11 @@ class StepGraph:
         precision: of forward and backward, as in `TrainStep.precision`.
         packs: what is stored, or handed on, together.
         buckets: the sizes by named dimension that `joint`, `eval` and `predict` are made for, the bucket with the
-            fewest elements first. The functions under those names are of the last bucket; see `in_bucket`.
+            fewest elements first. The functions under those names are of the last bucket; see `in_bucket`. Without
+            buckets they are of any size, where `dynamic` names dimensions.
         dynamic: names of dimensions by the input's name and position.
-        smallest: the smallest size of each named dimension that the step takes.
+        smallest: the smallest size of each named dimension that the buckets take.
+        limits: the sizes that functions of any size take; None where there are no such functions.
         output_sizes: the sizes of each result of `predict`, as numbers and expressions of named dimensions.
     """
 
@@ -133,9 +144,15 @@ class StepGraph:
     buckets: tuple[Bucket, ...] = ()
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     smallest: Mapping[str, int] = field(default_factory=dict)
+    limits: Limits | None = None
     output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
-    def in_bucket(self, name: str, bucket: Bucket) -> str:
+    @property
+    def forms(self) -> tuple[Bucket | None, ...]:
+        """The buckets, in the order in which they are tried, and None for the functions of any size."""
+        return (*self.buckets, *((None,) if self.limits is not None else ()))
+
+    def in_bucket(self, name: str, bucket: Bucket | None) -> str:
         """The name of the function called `name` at the sizes of `bucket`; `name` itself where it has one form."""
         specialised = specialised_name(name, bucket)
         return specialised if specialised in self.functions else name

@@ -10,6 +10,7 @@ import torch
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.ranges import Range
 from irongrad.pipeline.retrace import retrace
+from irongrad.pipeline.symbols import Dims
 
 
 def add_guards(graph: StepGraph, ranges: Sequence[Range]) -> StepGraph:
@@ -22,7 +23,8 @@ def add_guards(graph: StepGraph, ranges: Sequence[Range]) -> StepGraph:
         taken = {a.name for a in function.arguments if a.kind == "input"}
         if mine := [r for r in ranges if r.input in taken]:
             examples = [_example(graph, function, r.input) for r in mine]
-            checks[f"check.{name}"] = _check(mine, examples)
+            dims = [graph.dynamic.get(r.input, {}) for r in mine] if function.of_any_size else []
+            checks[f"check.{name}"] = _check(mine, examples, dims)
     return replace(graph, functions={**graph.functions, **checks})
 
 
@@ -34,18 +36,18 @@ def message(limit: Range) -> str:
 
 def _example(graph: StepGraph, function: Function, name: str) -> torch.Tensor:
     """An input as an entry point hands it on: a whole batch, at the sizes of the function's bucket."""
-    if not graph.buckets:
+    if not graph.buckets or function.of_any_size:
         return graph.inputs[name]
     return function.example(function.arguments.index(Value("input", name)))
 
 
-def _check(ranges: Sequence[Range], examples: Sequence[torch.Tensor]) -> Function:
+def _check(ranges: Sequence[Range], examples: Sequence[torch.Tensor], dims: Sequence[Dims]) -> Function:
     def check(*tensors: torch.Tensor) -> list[torch.Tensor]:
         return [_inside(t, r) for t, r in zip(tensors, ranges, strict=True)]
 
     arguments = tuple(Value("input", r.input) for r in ranges)
     results = tuple(Value("output", message(r)) for r in ranges)
-    return Function(retrace(check, examples), arguments, results)
+    return Function(retrace(check, examples, dims=dims), arguments, results)
 
 
 def _inside(tensor: torch.Tensor, limit: Range) -> torch.Tensor:

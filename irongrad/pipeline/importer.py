@@ -12,9 +12,12 @@ from irongrad.pipeline.control_flow import ControlFlowImporter
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.literals import InlineLiterals
 from irongrad.pipeline.locations import PortableImporter
+from irongrad.pipeline.reshapes import joined_and_split
 from irongrad.pipeline.routes import lower
 from irongrad.pipeline.stablehlo import for_stablehlo
 from irongrad.runtime.errors import ToolchainError, UserError
+
+_STRICT = "torch.assume_strict_symbolic_shapes"
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,12 @@ def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> 
     Intermediate files are left in `scratch` when something fails.
 
     Raises:
+        UserError: functions of any size by the route `stablehlo`.
         UnsupportedOpError: torch-mlir cannot lower an operator with these arguments; with the user's line.
         ToolchainError: torch-mlir fails otherwise; with its diagnostic and the user's line.
     """
+    if route == "stablehlo" and any(f.of_any_size for f in graph.functions.values()):
+        raise UserError("functions of any size are compiled by the route linalg alone; give buckets= for stablehlo")
     if route == "stablehlo":
         graph = for_stablehlo(graph)
     context = ir.Context()
@@ -50,7 +56,10 @@ def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> 
     importer = PortableImporter(context=context, hooks=InlineLiterals(), graph_node_importer_cls=ControlFlowImporter)
     for name, function in graph.functions.items():
         try:
-            importer.import_stateless_graph(function.graph.graph, func_name=f"graph.{name}")
+            whole = joined_and_split(function.graph) if function.of_any_size else function.graph
+            made = importer.import_stateless_graph(whole.graph, func_name=f"graph.{name}")
+            # Equal symbols are equal sizes, and none of them broadcasts: no check of that in the compiled code.
+            made.attributes[_STRICT] = ir.UnitAttr.get(context=context)
         except UserError:
             raise
         except Exception as error:

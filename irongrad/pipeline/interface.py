@@ -42,7 +42,7 @@ def chain_of(entry: str, graph: StepGraph) -> tuple[str, ...]:
 def chains_of(entry: str, graph: StepGraph) -> list[tuple[str, ...]]:
     """As `chain_of`, for every bucket; those that no bucket changes once."""
     chain = chain_of(entry, graph)
-    made = [tuple(graph.in_bucket(n, bucket) for n in chain) for bucket in graph.buckets] or [chain]
+    made = [tuple(graph.in_bucket(n, bucket) for n in chain) for bucket in graph.forms] or [chain]
     return list(dict.fromkeys(made))
 
 
@@ -127,7 +127,7 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
     }
     if "predict" not in graph.functions:
         del made["predict"]
-    if graph.buckets:
+    if graph.forms:
         del made["train_steps"]
     names = _chosen(list(made), chosen)
     points = tuple(EntryPoint(n, *made[n], summary=SUMMARIES[n]) for n in names)

@@ -114,7 +114,7 @@ def nodes_of(graph: GraphModule) -> Iterator[Node]:
 def _refusal(node: Node, otherwise: str) -> Refusal | None:
     line = usercode.line_of(node, otherwise)
     target = node.target
-    if target is operator.getitem or any(_value_problem(n) for n in node.all_input_nodes):
+    if target is operator.getitem or _is_size(node) or any(_value_problem(n) for n in node.all_input_nodes):
         return None  # where its inputs have a problem already, they are refused
     if isinstance(target, torch._ops.HigherOrderOperator):
         if target.name() in CONTROL_FLOW:
@@ -124,6 +124,11 @@ def _refusal(node: Node, otherwise: str) -> Refusal | None:
         return Refusal(_named(node), line, hints.reason(target), hints.advice(str(target)))
     problem = _value_problem(node)
     return Refusal(_named(node), line, *problem) if problem else None
+
+
+def _is_size(node: Node) -> bool:
+    """Whether `node` is a size, or a number that is computed from sizes."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat))
 
 
 def _named(node: Node) -> str:

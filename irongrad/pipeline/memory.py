@@ -19,12 +19,14 @@ from irongrad.runtime.manifest import ForwardValue, MemorySpec
 
 
 def memory_of(graph: StepGraph, interface: Interface, budget: str = "") -> MemorySpec:
-    """The plan of the memory of every entry point of `graph` that computes something."""
-    chains = {e.name: chain for e in interface.entry_points if (chain := chain_of(e.name, graph))}
-    slabs = {name: usage(f.graph.graph).slab for name, f in graph.functions.items()}
-    handed = {name: _handed_on(f) for name, f in graph.functions.items()}
+    """The plan of the memory of every entry point of `graph` that computes something, at sizes that are known."""
+    known = {name: f for name, f in graph.functions.items() if not f.of_any_size}
+    chains = {e.name: chain_of(e.name, graph) for e in interface.entry_points}
+    chains = {name: chain for name, chain in chains.items() if chain and all(f in known for f in chain)}
+    slabs = {name: usage(f.graph.graph).slab for name, f in known.items()}
+    handed = {name: _handed_on(f) for name, f in known.items()}
     predicted = {entry: _most(chain, slabs, handed) for entry, chain in chains.items()}
-    joint = graph.functions.get("joint")
+    joint = known.get("joint")
     values = tuple(_forward_values(joint)) if joint is not None else ()
     return MemorySpec(budget, predicted, values)
 

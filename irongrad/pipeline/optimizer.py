@@ -61,6 +61,7 @@ def add_optimizer(joint: JointStep) -> StepGraph:
         buckets=step.bucket_list,
         dynamic=step.dynamic,
         smallest=joint.smallest,
+        limits=joint.limits,
         output_sizes=joint.output_sizes,
     )
 

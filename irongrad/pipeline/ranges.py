@@ -120,13 +120,18 @@ def _ranges(nodes: Iterable[Node], source: dict[Node, set[str]], origins: Callab
     """The ranges of inputs, by the nodes in `source` that hold their values, given what is the same value as what."""
     found: dict[str, Range] = {}
     for node in nodes:
-        if node.target is operator.getitem or str(getattr(node.target, "_overloadpacket", "")) in _SAME_VALUES:
+        if keeps_values(node):
             source[node] = set().union(*(source.get(o, ()) for n in node.all_input_nodes for o in origins(n)))
         elif isinstance(node.target, torch._ops.OpOverload):
             for index, low, high, exempt in _uses(node):
                 for name in {name for o in origins(index) for name in source.get(o, ())}:
                     found[name] = _intersect(found.get(name), Range(name, low, high, exempt))
     return list(found.values())
+
+
+def keeps_values(node: Node) -> bool:
+    """Whether a node's elements are those of its integer arguments, and constants."""
+    return node.target is operator.getitem or str(getattr(node.target, "_overloadpacket", "")) in _SAME_VALUES
 
 
 def _is_integer(node: torch.fx.Node) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
@@ -20,12 +22,17 @@ from irongrad.pipeline.empties import fold_empty_tensors
 from irongrad.pipeline.halves import in_float32, rounded, widened
 from irongrad.pipeline.regions import aliases_allowed, check_control_flow, simplified
 from irongrad.pipeline.stacks import stack_scalars_first
+from irongrad.pipeline.symbols import Dims, Symbols
 from irongrad.pipeline.usercode import located
 from irongrad.runtime.errors import UnsupportedOpError
 
 
 def retrace(
-    function: Callable[..., Sequence[torch.Tensor]], examples: Sequence[torch.Tensor], *, decompose: bool = True
+    function: Callable[..., Sequence[torch.Tensor]],
+    examples: Sequence[torch.Tensor],
+    *,
+    decompose: bool = True,
+    dims: Sequence[Dims] = (),
 ) -> GraphModule:
     """Trace `function` on fake copies of `examples`, keeping the stack traces of graphs it interprets.
 
@@ -33,20 +40,27 @@ def retrace(
         function: takes tensors like `examples`, returns a flat sequence of tensors, mutates nothing.
         examples: real or fake tensors; only shapes and dtypes matter: a compiled step has no strides.
         decompose: expand operators with IronGrad's decomposition table.
+        dims: names of the dimensions of each of `examples` that stay symbols; none for a graph of fixed sizes.
     """
-    return traced(function, examples, decomposition_table() if decompose else {})
+    return traced(function, examples, decomposition_table() if decompose else {}, dims)
 
 
 def traced(
     function: Callable[..., Sequence[torch.Tensor]],
     examples: Sequence[torch.Tensor],
     table: Mapping[Operator, Decomposition],
+    dims: Sequence[Dims] = (),
 ) -> GraphModule:
     """As `retrace`, with the decompositions in `table`."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    environment = ShapeEnv(duck_shape=False)
+    symbols = Symbols(environment)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment)
     with mode:
-        fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
-    with mode, torch.no_grad(), preserve_node_meta(), aliases_allowed():
+        names = dims or [{}] * len(examples)
+        fakes = [symbols.empty_like(e, d) for e, d in zip(examples, names, strict=True)]
+    # PyTorch 2.13 has the shapes of some operators for symbolic sizes in Python alone (constant_pad_nd).
+    dispatcher = enable_python_dispatcher() if any(dims) else nullcontext()
+    with mode, torch.no_grad(), preserve_node_meta(), aliases_allowed(), dispatcher:
         try:
             graph = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
         except UnsupportedOpError as error:

@@ -105,7 +105,7 @@ def _taken(result: str, name: str, value: Value, kind: str) -> str:
 
 
 def parts_of(chain: tuple[str, ...], graph: StepGraph) -> list[str]:
-    """The forms of the first function of a chain, where it has one for every bucket."""
-    if not chain or all(a.kind != "size" for a in graph.functions[chain[0]].arguments):
+    """The forms of the first function of a chain, where it has one for every bucket, or for any size."""
+    if not chain or all(a.kind != "input" for a in graph.functions[chain[0]].arguments):
         return []
-    return [graph.in_bucket(chain[0], bucket) for bucket in graph.buckets]
+    return [graph.in_bucket(chain[0], bucket) for bucket in graph.forms]

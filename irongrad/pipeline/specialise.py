@@ -1,4 +1,4 @@
-"""A captured program at fixed sizes: those of its examples, or those of a bucket, with padding."""
+"""A captured program at the sizes of its examples, at those of a bucket, with padding, or at any size."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from irongrad.buckets import Bucket
 from irongrad.padding.interpreter import interpret_padded
 from irongrad.padding.padded import Padding
 from irongrad.padding.sizes import Sizes
+from irongrad.pipeline.any_size import interpret_any_size
 from irongrad.pipeline.dimensions import Names
 from irongrad.pipeline.drawing import trace
 from irongrad.pipeline.graphs import Function, Value
-from irongrad.pipeline.retrace import interpret_eager
 
 Interpret = Callable[[GraphModule, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -47,7 +47,9 @@ class Program:
 
 
 def specialise(program: Program, bucket: Bucket | None) -> tuple[Function, set[Any]]:
-    """Trace `program`; at the sizes of `bucket`, with the true sizes as further arguments, if there is one.
+    """Trace `program` at the sizes of `bucket`, with the true sizes as further arguments.
+
+    Without a bucket, its named dimensions stay symbols; a program that has none is of fixed sizes.
 
     Returns:
         The function, and what must not be negative at the sizes of a call, as expressions of named dimensions.
@@ -57,10 +59,11 @@ def specialise(program: Program, bucket: Bucket | None) -> tuple[Function, set[A
     """
     if bucket is None:
 
-        def fixed(*values: torch.Tensor) -> list[torch.Tensor]:
-            return list(program.run(interpret_eager, *values))
+        def plain(*values: torch.Tensor) -> list[torch.Tensor]:
+            return list(program.run(interpret_any_size, *values))
 
-        return trace(fixed, program.examples, program.arguments, program.results), set()
+        dims = [program.dynamic.get(a.name, {}) if a.kind == "input" else {} for a in program.arguments]
+        return trace(plain, program.examples, program.arguments, program.results, dims), set()
 
     needs: set[Any] = set()
 

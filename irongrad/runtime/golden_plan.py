@@ -209,12 +209,35 @@ class _Planner:
         for spec in point.inputs:
             if spec.name not in inputs:
                 continue
-            value, refusal = _wrong_shape(spec, self._golden.steps)
+            own = self._sized(spec, {})
+            value, refusal = _wrong_shape(own, self._golden.steps)
             self._add(point, f".wrong_shape.{spec.name}", {**inputs, spec.name: value}, refusal=refusal)
             if (wrong := _outside(spec)) is not None:
-                value = filled_value(spec, wrong, self._golden.steps)
+                value = filled_value(own, wrong, self._golden.steps)
                 refusal = f"{spec.name}: every value must be in [{spec.minimum}, {spec.maximum}]"
                 self._add(point, f".out_of_range.{spec.name}", {**inputs, spec.name: value}, refusal=refusal)
+
+        for name, (_, most) in self._manifest.sizes.items():
+            if most is not None:
+                self._too_large(point, inputs, name, most)
+
+    def _too_large(self, point: EntryPoint, inputs: Mapping[str, Path | str], name: str, most: int) -> None:
+        """Check that a size is refused that is one larger than the largest, with the size that was given."""
+        given = [s for s in point.inputs if name in s.shape and s.name in inputs]
+        if not given:
+            return
+        wrong = {s.name: self._sized(s, {name: most + 1}) for s in given}
+        values = {n: filled_value(s, s.minimum or 0, self._golden.steps) for n, s in wrong.items()}
+        dim = given[0].shape.index(name)
+        refusal = f"the step was not run; shape dimension {dim} mismatch; expected {most} but have {most + 1}"
+        self._add(point, f".too_large.{name}", {**inputs, **values}, refusal=refusal)
+
+    def _sized(self, spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
+        """`spec` with `sizes` for its named dimensions, or those of the golden inputs; that of a stack stays."""
+        own = self._golden.inputs[spec.name].shape if spec.name in self._golden.inputs else ()
+        named = dict(zip(reversed(spec.shape), reversed(own), strict=False))
+        known = named | dict(sizes)
+        return replace(spec, shape=tuple(known.get(d, d) if isinstance(d, str) else d for d in spec.shape))
 
     def _add(
         self,

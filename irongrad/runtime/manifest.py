@@ -278,6 +278,7 @@ class Manifest:
         state: all state tensors.
         gradients: names of the parameters that are trained, in the order of `export_gradients`.
         buckets: sizes by dimension name, the bucket with the fewest elements first; empty for a step of fixed shapes.
+        sizes: the smallest and the largest size of every named dimension; None where there is no largest.
         targets: one compiled file each.
         versions: of Python and the packages that made it.
         files: hashes by file name.
@@ -300,6 +301,7 @@ class Manifest:
     targets: tuple[TargetSpec, ...]
     versions: dict[str, str]
     buckets: tuple[dict[str, int], ...] = ()
+    sizes: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     files: dict[str, FileSpec] = field(default_factory=dict)
     function: FunctionSpec | None = None
     seed: int | None = None

@@ -1,0 +1,55 @@
+"""Fake tensors of which named dimensions are symbols, for graphs of every size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import sympy
+import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from irongrad.padding.sizes import symbol
+
+# Names of dimensions by position.
+Dims = Mapping[int, str]
+
+
+class Symbols:
+    """The symbols of named dimensions in one traced graph."""
+
+    def __init__(self, environment: ShapeEnv) -> None:
+        self._environment = environment
+        self._sizes: dict[str, torch.SymInt] = {}
+
+    def empty_like(self, example: torch.Tensor, dims: Dims) -> torch.Tensor:
+        """A contiguous tensor of the example's shape, but for its named dimensions."""
+        shape = [self._of(dims[d], size) if d in dims else size for d, size in enumerate(example.shape)]
+        return torch.empty(shape, dtype=example.dtype)
+
+    def _of(self, name: str, example: int) -> torch.SymInt:
+        if name not in self._sizes:
+            source = ConstantSource(name)
+            made = self._environment.create_symbol(example, source, dynamic_dim=DimDynamic.DYNAMIC)
+            size = self._environment.create_symintnode(made, hint=example, source=source)
+            assert isinstance(size, torch.SymInt)
+            self._sizes[name] = size
+        return self._sizes[name]
+
+
+def environment_of(values: Sequence[torch.Tensor]) -> ShapeEnv | None:
+    """Where the symbols in the sizes of `values` are kept; None where there are none."""
+    found = (s.node.shape_env for v in values for s in v.shape if isinstance(s, torch.SymInt))
+    return next(found, None)
+
+
+def names_in(environment: ShapeEnv) -> dict[sympy.Symbol, sympy.Symbol]:
+    """The named dimension of every symbol that `Symbols` made."""
+    return {s: symbol(sources[0].name) for s, sources in environment.var_to_sources.items() if sources}
+
+
+def has_symbols(value: object) -> bool:
+    """Whether a value is a tensor with a size that is a symbol, or such a size."""
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(s, torch.SymInt) for s in value.shape)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
