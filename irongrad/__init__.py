@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from irongrad.padding.registry import register_padding_rule as register_padding_rule
     from irongrad.pipeline.driver import compile as compile
     from irongrad.pipeline.functions import compile_function as compile_function
+    from irongrad.pipeline.pieces import pieces as pieces
     from irongrad.pipeline.torch_checkpoint import load_checkpoint as load_checkpoint
     from irongrad.pipeline.torch_checkpoint import save_checkpoint as save_checkpoint
     from irongrad.step import TrainStep as TrainStep
@@ -27,6 +28,7 @@ __all__ = [
     "compile",
     "compile_function",
     "load_checkpoint",
+    "pieces",
     "pow2",
     "register_decomposition",
     "register_padding_rule",
@@ -40,6 +42,7 @@ _HOME = {
     "compile": "irongrad.pipeline.driver",
     "compile_function": "irongrad.pipeline.functions",
     "load_checkpoint": "irongrad.pipeline.torch_checkpoint",
+    "pieces": "irongrad.pipeline.pieces",
     "pow2": "irongrad.buckets",
     "register_decomposition": "irongrad.decompositions.registry",
     "register_padding_rule": "irongrad.padding.registry",

@@ -14,6 +14,7 @@ from torch import nn
 from irongrad.buckets import Bucket, combinations, smallest
 from irongrad.pipeline.usercode import where
 from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.manifest import TICKET
 
 # What `TrainStep.precision` may be, and the dtype that autocast then takes.
 PRECISIONS = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -53,6 +54,7 @@ class TrainStep:
         buckets: the sizes that the step is compiled for, by dimension, such as `{"B": [4, 8], "T": ig.pow2(16, 512)}`
             for every combination of them; or a list of combinations. A call runs in the smallest that its inputs fit
             into, and gives what the step gives without padding.
+        between: names of the inputs that Python computes between the model and the loss; see `irongrad.pieces`.
 
     Raises:
         CaptureError: an input that is no tensor or has no usable name, an optimizer over other parameters, a precision
@@ -72,6 +74,7 @@ class TrainStep:
     accumulate: int = 1
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     buckets: Mapping[str, Sequence[int]] | Sequence[Bucket] = ()
+    between: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         _check_inputs(self.inputs)
@@ -87,6 +90,7 @@ class TrainStep:
         _check_loss_scale(self)
         _check_accumulate(self)
         _check_dynamic(self)
+        _check_between(self)
 
     @property
     def bucket_list(self) -> tuple[Bucket, ...]:
@@ -248,6 +252,20 @@ def _check_accumulate(step: TrainStep) -> None:
             f"must have the same one, divisible by {count}; their sizes are {given}. Make what is not a part of the "
             "batch a buffer of the model"
         )
+
+
+def _check_between(step: TrainStep) -> None:
+    targets = call_of(step).targets if step.loss is not None else ()
+    for name in step.between:
+        if name not in targets:
+            raise CaptureError(
+                f"between names {name!r}; what Python computes of the model's outputs is an input of the loss, one of "
+                f"{list(targets)}"
+            )
+    if step.between and TICKET in step.inputs:
+        raise CaptureError(f"the input {TICKET!r} has the name of an argument of finish_step; rename it")
+    if step.between and (step.accumulate > 1 or step.dynamic):
+        raise CaptureError("a step in pieces has neither micro-batches nor buckets: leave out accumulate and dynamic")
 
 
 def sizes_of(step: TrainStep, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:

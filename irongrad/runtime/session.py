@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from irongrad.runtime.manifest import (
     INITIAL_STATE,
     SCOPE,
     SEED,
+    TICKET,
     EntryPoint,
     Manifest,
     TensorSpec,
@@ -160,6 +161,38 @@ class Session:
     def eval_step(self, **inputs: Any) -> float:
         """Return the loss in evaluation mode."""
         return float(self.call("eval_step", inputs)[0])
+
+    def forward(self, **inputs: Any) -> tuple[dict[str, Array], int]:
+        """Begin a training step in pieces. Returns the model's outputs by name, and a ticket for `finish_step`.
+
+        The state stays as it is. A forward takes the place of one before it that was not finished.
+        """
+        *outputs, ticket = self.call("forward", inputs)
+        names = [s.name for s in self._function("forward")[0].outputs]
+        return dict(zip(names, outputs, strict=False)), int(ticket)
+
+    def finish_step(self, ticket: int, **arguments: Any) -> float:
+        """End the training step of which `forward` gave the ticket. Returns the loss before the update.
+
+        Raises:
+            GuardError: there was another forward since then, or the state was replaced.
+        """
+        return float(self.call("finish_step", {**arguments, TICKET: np.array(ticket, np.int64)})[0])
+
+    def run_pieces(self, between: Callable[..., Mapping[str, Any]], **arguments: Any) -> float:
+        """Train one step in pieces; inputs and hyperparameters by name. Returns the loss before the update.
+
+        Args:
+            between: called with the model's outputs, and with the given inputs that `finish_step` takes, by name. It
+                returns the rest of them by name.
+            arguments: all other inputs, and hyperparameters.
+        """
+        early = {s.name for s in self._function("forward")[0].inputs}
+        late = {s.name for s in self._function("finish_step")[0].inputs}
+        outputs, ticket = self.forward(**{n: a for n, a in arguments.items() if n in early})
+        made = between(outputs, **{n: a for n, a in arguments.items() if n in late})
+        rest = {n: a for n, a in arguments.items() if n not in early}
+        return self.finish_step(ticket, **{**rest, **made})
 
     def predict(self, **inputs: Any) -> Array | dict[str, Array]:
         """Return the model's output in evaluation mode: an array, or a dictionary where it has several."""
