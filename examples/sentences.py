@@ -66,7 +66,7 @@ def loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def lengths() -> list[int]:
-    """The length of every sentence to train on, up to the next multiple of 8: sizes that a vector divides run faster."""
+    """The length of every sentence to train on, up to the next multiple of 8: vectors divide such sizes."""
     return [-(-len(codes) // 8) * 8 for codes in coded()[0]]
 
 
