@@ -117,7 +117,7 @@ class Session:
         except Exception as error:
             known = ", ".join(ireert.query_available_drivers())
             raise ArtifactError(
-                f"the device {self.device!r} cannot be opened: {_reason(error)}. Drivers in this IREE: {known}"
+                f"the device {self.device!r} cannot be opened: {reason(error)}. Drivers in this IREE: {known}"
             ) from error
         instance = ireert.VmInstance()
         index = ireert.ParameterIndex()
@@ -130,7 +130,7 @@ class Session:
             self._context = ireert.VmContext(instance, modules=[hal, parameters, module])
         except Exception as error:
             raise ArtifactError(
-                f"{path} does not load on {self.device}: {_reason(error)}. Is the artifact made for this target, "
+                f"{path} does not load on {self.device}: {reason(error)}. Is the artifact made for this target, "
                 "and by the IREE version in its manifest?"
             ) from error
         self._functions = {e.name: (e, module.lookup_function(e.name)) for e in self.manifest.entry_points}
@@ -319,7 +319,7 @@ class Session:
         try:
             self._context.invoke(function, arguments, results)
         except Exception as error:
-            raise GuardError(f"{name}: {_reason(error)}\n  expected {entry.signature}") from error
+            raise GuardError(f"{name}: {reason(error)}\n  expected {entry.signature}") from error
         return [self._to_host(results, i, spec) for i, spec in enumerate(entry.outputs)]
 
     def _buffer_view(self, array: Any) -> Any:
@@ -406,7 +406,7 @@ def _number(entry: EntryPoint, name: str, value: Any) -> float:
         raise GuardError(f"{entry.name}: {name} must be a number, not {value!r:.60}") from None
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """The message in an IREE status, without its source position and call stack."""
     text = str(error)
     match = _STATUS.search(text)
