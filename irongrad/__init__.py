@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from irongrad.decompositions.registry import register_decomposition as register_decomposition
     from irongrad.padding.registry import register_padding_rule as register_padding_rule
     from irongrad.pipeline.driver import compile as compile
+    from irongrad.pipeline.dynamo import torch_backend as torch_backend
     from irongrad.pipeline.functions import compile_function as compile_function
     from irongrad.pipeline.pieces import pieces as pieces
     from irongrad.pipeline.torch_checkpoint import load_checkpoint as load_checkpoint
@@ -33,6 +34,7 @@ __all__ = [
     "register_decomposition",
     "register_padding_rule",
     "save_checkpoint",
+    "torch_backend",
 ]
 
 # Imported when first used, so that `import irongrad.runtime` stays free of torch.
@@ -47,6 +49,7 @@ _HOME = {
     "register_decomposition": "irongrad.decompositions.registry",
     "register_padding_rule": "irongrad.padding.registry",
     "save_checkpoint": "irongrad.pipeline.torch_checkpoint",
+    "torch_backend": "irongrad.pipeline.dynamo",
 }
 
 

@@ -1,7 +1,8 @@
 """`torch.compile(model, backend="irongrad")`: IronGrad just in time, over the same passes and caches.
 
 Dynamo cuts a Python program into graphs of tensors, and guards each on what it saw. AOTAutograd makes of each a forward
-and a backward without mutation, which are compiled here as functions of fixed shapes.
+and a backward without mutation, which are compiled here as functions of fixed shapes. Dynamo finds `torch_backend` by
+the entry point in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.backends.registry import register_backend
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import tracing
 from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 from irongrad.cache import default_store
 from irongrad.cache.builds import compile_once
@@ -41,7 +42,7 @@ from irongrad.targets import parse_target
 Compiled = Callable[..., Any]
 
 
-def backend(graph: GraphModule, examples: Sequence[Any]) -> Compiled:
+def torch_backend(graph: GraphModule, examples: Sequence[Any]) -> Compiled:
     """Compile one of Dynamo's graphs, forward and backward, for this machine's CPU.
 
     Sizes that Dynamo left symbolic become guards on their values, so each size has a graph of its own.
@@ -80,7 +81,8 @@ def _check_device(example: Any) -> None:
 def compile_graph(graph: GraphModule, examples: Sequence[Any]) -> Compiled:
     """Compile a functional graph of ATen operators to a function of the same arguments."""
     plan = _Plan(graph)
-    with tracing(None), plain_operators():
+    # AOTAutograd is still tracing, on fake tensors; here real constants are folded.
+    with tracing(None), _disable_current_modes(), plain_operators():
         call = plan.compiled()
 
     def run(*values: Any) -> list[Any]:
@@ -168,6 +170,3 @@ class _Plan:
     def _outputs(self, values: Sequence[Any]) -> list[torch.Tensor]:
         outputs = zip(self.results, interpret_eager(self._graph, values), strict=True)
         return [made for node, made in outputs if node in self.computed]
-
-
-register_backend(backend, name="irongrad")
