@@ -29,8 +29,8 @@ def test_scenes_hold_what_their_boxes_say(detr: ModuleType):
     assert set((batch["classes"] != detr.NONE).sum(1)) == {1, 2, 3}
     for image, classes, boxes in zip(batch["image"], batch["classes"], batch["boxes"], strict=True):
         outside = image[0].copy()
-        for left, top, width, height in (boxes[classes != detr.NONE] * detr.SIZE).round().astype(int):
-            left, top = left - width // 2, top - height // 2
+        for x, y, width, height in boxes[classes != detr.NONE] * detr.SIZE:
+            left, top, width, height = map(round, (x - width / 2, y - height / 2, width, height))
             assert outside[top : top + height, left : left + width].any()
             outside[top : top + height, left : left + width] = 0
         assert not outside.any()

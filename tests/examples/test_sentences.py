@@ -35,8 +35,8 @@ def test_sentences_are_of_every_length_and_not_padded(sentences: ModuleType):
 
 
 def test_training_on_sentences_is_as_eager_does_it(sentences: ModuleType, tmp_path: Path):
-    step = sentences.make_step(width=16, heads=2, layers=1, rows=[16], words=[16, 48])
-    _check_curve(sentences, step, tmp_path, steps=20)
+    step = sentences.make_step(width=16, heads=2, layers=1, rows=[8, 16], words=[16])
+    _check_curve(sentences, step, tmp_path, steps=12)
 
 
 @pytest.mark.slow
@@ -51,7 +51,9 @@ def test_the_whole_example_trains_as_eager_does(sentences: ModuleType, tmp_path:
 
 def _check_curve(sentences: ModuleType, step: ig.TrainStep, folder: Path, steps: int) -> ig.runtime.Session:
     """Hold every loss to the number contract: within a small factor of eager float32's own distance from float64."""
-    batches = list(islice(sentences.batches(seed=1), steps))
+    largest = step.bucket_list[-1]["T"]
+    batches = list(islice((b for b in sentences.batches(seed=1) if b["x"].shape[1] <= largest), steps))
+    assert len({b["x"].shape for b in batches}) > steps // 3
     session = ig.compile(step, folder / "artifact", entry_points=("train_step", "eval_step", "reset")).load()
 
     def eager(dtype: torch.dtype, seed: int | None = None) -> np.ndarray:
