@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from irongrad.cache import default_store
 from irongrad.cache.builds import compile_once
+from irongrad.decompositions.registry import BeforeAutograd
 from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
 from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.capture import plain_operators
@@ -60,7 +61,7 @@ def torch_backend(graph: GraphModule, examples: Sequence[Any]) -> Compiled:
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=False,
     )
-    with plain_operators():
+    with plain_operators(), BeforeAutograd():
         compiled: Compiled = compiler(graph, examples)
     return compiled
 

@@ -152,6 +152,18 @@ def test_dropout_follows_the_seed_of_pytorch():
     assert torch.equal(x.grad, first.detach())  # the backward has the mask of its forward
 
 
+def test_an_operator_of_the_users_own_has_the_gradient_of_its_decomposition():
+    @torch.library.custom_op("irongrad_tests::cubed", mutates_args=())
+    def cubed(x: Tensor) -> Tensor:
+        return x**3
+
+    cubed.register_fake(torch.empty_like)
+    ig.register_decomposition(cubed)(lambda x: x * x * x)
+    x = torch.tensor([2.0, 3.0], requires_grad=True)
+    torch.compile(lambda x: cubed(x).sum(), backend=ig.torch_backend)(x).backward()
+    assert torch.equal(x.grad, torch.tensor([12.0, 27.0]))
+
+
 def test_an_operator_that_cannot_be_compiled_is_named():
     compiled = torch.compile(lambda x: torch.poisson(x), backend=ig.torch_backend)
     with pytest.raises(

@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import irongrad as ig
+from irongrad.passes import passes_at
+from irongrad.passes.bisect import bisect
 from irongrad.passes.memory.fusion import is_constant, is_view
 from irongrad.pipeline.capture import capture
 from irongrad.pipeline.differentiate import differentiate
+from irongrad.pipeline.driver import step_graph
 from irongrad.pipeline.graphs import Function, Value
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.pieces import pieces_of
@@ -209,3 +212,9 @@ def test_what_is_between_is_an_input_of_the_loss(between: list[str], message: st
 def test_a_budget_of_memory_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="max_memory needs forward and backward in one piece"):
         ig.compile(_step(), tmp_path / "artifact", max_memory="50%")
+
+
+def test_no_pass_changes_the_numbers_of_a_piece():
+    findings = bisect(step_graph(_step()), passes_at(2))
+    assert {f.function for f in findings} >= {"forward", "finish"}
+    assert not any(f.changes_numbers for f in findings)
