@@ -7,7 +7,6 @@ as scipy's `linear_sum_assignment`. So the step is compiled in two pieces, and P
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from itertools import islice
 
@@ -18,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
-from training import Batch
+from training import Batch, Eager
 
 import irongrad as ig
 from irongrad.runtime.session import Session
@@ -160,34 +159,12 @@ def held_out(session: Session) -> tuple[float, float]:
     return float(np.mean(losses)), float(np.concatenate(hits).mean())
 
 
-class Eager:
-    """The step in eager PyTorch, of a copy of its model: what the compiled pieces must equal."""
-
-    def __init__(self, step: ig.TrainStep, dtype: torch.dtype = torch.float32) -> None:
-        self.model, self.optimizer = copy.deepcopy((step.model, step.optimizer))
-        self.model.to(dtype)
-        self._dtype, self._clip = dtype, step.clip_grad_norm
-
-    def train_step(self, image: np.ndarray, classes: np.ndarray, boxes: np.ndarray) -> float:
-        """Train on one batch. Returns the loss before the update."""
-        outputs = self.model(torch.from_numpy(image).to(self._dtype))
-        owner = match({name: tensor.detach().numpy() for name, tensor in outputs.items()}, classes, boxes)["owner"]
-        value = loss(
-            outputs, torch.from_numpy(classes), torch.from_numpy(boxes).to(self._dtype), torch.from_numpy(owner)
-        )
-        self.optimizer.zero_grad()
-        value.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
-        self.optimizer.step()
-        return value.item()
-
-
 def main(epochs: int = 12) -> None:
     """Compile, train beside eager for a while, then alone."""
     step = make_step()
     session = ig.compile(step, "build/detr").load()
     eager = Eager(step)
-    pairs = [(session.run_pieces(match, **b), eager.train_step(**b)) for b in islice(batches(), 20)]
+    pairs = [(session.run_pieces(match, **b), eager.train_step(match, **b)) for b in islice(batches(), 20)]
     apart = max(abs(compiled - plain) for compiled, plain in pairs)
     print(f"the losses of 20 steps differ from eager's by at most {apart:.1e}")
     with Progress() as progress:

@@ -7,7 +7,6 @@ are up to 16: no batch is padded here. The compiled step pads each to a bucket, 
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ import torch
 from rich.progress import Progress
 from torch import nn
 from torch.nn import functional as F
-from training import Batch
+from training import Batch, Eager
 
 import irongrad as ig
 from irongrad.runtime.session import Session
@@ -116,27 +115,9 @@ def batches(seed: int = 0, *, train: bool = True, batch: int = 16) -> Iterator[B
         yield {"x": np.where(hidden, HIDDEN, codes), "y": np.where(hidden, codes, KNOWN)}
 
 
-class Eager:
-    """The step in eager PyTorch, of a copy of its model, in a dtype of choice: what the compiled one must equal."""
-
-    def __init__(self, step: ig.TrainStep, dtype: torch.dtype) -> None:
-        self.model, self.optimizer = copy.deepcopy((step.model, step.optimizer))
-        self.model.to(dtype)
-        self._clip = step.clip_grad_norm
-
-    def train_step(self, x: np.ndarray, y: np.ndarray) -> float:
-        """Train on one batch, without padding. Returns the loss before the update."""
-        value = loss(self.model(torch.from_numpy(x)), torch.from_numpy(y))
-        self.optimizer.zero_grad()
-        value.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
-        self.optimizer.step()
-        return value.item()
-
-
 def compare(session: Session, step: ig.TrainStep, epochs: int) -> None:
     """Train the compiled step and eager side by side, and print both curves and how far they are apart."""
-    eager, exact = Eager(step, torch.float32), Eager(step, torch.float64)
+    eager, exact = Eager(step), Eager(step, torch.float64)
     shapes, words, elements = set(), 0, 0
     curves: list[tuple[float, float, float]] = []
     with Progress() as progress:

@@ -20,6 +20,7 @@ from torch._dynamo.backends import registry
 from torch.nn import functional as F
 
 import irongrad as ig
+from irongrad.decompositions import registry as decompositions
 from irongrad.pipeline import dynamo
 from irongrad.pipeline.oracle import FACTOR, FLOOR_ULPS, NOISY_RUNS, RoundingNoise
 from irongrad.runtime.errors import GuardError
@@ -152,7 +153,9 @@ def test_dropout_follows_the_seed_of_pytorch():
     assert torch.equal(x.grad, first.detach())  # the backward has the mask of its forward
 
 
-def test_an_operator_of_the_users_own_has_the_gradient_of_its_decomposition():
+def test_an_operator_of_the_users_own_has_the_gradient_of_its_decomposition(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(decompositions, "_USER", dict(decompositions._USER))
+
     @torch.library.custom_op("irongrad_tests::cubed", mutates_args=())
     def cubed(x: Tensor) -> Tensor:
         return x**3
