@@ -67,11 +67,17 @@ def torch_backend(graph: GraphModule, examples: Sequence[Any]) -> Compiled:
 
 
 def _specialise(example: Any) -> None:
-    """Ask for the value of every size, which makes a guard of it."""
-    sizes = example.shape if isinstance(example, torch.Tensor) else [example]
-    for size in sizes:
-        if isinstance(size, torch.SymInt):
-            int(size)
+    """Ask for the value of every size and number, which makes a guard of it."""
+    for number in example.shape if isinstance(example, torch.Tensor) else [example]:
+        _plain(number)
+
+
+def _plain(number: Any) -> Any:
+    """The value of a number that may be symbolic."""
+    for symbolic, plain in ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool)):
+        if isinstance(number, symbolic):
+            return plain(number)
+    return number
 
 
 def _check_device(example: Any) -> None:
@@ -118,7 +124,7 @@ class _Plan:
         placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
         self.places = {n: i for i, n in enumerate(placeholders)}
         self.tensors = [i for i, n in enumerate(placeholders) if isinstance(n.meta["val"], torch.Tensor)]
-        self._numbers = [None if i in self.tensors else int(n.meta["val"]) for n, i in self.places.items()]
+        self._numbers = [None if i in self.tensors else _plain(n.meta["val"]) for n, i in self.places.items()]
         self._examples = [placeholders[i].meta["val"] for i in self.tensors]
         self.results: list[Any] = list(graph.graph.output_node().args[0])
         self.computed = {n for n in self.results if isinstance(n, Node) and n not in self.places}

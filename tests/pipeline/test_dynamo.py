@@ -134,11 +134,12 @@ def test_what_is_written_in_place_is_written():
     assert torch.equal(x, torch.ones(3))
 
 
-def test_every_size_has_its_graph():
-    compiled = torch.compile(lambda x: torch.softmax(x, 0), backend=ig.torch_backend)
-    for size in (3, 4, 5):
-        x = torch.linspace(0, 1, size)
-        torch.testing.assert_close(compiled(x), torch.softmax(x, 0), rtol=1e-6, atol=0)
+def test_every_size_and_number_has_its_graph():
+    compiled = torch.compile(lambda x, scale: (x * scale * len(x)).sum(), backend=ig.torch_backend)
+    for size, scale in ((3, 0.5), (4, 0.5), (5, 0.25)):
+        x = torch.ones(size, requires_grad=True)
+        compiled(x, scale).backward()
+        assert torch.equal(x.grad, torch.full((size,), scale * size))
 
 
 def test_dropout_follows_the_seed_of_pytorch():
