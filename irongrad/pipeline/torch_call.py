@@ -19,6 +19,7 @@ from irongrad.runtime.errors import GuardError
 from irongrad.runtime.manifest import SCOPE
 from irongrad.runtime.memory import keep_freed_memory
 from irongrad.runtime.session import reason
+from irongrad.runtime.stacks import give_workers_stack
 
 # IREE 3.13.0 imports host memory that begins at a multiple of this only (runtime/src/iree/hal/buffer_heap.c).
 ALIGNMENT = 64
@@ -105,6 +106,7 @@ _LIVE: weakref.WeakSet[TorchCall] = weakref.WeakSet()
 def _runtime() -> tuple[Any, Any]:
     """The instance and the device of this process."""
     keep_freed_memory()
+    give_workers_stack()
     atexit.register(_release)
     return ireert.VmInstance(), ireert.get_device("local-task")
 

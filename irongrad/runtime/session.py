@@ -32,6 +32,7 @@ from irongrad.runtime.manifest import (
 )
 from irongrad.runtime.memory import keep_freed_memory
 from irongrad.runtime.selection import check_device, choose_target
+from irongrad.runtime.stacks import give_workers_stack
 from irongrad.runtime.transfer import to_host
 
 Array = np.ndarray[Any, Any]
@@ -112,6 +113,7 @@ class Session:
     def _open(self, state: Path) -> None:
         if self.device.startswith("local"):
             keep_freed_memory()
+            give_workers_stack()
         try:
             self._device = ireert.get_device(self.device)
         except Exception as error:
