@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from pydoc_data.topics import topics
 
@@ -32,3 +33,16 @@ def windows(batch: int, length: int, count: int, seed: int, *, train: bool) -> I
 def decode(codes: np.ndarray) -> str:
     """The characters of `codes`, int64 [characters], as a string."""
     return bytes(codes.astype(np.uint8)).decode("ascii")
+
+
+@functools.cache
+def sentences(longest: int = 48) -> list[list[str]]:
+    """The sentences of the text, as lists of words in lower case and of signs, each of 4 to `longest` of them.
+
+    Tables and program listings are left out: they are indented by more than the text is, or end without a full stop.
+    """
+    paragraphs = re.split(r"\n\s*\n", "\n\n".join(topics[name] for name in sorted(topics)))
+    prose = [" ".join(p.split()) for p in paragraphs if not p.startswith(" " * 4) and re.search(r"[.!?]\s*$", p)]
+    found = [s for p in prose for s in re.split(r"(?<=[.!?])\s+(?=[A-Z])", p)]
+    words = [re.findall(r"[a-z]+|[^\sa-z]", s.lower()) for s in found]
+    return [w for w in words if 4 <= len(w) <= longest]

@@ -1,13 +1,18 @@
-"""What the examples share: scikit-learn's handwritten digits as batches, and a training loop with a progress bar."""
+"""What the examples share: scikit-learn's handwritten digits as batches, training with a progress bar, eager's step."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
+import torch
 from rich.progress import Progress
 from sklearn.datasets import load_digits
+from torch.nn.utils import clip_grad_norm_
 
+import irongrad as ig
 from irongrad.runtime.session import Session
 
 Batch = dict[str, np.ndarray]
@@ -49,3 +54,33 @@ def print_accuracy(session: Session, batches: Callable[..., Iterator[Batch]]) ->
     """Print which share of the held-out labels `predict`'s largest output meets."""
     hits = [session.predict(x=batch["x"]).argmax(-1) == batch["y"] for batch in batches(train=False)]
     print(f"accuracy on held-out digits: {np.mean(hits):.1%}")
+
+
+class Eager:
+    """A step in eager PyTorch, on a copy of its model, in a dtype of choice: what the compiled one must equal.
+
+    The first input is the model's, and the others are the loss's.
+    """
+
+    def __init__(self, step: ig.TrainStep, dtype: torch.dtype = torch.float32) -> None:
+        self.model, self._optimizer = copy.deepcopy((step.model, step.optimizer))
+        self.model.to(dtype)
+        self._step, self._dtype = step, dtype
+
+    def train_step(self, between: Callable[..., dict[str, Any]] | None = None, **batch: np.ndarray) -> float:
+        """Train on one batch, with what Python does between model and loss. Returns the loss before the update."""
+        first, *rest = self._step.inputs
+        outputs = self.model(self._tensor(batch[first]))
+        if between is not None:
+            given = {name: array for name, array in batch.items() if name != first}
+            batch |= between({name: tensor.detach().numpy() for name, tensor in outputs.items()}, **given)
+        loss = self._step.loss(outputs, *(self._tensor(batch[name]) for name in rest))
+        self._optimizer.zero_grad()
+        loss.backward()
+        clip_grad_norm_(self.model.parameters(), self._step.clip_grad_norm)
+        self._optimizer.step()
+        return loss.item()
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from irongrad.decompositions.registry import register_decomposition as register_decomposition
     from irongrad.padding.registry import register_padding_rule as register_padding_rule
     from irongrad.pipeline.driver import compile as compile
+    from irongrad.pipeline.dynamo import torch_backend as torch_backend
     from irongrad.pipeline.functions import compile_function as compile_function
+    from irongrad.pipeline.pieces import pieces as pieces
     from irongrad.pipeline.torch_checkpoint import load_checkpoint as load_checkpoint
     from irongrad.pipeline.torch_checkpoint import save_checkpoint as save_checkpoint
     from irongrad.step import TrainStep as TrainStep
@@ -27,10 +29,12 @@ __all__ = [
     "compile",
     "compile_function",
     "load_checkpoint",
+    "pieces",
     "pow2",
     "register_decomposition",
     "register_padding_rule",
     "save_checkpoint",
+    "torch_backend",
 ]
 
 # Imported when first used, so that `import irongrad.runtime` stays free of torch.
@@ -40,10 +44,12 @@ _HOME = {
     "compile": "irongrad.pipeline.driver",
     "compile_function": "irongrad.pipeline.functions",
     "load_checkpoint": "irongrad.pipeline.torch_checkpoint",
+    "pieces": "irongrad.pipeline.pieces",
     "pow2": "irongrad.buckets",
     "register_decomposition": "irongrad.decompositions.registry",
     "register_padding_rule": "irongrad.padding.registry",
     "save_checkpoint": "irongrad.pipeline.torch_checkpoint",
+    "torch_backend": "irongrad.pipeline.dynamo",
 }
 
 

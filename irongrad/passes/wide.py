@@ -64,7 +64,7 @@ def values_for(step: StepGraph) -> Callable[[Value], torch.Tensor]:
     """A value for every argument of the functions of `step`, the same one whenever it is asked for.
 
     Model state and inputs are the step's own. Optimizer state, which begins as zeros that would hide a factor, and
-    gradients are random; nonnegative, since second moments are.
+    gradients are random; nonnegative, since second moments are. What one piece of a step saves is what it computes.
     """
     known: dict[Value, torch.Tensor] = {}
     generator = torch.Generator().manual_seed(0)
@@ -82,6 +82,11 @@ def values_for(step: StepGraph) -> Callable[[Value], torch.Tensor]:
                 return torch.tensor(3.0, dtype=torch.float64)
             case "gradient" | "accumulator":
                 return random_like(step.tensor(value.name).initial)
+            case "saved":
+                forward = step.functions["forward"]
+                results = run_wide(forward.graph, [value_of(a) for a in forward.arguments])
+                known.update(zip(forward.results, results, strict=True))
+                return known[value]
         tensor = step.tensor(value.name)
         random = tensor.role is Role.OPTIMIZER and tensor.initial.is_floating_point()
         return random_like(tensor.initial) if random else tensor.initial

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from iree.compiler import ir
 
+from irongrad.pipeline.borders import border_globals
 from irongrad.pipeline.cores import declaration, part
 from irongrad.pipeline.entries import entry_point
 from irongrad.pipeline.graphs import StepGraph
@@ -82,6 +83,7 @@ def _shell(graph: StepGraph, interface: Interface) -> Iterator[str]:
     yield from (f"  {line}" for line in Storage(graph).globals())
     if interface.accumulates:
         yield from _accumulators(graph)
+    yield from (f"  {line}" for line in border_globals(graph))
     for name, function in graph.functions.items():
         yield from declaration(name, function)
     chains = dict.fromkeys(chain_of(e.name, graph) for e in interface.entry_points)

@@ -93,7 +93,10 @@ class StepModule(nn.Module):
 
     def _evaluate(self, *values: torch.Tensor) -> torch.Tensor:
         inputs = dict(zip(self._names, values, strict=True))
-        output = self.outputs(inputs)
+        return self.loss_of(self.outputs(inputs), inputs)
+
+    def loss_of(self, output: object, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The loss of what the model returned."""
         if self._inside:
             return loss_of(output)
         function = self._loss if self._loss is not None else self.loss
@@ -104,6 +107,23 @@ class StepModule(nn.Module):
                 "tensor alone, such as loss.mean()"
             )
         return loss
+
+
+class PiecesModule(StepModule):
+    """The step module of a step in two pieces: what Python gets from the model is an output beside the loss."""
+
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the loss, and the model's tensors, through which no gradient flows."""
+        loss, outputs = self.named(*values)
+        return (loss, *outputs.values())
+
+    def named(self, *values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the loss, and the model's tensors by name."""
+        inputs = dict(zip(self._names, values, strict=True))
+        with self.autocast():
+            output = self.outputs(inputs)
+            outputs = {name: tensor.detach() for name, tensor in flatten_outputs(output).items()}
+            return self.loss_of(output, inputs), outputs
 
 
 class PredictModule(nn.Module):
@@ -176,10 +196,11 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
         UnsupportedOpError: random numbers that a compiled step cannot draw.
     """
     module = StepModule(step)
+    training = PiecesModule(step) if step.between else module
     values = tuple(step.inputs.values())
     micro = tuple(micro_batches(step.inputs, step.accumulate)[0].values())
     with mode(module.model, training=True):
-        train = export(module, micro, _dynamic(step, step.inputs))
+        train = export(training, micro, _dynamic(step, step.inputs))
     _check_loss(train, step)
     _check_used(train, step)
     with mode(module.model, training=False):

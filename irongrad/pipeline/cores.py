@@ -63,7 +63,7 @@ def _run(
 def _stores(storage: Storage, new: Mapping[Value, str], kinds: Mapping[Value, str]) -> Iterator[str]:
     """Store what is new of the state and the accumulators."""
     for value, name in new.items():
-        if value.kind in ("state", "accumulator", "pack"):
+        if value.kind in ("state", "accumulator", "pack", "saved"):
             yield from storage.store(name, value, kinds[value])
 
 

@@ -299,7 +299,7 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
                 tangent = node.meta["val"].dtype
             case other:
                 raise CaptureError(f"AOTAutograd made an argument that IronGrad does not know: {other}")
-    results, kept = _joint_results(joint, names)
+    results, kept = _joint_results(joint, names, captured.output_names if captured.step.between else ())
     if not any(r.kind == "gradient" for r in results):
         raise CaptureError(_no_gradient(captured))
 
@@ -348,7 +348,10 @@ def _no_gradient(captured: CapturedStep) -> str:
     return f"{place}\n  no parameter gets a gradient. Is it computed under torch.no_grad(), or from detached tensors?"
 
 
-def _joint_results(joint: torch.fx.GraphModule, names: StateNames) -> tuple[list[Value], list[int]]:
+def _joint_results(
+    joint: torch.fx.GraphModule, names: StateNames, outputs: Sequence[str]
+) -> tuple[list[Value], list[int]]:
+    """What the results stand for: the loss, the model's `outputs`, updated buffers and gradients."""
     output = next(n for n in reversed(joint.graph.nodes) if n.op == "output")
     results: list[Value] = []
     kept: list[int] = []
@@ -358,8 +361,8 @@ def _joint_results(joint: torch.fx.GraphModule, names: StateNames) -> tuple[list
                 value = Value("state", names.of(path))
             case InputMutationAOTOutput(mutated_input=other):
                 raise CaptureError(f"the step writes into {other}; update a buffer in place, or return the new value")
-            case PlainAOTOutput():
-                value = Value("output", "loss")
+            case PlainAOTOutput(idx=number):
+                value = Value("output", ("loss", *outputs)[number])
             case GradAOTOutput(grad_of=ParamAOTInput(target=path)) if node is not None:
                 value = Value("gradient", names.of(path))
             case _:

@@ -33,6 +33,7 @@ from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.oracle import golden_of
 from irongrad.pipeline.package import Artifact, check_output, package
 from irongrad.pipeline.packing import pack_state
+from irongrad.pipeline.pieces import cut
 from irongrad.pipeline.ranges import Range, step_ranges
 from irongrad.pipeline.routes import ROUTES
 from irongrad.pipeline.statistics import Statistics
@@ -124,6 +125,8 @@ class StoppedEarly(Exception):  # noqa: N818 (it is no error)
 def build(step: TrainStep, options: Options) -> Build:
     """Run every stage."""
     began, seconds = time.perf_counter(), dict[str, float]()
+    if step.between and options.max_memory:
+        raise UserError("max_memory needs forward and backward in one piece, and this step has two: leave it out")
     artifact: Artifact | None = None
     records: list[PassRecord] = []
     statistics: dict[str, Statistics] = {}
@@ -149,6 +152,7 @@ def build(step: TrainStep, options: Options) -> Build:
                 return _from_cache(*found, seconds, began)
             joint: JointStep = stage("differentiate", differentiate, captured)
             graph: StepGraph = stage("optimizer", add_optimizer, joint)
+            graph = cut(graph, step.between)
             ranges: list[Range] = step_ranges(captured)
             graph = stage("guards", add_guards, graph, ranges)
             check_operators(graph)
@@ -191,7 +195,7 @@ def _from_cache(artifact: Artifact, record: BuildRecord, seconds: dict[str, floa
 def step_graph(step: TrainStep) -> StepGraph:
     """The step graph before any pass."""
     captured = capture(step)
-    return add_guards(add_optimizer(differentiate(captured)), step_ranges(captured))
+    return add_guards(cut(add_optimizer(differentiate(captured)), step.between), step_ranges(captured))
 
 
 def _optimised(graph: StepGraph, options: Options, records: list[PassRecord]) -> StepGraph:

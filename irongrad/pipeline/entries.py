@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 
+from irongrad.pipeline.borders import closed, closed_if_any, is_open, opened
 from irongrad.pipeline.cores import (
     call,
     return_line,
@@ -33,6 +34,8 @@ def entry_point(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[s
     body = {
         "train_steps": _train_steps,
         "apply_step": _apply_step,
+        "forward": _forward,
+        "finish_step": _finish_step,
         "export_state": _export_state,
         "import_state": _import_state,
         "export_gradients": _export_gradients,
@@ -54,25 +57,33 @@ def _copied(value: str, kind: str, name: str) -> Iterator[str]:
     yield f"{name} = flow.tensor.clone {value} : {kind}"
 
 
-def _guards(chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str]) -> Iterator[str]:
-    """Check the ranges of integer inputs with the function `check.<name>`; a refusal comes before any effect."""
+def _guards(
+    chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str], passed: Sequence[str] = ()
+) -> Iterator[str]:
+    """Check the ranges of integer inputs with the function `check.<name>`; a refusal comes before any effect.
+
+    So does that of what else has `passed`.
+    """
     check = graph.functions.get(f"check.{chain[0]}")
-    if check is None:
-        return
-    yield from call(f"graph.check.{chain[0]}", check, values, "%ok")
-    yield from _assert_all(check, "%ok")
-    for value in [v for v in values if v.kind == "input"]:
+    if check is not None:
+        yield from call(f"graph.check.{chain[0]}", check, values, "%ok")
+        yield from _assert_all(check, "%ok")
+        passed = [*passed, *_outcomes(check)]
+    for value in [v for v in values if v.kind == "input" and passed]:
         old, values[value] = values[value], f"{values[value]}.checked"
-        yield from _after(check, values[value], old, tensor_type(graph.inputs[value.name]))
+        yield from _after(passed, values[value], old, tensor_type(graph.inputs[value.name]))
 
 
-def _after(check: Function, result: str, value: str, kind: str) -> Iterator[str]:
+def _outcomes(check: Function) -> list[str]:
+    return [f"%ok.{i}" for i in range(len(check.results))]
+
+
+def _after(passed: Sequence[str], result: str, value: str, kind: str) -> Iterator[str]:
     """`value`, but nothing that is computed from it comes before the outcome of a check.
 
     IREE 3.13.0 sorts the operations of a block by what they use alone (ScheduleExecutionPass), so a call that changes
     the state could come before the refusal.
     """
-    passed = [f"%ok.{i}" for i in range(len(check.results))]
     names = [result, *(f"{result}.{i}" for i in range(len(passed)))]
     kinds = ", ".join([kind, *("i1" for _ in passed)])
     yield f"{', '.join(names)} = util.optimization_barrier {', '.join([value, *passed])} : {kinds}"
@@ -104,7 +115,7 @@ def _guards_of_all_steps(entry: EntryPoint, graph: StepGraph) -> Generator[str, 
     yield f"  scf.yield {', '.join(f'%and{i}' for i in range(count))} : {kinds}"
     yield "}"
     yield from _assert_all(check, "%all")
-    yield from _after(check, "%steps", "%k", "index")
+    yield from _after(_outcomes(check), "%steps", "%k", "index")
     return "%steps"
 
 
@@ -132,6 +143,29 @@ def _run_at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores, value
     yield from _guards(chain, graph, values)
     yield from cores.call(chain, values, "%out")
     return cores.results(chain, "%out")
+
+
+def _forward(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
+    names = yield from _run_at_fixed_sizes(entry, graph, cores, {})
+    kinds = [spec_type(s) for s in entry.outputs]
+    for i, name in enumerate(names):
+        yield from _private(name, kinds[i], f"%given{i}")  # IREE cannot give one buffer to a global and to the caller
+    ticket = yield from opened()
+    yield return_line([*(f"%given{i}" for i in range(len(names))), ticket], kinds)
+
+
+def _finish_step(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
+    chain = chain_of(entry.name, graph)
+    passed = yield from is_open("%arg0")
+    values: dict[Value, str] = {}
+    yield from _hypers(entry, values)
+    for i, spec in enumerate(entry.inputs[1:], 1):
+        yield from _private(f"%arg{i}", spec_type(spec), f"%in{i}")
+        values[Value("input", spec.name)] = f"%in{i}"
+    yield from _guards(chain, graph, values, passed)
+    yield from cores.call(chain, values, "%out")
+    yield from closed()
+    yield return_line(cores.results(chain, "%out"), [spec_type(s) for s in entry.outputs])
 
 
 def _hypers(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:
@@ -241,6 +275,7 @@ def _export(specs: Sequence[tuple[str, TensorSpec]], tail: Sequence[str], graph:
 
 def _import_state(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     yield from _import([("state", s) for s in entry.inputs], graph)
+    yield from closed_if_any(graph)
     yield from _return_steps(graph)
 
 
@@ -271,4 +306,5 @@ def _import(specs: Sequence[tuple[str, TensorSpec]], graph: StepGraph) -> Iterat
 def _reset(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     yield from Storage(graph).reset()
     yield from _clear(graph)
+    yield from closed_if_any(graph)
     yield from _return_steps(graph)

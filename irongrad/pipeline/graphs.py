@@ -42,8 +42,8 @@ class Value:
         kind: `state` (read from, or stored to, the tensor of that name), `input`, `hyper` (a float64
             hyperparameter, as a rank-0 tensor), `gradient` or `accumulator` (of the parameter of that name),
             `count` (how many gradients were accumulated, float64), `size` (of a named dimension in
-            a call, int64 of rank 0), `pack` or `output`.
-        name: the state's, input's, hyperparameter's, pack's or output's name.
+            a call, int64 of rank 0), `pack`, `saved` (by the first piece of a step for the second) or `output`.
+        name: the state's, input's, hyperparameter's, pack's, saved value's or output's name.
     """
 
     kind: str
@@ -117,9 +117,10 @@ class StepGraph:
         inputs: the example inputs by name.
         hypers: run-time hyperparameters and their defaults.
         fixed: hyperparameters that the graph was specialised on, with their values.
-        functions: `joint` (forward and backward), `update` (the optimizer), `accumulate` and `mean` (of gradients),
-            `eval` and, unless the model has no output but its loss, `predict`; with `check.<name>` for those whose
-            inputs have a range. `irongrad.pipeline.assemble` chains them.
+        functions: `joint` (forward and backward), or `forward` and `finish` in its place (`irongrad.pipeline.pieces`),
+            `update` (the optimizer), `accumulate` and `mean` (of gradients), `eval` and, unless the model has no output
+            but its loss, `predict`; with `check.<name>` for those whose inputs have a range.
+            `irongrad.pipeline.assemble` chains them.
         accumulate: how many micro-batches `joint` runs on in turn; the other functions take whole batches.
         precision: of forward and backward, as in `TrainStep.precision`.
         packs: what is stored, or handed on, together.

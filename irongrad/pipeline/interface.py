@@ -13,7 +13,7 @@ from irongrad.pipeline.dtypes import numpy_name
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.ranges import Range
 from irongrad.runtime.errors import UserError
-from irongrad.runtime.manifest import EntryPoint, StateSpec, TensorSpec
+from irongrad.runtime.manifest import TICKET, EntryPoint, StateSpec, TensorSpec
 
 # The dimension of train_steps' inputs over which it loops.
 STEPS_DIM = "K"
@@ -24,10 +24,17 @@ _CHAINS = {
     "train_steps": ("joint", "update"),
     "grad_step": ("joint", "accumulate"),
     "apply_step": ("mean", "update"),
+    "forward": ("forward",),
+    "finish_step": ("finish", "update"),
     "eval_step": ("eval",),
     "predict": ("predict",),
     "call": ("call",),
 }
+
+
+# What a step in pieces has `forward` and `finish_step` for.
+_IN_ONE_PIECE = ("train_step", "train_steps", "grad_step", "apply_step", "export_gradients", "import_gradients")
+_TICKET = TensorSpec(TICKET, "int64", ())
 
 
 def chain_of(entry: str, graph: StepGraph) -> tuple[str, ...]:
@@ -61,6 +68,8 @@ SUMMARIES = {
     "train_steps": "K training steps in one call, over inputs stacked along a first dimension; returns every loss.",
     "grad_step": "Loss and gradients, added to the accumulators; parameters stay as they are.",
     "apply_step": "The update from the mean of the accumulated gradients, then cleared; returns the step count.",
+    "forward": "The model's outputs in training mode, and the number of this forward; the state stays as it is.",
+    "finish_step": "The rest of the training step whose forward gave this number; returns the loss before the update.",
     "eval_step": "The loss in evaluation mode.",
     "predict": "The model's outputs in evaluation mode.",
     "call": "The compiled function.",
@@ -105,7 +114,8 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
     )
     tensors = tuple(TensorSpec(s.name, s.dtype, s.shape) for s in state)
     hypers = tuple(graph.hypers)
-    loss = _output(graph, "joint", "loss")
+    in_pieces = "finish" in graph.functions
+    loss = _output(graph, "finish" if in_pieces else "joint", "loss")
     everything = tuple(inputs.values())
     stacked = tuple(_stacked(s) for s in everything)
     sums = tuple(_spec(n, graph.tensor(n).initial, ()) for n in graph.gradients)
@@ -129,6 +139,9 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
         del made["predict"]
     if graph.forms:
         del made["train_steps"]
+    if in_pieces:
+        pieces = {"forward": _forward(graph, inputs), "finish_step": (_late(graph, inputs), hypers, (loss,))}
+        made = {**pieces, **{name: parts for name, parts in made.items() if name not in _IN_ONE_PIECE}}
     names = _chosen(list(made), chosen)
     points = tuple(EntryPoint(n, *made[n], summary=SUMMARIES[n]) for n in names)
     return Interface(points, state)
@@ -172,6 +185,21 @@ def _predict(
         _sized(_output(graph, "predict", r.name), graph.output_sizes) for r in function.results if r.kind == "output"
     )
     return taken, (), outputs
+
+
+def _forward(
+    graph: StepGraph, inputs: dict[str, TensorSpec]
+) -> tuple[tuple[TensorSpec, ...], tuple[str, ...], tuple[TensorSpec, ...]]:
+    function = graph.functions["forward"]
+    taken = tuple(inputs[a.name] for a in function.arguments if a.kind == "input")
+    outputs = (_output(graph, "forward", r.name) for r in function.results if r.kind == "output")
+    return taken, (), (*outputs, _TICKET)
+
+
+def _late(graph: StepGraph, inputs: dict[str, TensorSpec]) -> tuple[TensorSpec, ...]:
+    """What the second piece of a step takes: all that the first does not."""
+    early = {a.name for a in graph.functions["forward"].arguments if a.kind == "input"}
+    return (_TICKET, *(spec for name, spec in inputs.items() if name not in early))
 
 
 def _output(graph: StepGraph, function: str, name: str) -> TensorSpec:

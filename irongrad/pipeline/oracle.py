@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from irongrad.decompositions.registry import BeforeAutograd
-from irongrad.pipeline.capture import CapturedStep, PredictModule, StepModule, mode
+from irongrad.pipeline.capture import CapturedStep, PiecesModule, PredictModule, StepModule, mode
 from irongrad.pipeline.differentiate import name_of
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.eager_control_flow import eager_control_flow
@@ -172,7 +172,7 @@ def run_eager(
         Which updates were skipped.
     """
     twin = twin_of(captured.step, dtype)
-    module = StepModule(twin)
+    module = PiecesModule(twin) if twin.between else StepModule(twin)
     scaler = EagerScaler(loss_scale_of(captured.step), twin.optimizers, skips)
     inputs = {n: t.to(dtype) if dtype and t.is_floating_point() else t.clone() for n, t in twin.inputs.items()}
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
@@ -184,7 +184,7 @@ def run_eager(
         losses = []
         for call, part in enumerate(parts, number * len(parts)):
             with _draws(graph, call), noise, mode(module.model, training=True), BeforeAutograd(eager=True):
-                loss = module(*(t.clone() for t in part.values()))
+                loss = _forward(module, [t.clone() for t in part.values()], number, record)
                 scaler.scaled(loss / len(parts) if len(parts) > 1 else loss).backward()
             losses.append(loss.detach())
         _fill_gradients(module, graph)
@@ -199,6 +199,17 @@ def run_eager(
         for name, tensor in (eager_state(module, twin, graph, number + 1) | scaler.state()).items():
             record(key_of("state", number + 1, name), tensor)
     return scaler.skips
+
+
+def _forward(module: StepModule, values: list[torch.Tensor], step: int, record: Recorder) -> torch.Tensor:
+    """The loss; of a step in pieces, the model's outputs too are recorded."""
+    if not isinstance(module, PiecesModule):
+        loss: torch.Tensor = module(*values)
+        return loss
+    loss, outputs = module.named(*values)
+    for name, tensor in outputs.items():
+        record(key_of("forward", step, name), tensor)
+    return loss
 
 
 def _fill_gradients(module: StepModule, graph: StepGraph) -> None:

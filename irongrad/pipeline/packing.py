@@ -28,7 +28,8 @@ def pack_state(graph: StepGraph) -> StepGraph:
     if update is None:
         return graph
     function, packs = _packed(replace(update, graph=copy.deepcopy(update.graph)))
-    turns = _turns(graph.functions["joint"]) if "joint" in graph.functions else {}
+    source = next((f for n in ("joint", "finish") if (f := graph.functions.get(n)) is not None), None)
+    turns = _turns(source) if source is not None else {}
     packs = tuple(replace(p, starts=dict(sorted(p.starts.items(), key=lambda i: turns.get(i[0], 0)))) for p in packs)
     return replace(graph, functions={**graph.functions, "update": function}, packs=packs)
 

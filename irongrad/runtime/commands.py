@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from irongrad.runtime.manifest import INITIAL_STATE, SCOPE, EntryPoint, Manifest, TensorSpec
+from irongrad.runtime.stacks import WORKER_STACK
 
 _ELEMENT_TYPES = {
     "float64": "f64",
@@ -60,9 +61,11 @@ def run_module(
     if point is None:
         raise KeyError(entry)
     chosen = next(t for t in manifest.targets if target in (None, t.name))
+    uri = device or chosen.device
     command = [
         "iree-run-module",
-        f"--device={device or chosen.device}",
+        f"--device={uri}",
+        *([WORKER_STACK] if uri.startswith("local-task") else []),
         f"--module={directory / chosen.file}",
         # Reading the file while the process runs makes IREE 3.13.0's local-task hang at exit, once in 25 runs of an
         # entry point without results, and fail to load splats.

@@ -24,8 +24,8 @@ _METADATA = "golden"
 
 
 def key_of(kind: str, step: int, name: str = "") -> str:
-    """The golden key of a value: `loss`, `gradient`, `eval` and `predict` of step `step` (from 0), the `state` before
-    step `step`, and the `call` of a compiled function (step 0)."""
+    """The golden key of a value: `loss`, `gradient`, `forward` (outputs in training mode), `eval` and `predict` of step
+    `step` (from 0), the `state` before step `step`, and the `call` of a compiled function (step 0)."""
     return f"{kind}/{step}/{name}"
 
 

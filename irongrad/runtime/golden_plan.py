@@ -20,7 +20,7 @@ import numpy as np
 from irongrad.runtime import checkpoint
 from irongrad.runtime.commands import file_value, filled_value, run_module
 from irongrad.runtime.golden import Golden, key_of
-from irongrad.runtime.manifest import EntryPoint, Manifest, TargetSpec, TensorSpec
+from irongrad.runtime.manifest import TICKET, EntryPoint, Manifest, TargetSpec, TensorSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -32,6 +32,9 @@ _THRESHOLDS = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16":
 # iree-run-module reads integers from .npy as signed (si64), and an entry point's results have no sign (i64): they
 # never compare equal. bfloat16 has no .npy at all. Those are stored as raw bytes.
 _COMPARED_AS_NPY = ("float64", "float32", "float16", "bool")
+
+# What a process says that calls an entry point alone which goes on from another; its state ends with it.
+_NEEDS_A_CALL_BEFORE = {"apply_step": "no gradients are accumulated", "finish_step": "no forward is open"}
 
 # What a machine without the device says; a target that never ran where it was compiled is skipped there.
 _NO_DEVICE = "creating (driver for )?device '"
@@ -115,8 +118,8 @@ class _Planner:
         self._target, self._device = target, device
         for point in self._manifest.entry_points:
             inputs = self._inputs(point)
-            if point.name == "apply_step":
-                self._add(point, "", inputs, refusal="no gradients are accumulated")
+            if (refusal := _NEEDS_A_CALL_BEFORE.get(point.name)) is not None:
+                self._add(point, "", inputs, refusal=refusal)
                 continue
             self._matches(point, "", inputs, self._expected(point))
             if point.name not in ("export_state", "import_state"):
@@ -134,7 +137,7 @@ class _Planner:
             return {}
         stack = self._golden.steps if point.name == "train_steps" else 0
         files: dict[str, Path | str] = {}
-        for spec in point.inputs:
+        for spec in [s for s in point.inputs if s.name != TICKET]:
             value = self._golden.inputs[spec.name]
             array = np.stack([value] * stack) if stack else value
             files[spec.name] = self._file("stacked" if stack else "inputs", spec, array, compared=False)
@@ -153,6 +156,10 @@ class _Planner:
                 return {point.outputs[0].name: self._value(key_of("eval", 0))}
             case "predict":
                 return {s.name: self._value(key_of("predict", 0, s.name)) for s in point.outputs}
+            case "forward":
+                *outputs, ticket = point.outputs
+                first = {ticket.name: _Expected(np.array(1), 0.0)}
+                return {s.name: self._value(key_of("forward", 0, s.name)) for s in outputs} | first
             case "export_state":
                 return {s.name: _Expected(self._initial[s.name], 0.0) for s in point.outputs}
             case _:

@@ -31,6 +31,8 @@ DRAWS = "irongrad/draws"
 SCALE = "scaler/scale"
 GROWTH_TRACKER = "scaler/growth_tracker"
 SKIPPED = "scaler/skipped"
+# What `forward` of a step in pieces hands out, and `finish_step` takes: the number of the forward that is open.
+TICKET = "ticket"
 
 
 class Role(StrEnum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from irongrad.runtime.manifest import (
     INITIAL_STATE,
     SCOPE,
     SEED,
+    TICKET,
     EntryPoint,
     Manifest,
     TensorSpec,
@@ -30,6 +31,7 @@ from irongrad.runtime.manifest import (
 )
 from irongrad.runtime.memory import keep_freed_memory
 from irongrad.runtime.selection import check_device, choose_target
+from irongrad.runtime.stacks import give_workers_stack
 from irongrad.runtime.transfer import to_device, to_host
 
 Array = np.ndarray[Any, Any]
@@ -108,12 +110,13 @@ class Session:
     def _open(self, state: Path) -> None:
         if self.device.startswith("local"):
             keep_freed_memory()
+            give_workers_stack()
         try:
             self._device = ireert.get_device(self.device)
         except Exception as error:
             known = ", ".join(ireert.query_available_drivers())
             raise ArtifactError(
-                f"the device {self.device!r} cannot be opened: {_reason(error)}. Drivers in this IREE: {known}"
+                f"the device {self.device!r} cannot be opened: {reason(error)}. Drivers in this IREE: {known}"
             ) from error
         instance = ireert.VmInstance()
         index = ireert.ParameterIndex()
@@ -126,7 +129,7 @@ class Session:
             self._context = ireert.VmContext(instance, modules=[hal, parameters, module])
         except Exception as error:
             raise ArtifactError(
-                f"{path} does not load on {self.device}: {_reason(error)}. Is the artifact made for this target, "
+                f"{path} does not load on {self.device}: {reason(error)}. Is the artifact made for this target, "
                 "and by the IREE version in its manifest?"
             ) from error
         self._functions = {e.name: (e, module.lookup_function(e.name)) for e in self.manifest.entry_points}
@@ -157,6 +160,38 @@ class Session:
     def eval_step(self, **inputs: Any) -> float:
         """Return the loss in evaluation mode."""
         return float(self.call("eval_step", inputs)[0])
+
+    def forward(self, **inputs: Any) -> tuple[dict[str, Array], int]:
+        """Begin a training step in pieces. Returns the model's outputs by name, and a ticket for `finish_step`.
+
+        The state stays as it is. A forward takes the place of one before it that was not finished.
+        """
+        *outputs, ticket = self.call("forward", inputs)
+        names = [s.name for s in self._function("forward")[0].outputs]
+        return dict(zip(names, outputs, strict=False)), int(ticket)
+
+    def finish_step(self, ticket: int, **arguments: Any) -> float:
+        """End the training step of which `forward` gave the ticket. Returns the loss before the update.
+
+        Raises:
+            GuardError: there was another forward since then, or the state was replaced.
+        """
+        return float(self.call("finish_step", {**arguments, TICKET: np.array(ticket, np.int64)})[0])
+
+    def run_pieces(self, between: Callable[..., Mapping[str, Any]], **arguments: Any) -> float:
+        """Train one step in pieces; inputs and hyperparameters by name. Returns the loss before the update.
+
+        Args:
+            between: called with the model's outputs, and with the given inputs that `finish_step` takes, by name. It
+                returns the rest of them by name.
+            arguments: all other inputs, and hyperparameters.
+        """
+        early = {s.name for s in self._function("forward")[0].inputs}
+        late = {s.name for s in self._function("finish_step")[0].inputs}
+        outputs, ticket = self.forward(**{n: a for n, a in arguments.items() if n in early})
+        made = between(outputs, **{n: a for n, a in arguments.items() if n in late})
+        rest = {n: a for n, a in arguments.items() if n not in early}
+        return self.finish_step(ticket, **{**rest, **made})
 
     def predict(self, **inputs: Any) -> Array | dict[str, Array]:
         """Return the model's output in evaluation mode: an array, or a dictionary where it has several."""
@@ -283,7 +318,7 @@ class Session:
         try:
             self._context.invoke(function, arguments, results)
         except Exception as error:
-            raise GuardError(f"{name}: {_reason(error)}\n  expected {entry.signature}") from error
+            raise GuardError(f"{name}: {reason(error)}\n  expected {entry.signature}") from error
         return [self._to_host(results, i, spec) for i, spec in enumerate(entry.outputs)]
 
     def _buffer_view(self, array: Any) -> Any:
@@ -364,7 +399,7 @@ def _number(entry: EntryPoint, name: str, value: Any) -> float:
         raise GuardError(f"{entry.name}: {name} must be a number, not {value!r:.60}") from None
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """The message in an IREE status, without its source position and call stack."""
     text = str(error)
     match = _STATUS.search(text)

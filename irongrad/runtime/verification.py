@@ -70,7 +70,7 @@ def verify(session: Session, golden: Golden) -> Report:
     """Run the golden steps through every entry point that the artifact has; the session's state is put back.
 
     Losses, every gradient and every state tensor of each step are compared, from `train_step`, from `grad_step` with
-    `apply_step`, and from `train_steps`.
+    `apply_step`, from `train_steps`, and from `forward` with `finish_step`.
     """
     found: list[Comparison] = []
     has = {e.name for e in session.manifest.entry_points}
@@ -95,6 +95,9 @@ def verify(session: Session, golden: Golden) -> Report:
                 loss = session.train_step(**golden.inputs)
                 _compare(found, golden, "train_step", key_of("loss", step), np.asarray(loss))
                 _compare_state(found, golden, "train_step", step + 1, session.state())
+        if "finish_step" in has:
+            session.load_state(initial)
+            _in_pieces(session, golden, found)
         if "grad_step" in has:
             _accumulation(session, golden, has, initial, found)
         if "train_steps" in has:
@@ -144,6 +147,19 @@ def _accumulation(
         if "apply_step" in has:
             session.apply_step()
             _compare_state(found, golden, "apply_step", step + 1, session.state())
+
+
+def _in_pieces(session: Session, golden: Golden, found: list[Comparison]) -> None:
+    forward, finish = session.manifest.entry_point("forward"), session.manifest.entry_point("finish_step")
+    assert forward is not None
+    assert finish is not None
+    for step in range(golden.steps):
+        outputs, ticket = session.forward(**{s.name: golden.inputs[s.name] for s in forward.inputs})
+        for name, value in outputs.items():
+            _compare(found, golden, "forward", key_of("forward", step, name), value)
+        loss = session.finish_step(ticket, **{s.name: golden.inputs[s.name] for s in finish.inputs[1:]})
+        _compare(found, golden, "finish_step", key_of("loss", step), np.asarray(loss))
+        _compare_state(found, golden, "finish_step", step + 1, session.state())
 
 
 def _call(session: Session, golden: Golden, name: str, found: list[Comparison]) -> None:

@@ -1,0 +1,36 @@
+"""Losses of a compiled example beside those of eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+
+from irongrad.pipeline.oracle import FACTOR, FLOOR_ULPS, NOISY_RUNS, RoundingNoise
+
+# The losses of a run in a dtype.
+EagerRun = Callable[[torch.dtype], Sequence[float]]
+CheckLosses = Callable[[Sequence[float], EagerRun], None]
+
+
+@pytest.fixture
+def check_losses() -> CheckLosses:
+    """`check_losses(found, eager)` holds every loss to the number contract.
+
+    That is, within a small factor of how far eager float32, with this or other rounding, is from eager float64 itself.
+    """
+
+    def check(found: Sequence[float], eager: EagerRun) -> None:
+        exact = np.array(eager(torch.float64))
+        spread = np.zeros_like(exact)
+        for seed in (None, *range(NOISY_RUNS)):
+            with RoundingNoise(seed) if seed is not None else nullcontext():
+                spread = np.maximum(spread, np.abs(np.array(eager(torch.float32)) - exact))
+        assert spread.max() < 1e-3, "eager runs differ so much from each other that anything would be right"
+        error, allowed = np.abs(np.array(found) - exact), FACTOR * spread + FLOOR_ULPS * 2.0**-23 * np.abs(exact)
+        assert (error <= allowed).all(), (error, allowed)
+
+    return check
