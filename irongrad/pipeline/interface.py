@@ -32,9 +32,11 @@ _CHAINS = {
 def chain_of(entry: str, graph: StepGraph) -> tuple[str, ...]:
     """The functions of `graph` that an entry point runs, one after the other; none for one that computes nothing.
 
-    The gradients of micro-batches are accumulated before the update.
+    The gradients of micro-batches are accumulated before the update. An imported step comes in one piece.
     """
     chain = _CHAINS.get(entry, ())
+    if chain == ("joint", "update") and "step" in graph.functions:
+        return ("step",)
     return ("joint", "accumulate", "update") if graph.accumulate > 1 and chain == ("joint", "update") else chain
 
 
@@ -94,7 +96,7 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
     )
     tensors = tuple(TensorSpec(s.name, s.dtype, s.shape) for s in state)
     hypers = tuple(graph.hypers)
-    loss = _output(graph, "joint", "loss")
+    loss = _output(graph, chain_of("train_step", graph)[0], "loss")
     everything = tuple(inputs.values())
     stacked = tuple(_stacked(s) for s in everything)
     sums = tuple(_spec(n, graph.tensor(n).initial, ()) for n in graph.gradients)
@@ -114,10 +116,11 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
         "import_gradients": ((*sums, count), (), (count,)),
         "reset": ((), (), (steps,)),
     }
-    if "predict" not in graph.functions:
-        del made["predict"]
     if graph.buckets:
         del made["train_steps"]
+    made = {n: parts for n, parts in made.items() if set(chain_of(n, graph)) <= set(graph.functions)}
+    if "grad_step" not in made:
+        del made["export_gradients"], made["import_gradients"]
     names = _chosen(list(made), chosen)
     points = tuple(EntryPoint(n, *made[n], summary=SUMMARIES[n]) for n in names)
     return Interface(points, state)

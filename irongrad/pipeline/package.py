@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -87,6 +87,7 @@ def package(
     passes: Sequence[Pass] = (),
     route: str = "linalg",
     others: Sequence[Golden] = (),
+    versions: Mapping[str, str] | None = None,
 ) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
 
@@ -101,6 +102,7 @@ def package(
         passes: what ran on the step graph.
         route: by which dialect it was imported.
         others: expected values for other buckets than that of `golden`.
+        versions: of what else made it, such as JAX.
 
     Raises:
         VerificationError: a target's numbers are wrong; nothing is written then.
@@ -116,6 +118,7 @@ def package(
         manifest = _manifest(module, [target_spec(c, a) for c, a in zip(compiled, asked, strict=True)], staging)
         spellings = tuple(map(spelled, passes))
         manifest = replace(manifest, function=function, memory=memory, passes=spellings, route=route)
+        manifest = replace(manifest, versions=manifest.versions | dict(versions or {}))
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []
