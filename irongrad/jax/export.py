@@ -72,7 +72,8 @@ def export_step(
     modules, kept = {}, {}
     for name, program in programs.items():
         modules[name], kept[name] = _exported(name, program, stablehlo_version)
-    golden = golden_of(programs, flat, arrays, {h.name: h.default for h in numbers})
+    with jax.default_device(jax.devices("cpu")[0]):
+        golden = golden_of(programs, flat, arrays, {h.name: h.default for h in numbers})
     versions = {"irongrad": irongrad.__version__, "python": platform.python_version()}
     versions |= {package: version(package) for package in ("jax", "jaxlib", "numpy")}
     index = Index(FORMAT_VERSION, flat.specs, tuple(specs), numbers, kept, versions, _version_of(modules["step"]))

@@ -18,6 +18,8 @@ from irongrad.runtime.verification import largest_error
 from irongrad.tolerance import NOISY_RUNS, allowed_error
 
 GOLDEN_STEPS = 3
+# Each program runs a few times and no more: XLA takes half as long to compile it like this.
+_QUICK = {"xla_backend_optimization_level": 0}
 ORACLE = "JAX in float64"
 
 Array = np.ndarray[Any, Any]
@@ -35,10 +37,13 @@ def golden_of(
         return _values(programs, runs, state, given, wide=wide)
 
     with jax.enable_x64(True):
-        wide = {n: jax.jit(lambda *a, t=t: evaluate(t, a, Wide())) for n, t in traced.items()}
+        wide = {n: jax.jit(lambda *a, t=t: evaluate(t, a, Wide()), compiler_options=_QUICK) for n, t in traced.items()}
         exact = values(wide, True)
-    own = {n: jax.jit(p.run) for n, p in programs.items()}
-    noisy = {n: jax.jit(lambda table, *a, t=t: evaluate(t, a, Noise(table))) for n, t in traced.items()}
+    own = {n: jax.jit(p.run, compiler_options=_QUICK) for n, p in programs.items()}
+    noisy = {
+        n: jax.jit(lambda table, *a, t=t: evaluate(t, a, Noise(table)), compiler_options=_QUICK)
+        for n, t in traced.items()
+    }
     samples = [values(own, False)]
     for seed in range(NOISY_RUNS):
         table = noise_table(seed)

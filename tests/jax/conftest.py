@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +81,19 @@ def inputs(seed: int = 0) -> dict[str, np.ndarray]:
         "y": rng.integers(0, 3, 5, dtype=np.int32),
         "mask": np.array([True, True, False, True, True]),
     }
+
+
+class Recurrent(NamedTuple):
+    """The step, its state, and batches of it."""
+
+    step: Callable[..., tuple[State, jax.Array]]
+    state: State
+    inputs: Callable[[int], dict[str, np.ndarray]]
+
+
+@pytest.fixture
+def recurrent() -> Recurrent:
+    return Recurrent(train_step, initial_state(), inputs)
 
 
 @pytest.fixture(scope="session")
