@@ -1,0 +1,120 @@
+"""Operators on what is known without data: shapes, and indices computed of them, in numpy.
+
+Sizes may be symbols (`torch.SymInt`), in arrays of objects, on which numpy's operators are Python's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from irongrad.onnx.dtypes import numpy_dtype
+from irongrad.onnx.registry import Call, Static
+
+Rule = Callable[..., Any]
+
+
+def _divide(a: Static, b: Static) -> Static:
+    """Integers are divided towards zero."""
+    if object in (a.dtype, b.dtype):
+        return np.asarray(a // b)
+    return np.asarray(np.trunc(a / b).astype(a.dtype) if a.dtype.kind in "iu" else a / b)
+
+
+def _slice(call: Call, x: Static, *given: Static) -> Static:
+    starts, ends, axes, steps = _slice_arguments(call, *given)
+    index = [slice(None)] * x.ndim
+    for start, end, axis, step in zip(
+        starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True
+    ):
+        index[axis] = slice(start, None if step < 0 and end < -x.shape[axis] else end, step)
+    return x[tuple(index)]
+
+
+def _slice_arguments(call: Call, *given: Static) -> list[list[int] | None]:
+    names = ("starts", "ends", "axes", "steps")
+    return [call.option(given[i] if i < len(given) else None, name) for i, name in enumerate(names)]  # type: ignore[return-value]
+
+
+def _axes(call: Call, given: tuple[Static, ...], name: str = "axes") -> tuple[int, ...] | None:
+    found = call.option(given[0] if given else None, name)
+    return tuple(found) if found is not None else None
+
+
+def _unsqueeze(call: Call, x: Static, *given: Static) -> Static:
+    axes = _axes(call, given) or ()
+    rank = x.ndim + len(axes)
+    for axis in sorted(a % rank for a in axes):
+        x = np.expand_dims(x, axis)
+    return x
+
+
+def _reduced(function: Callable[..., Any]) -> Rule:
+    def rule(call: Call, x: Static, *given: Static) -> Static:
+        return np.asarray(function(x, axis=_axes(call, given), keepdims=bool(call.get("keepdims", 1))))
+
+    return rule
+
+
+def _reshape(call: Call, x: Static, shape: Static) -> Static:
+    wanted = [x.shape[i] if s == 0 and not call.get("allowzero", 0) else s for i, s in enumerate(shape.tolist())]
+    return x.reshape(wanted)
+
+
+def _range(call: Call, start: Static, limit: Static, delta: Static) -> Static:
+    return np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
+
+
+def _where(call: Call, condition: Static, a: Static, b: Static) -> Static:
+    return np.where(condition, a, b)
+
+
+def _cast(call: Call, x: Static) -> Static:
+    dtype = numpy_dtype(call.get("to"))
+    return x if x.dtype == object else x.astype(dtype)
+
+
+def _split(call: Call, x: Static, *given: Static) -> list[Static]:
+    axis = call.get("axis", 0)
+    sizes = call.option(given[0] if given else None, "split")
+    parts = sizes and list(np.cumsum(sizes)[:-1])
+    return list(np.split(x, parts or call.get("num_outputs", len(call.node.outputs)), axis))
+
+
+RULES: dict[str, Rule] = {
+    "Identity": lambda call, x: x,
+    "Cast": _cast,
+    "Add": lambda call, a, b: a + b,
+    "Sub": lambda call, a, b: a - b,
+    "Mul": lambda call, a, b: a * b,
+    "Div": lambda call, a, b: _divide(a, b),
+    "Neg": lambda call, x: -x,
+    "Min": lambda call, *xs: np.minimum.reduce(xs),
+    "Max": lambda call, *xs: np.maximum.reduce(xs),
+    "Equal": lambda call, a, b: np.asarray(a == b),
+    "Less": lambda call, a, b: np.asarray(a < b),
+    "Greater": lambda call, a, b: np.asarray(a > b),
+    "Not": lambda call, x: np.logical_not(x),
+    "Where": _where,
+    "Floor": lambda call, x: np.floor(x),
+    "Ceil": lambda call, x: np.ceil(x),
+    "Concat": lambda call, *xs: np.concatenate(xs, call.get("axis", 0)),
+    "Gather": lambda call, x, i: np.take(x, i.astype(np.int64), call.get("axis", 0)),
+    "Slice": _slice,
+    "Split": _split,
+    "Squeeze": lambda call, x, *given: np.squeeze(x, _axes(call, given)),
+    "Unsqueeze": _unsqueeze,
+    "Reshape": _reshape,
+    "Transpose": lambda call, x: np.transpose(x, call.get("perm")),
+    "Expand": lambda call, x, shape: x * np.ones(shape.tolist(), x.dtype),
+    "Tile": lambda call, x, repeats: np.tile(x, repeats.tolist()),
+    "Shape": lambda call, x: np.array(x.shape[call.get("start", 0) : call.get("end", x.ndim)], np.int64),
+    "Size": lambda call, x: np.array(x.size, np.int64),
+    "Range": _range,
+    "ReduceProd": _reduced(np.prod),
+    "ReduceSum": _reduced(np.sum),
+    "ReduceMax": _reduced(np.max),
+    "ReduceMin": _reduced(np.min),
+}
