@@ -64,7 +64,7 @@ def from_proto(model: onnx.ModelProto, file: str = "model.onnx", *, freeze: Iter
         operator_of(node)
     arrays = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     constants = {n.output[0]: _constant(n) for n in graph.node if n.op_type == "Constant" and n.domain in DOMAINS}
-    statics = {n: a for n, a in (arrays | constants).items() if _is_static(a)}
+    statics = {n: a for n, a in (arrays | constants).items() if _is_static(a) or (n in constants and a.size == 1)}
     tensors: dict[str, torch.Tensor] = {}
     for name, array in (arrays | constants).items():
         if name in statics:

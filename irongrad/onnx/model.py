@@ -42,6 +42,7 @@ class OnnxModel(nn.Module):
         super().__init__()
         self.nodes, self.results = tuple(nodes), tuple(results)
         self._statics = dict(statics)
+        self._has_float64 = any(t.dtype is torch.float64 for t in tensors.values())
         self._paths = {name: self._place(name, value) for name, value in tensors.items()}
 
     def _place(self, name: str, value: torch.Tensor) -> str:
@@ -76,7 +77,7 @@ class OnnxModel(nn.Module):
         """Run one node."""
         node = self.nodes[number]
         given = [values[name] if name else None for name in node.inputs]
-        call = Call(node, self.training)
+        call = Call(node, self.training, self._is_wide())
         known = bool(given) and all(v is None or isinstance(v, np.ndarray) for v in given)
         try:
             made = (
@@ -92,6 +93,9 @@ class OnnxModel(nn.Module):
             raise node.unsupported("has inputs that are not supported") from error
         results = made if isinstance(made, list | tuple) else [made]
         values.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
+
+    def _is_wide(self) -> bool:
+        return any(t.dtype is torch.float64 for t in self.parameters()) and not self._has_float64
 
     def end(self, values: Mapping[str, Value]) -> Any:
         """The output, or a dictionary of several."""

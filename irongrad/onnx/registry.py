@@ -68,10 +68,12 @@ class Call:
     Attributes:
         node: the node.
         training: whether the module is in training mode.
+        wide: whether the module was taken to float64, which the file does not say.
     """
 
     node: Node
     training: bool
+    wide: bool = False
 
     @property
     def opset(self) -> int:
@@ -93,7 +95,7 @@ class Call:
             UnsupportedOpError: they depend on data.
         """
         if isinstance(value, torch.Tensor):
-            raise self.node.unsupported(f"takes {what} that depends on data, so that sizes would")
+            raise self.node.unsupported(f"takes {what} that depends on data, which is not supported")
         return [] if value is None else [_plain(v) for v in np.asarray(value).reshape(-1)]
 
     def option(self, value: Value | None, name: str) -> list[Any] | None:

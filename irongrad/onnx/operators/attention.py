@@ -24,7 +24,7 @@ def attention(
 ) -> Any:
     """Scaled dot products of heads, of which several queries may share a key and a value."""
     if lengths is not None:
-        raise call.node.unsupported("has sequences of several lengths in its cache,")
+        raise call.node.unsupported("has sequences of several lengths in its cache, which is not supported")
     flat = q.ndim == 3
     query = _heads(tensor(q), call.get("q_num_heads"))
     key, value = (_heads(tensor(t), call.get("kv_num_heads")) for t in (k, v))
@@ -33,34 +33,32 @@ def attention(
     present = [key, value]
     if (shared := query.shape[1] // key.shape[1]) > 1:
         key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
-    scale = call.get("scale") or 1 / math.sqrt(query.shape[-1])
-    root = math.sqrt(scale)
-    scores = [(query * root) @ (key * root).transpose(-1, -2)]
+    root = math.sqrt(call.get("scale") or 1 / math.sqrt(query.shape[-1]))
+    scores = (query * root) @ (key * root).transpose(-1, -2)
     cap = call.get("softcap", 0.0)
-    added = _bias(call, query, key, mask)
-    masked = scores[0] if added is None else scores[0] + added
-    scores.append(masked)
-    capped = cap * torch.tanh(masked / cap) if cap else masked
-    scores.append(capped)
-    weights = torch.softmax(capped, -1)
-    scores.append(weights)
+    capped = cap * torch.tanh(scores / cap) if cap else scores
+    added = _bias(call, query, key, mask, past_key.shape[2] if past_key is not None else 0)
+    masked = capped if added is None else capped + added
+    weights = _weights(masked, added if mask is not None else None)
     made = weights @ value
     made = made.transpose(1, 2).flatten(2) if flat else made
-    return (
-        [made, *present, scores[_SCORES[call.get("qk_matmul_output_mode", 0)]]]
-        if call.wants(1) or call.wants(3)
-        else made
-    )
+    shown = (scores, capped if cap else masked, masked, weights)
+    return [made, *present, shown[call.get("qk_matmul_output_mode", 0)]]
 
 
-_SCORES = (0, 1, 2, 3)
+def _weights(masked: Tensor, added: Tensor | None) -> Tensor:
+    """Softmax; zeros for a query that a mask lets see no key."""
+    if added is None:
+        return torch.softmax(masked, -1)
+    blind = (added == float("-inf")).all(-1, keepdim=True)
+    return torch.where(blind, 0.0, torch.softmax(torch.where(blind, 0.0, masked), -1))
 
 
 def _heads(x: Tensor, count: int | None) -> Tensor:
     return x if x.ndim == 4 else x.unflatten(2, (count, -1)).transpose(1, 2)
 
 
-def _bias(call: Call, query: Tensor, key: Tensor, mask: Value | None) -> Tensor | None:
+def _bias(call: Call, query: Tensor, key: Tensor, mask: Value | None, past: int) -> Tensor | None:
     """What is added to the scores: minus infinity where a key is not looked at."""
     added = None
     if mask is not None:
@@ -70,12 +68,16 @@ def _bias(call: Call, query: Tensor, key: Tensor, mask: Value | None) -> Tensor 
             fill = False if given.dtype == torch.bool else float("-inf")
             given = torch.nn.functional.pad(given, (0, rest), value=fill)
         added = _minus_infinity(given, query) if given.dtype == torch.bool else given
-    if call.get("is_causal", 0):
-        length, width = query.shape[2], key.shape[2]
-        past = width - length
-        seen = torch.arange(width) <= torch.arange(length)[:, None] + past
-        causal = _minus_infinity(seen, query)
-        added = causal if added is None else added + causal
+    # How far each key lies before its query.
+    ahead = past + torch.arange(query.shape[2])[:, None] - torch.arange(key.shape[2])
+    seen = [ahead >= 0] if call.get("is_causal", 0) else []
+    if (left := call.get("left_window_size", -1)) >= 0:
+        seen.append(ahead <= left)
+    if (right := call.get("right_window_size", -1)) >= 0:
+        seen.append(-ahead <= right)
+    for each in seen:
+        outside = _minus_infinity(each, query)
+        added = outside if added is None else added + outside
     return added
 
 

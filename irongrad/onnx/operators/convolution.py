@@ -98,7 +98,9 @@ def max_pool(call: Call, x: Value) -> Any:
     strides, dilations, pads = _window(call, value, kernel)
     ceil = bool(call.get("ceil_mode", 0))
     if call.wants(1) and (call.get("storage_order", 0) or not _is_symmetric(pads)):
-        raise call.node.unsupported("gives places in column-major order, or of a lopsided window,")
+        raise call.node.unsupported(
+            "gives places in column-major order, or of a lopsided window, which is not supported"
+        )
     if not _is_symmetric(pads) or any(2 * p > k for (p, _), k in zip(pads, kernel, strict=True)):
         least = float("-inf") if value.is_floating_point() else torch.iinfo(value.dtype).min
         value, pads = _padded(value, pads, least), [(0, 0)] * len(pads)

@@ -161,12 +161,12 @@ def clip(call: Call, x: Value, low: Value | None = None, high: Value | None = No
 
 @operator("Cast")
 def cast(call: Call, x: Value) -> Tensor:
-    """To another element type. A model that computes in float64 stays there where the file says float32."""
+    """To another element type. A model that was taken to float64 stays there where the file says float32."""
     dtype = torch_dtype(call.get("to"))
     if dtype is None:
         raise call.node.unsupported(f"casts to element type {call.get('to')}, which nothing is trained in")
     value = tensor(x)
-    return value if value.dtype is torch.float64 and dtype is torch.float32 else value.to(dtype)
+    return value if call.wide and value.dtype is torch.float64 and dtype.is_floating_point else value.to(dtype)
 
 
 @operator("CastLike")

@@ -51,13 +51,13 @@ def recurrent(
 
 def _check(call: Call, lengths: Value | None, x: Tensor) -> None:
     if lengths is not None and any(n != x.shape[0] for n in call.ints(lengths, "lengths")):
-        raise call.node.unsupported("has sequences of several lengths,")
+        raise call.node.unsupported("has sequences of several lengths, which is not supported")
     if call.get("clip") is not None:
-        raise call.node.unsupported("clips its gates,")
+        raise call.node.unsupported("clips its gates, which is not supported")
     if call.get("input_forget", 0):
-        raise call.node.unsupported("couples its input and forget gates,")
+        raise call.node.unsupported("couples its input and forget gates, which is not supported")
     if unknown := [a for a in call.get("activations", []) if a not in _FUNCTIONS]:
-        raise call.node.unsupported(f"uses the activation {unknown[0]},")
+        raise call.node.unsupported(f"uses the activation {unknown[0]}, which is not supported")
 
 
 def _of_batch(call: Call, state: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class _Axis:
             case "pytorch_half_pixel":
                 return (i + 0.5) / s - 0.5 if m > 1 else np.zeros(m)
             case "align_corners":
-                return i * (n - 1) / (m - 1) if m > 1 else np.zeros(m)
+                return i * (n - 1) / (s * n - 1) if m > 1 else np.zeros(m)
             case "asymmetric":
                 return i / s
             case _:  # tf_crop_and_resize
@@ -126,22 +126,13 @@ def _taps(call: Call, mode: str, places: Static, about: _Axis) -> tuple[Static, 
     """The elements that each place is made of, and their weights."""
     shrink = min(about.scale, 1.0) if call.get("antialias", 0) else 1.0
     reach, weight = (1, _linear) if mode == "linear" else (2, _cubic(call.get("cubic_coeff_a", -0.75)))
-    radius = reach / shrink
-    first = np.floor(places - radius).astype(np.int64) + 1
-    count = int(np.ceil(2 * radius)) + (1 if shrink < 1 else 0)
-    index = first[:, None] + np.arange(count)
+    start = math.floor(-reach / shrink) + 1
+    index = np.floor(places).astype(np.int64)[:, None] + np.arange(start, 2 - start)
     weights = weight((index - places[:, None]) * shrink)
-    outside = (index < 0) | (index >= about.size)
-    if (mode == "cubic" and call.get("exclude_outside", 0)) or shrink < 1:
-        weights = np.where(outside, 0.0, weights)
-        weights = weights / weights.sum(1, keepdims=True)
-    elif mode == "linear":
-        # Beyond the border there is the border itself.
-        places = np.clip(places, 0, about.size - 1)
-        first = np.floor(places).astype(np.int64)
-        index = first[:, None] + np.arange(2)
-        weights = _linear(index - places[:, None])
-    return np.clip(index, 0, about.size - 1), weights
+    if call.get("exclude_outside", 0):
+        weights = np.where((index < 0) | (index >= about.size), 0.0, weights)
+    # What lies beyond the border is the border itself.
+    return np.clip(index, 0, about.size - 1), weights / weights.sum(1, keepdims=True)
 
 
 def _linear(distance: Static) -> Static:
