@@ -100,9 +100,14 @@ def _attribute(attribute: onnx.AttributeProto) -> Any:
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, onnx.TensorProto):
         return numpy_helper.to_array(value)
-    if isinstance(value, bytes):
-        return value.decode()
-    return [v.decode() if isinstance(v, bytes) else v for v in value] if isinstance(value, list) else value
+    return [_plain(v) for v in value] if isinstance(value, list) else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """A string, or a number: of those that float32 takes for the same, the shortest, which someone once wrote."""
+    if isinstance(value, float):
+        return float(str(np.float32(value)))
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _constant(node: onnx.NodeProto) -> Static:

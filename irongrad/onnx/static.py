@@ -86,6 +86,7 @@ def _split(call: Call, x: Static, *given: Static) -> list[Static]:
 RULES: dict[str, Rule] = {
     "Identity": lambda call, x: x,
     "Cast": _cast,
+    "CastLike": lambda call, x, like: x if object in (x.dtype, like.dtype) else x.astype(like.dtype),
     "Add": lambda call, a, b: a + b,
     "Sub": lambda call, a, b: a - b,
     "Mul": lambda call, a, b: a * b,
