@@ -57,7 +57,10 @@ def __getattr__(name: str) -> Any:
 
 
 def compiler_missing(what: str, error: ModuleNotFoundError) -> ImportError | None:
-    """The error to raise where `what` could not import the compiler; None where `error` is about something else."""
-    if (error.name or "").partition(".")[0] not in ("torch", "torch_mlir", "iree", "platformdirs"):
+    """The error to raise where `what` could not import the compiler or onnx; None where it is of something else."""
+    package = (error.name or "").partition(".")[0]
+    if package == "onnx":
+        return ImportError(f"{what} needs onnx, which is not installed: pip install 'irongrad[onnx]'")
+    if package not in ("torch", "torch_mlir", "iree", "platformdirs"):
         return None
     return ImportError(f"{what} needs the compiler, which is not installed: pip install 'irongrad[compile]'")

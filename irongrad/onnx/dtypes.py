@@ -29,4 +29,5 @@ def torch_dtype(number: int) -> torch.dtype | None:
 
 def numpy_dtype(number: int) -> np.dtype[Any]:
     """numpy's dtype for an element type of ONNX."""
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(number))
+    dtype: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(number))
+    return dtype

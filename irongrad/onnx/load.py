@@ -16,7 +16,7 @@ from onnx import inliner, numpy_helper
 from torch import nn
 
 from irongrad.onnx.dtypes import torch_dtype
-from irongrad.onnx.model import OnnxModel, module_of
+from irongrad.onnx.model import OnnxModel, Shape, module_of
 from irongrad.onnx.registry import DOMAINS, Node, Static, operator_of
 from irongrad.runtime.errors import UserError
 
@@ -72,8 +72,15 @@ def from_proto(model: onnx.ModelProto, file: str = "model.onnx", *, freeze: Iter
         value = _tensor(array, name, file)
         trained = name in arrays and _is_weight(name, value, nodes) and not any(fnmatchcase(name, p) for p in freeze)
         tensors[name] = nn.Parameter(value) if trained else value
-    inputs = [i.name for i in graph.input if i.name not in arrays]
+    inputs = {i.name: _shape(i) for i in graph.input if i.name not in arrays}
     return module_of(file, inputs, nodes, [o.name for o in graph.output], statics, tensors)
+
+
+def _shape(value: onnx.ValueInfoProto) -> Shape:
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+    return tuple(d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim)
 
 
 def _read(path: Path) -> onnx.ModelProto:

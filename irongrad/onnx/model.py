@@ -16,7 +16,10 @@ from torch import nn
 from irongrad.onnx import operators as operators
 from irongrad.onnx.registry import Call, Node, Static, Value, operator_of
 from irongrad.onnx.static import RULES
-from irongrad.runtime.errors import IronGradError
+from irongrad.runtime.errors import IronGradError, UserError
+
+# Sizes of an input, None for those that vary; None where the file says nothing.
+Shape = tuple[int | None, ...] | None
 
 
 class OnnxModel(nn.Module):
@@ -38,8 +41,10 @@ class OnnxModel(nn.Module):
         results: Sequence[str],
         statics: Mapping[str, Static],
         tensors: Mapping[str, torch.Tensor],
+        inputs: Mapping[str, Shape],
     ) -> None:
         super().__init__()
+        self._inputs = dict(inputs)
         self.nodes, self.results = tuple(nodes), tuple(results)
         self._statics = dict(statics)
         self._has_float64 = any(t.dtype is torch.float64 for t in tensors.values())
@@ -66,7 +71,13 @@ class OnnxModel(nn.Module):
         return ".".join([*parents, last])
 
     def begin(self, **inputs: torch.Tensor) -> dict[str, Value]:
-        """What is known before the first node."""
+        """What is known before the first node.
+
+        Raises:
+            UserError: an input has other sizes than those that are fixed in the file.
+        """
+        for name, value in inputs.items():
+            _check_shape(name, value, self._inputs[name])
         values: dict[str, Value] = dict(self._statics)
         for name, path in self._paths.items():
             owner, _, last = path.rpartition(".")
@@ -108,9 +119,21 @@ def as_tensor(value: Value) -> torch.Tensor:
     return torch.from_numpy(np.asarray(value)) if isinstance(value, np.ndarray) else value
 
 
+def _check_shape(name: str, value: torch.Tensor, wanted: Shape) -> None:
+    if wanted is None:
+        return
+    pairs = zip(value.shape, wanted, strict=False)
+    if value.ndim != len(wanted) or any(w is not None and isinstance(s, int) and s != w for s, w in pairs):
+        shown = ", ".join("?" if w is None else str(w) for w in wanted)
+        raise UserError(
+            f"the input {name!r} has shape {list(value.shape)}, and the ONNX file is made for [{shown}]. Give it that "
+            "shape, or export the model with sizes that vary (dynamic_shapes)"
+        )
+
+
 def module_of(
     file: str,
-    inputs: Sequence[str],
+    inputs: Mapping[str, Shape],
     nodes: Sequence[Node],
     results: Sequence[str],
     statics: Mapping[str, Static],
@@ -128,7 +151,7 @@ def module_of(
     shown = [f"{node}\n" for node in nodes] + [f"return {', '.join(results)}\n"]
     linecache.cache[file] = (sum(map(len, shown)), None, shown, file)
     kind = type("OnnxModel", (OnnxModel,), {"forward": forward, "__doc__": f"The graph in {file}."})
-    made: OnnxModel = kind(nodes, results, statics, tensors)
+    made: OnnxModel = kind(nodes, results, statics, tensors, inputs)
     return made
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import torch
 from irongrad.runtime.errors import UnsupportedOpError
 
 Static = np.ndarray[Any, Any]
-Value = torch.Tensor | Static
+Value: TypeAlias = torch.Tensor | Static
 Operator = Callable[..., Any]
 
 DOMAINS = ("", "ai.onnx")

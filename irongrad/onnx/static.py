@@ -24,18 +24,15 @@ def _divide(a: Static, b: Static) -> Static:
 
 
 def _slice(call: Call, x: Static, *given: Static) -> Static:
-    starts, ends, axes, steps = _slice_arguments(call, *given)
+    names = ("starts", "ends", "axes", "steps")
+    starts, ends, axes, steps = (
+        call.option(given[i] if i < len(given) else None, n) or [] for i, n in enumerate(names)
+    )
     index = [slice(None)] * x.ndim
-    for start, end, axis, step in zip(
-        starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True
-    ):
+    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        axis, step = axes[i] if axes else i, steps[i] if steps else 1
         index[axis] = slice(start, None if step < 0 and end < -x.shape[axis] else end, step)
     return x[tuple(index)]
-
-
-def _slice_arguments(call: Call, *given: Static) -> list[list[int] | None]:
-    names = ("starts", "ends", "axes", "steps")
-    return [call.option(given[i] if i < len(given) else None, name) for i, name in enumerate(names)]  # type: ignore[return-value]
 
 
 def _axes(call: Call, given: tuple[Static, ...], name: str = "axes") -> tuple[int, ...] | None:

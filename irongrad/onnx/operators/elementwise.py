@@ -77,7 +77,7 @@ def binary(call: Call, a: Value, b: Value) -> Tensor:
     if isinstance(left, Tensor):
         return _BINARY[name](left, right)
     if name == "Sub":
-        return torch.rsub(right, left)  # type: ignore[arg-type]
+        return torch.rsub(right, left)
     return _BINARY[_SWAPPED.get(name, name)](right, left)
 
 
@@ -96,8 +96,8 @@ def div(call: Call, a: Value, b: Value) -> Tensor:
 def pow(call: Call, a: Value, b: Value) -> Tensor:
     """The result has the type of the base."""
     left, right = tensors([a, b])
-    dtype = left.dtype if isinstance(left, Tensor) else torch.from_numpy(a).dtype  # type: ignore[arg-type]
-    return torch.pow(left, right).to(dtype)  # type: ignore[arg-type]
+    dtype = left.dtype if isinstance(left, Tensor) else torch.from_numpy(a).dtype
+    return torch.pow(left, right).to(dtype)
 
 
 @operator("Mod")

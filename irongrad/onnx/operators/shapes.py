@@ -120,11 +120,9 @@ def pad(
 
 def _border(mode: str, size: int, before: int, after: int) -> Static:
     """Where each element of a padded dimension comes from."""
-    return np.pad(
-        np.arange(size), (max(before, 0), max(after, 0)), mode=mode
-    )[  # type: ignore[call-overload,no-any-return]
-        max(-before, 0) : None if after >= 0 else after
-    ].copy()
+    added = (max(before, 0), max(after, 0))
+    places: Static = np.pad(np.arange(size), added, mode=mode)  # type: ignore[call-overload]
+    return places[max(-before, 0) : None if after >= 0 else after].copy()
 
 
 @operator("Expand")
