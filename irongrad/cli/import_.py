@@ -38,6 +38,7 @@ Examples:
 @click.option("--lr", type=float, help="ONNX: the optimizer's learning rate.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="ONNX: another option of the optimizer.")
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="ONNX: initialisers that are not trained.")
+@click.option("--result", metavar="NAME", help="ONNX: which of several outputs the loss takes.")
 @json_option
 def command(
     source: Path,
@@ -52,6 +53,7 @@ def command(
     lr: float | None,
     settings: tuple[str, ...],
     freeze: tuple[str, ...],
+    result: str | None,
     as_json: bool,
 ) -> None:
     """Compile the training step in SOURCE: a bundle that irongrad.jax.export_step wrote, or an ONNX model.
@@ -60,7 +62,11 @@ def command(
     float64, or against eager PyTorch in float64.
     """
     of_onnx = {"data": data, "batch-size": batch_size, "loss": loss, "optimizer": optimizer}
-    given = [n for n, v in (of_onnx | {"lr": lr, "set": settings, "freeze": freeze}).items() if v not in (None, ())]
+    given = [
+        n
+        for n, v in (of_onnx | {"lr": lr, "set": settings, "freeze": freeze, "result": result}).items()
+        if v not in (None, ())
+    ]
     options: dict[str, Any] = {"entry_points": entry_points or None, "cache": cache}
     if is_bundle(source):
         if given:
@@ -72,7 +78,7 @@ def command(
     else:
         _check_onnx(source, of_onnx)
         with console.status(f"importing {source}"):
-            artifact = _import_onnx(source, output, targets, of_onnx, lr, settings, freeze, options)
+            artifact = _import_onnx(source, output, targets, of_onnx, lr, settings, freeze, result, options)
     _show(artifact, as_json=as_json)
 
 
@@ -93,6 +99,7 @@ def _import_onnx(
     lr: float | None,
     settings: tuple[str, ...],
     freeze: tuple[str, ...],
+    result: str | None,
     options: Mapping[str, Any],
 ) -> Artifact:
     from irongrad.onnx.step import make_step, options_of
@@ -107,6 +114,7 @@ def _import_onnx(
         optimizer=given["optimizer"],
         options=chosen,
         freeze=freeze,
+        output=result,
     )
     return compile(step, output, targets, **options)
 

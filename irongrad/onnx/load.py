@@ -17,7 +17,7 @@ from torch import nn
 
 from irongrad.onnx.dtypes import torch_dtype
 from irongrad.onnx.model import OnnxModel, Shape, module_of
-from irongrad.onnx.registry import DOMAINS, Node, Static, operator_of
+from irongrad.onnx.registry import DOMAINS, Node, Static, operator_of, tensor
 from irongrad.runtime.errors import UserError
 
 # Inputs of operators that are numbers to compute with, and no weights.
@@ -36,7 +36,9 @@ _NO_WEIGHTS = {
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def load(path: str | os.PathLike[str], *, freeze: Iterable[str] = ()) -> OnnxModel:
+def load(
+    path: str | os.PathLike[str], *, freeze: Iterable[str] = (), outputs: Sequence[str] | None = None
+) -> OnnxModel:
     """Read an ONNX file as a module that can be trained.
 
     Its parameters are the initialisers in floating point; statistics of BatchNormalization and other constants are
@@ -46,20 +48,31 @@ def load(path: str | os.PathLike[str], *, freeze: Iterable[str] = ()) -> OnnxMod
     Args:
         path: the file.
         freeze: patterns of names, such as `encoder.*`, of initialisers that are not trained.
+        outputs: which of the graph's outputs to compute, all by default; what only others need is left out.
 
     Raises:
-        UserError: it is no ONNX file.
+        UserError: it is no ONNX file, or has no such output.
         UnsupportedOpError: it has an operator that has no differentiable form here; with the node.
     """
-    return from_proto(_read(Path(path)), str(Path(path).resolve()), freeze=freeze)
+    return from_proto(_read(Path(path)), str(Path(path).resolve()), freeze=freeze, outputs=outputs)
 
 
-def from_proto(model: onnx.ModelProto, file: str = "model.onnx", *, freeze: Iterable[str] = ()) -> OnnxModel:
+def from_proto(
+    model: onnx.ModelProto,
+    file: str = "model.onnx",
+    *,
+    freeze: Iterable[str] = (),
+    outputs: Sequence[str] | None = None,
+) -> OnnxModel:
     """As `load`, of a model in memory; `file` is what messages call it."""
     model = inliner.inline_local_functions(model)
     opset = next((o.version for o in model.opset_import if o.domain in DOMAINS), 1)
     graph = model.graph
-    nodes = list(_nodes(graph, opset, file))
+    there = [o.name for o in graph.output]
+    results = list(outputs) if outputs is not None else there
+    if unknown := [o for o in results if o not in there]:
+        raise UserError(f"{file} has no output {unknown[0]!r}; it has {', '.join(there)}")
+    nodes = _needed(list(_nodes(graph, opset, file)), results)
     for node in nodes:
         operator_of(node)
     arrays = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
@@ -73,7 +86,20 @@ def from_proto(model: onnx.ModelProto, file: str = "model.onnx", *, freeze: Iter
         trained = name in arrays and _is_weight(name, value, nodes) and not any(fnmatchcase(name, p) for p in freeze)
         tensors[name] = nn.Parameter(value) if trained else value
     inputs = {i.name: _shape(i) for i in graph.input if i.name not in arrays}
-    return module_of(file, inputs, nodes, [o.name for o in graph.output], statics, tensors)
+    read = {name for node in nodes for name in node.inputs} | set(results)
+    inputs = {n: shape for n, shape in inputs.items() if n in read}
+    tensors = {n: t for n, t in tensors.items() if n in read}
+    return module_of(file, inputs, nodes, results, statics, tensors)
+
+
+def _needed(nodes: Sequence[Node], results: Iterable[str]) -> list[Node]:
+    """The nodes that `results` are computed by."""
+    wanted, kept = set(results), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.outputs):
+            wanted.update(node.inputs)
+            kept.append(node)
+    return kept[::-1]
 
 
 def _shape(value: onnx.ValueInfoProto) -> Shape:
@@ -131,12 +157,9 @@ def _is_static(array: Static) -> bool:
 
 
 def _tensor(array: Static, name: str, file: str) -> torch.Tensor:
-    kind = torch_dtype(onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
-    if kind is None:
+    if torch_dtype(onnx.helper.np_dtype_to_tensor_dtype(array.dtype)) is None:
         raise UserError(f"{file}: the initialiser {name!r} has elements of type {array.dtype}, which cannot be trained")
-    if kind is torch.bfloat16:
-        return torch.from_numpy(np.array(array).view(np.int16)).view(kind)
-    return torch.from_numpy(np.array(array))
+    return tensor(array)
 
 
 def _is_weight(name: str, value: torch.Tensor, nodes: Sequence[Node]) -> bool:

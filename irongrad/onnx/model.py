@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from irongrad.onnx import operators as operators
-from irongrad.onnx.registry import Call, Node, Static, Value, operator_of
+from irongrad.onnx.registry import Call, Node, Static, Value, operator_of, tensor
 from irongrad.onnx.static import RULES
-from irongrad.runtime.errors import IronGradError, UserError
+from irongrad.runtime.errors import UserError
 
 # Sizes of an input, None for those that vary; None where the file says nothing.
 Shape = tuple[int | None, ...] | None
@@ -90,19 +90,16 @@ class OnnxModel(nn.Module):
         given = [values[name] if name else None for name in node.inputs]
         call = Call(node, self.training, self._is_wide())
         known = bool(given) and all(v is None or isinstance(v, np.ndarray) for v in given)
+        function = (RULES.get(node.operator) if known else None) or operator_of(node)
         try:
-            made = (
-                RULES[node.operator](call, *given)
-                if known and node.operator in RULES
-                else operator_of(node)(call, *given)
-            )
-        except IronGradError:
-            raise
+            made = function(call, *given)
         except TypeError as error:
             if "positional argument" not in str(error):
                 raise
             raise node.unsupported("has inputs that are not supported") from error
         results = made if isinstance(made, list | tuple) else [made]
+        # numpy makes numbers of arrays of rank 0.
+        results = [np.asarray(r) if isinstance(r, np.generic) else r for r in results]
         values.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
 
     def _is_wide(self) -> bool:
@@ -110,13 +107,8 @@ class OnnxModel(nn.Module):
 
     def end(self, values: Mapping[str, Value]) -> Any:
         """The output, or a dictionary of several."""
-        found = {name: as_tensor(values[name]) for name in self.results}
+        found = {name: tensor(values[name]) for name in self.results}
         return next(iter(found.values())) if len(found) == 1 else found
-
-
-def as_tensor(value: Value) -> torch.Tensor:
-    """An output; it may be known without data."""
-    return torch.from_numpy(np.asarray(value)) if isinstance(value, np.ndarray) else value
 
 
 def _check_shape(name: str, value: torch.Tensor, wanted: Shape) -> None:

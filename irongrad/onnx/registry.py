@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import ml_dtypes
 import numpy as np
 import torch
 
@@ -150,6 +151,8 @@ def tensor(value: Value) -> torch.Tensor:
         return value
     if value.dtype == object:  # sizes that are symbols
         return torch.tensor(value.tolist())
+    if value.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(np.array(value).view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.array(value))
 
 

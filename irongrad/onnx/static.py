@@ -61,7 +61,7 @@ def _reshape(call: Call, x: Static, shape: Static) -> Static:
 
 
 def _range(call: Call, start: Static, limit: Static, delta: Static) -> Static:
-    return np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
+    return np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype)
 
 
 def _where(call: Call, condition: Static, a: Static, b: Static) -> Static:

@@ -29,6 +29,7 @@ def make_step(
     optimizer: str,
     options: Mapping[str, Any],
     freeze: Iterable[str] = (),
+    output: str | None = None,
 ) -> TrainStep:
     """The step that trains the model in `path` on the arrays of `data`.
 
@@ -40,11 +41,12 @@ def make_step(
         optimizer: a class of torch.optim, such as `AdamW`.
         options: of the optimizer, such as `lr`.
         freeze: patterns of names of initialisers that are not trained.
+        output: which of the model's outputs the loss takes; all, as a dictionary where there are several, if None.
 
     Raises:
         UserError: there is no such loss or optimizer, or an input is missing.
     """
-    model = load(path, freeze=freeze)
+    model = load(path, freeze=freeze, outputs=[output] if output is not None else None)
     rows = {identifier(name): array[:batch] for name, array in data.items()}
     wanted = list(inspect.signature(model.forward).parameters)
     if missing := [n for n in wanted if n not in rows]:

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from irongrad.onnx.registry import Call, Value, operator, tensor
 
+# ONNX's names of how updates are combined, as scatter_reduce's.
+_COMBINED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
 
 def _index(value: Value, size: int) -> Tensor:
     """Indices as PyTorch takes them: int64, and not negative."""
@@ -55,29 +58,27 @@ def scatter_elements(call: Call, x: Value, indices: Value, updates: Value) -> Te
     """Elements replaced, or combined with what is there."""
     value, axis = tensor(x), call.get("axis", 0)
     index, new = _index(indices, value.shape[axis]), tensor(updates)
-    kinds = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
     how = call.get("reduction", "none")
     if how == "none":
         return value.scatter(axis, index, new)
-    return value.scatter_reduce(axis, index, new, kinds[how], include_self=True)
+    return value.scatter_reduce(axis, index, new, _COMBINED[how], include_self=True)
 
 
 @operator("ScatterND")
 def scatter_nd(call: Call, x: Value, indices: Value, updates: Value) -> Tensor:
     """Slices replaced, or combined with what is there."""
-    value, index, new = tensor(x), tensor(indices).long(), tensor(updates)
-    depth, how = index.shape[-1], call.get("reduction", "none")
-    parts = tuple(_index(index[..., i], value.shape[i]) for i in range(depth))
+    value, places, new = tensor(x), tensor(indices).long(), tensor(updates)
+    depth, how = places.shape[-1], call.get("reduction", "none")
+    parts = tuple(_index(places[..., i], value.shape[i]) for i in range(depth))
     if how in ("none", "add"):
         return value.index_put(parts, new, accumulate=how == "add")
     flat = value.reshape(-1, *value.shape[depth:])
     place = torch.zeros_like(parts[0])
     for part, size in zip(parts, value.shape[:depth], strict=True):
         place = place * size + part
-    place = place.reshape(-1)
-    rows = new.reshape(len(place), *value.shape[depth:])
-    kinds = {"mul": "prod", "max": "amax", "min": "amin"}
-    return flat.index_reduce(0, place, rows, kinds[how]).reshape(value.shape)
+    rows = new.reshape(-1, *value.shape[depth:])
+    index = place.reshape(-1, *[1] * (rows.ndim - 1)).expand(rows.shape)
+    return flat.scatter_reduce(0, index, rows, _COMBINED[how], include_self=True).reshape(value.shape)
 
 
 @operator("ReverseSequence")
