@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,12 @@ def test_a_bundle_names_what_the_state_holds(bundle: Path) -> None:
     assert index.versions["jax"] == jax.__version__
     assert [p.name for p in index.programs["predict"].arguments] == ["params/u", "params/v", "params/w", "x"]
     assert [p.name for p in index.programs["predict"].results] == ["classes", "logits"]
+
+
+def test_exporting_needs_no_compiler() -> None:
+    code = "import sys, irongrad.jax; print([m for m in ('torch', 'torch_mlir', 'iree.compiler') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_golden_values_are_those_of_float64(bundle: Path) -> None:

@@ -145,4 +145,4 @@ def test_a_bundle_without_a_part_of_its_state_is_refused(small: Path, tmp_path: 
 def test_a_directory_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["import", str(tmp_path), "-o", str(tmp_path / "out")])
     assert isinstance(result.exception, UserError)
-    assert "is no bundle" in str(result.exception)
+    assert "is neither an .onnx file nor a bundle" in str(result.exception)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_an_onnx_model_trains(family: Callable[[str], Any], data: Path, tmp_path
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["targets"]["llvm-cpu"] <= 1
     session = load(tmp_path / "out")
-    model = step.model.train()
+    model = copy.deepcopy(step.model).train()
     model.load_state_dict({n: torch.from_numpy(session.state()[n]) for n in model.state_dict()})
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
     with np.load(data) as file_of_arrays:

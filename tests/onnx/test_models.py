@@ -88,12 +88,12 @@ def test_a_model_of_scikit_learn_goes_on_learning(tmp_path: Path) -> None:
     np.testing.assert_allclose(model(torch.from_numpy(x)).detach(), learned.predict_proba(x), rtol=1e-4, atol=1e-6)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
-    for _ in range(5):
+    for _ in range(10):
         loss = nn.functional.nll_loss(model(torch.from_numpy(x)).log(), torch.from_numpy(labels))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < 0.8 * losses[0]
 
 
