@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog="""\b
-Examples:
+Example:
   irongrad import build/digits.jax -o build/digits --target llvm-cpu
   irongrad import model.onnx -o build/model --data train.npz --batch-size 32 --loss cross_entropy --optimizer AdamW
 """
