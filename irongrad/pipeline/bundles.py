@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 from iree.compiler import ir
@@ -88,12 +89,7 @@ def import_bundle(
 def step_graph(bundle: Bundle) -> StepGraph:
     """The step graph of a bundle; its functions have no operators."""
     index = bundle.index
-    state = [
-        StateTensor(s.name, s.role, torch.from_numpy(np.array(bundle.state[s.name])), s.aliases)
-        if s.dtype != "bfloat16"
-        else StateTensor(s.name, s.role, _from_bfloat16(bundle.state[s.name]), s.aliases)
-        for s in index.state
-    ]
+    state = [StateTensor(s.name, s.role, _tensor(bundle.state[s.name]), s.aliases) for s in index.state]
     state.append(StateTensor(STEPS, Role.COUNTER, torch.tensor(0)))
     inputs = {s.name: torch.zeros(s.shape, dtype=torch_dtype(s.dtype)) for s in index.inputs}
     functions = {name: opaque(name, _arguments(name, bundle), _results(name, bundle)) for name in index.programs}
@@ -101,8 +97,10 @@ def step_graph(bundle: Bundle) -> StepGraph:
     return StepGraph(tuple(state), (), inputs, hypers, functions=functions)
 
 
-def _from_bfloat16(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
 
 
 _COUNT = Port("state", STEPS, "int64", ())
