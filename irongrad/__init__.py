@@ -53,17 +53,26 @@ _HOME = {
 }
 
 
+# What is imported from elsewhere, each with an extra of its own.
+_SUBMODULES = ("jax", "onnx")
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _HOME and name not in _SUBMODULES:
         raise AttributeError(f"module 'irongrad' has no attribute {name!r}")
     try:
+        if name in _SUBMODULES:
+            return import_module(f"irongrad.{name}")
         return getattr(import_module(_HOME[name]), name)
     except ModuleNotFoundError as error:
         raise (compiler_missing(f"irongrad.{name}", error) or error) from error
 
 
 def compiler_missing(what: str, error: ModuleNotFoundError) -> ImportError | None:
-    """The error to raise where `what` could not import the compiler; None where `error` is about something else."""
-    if (error.name or "").partition(".")[0] not in ("torch", "torch_mlir", "iree", "platformdirs"):
+    """The error to raise where `what` could not import the compiler, JAX or onnx; None where it is otherwise."""
+    package = (error.name or "").partition(".")[0]
+    if package in _SUBMODULES:
+        return ImportError(f"{what} needs {package}, which is not installed: pip install 'irongrad[{package}]'")
+    if package not in ("torch", "torch_mlir", "iree", "platformdirs"):
         return None
     return ImportError(f"{what} needs the compiler, which is not installed: pip install 'irongrad[compile]'")

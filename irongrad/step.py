@@ -24,45 +24,44 @@ PRECISIONS = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}
 class TrainStep:
     """One training step of an ordinary PyTorch model.
 
-        Args:
-            model: any `nn.Module`. Tied weights, buffers and frozen parameters are kept as they are. The training
-                graph is captured with the modules' modes as they stand if `model.training` is true, else after
-                `model.train()`; evaluation and prediction always after `model.eval()`.
-            loss: `loss(model_output, *targets) -> scalar tensor`, a function or an `nn.Module`. None when the model
-                returns its own loss: a scalar tensor, or an output with the field or key `loss`
-                (as Hugging Face's ModelOutput has).
-            optimizer: a `torch.optim` optimizer over the model's parameters, or several over disjoint parts of
-                them. State that it already holds is taken over.
-            inputs: an example batch, name to tensor. Shapes and dtypes are compiled in; the values are used to
-                verify the result, so they should be valid (class indices in range, and so on).
-            model_inputs: names of the inputs that are handed to the model; the others go to the loss in the order
-                of `inputs`. By default, those that `model.forward` names as parameters; when it names none of
-                them, as many from the front as it has required positional parameters, handed over by position.
-            clip_grad_norm: the `max_norm` of `torch.nn.utils.clip_grad_norm_`, applied before the update.
-            clip_grad_value: the `clip_value` of `torch.nn.utils.clip_grad_value_`, applied before the update.
-            seed: of the random numbers that the step draws, for dropout and the like; `Session.seed` changes it.
-            precision: `f32`, `bf16` or `f16`. For the last two, model and loss run under `torch.autocast` of that dtype;
-                parameters, gradients and optimizer state stay as they are.
-            loss_scale: what the loss is multiplied with before the backward pass, and the gradients divided by after it. A
-                number is a fixed scale. A `torch.amp.GradScaler` is a dynamic one, with its options and its present scale:
-                a step whose gradients overflow is skipped. None is a new GradScaler for `f16`, and no scaling otherwise.
-            accumulate: into how many micro-batches, along the first dimension of every input, a step cuts its batch. One
-                after the other goes forward and backward, which takes the memory of one; the update is made from the mean
-                of their gradients, and the loss is the mean of their losses.
-            dynamic: names of the dimensions that vary from call to call: of each input, by position. Dimensions of one
-                name have one size in a call.
-            buckets: the sizes that the step is compiled for, by dimension, such as `{"B": [4, 8], "T": ig.pow2(16, 512)}`
-                for every combination of them; or a list of combinations. A call runs in the smallest that its inputs fit
-                into, and gives what the step gives without padding. Without them, the step is compiled once for every size
-                of its dynamic dimensions, and nothing is padded.
-            bucket_fallback: `dynamic` for a function of any size beside the buckets, for calls that none of them holds;
-                such calls are refused otherwise.
-            between: names of the inputs that Python computes between the model and the loss; see `irongrad.pieces`.
-    >>>>>>> w-pieces
+    Args:
+        model: any `nn.Module`. Tied weights, buffers and frozen parameters are kept as they are. The training
+            graph is captured with the modules' modes as they stand if `model.training` is true, else after
+            `model.train()`; evaluation and prediction always after `model.eval()`.
+        loss: `loss(model_output, *targets) -> scalar tensor`, a function or an `nn.Module`. None when the model
+            returns its own loss: a scalar tensor, or an output with the field or key `loss`
+            (as Hugging Face's ModelOutput has).
+        optimizer: a `torch.optim` optimizer over the model's parameters, or several over disjoint parts of
+            them. State that it already holds is taken over.
+        inputs: an example batch, name to tensor. Shapes and dtypes are compiled in; the values are used to
+            verify the result, so they should be valid (class indices in range, and so on).
+        model_inputs: names of the inputs that are handed to the model; the others go to the loss in the order
+            of `inputs`. By default, those that `model.forward` names as parameters; when it names none of
+            them, as many from the front as it has required positional parameters, handed over by position.
+        clip_grad_norm: the `max_norm` of `torch.nn.utils.clip_grad_norm_`, applied before the update.
+        clip_grad_value: the `clip_value` of `torch.nn.utils.clip_grad_value_`, applied before the update.
+        seed: of the random numbers that the step draws, for dropout and the like; `Session.seed` changes it.
+        precision: `f32`, `bf16` or `f16`. For the last two, model and loss run under `torch.autocast` of that dtype;
+            parameters, gradients and optimizer state stay as they are.
+        loss_scale: what the loss is multiplied with before the backward pass, and the gradients divided by after it. A
+            number is a fixed scale. A `torch.amp.GradScaler` is a dynamic one, with its options and its present scale:
+            a step whose gradients overflow is skipped. None is a new GradScaler for `f16`, and no scaling otherwise.
+        accumulate: into how many micro-batches, along the first dimension of every input, a step cuts its batch. One
+            after the other goes forward and backward, which takes the memory of one; the update is made from the mean
+            of their gradients, and the loss is the mean of their losses.
+        dynamic: names of the dimensions that vary from call to call: of each input, by position. Dimensions of one
+            name have one size in a call.
+        buckets: the sizes that the step is compiled for, by dimension, such as `{"B": [4, 8], "T": ig.pow2(16, 512)}`
+            for every combination of them; or a list of combinations. A call runs in the smallest that its inputs fit
+            into, and gives what the step gives without padding. Without them, the step is compiled once for every size
+            of its dynamic dimensions, and nothing is padded.
+        bucket_fallback: `dynamic` for a function of any size beside the buckets, for calls that none of them holds;
+            such calls are refused otherwise.
+        between: names of the inputs that Python computes between the model and the loss; see `irongrad.pieces`.
 
-        Raises:
-            CaptureError: an input that is no tensor or has no usable name, an optimizer over other parameters, a precision
-                or loss scale that there is not, a batch that cannot be cut so.
+    Raises:
+        CaptureError: an input that is no tensor or has no usable name, an optimizer over other parameters, a precision
+            or loss scale that there is not, a batch that cannot be cut so.
     """
 
     model: nn.Module

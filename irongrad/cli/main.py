@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib import import_module
+from keyword import iskeyword
 
 import click
 from rich.console import Console
@@ -15,6 +16,7 @@ from irongrad.runtime.errors import IronGradError, UserError
 
 VERBS = (
     "compile",
+    "import",
     "check",
     "train",
     "run",
@@ -39,7 +41,8 @@ class _Verbs(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        command: click.Command = import_module(f"irongrad.cli.{name.replace('-', '_')}").command
+        module = f"{name}_" if iskeyword(name) else name.replace("-", "_")
+        command: click.Command = import_module(f"irongrad.cli.{module}").command
         return command
 
 

@@ -22,6 +22,13 @@ _NAMES = {
     torch.uint8: ("uint8", "i8"),
     torch.bool: ("bool", "i1"),
 }
+# What an artifact holds, and only programs from elsewhere compute with.
+_FOREIGN = {
+    torch.uint16: ("uint16", "i16"),
+    torch.uint32: ("uint32", "i32"),
+    torch.uint64: ("uint64", "i64"),
+}
+_HELD = _NAMES | _FOREIGN
 
 
 def is_supported(dtype: torch.dtype) -> bool:
@@ -35,16 +42,16 @@ def numpy_name(dtype: torch.dtype) -> str:
     Raises:
         CaptureError: a dtype that an artifact cannot hold.
     """
-    if dtype not in _NAMES:
+    if dtype not in _HELD:
         raise CaptureError(f"{dtype} tensors cannot be inputs, outputs or state of a compiled step")
-    return _NAMES[dtype][0]
+    return _HELD[dtype][0]
 
 
 def mlir_type(shape: tuple[int | str | torch.SymInt, ...], dtype: torch.dtype) -> str:
     """The tensor type in MLIR's syntax; one that is named, or a symbol, becomes `?`."""
     numpy_name(dtype)
     dims = "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape)
-    return f"tensor<{dims}{_NAMES[dtype][1]}>"
+    return f"tensor<{dims}{_HELD[dtype][1]}>"
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

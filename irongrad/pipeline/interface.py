@@ -40,9 +40,11 @@ _TICKET = TensorSpec(TICKET, "int64", ())
 def chain_of(entry: str, graph: StepGraph) -> tuple[str, ...]:
     """The functions of `graph` that an entry point runs, one after the other; none for one that computes nothing.
 
-    The gradients of micro-batches are accumulated before the update.
+    The gradients of micro-batches are accumulated before the update. An imported step comes in one piece.
     """
     chain = _CHAINS.get(entry, ())
+    if chain == ("joint", "update") and "step" in graph.functions:
+        return ("step",)
     return ("joint", "accumulate", "update") if graph.accumulate > 1 and chain == ("joint", "update") else chain
 
 
@@ -115,7 +117,7 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
     tensors = tuple(TensorSpec(s.name, s.dtype, s.shape) for s in state)
     hypers = tuple(graph.hypers)
     in_pieces = "finish" in graph.functions
-    loss = _output(graph, "finish" if in_pieces else "joint", "loss")
+    loss = _output(graph, "finish" if in_pieces else chain_of("train_step", graph)[0], "loss")
     everything = tuple(inputs.values())
     stacked = tuple(_stacked(s) for s in everything)
     sums = tuple(_spec(n, graph.tensor(n).initial, ()) for n in graph.gradients)
@@ -135,13 +137,13 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
         "import_gradients": ((*sums, count), (), (count,)),
         "reset": ((), (), (steps,)),
     }
-    if "predict" not in graph.functions:
-        del made["predict"]
-    if graph.forms:
-        del made["train_steps"]
     if in_pieces:
         pieces = {"forward": _forward(graph, inputs), "finish_step": (_late(graph, inputs), hypers, (loss,))}
         made = {**pieces, **{name: parts for name, parts in made.items() if name not in _IN_ONE_PIECE}}
+    made = {n: parts for n, parts in made.items() if set(chain_of(n, graph)) <= set(graph.functions)}
+    left_out = ["train_steps"] if graph.forms else []
+    left_out += [] if "grad_step" in made else ["export_gradients", "import_gradients"]
+    made = {name: parts for name, parts in made.items() if name not in left_out}
     names = _chosen(list(made), chosen)
     points = tuple(EntryPoint(n, *made[n], summary=SUMMARIES[n]) for n in names)
     return Interface(points, state)

@@ -90,16 +90,31 @@ def _graph_alone(bytecode: bytes) -> bytes:
     (declaration,) = declared.body.operations
     declaration.detach_from_parent()
     module.body.append(declaration)
-    for constant in _constants(module):
+    for constant in _named(module, "arith.constant"):
         _fit(constant)
+    for shift in _named(module, "arith.shrui", "arith.shrsi", "arith.shli"):
+        _check_shift(shift)
     return bytecode_of(module)
 
 
-def _constants(module: ir.Module) -> list[ir.Operation]:
+def _check_shift(shift: ir.Operation) -> None:
+    """Refuse to shift by a whole word, which takes the high word of 64 bits; JAX counts random numbers so."""
+    count = shift.operands[1]
+    if count.type != ir.IntegerType.get_signless(64) or isinstance(count, ir.BlockArgument):
+        return
+    by = count.owner.attributes["value"] if count.owner.name == "arith.constant" else None
+    if isinstance(by, ir.IntegerAttr) and by.value >= 32:
+        raise UnsupportedOpError(
+            f"the step shifts a number by {by.value}, which needs 64-bit integers, and the target's devices have none; "
+            f"random numbers do so. Compile it for vulkan:profile=desktop. It comes from {shift.location}"
+        )
+
+
+def _named(module: ir.Module, *names: str) -> list[ir.Operation]:
     found: list[ir.Operation] = []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == "arith.constant":
+        if operation.name in names:
             found.append(operation)
         return ir.WalkResult.ADVANCE
 

@@ -37,21 +37,14 @@ from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import DRAWS, STEPS, Role
 from irongrad.runtime.verification import largest_error
 from irongrad.step import TrainStep, micro_batches
+from irongrad.tolerance import FACTOR as FACTOR
+from irongrad.tolerance import FLOOR_ULPS as FLOOR_ULPS
+from irongrad.tolerance import NOISE_ULPS, NOISE_ULPS_OF_HALVES, allowed_error
+from irongrad.tolerance import NOISY_RUNS as NOISY_RUNS
 
-FACTOR = 4.0  # how much worse than eager in the same dtypes a compiled result may be
-FLOOR_ULPS = 16.0  # what is allowed in any case, in last-place units of the largest element
-# The same where the step computes in float64 as the oracle does, whose own rounding is then unknown: eager adds up the
-# squares of a norm in one chain, and is 1,500 units off at 10 million elements.
-FLOOR_ULPS_FLOAT64 = 8192.0
-NOISY_RUNS = 6
 NOISY_RUNS_OF_LARGE_STEPS = 3  # large: a state of more than LARGE elements, where a run takes seconds
 LARGE = 1_000_000
-NOISE_ULPS = 4.0  # a sum in another order rounds more often than the one operator that eager has for it
-NOISE_ULPS_OF_HALVES = 1.0  # computed in float32 and rounded once, there as here (`irongrad.pipeline.halves`)
 
-_EPS_FLOAT64 = float(torch.finfo(torch.float64).eps)
-# Rounding is absolute below the smallest normal float32, and one operator's intermediate value may be flushed to zero.
-_TINY = float(torch.finfo(torch.float32).tiny)
 _STRETCH = 1 << 17
 
 # Operators that move values and round nothing, or have a floating-point mask as a result.
@@ -118,11 +111,7 @@ class Spread:
 
     def allowed(self, key: str) -> float:
         """The largest error of a compiled value that is right."""
-        exact = self.exact.arrays[key]
-        scale = float(np.max(np.abs(exact[np.isfinite(exact)]), initial=0.0))
-        ulps = FLOOR_ULPS_FLOAT64 if self.eps[key] == _EPS_FLOAT64 else FLOOR_ULPS
-        underflow = _TINY if self.eps[key] else 0.0
-        return FACTOR * self.largest[key] + ulps * self.eps[key] * scale + underflow
+        return allowed_error(self.exact.arrays[key], self.largest[key], self.eps[key])
 
 
 def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:

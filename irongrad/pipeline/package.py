@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -91,6 +91,7 @@ def package(
     route: str = "linalg",
     others: Sequence[Golden] = (),
     choices: Sequence[Choice] = (),
+    versions: Mapping[str, str] | None = None,
 ) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
 
@@ -106,6 +107,7 @@ def package(
         route: by which dialect it was imported.
         others: expected values for other buckets than that of `golden`.
         choices: what passes chose by measurement.
+        versions: of what else made it, such as JAX.
 
     Raises:
         VerificationError: a target's numbers are wrong; nothing is written then.
@@ -122,6 +124,7 @@ def package(
         spellings = tuple(map(spelled, passes))
         tuned = tuple(ChoiceSpec(c.what, c.chosen, dict(c.seconds)) for c in choices)
         manifest = replace(manifest, function=function, memory=memory, passes=spellings, route=route, tuned=tuned)
+        manifest = replace(manifest, versions=manifest.versions | dict(versions or {}))
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []

@@ -105,14 +105,23 @@ _DTYPES = {
     "I32": "int32",
     "I16": "int16",
     "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
     "U8": "uint8",
     "BOOL": "bool",
 }
 
 
+def arrays_of(path: Path) -> dict[str, Array]:
+    """The arrays in a safetensors file; `safetensors.numpy.load` of 0.8.0 does not know bfloat16, and this does."""
+    with safetensors.safe_open(path, framework="numpy") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+
+
 def _load(path: Path) -> dict[str, Array]:
     try:
-        return safetensors.numpy.load(path.read_bytes())
+        return arrays_of(path)
     except FileNotFoundError:
         raise ArtifactError(f"the checkpoint {path} does not exist") from None
     except Exception as error:

@@ -99,6 +99,21 @@ def test_a_constant_of_64_bits_is_refused():
         narrow_integers(bytecode(2**32))
 
 
+def test_a_shift_by_a_whole_word_is_refused():
+    """The high word of 64 bits; JAX makes counters of its random numbers so."""
+
+    def shifted(by: int) -> bytes:
+        text = MODULE.replace("arith.maxsi %in, %t", "arith.shrui %in, %c").replace("CONSTANT", str(by))
+        buffer = BytesIO()
+        with ir.Context():
+            ir.Module.parse(text).operation.write_bytecode(buffer)
+        return buffer.getvalue()
+
+    assert narrow_integers(shifted(31))
+    with pytest.raises(UnsupportedOpError, match="shifts a number by 32, which needs 64-bit integers"):
+        narrow_integers(shifted(32))
+
+
 def test_sizes_that_vary_are_refused():
     buffer = BytesIO()
     with ir.Context():

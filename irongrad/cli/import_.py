@@ -1,0 +1,145 @@
+"""`irongrad import`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from irongrad.bundle import INDEX, is_bundle
+from irongrad.cli.common import console, json_option, pairs, print_json
+from irongrad.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from irongrad.pipeline.package import Artifact
+
+
+@click.command(
+    epilog="""\b
+Example:
+  irongrad import build/digits.jax -o build/digits --target llvm-cpu
+  irongrad import model.onnx -o build/model --data train.npz --batch-size 32 --loss cross_entropy --optimizer AdamW
+"""
+)
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The artifact's directory.")
+@click.option(
+    "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for."
+)
+@click.option("--entry-point", "entry_points", multiple=True, help="Include only these entry points; repeatable.")
+@click.option("--cache/--no-cache", default=True, help="Take what was compiled before from the cache on disk.")
+@click.option("--data", type=click.Path(path_type=Path), help="ONNX: an .npz of inputs and targets, as for train.")
+@click.option("--batch-size", type=click.IntRange(1), help="ONNX: how many rows of the data make a batch.")
+@click.option("--loss", metavar="NAME", help="ONNX: of torch.nn.functional or torch.nn, such as cross_entropy.")
+@click.option("--optimizer", metavar="NAME", help="ONNX: of torch.optim, such as AdamW.")
+@click.option("--lr", type=float, help="ONNX: the optimizer's learning rate.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="ONNX: another option of the optimizer.")
+@click.option("--freeze", multiple=True, metavar="PATTERN", help="ONNX: initialisers that are not trained.")
+@click.option("--result", metavar="NAME", help="ONNX: which of several outputs the loss takes.")
+@json_option
+def command(
+    source: Path,
+    output: Path,
+    targets: tuple[str, ...],
+    entry_points: tuple[str, ...],
+    cache: bool,
+    data: Path | None,
+    batch_size: int | None,
+    loss: str | None,
+    optimizer: str | None,
+    lr: float | None,
+    settings: tuple[str, ...],
+    freeze: tuple[str, ...],
+    result: str | None,
+    as_json: bool,
+) -> None:
+    """Compile the training step in SOURCE: a bundle that irongrad.jax.export_step wrote, or an ONNX model.
+
+    An ONNX model gets a loss and an optimizer here. The result is verified before it is written: against JAX in
+    float64, or against eager PyTorch in float64.
+    """
+    of_onnx = {"data": data, "batch-size": batch_size, "loss": loss, "optimizer": optimizer}
+    given = [
+        n
+        for n, v in (of_onnx | {"lr": lr, "set": settings, "freeze": freeze, "result": result}).items()
+        if v not in (None, ())
+    ]
+    options: dict[str, Any] = {"entry_points": entry_points or None, "cache": cache}
+    if is_bundle(source):
+        if given:
+            raise UserError(f"--{given[0]} is for ONNX models; a step from JAX has its loss and its optimizer")
+        from irongrad.pipeline.bundles import import_bundle
+
+        with console.status(f"importing {source}"):
+            artifact = import_bundle(source, output, targets, **options)
+    else:
+        _check_onnx(source, of_onnx)
+        with console.status(f"importing {source}"):
+            artifact = _import_onnx(source, output, targets, of_onnx, lr, settings, freeze, result, options)
+    _show(artifact, as_json=as_json)
+
+
+def _check_onnx(source: Path, needed: Mapping[str, object]) -> None:
+    if source.suffix != ".onnx":
+        raise UserError(
+            f"{source} is neither an .onnx file nor a bundle of irongrad.jax.export_step: it has no {INDEX}"
+        )
+    if missing := [f"--{name}" for name, value in needed.items() if value is None]:
+        raise UserError(f"an ONNX model also needs {', '.join(missing)}")
+
+
+def _import_onnx(
+    source: Path,
+    output: Path,
+    targets: tuple[str, ...],
+    given: Mapping[str, Any],
+    lr: float | None,
+    settings: tuple[str, ...],
+    freeze: tuple[str, ...],
+    result: str | None,
+    options: Mapping[str, Any],
+) -> Artifact:
+    from irongrad.onnx.step import make_step, options_of
+    from irongrad.pipeline.driver import compile
+
+    chosen = options_of(pairs(settings, "--set")) | ({"lr": lr} if lr is not None else {})
+    step = make_step(
+        source,
+        _arrays(given["data"]),
+        given["batch-size"],
+        loss=given["loss"],
+        optimizer=given["optimizer"],
+        options=chosen,
+        freeze=freeze,
+        output=result,
+    )
+    return compile(step, output, targets, **options)
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{path} cannot be read as an .npz file: {error}") from None
+
+
+def _show(artifact: Artifact, *, as_json: bool) -> None:
+    """Print what was written, and how it was verified."""
+    manifest = artifact.manifest
+    worst = {t.name: t.certificate.worst if t.certificate else None for t in manifest.targets}
+    if as_json:
+        print_json({"output": artifact.directory, "targets": worst})
+        return
+    for target in manifest.targets:
+        size = manifest.files[target.file].size / 1024
+        note = (
+            f"verified: {target.certificate.steps} steps against {target.certificate.oracle}, worst error "
+            f"{target.certificate.worst:.0%} of what is allowed"
+            if target.certificate is not None
+            else "not verified: it cannot run here; run 'irongrad verify' on the device"
+        )
+        console.print(f"{artifact.directory / target.file}: {size:.0f} KiB, {note}", highlight=False, soft_wrap=True)

@@ -1,0 +1,12 @@
+"""From JAX to a bundle that `irongrad import` compiles. The only part of IronGrad that imports JAX.
+
+import irongrad.jax
+
+irongrad.jax.export_step(train_step, state, {"x": x, "y": y}, "build/digits.jax", hypers={"lr": 1e-3})
+"""
+
+from __future__ import annotations
+
+from irongrad.jax.export import export_step as export_step
+
+__all__ = ["export_step"]

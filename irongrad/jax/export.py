@@ -1,0 +1,164 @@
+"""`export_step`: a JAX training step -> a bundle (`irongrad.bundle`)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxlib.mlir.dialects import stablehlo
+
+import irongrad
+from irongrad.bundle import FORMAT_VERSION, Bundle, Index, Program, write_bundle
+from irongrad.jax.flat import FlatProgram, check_dtype, flat_function, flat_state, flat_step, placeholder
+from irongrad.jax.golden import golden_of
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError
+from irongrad.runtime.manifest import HyperSpec, TensorSpec
+
+# What every StableHLO consumer may call without a definition being known: sharding annotations, which say nothing here.
+_HARMLESS = frozenset({"Sharding", "annotate_device_placement"})
+_CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @([\w.$]+)")
+_FUNCTION = re.compile(r"func\.func \w+ @([\w.$]+)")
+_AT = re.compile(r"loc\((#loc\d*)\)$")
+_LOCATION = re.compile(r"^(#loc\d+) = loc\((.*)\)$", re.MULTILINE)
+_LINE = re.compile(r'"([^"]+\.py)":(\d+)')
+
+
+def export_step(
+    step: Callable[..., Any],
+    state: Any,
+    inputs: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    hypers: Mapping[str, float] | None = None,
+    evaluate: Callable[..., Any] | None = None,
+    predict: Callable[..., Any] | None = None,
+    ranges: Mapping[str, tuple[int, int]] | None = None,
+    stablehlo_version: str | None = None,
+) -> None:
+    """Write a bundle that `irongrad import` makes an artifact of.
+
+    Args:
+        step: `step(state, **inputs, **hypers) -> (new state, loss)`, jitted or not; donated arguments are allowed.
+        state: everything that lasts between steps, as one pytree: parameters, optimizer state, statistics, random keys.
+        inputs: example inputs by name. Shapes and dtypes are compiled in; the values are used to verify the result.
+        path: the directory to write.
+        hypers: numbers that are inputs of every step, with defaults.
+        evaluate: `evaluate(state, **inputs) -> loss`, for the entry point `eval_step`.
+        predict: `predict(state, **some inputs) -> arrays`, for the entry point `predict`.
+        ranges: the smallest and the largest valid value of integer inputs; the compiled step refuses others. JAX
+            itself clamps an index, or reads NaN.
+        stablehlo_version: of the modules, `1.13.0` for instance, for an IREE that reads no newer ones. By default that
+            of twelve weeks ago, as `jax.export` has it.
+
+    Raises:
+        CaptureError: the functions do not take and return what they must.
+        UnsupportedOpError: the step calls something that StableHLO does not define, or has sizes that vary.
+    """
+    flat = flat_state(state)
+    arrays = {name: _input(name, value) for name, value in inputs.items()}
+    specs = [_spec(name, array, ranges or {}) for name, array in arrays.items()]
+    numbers = tuple(HyperSpec(n, float(v)) for n, v in (hypers or {}).items())
+    programs = {"step": flat_step(step, flat, specs, numbers)}
+    for name, function in (("eval", evaluate), ("predict", predict)):
+        if function is not None:
+            programs[name] = flat_function(function, name, flat, specs)
+    modules, kept = {}, {}
+    for name, program in programs.items():
+        modules[name], kept[name] = _exported(name, program, stablehlo_version)
+    with jax.default_device(jax.devices("cpu")[0]):
+        golden = golden_of(programs, flat, arrays, {h.name: h.default for h in numbers})
+    versions = {"irongrad": irongrad.__version__, "python": platform.python_version()}
+    versions |= {package: version(package) for package in ("jax", "jaxlib", "numpy")}
+    index = Index(FORMAT_VERSION, flat.specs, tuple(specs), numbers, kept, versions, _version_of(modules["step"]))
+    state_arrays = dict(zip((s.name for s in flat.specs), flat.arrays, strict=True))
+    write_bundle(Bundle(index, modules, state_arrays, golden), Path(path))
+
+
+def _input(name: str, value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, jax.ShapeDtypeStruct):
+        raise UnsupportedOpError(
+            f"the input {name!r} has no values{_varying(value.shape)}: give an example array, whose shape is "
+            "compiled in"
+        )
+    array = np.asarray(jax.numpy.asarray(value))
+    check_dtype(array.dtype, f"the input {name}")
+    return array
+
+
+def _varying(shape: tuple[Any, ...]) -> str:
+    named = [str(d) for d in shape if not isinstance(d, int)]
+    return f", and its sizes {', '.join(named)} vary, which no step imported from JAX can have" if named else ""
+
+
+def _spec(name: str, array: np.ndarray[Any, Any], ranges: Mapping[str, tuple[int, int]]) -> TensorSpec:
+    low, high = ranges.get(name, (None, None))
+    if low is not None and (array.dtype.kind not in "iu" or array.min() < low or array.max() > high):
+        raise CaptureError(
+            f"the example input {name!r} is {array.dtype} and not all of it in the range [{low}, {high}]"
+        )
+    return TensorSpec(name, array.dtype.name, array.shape, low, high)
+
+
+def _exported(name: str, program: FlatProgram, stablehlo_version: str | None) -> tuple[bytes, Program]:
+    """A program's module, and which of its arguments the module takes: JAX drops those that nothing reads."""
+    exported = jax.export.export(jax.jit(program.run), platforms=["cpu"])(*map(placeholder, program.arguments))
+    text = exported.mlir_module()
+    _check_calls(text)
+    data = exported.mlir_module_serialized
+    if stablehlo_version is not None:
+        try:
+            data = stablehlo.serialize_portable_artifact_str(text, stablehlo_version)
+        except Exception as error:
+            raise UnsupportedOpError(
+                f"the {name} cannot be written as StableHLO {stablehlo_version}: {error}"
+            ) from None
+    arguments = tuple(program.arguments[i] for i in exported.module_kept_var_idx)
+    return data, Program(f"{name}.stablehlo", arguments, program.results)
+
+
+def _check_calls(text: str) -> None:
+    """Refuse calls of what only one backend of JAX defines.
+
+    Raises:
+        UnsupportedOpError: with its name and the user's line.
+    """
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        found = _CUSTOM_CALL.search(line)
+        if found is not None and found[1] not in _HARMLESS:
+            place = _users_line(number, lines, dict(_LOCATION.findall(text)))
+            raise UnsupportedOpError(
+                f"{place}the step calls {found[1]!r}, which JAX has as a library of its CPU backend and not as "
+                "StableHLO. Write it with other operations, such as those of jax.numpy"
+            )
+
+
+def _users_line(number: int, lines: Sequence[str], locations: Mapping[str, str]) -> str:
+    """The line of Python of an operation, or of a call of the function that it is in: JAX drops those of its own."""
+    at = _AT.search(lines[number])
+    if at is not None and (place := _line_of(at[1], locations)):
+        return place
+    function = next((m[1] for i in range(number, -1, -1) if (m := _FUNCTION.search(lines[i]))), "main")
+    callers = [i for i, line in enumerate(lines) if f" call @{function}(" in line]
+    return _users_line(callers[0], lines, locations) if callers and callers[0] != number else ""
+
+
+def _line_of(name: str, locations: Mapping[str, str]) -> str:
+    """The first line of a Python file that a location of MLIR mentions."""
+    text = locations.get(name, "")
+    if line := _LINE.search(text):
+        return f"{line[1]}:{line[2]}: "
+    return next((place for inner in re.findall(r"#loc\d+", text) if (place := _line_of(inner, locations))), "")
+
+
+def _version_of(module: bytes) -> str:
+    """The version of StableHLO in the header of a portable artifact."""
+    found = re.search(rb"StableHLO_v([\d.]+)", module[:64])
+    return found[1].decode() if found else ""

@@ -1,0 +1,170 @@
+"""Reading a file: which of its tensors are trained, which are state, and which say how to compute."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from google.protobuf.message import DecodeError
+from onnx import inliner, numpy_helper
+from torch import nn
+
+from irongrad.onnx.dtypes import torch_dtype
+from irongrad.onnx.model import OnnxModel, Shape, module_of
+from irongrad.onnx.registry import DOMAINS, Node, Static, operator_of, tensor
+from irongrad.runtime.errors import UserError
+
+# Inputs of operators that are numbers to compute with, and no weights.
+_NO_WEIGHTS = {
+    "BatchNormalization": {3, 4},
+    "Clip": {1, 2},
+    "Dropout": {1},
+    "OneHot": {2},
+    "Pad": {2},
+    "Range": {0, 1, 2},
+    "Resize": {1, 2},
+    "RotaryEmbedding": {1, 2},
+    "Upsample": {1},
+    "Where": {1, 2},
+}
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def load(
+    path: str | os.PathLike[str], *, freeze: Iterable[str] = (), outputs: Sequence[str] | None = None
+) -> OnnxModel:
+    """Read an ONNX file as a module that can be trained.
+
+    Its parameters are the initialisers in floating point; statistics of BatchNormalization and other constants are
+    buffers. Training mode brings back what a model that was exported in evaluation mode does not do:
+    BatchNormalization uses and collects statistics of the batch, and Dropout drops, where the file still has them.
+
+    Args:
+        path: the file.
+        freeze: patterns of names, such as `encoder.*`, of initialisers that are not trained.
+        outputs: which of the graph's outputs to compute, all by default; what only others need is left out.
+
+    Raises:
+        UserError: it is no ONNX file, or has no such output.
+        UnsupportedOpError: it has an operator that has no differentiable form here; with the node.
+    """
+    return from_proto(_read(Path(path)), str(Path(path).resolve()), freeze=freeze, outputs=outputs)
+
+
+def from_proto(
+    model: onnx.ModelProto,
+    file: str = "model.onnx",
+    *,
+    freeze: Iterable[str] = (),
+    outputs: Sequence[str] | None = None,
+) -> OnnxModel:
+    """As `load`, of a model in memory; `file` is what messages call it."""
+    model = inliner.inline_local_functions(model)
+    opset = next((o.version for o in model.opset_import if o.domain in DOMAINS), 1)
+    graph = model.graph
+    there = [o.name for o in graph.output]
+    results = list(outputs) if outputs is not None else there
+    if unknown := [o for o in results if o not in there]:
+        raise UserError(f"{file} has no output {unknown[0]!r}; it has {', '.join(there)}")
+    nodes = _needed(list(_nodes(graph, opset, file)), results)
+    for node in nodes:
+        operator_of(node)
+    arrays = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    constants = {n.output[0]: _constant(n) for n in graph.node if n.op_type == "Constant" and n.domain in DOMAINS}
+    statics = {n: a for n, a in (arrays | constants).items() if _is_static(a) or (n in constants and a.size == 1)}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, array in (arrays | constants).items():
+        if name in statics:
+            continue
+        value = _tensor(array, name, file)
+        trained = name in arrays and _is_weight(name, value, nodes) and not any(fnmatchcase(name, p) for p in freeze)
+        tensors[name] = nn.Parameter(value) if trained else value
+    inputs = {i.name: _shape(i) for i in graph.input if i.name not in arrays}
+    read = {name for node in nodes for name in node.inputs} | set(results)
+    inputs = {n: shape for n, shape in inputs.items() if n in read}
+    tensors = {n: t for n, t in tensors.items() if n in read}
+    return module_of(file, inputs, nodes, results, statics, tensors)
+
+
+def _needed(nodes: Sequence[Node], results: Iterable[str]) -> list[Node]:
+    """The nodes that `results` are computed by."""
+    wanted, kept = set(results), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.outputs):
+            wanted.update(node.inputs)
+            kept.append(node)
+    return kept[::-1]
+
+
+def _shape(value: onnx.ValueInfoProto) -> Shape:
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+    return tuple(d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim)
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    try:
+        return onnx.load(path)
+    except (OSError, DecodeError) as error:
+        raise UserError(f"{path} cannot be read as an ONNX file: {error}") from None
+
+
+def _nodes(graph: onnx.GraphProto, opset: int, file: str) -> Iterator[Node]:
+    for number, node in enumerate((n for n in graph.node if not _is_constant(n)), start=1):
+        attributes = {a.name: _attribute(a) for a in node.attribute}
+        name = node.name or next((o for o in node.output if o), node.op_type)
+        yield Node(
+            node.op_type, node.domain, name, tuple(node.input), tuple(node.output), attributes, opset, file, number
+        )
+
+
+def _is_constant(node: onnx.NodeProto) -> bool:
+    return bool(node.op_type == "Constant" and node.domain in DOMAINS)
+
+
+def _attribute(attribute: onnx.AttributeProto) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    return [_plain(v) for v in value] if isinstance(value, list) else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """A string, or a number: of those that float32 takes for the same, the shortest, which someone once wrote."""
+    if isinstance(value, float):
+        return float(str(np.float32(value)))
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _constant(node: onnx.NodeProto) -> Static:
+    (value,) = (_attribute(a) for a in node.attribute)
+    array = np.asarray(value)
+    named = node.attribute[0].name
+    dtype = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    return array.astype(dtype[named]) if named in dtype else array
+
+
+def _is_static(array: Static) -> bool:
+    """Whether a tensor is known without data: integers and booleans, and single numbers."""
+    return array.ndim == 0 or array.dtype.kind in "iub" or array.dtype.kind not in "fV"
+
+
+def _tensor(array: Static, name: str, file: str) -> torch.Tensor:
+    if torch_dtype(onnx.helper.np_dtype_to_tensor_dtype(array.dtype)) is None:
+        raise UserError(f"{file}: the initialiser {name!r} has elements of type {array.dtype}, which cannot be trained")
+    return tensor(array)
+
+
+def _is_weight(name: str, value: torch.Tensor, nodes: Sequence[Node]) -> bool:
+    """Whether an initialiser is to be trained: finite numbers that a node uses as more than an option."""
+    if value.dtype not in _FLOATS or not bool(torch.isfinite(value).all()):
+        return False
+    uses = [(n.operator, i) for n in nodes for i, given in enumerate(n.inputs) if given == name]
+    return any(i not in _NO_WEIGHTS.get(operator, ()) for operator, i in uses)

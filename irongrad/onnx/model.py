@@ -1,0 +1,155 @@
+"""The module that an ONNX graph becomes: it runs the graph's nodes one after the other."""
+
+from __future__ import annotations
+
+import keyword
+import linecache
+import re
+from collections.abc import Mapping, Sequence
+from types import CodeType, FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from irongrad.onnx import operators as operators
+from irongrad.onnx.registry import Call, Node, Static, Value, operator_of, tensor
+from irongrad.onnx.static import RULES
+from irongrad.runtime.errors import UserError
+
+# Sizes of an input, None for those that vary; None where the file says nothing.
+Shape = tuple[int | None, ...] | None
+
+
+class OnnxModel(nn.Module):
+    """An ONNX graph. Parameters and buffers have the names of its initialisers, and `forward` its inputs.
+
+    Each node is a line of a source file to Python, the ONNX file itself, so tracebacks and messages name the node.
+
+    Attributes:
+        nodes: of the graph, in order.
+        results: names of its outputs.
+    """
+
+    nodes: tuple[Node, ...]
+    results: tuple[str, ...]
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        results: Sequence[str],
+        statics: Mapping[str, Static],
+        tensors: Mapping[str, torch.Tensor],
+        inputs: Mapping[str, Shape],
+    ) -> None:
+        super().__init__()
+        self._inputs = dict(inputs)
+        self.nodes, self.results = tuple(nodes), tuple(results)
+        self._statics = dict(statics)
+        self._has_float64 = any(t.dtype is torch.float64 for t in tensors.values())
+        self._paths = {name: self._place(name, value) for name, value in tensors.items()}
+
+    def _place(self, name: str, value: torch.Tensor) -> str:
+        """Register a tensor under its name, whose dots are modules inside modules as in PyTorch; returns its path."""
+        *parents, last = [part or "_" for part in name.split(".")]
+        owner: nn.Module = self
+        for parent in parents:
+            inner = owner._modules.get(parent)
+            if inner is None:
+                if hasattr(owner, parent):
+                    return self._place(name.replace(".", "_"), value)
+                inner = nn.Module()
+                owner.add_module(parent, inner)
+            owner = inner
+        if hasattr(owner, last):
+            last += "_"
+        if isinstance(value, nn.Parameter):
+            owner.register_parameter(last, value)
+        else:
+            owner.register_buffer(last, value)
+        return ".".join([*parents, last])
+
+    def begin(self, **inputs: torch.Tensor) -> dict[str, Value]:
+        """What is known before the first node.
+
+        Raises:
+            UserError: an input has other sizes than those that are fixed in the file.
+        """
+        for name, value in inputs.items():
+            _check_shape(name, value, self._inputs[name])
+        values: dict[str, Value] = dict(self._statics)
+        for name, path in self._paths.items():
+            owner, _, last = path.rpartition(".")
+            values[name] = getattr(self.get_submodule(owner), last)
+        return values | inputs
+
+    def compute(self, number: int, values: dict[str, Value]) -> None:
+        """Run one node."""
+        node = self.nodes[number]
+        given = [values[name] if name else None for name in node.inputs]
+        call = Call(node, self.training, self._is_wide())
+        known = bool(given) and all(v is None or isinstance(v, np.ndarray) for v in given)
+        function = (RULES.get(node.operator) if known else None) or operator_of(node)
+        try:
+            made = function(call, *given)
+        except TypeError as error:
+            if "positional argument" not in str(error):
+                raise
+            raise node.unsupported("has inputs that are not supported") from error
+        results = made if isinstance(made, list | tuple) else [made]
+        # numpy makes numbers of arrays of rank 0.
+        results = [np.asarray(r) if isinstance(r, np.generic) else r for r in results]
+        values.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
+
+    def _is_wide(self) -> bool:
+        return any(t.dtype is torch.float64 for t in self.parameters()) and not self._has_float64
+
+    def end(self, values: Mapping[str, Value]) -> Any:
+        """The output, or a dictionary of several."""
+        found = {name: tensor(values[name]) for name in self.results}
+        return next(iter(found.values())) if len(found) == 1 else found
+
+
+def _check_shape(name: str, value: torch.Tensor, wanted: Shape) -> None:
+    if wanted is None:
+        return
+    pairs = zip(value.shape, wanted, strict=False)
+    if value.ndim != len(wanted) or any(w is not None and isinstance(s, int) and s != w for s, w in pairs):
+        shown = ", ".join("?" if w is None else str(w) for w in wanted)
+        raise UserError(
+            f"the input {name!r} has shape {list(value.shape)}, and the ONNX file is made for [{shown}]. Give it that "
+            "shape, or export the model with sizes that vary (dynamic_shapes)"
+        )
+
+
+def module_of(
+    file: str,
+    inputs: Mapping[str, Shape],
+    nodes: Sequence[Node],
+    results: Sequence[str],
+    statics: Mapping[str, Static],
+    tensors: Mapping[str, torch.Tensor],
+) -> OnnxModel:
+    """A module of a class of its own, whose `forward` names the inputs and has a line for every node."""
+    lines = [f"    self.compute({i}, v)" for i in range(len(nodes))] + ["    return self.end(v)"]
+    names = {name: identifier(name) for name in inputs}
+    given = ", ".join(f"{name!r}: {as_}" for name, as_ in names.items())
+    lines[0] = f"    v = self.begin(**{{{given}}}); {lines[0].strip()}"
+    source = "\n".join([f"def forward(self, {', '.join(names.values())}):", *lines])
+    module = compile(source, file, "exec")
+    code = next(c for c in module.co_consts if isinstance(c, CodeType))
+    forward = FunctionType(code.replace(co_firstlineno=0), {"__name__": __name__})
+    shown = [f"{node}\n" for node in nodes] + [f"return {', '.join(results)}\n"]
+    linecache.cache[file] = (sum(map(len, shown)), None, shown, file)
+    kind = type("OnnxModel", (OnnxModel,), {"forward": forward, "__doc__": f"The graph in {file}."})
+    made: OnnxModel = kind(nodes, results, statics, tensors, inputs)
+    return made
+
+
+def identifier(name: str) -> str:
+    """A name as Python takes it for an argument."""
+    plain = re.sub(r"\W", "_", name)
+    return (
+        f"_{plain}" if not plain or plain[0].isdigit() or keyword.iskeyword(plain) or plain in ("self", "v") else plain
+    )

@@ -1,0 +1,195 @@
+"""Convolutions and pooling, with ONNX's ways to say how the borders are padded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from irongrad.onnx.registry import Call, Value, operator, tensor
+
+Pads = list[tuple[int, int]]
+
+
+def _pads(
+    call: Call, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> Pads:
+    """What is added before and behind each spatial dimension."""
+    rank = len(kernel)
+    auto = call.get("auto_pad", "NOTSET")
+    if auto in ("NOTSET", "VALID"):
+        given = call.get("pads") or [0] * 2 * rank
+        return [(0, 0) if auto == "VALID" else (given[i], given[i + rank]) for i in range(rank)]
+    pads = []
+    for size, k, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+        total = max((-(-size // stride) - 1) * stride + dilation * (k - 1) + 1 - size, 0)
+        pads.append((total - total // 2, total // 2) if auto == "SAME_LOWER" else (total // 2, total - total // 2))
+    return pads
+
+
+def _padded(x: Tensor, pads: Pads, value: float = 0.0) -> Tensor:
+    flat = [p for pair in reversed(pads) for p in pair]
+    return functional.pad(x, flat, value=value) if any(flat) else x
+
+
+def _is_symmetric(pads: Pads) -> bool:
+    return all(before == after for before, after in pads)
+
+
+def _window(call: Call, x: Tensor, kernel: Sequence[int]) -> tuple[list[int], list[int], Pads]:
+    strides = list(call.get("strides") or [1] * len(kernel))
+    dilations = list(call.get("dilations") or [1] * len(kernel))
+    return strides, dilations, _pads(call, x.shape[2:], kernel, strides, dilations)
+
+
+@operator("Conv")
+def conv(call: Call, x: Value, w: Value, b: Value | None = None) -> Tensor:
+    """In one to three spatial dimensions."""
+    value, weight = tensor(x), tensor(w)
+    strides, dilations, pads = _window(call, value, weight.shape[2:])
+    if not _is_symmetric(pads):
+        value, pads = _padded(value, pads), [(0, 0)] * len(pads)
+    bias = tensor(b) if b is not None else None
+    function = (functional.conv1d, functional.conv2d, functional.conv3d)[weight.ndim - 3]
+    return function(value, weight, bias, strides, [p for p, _ in pads], dilations, call.get("group", 1))
+
+
+@operator("ConvTranspose")
+def conv_transpose(call: Call, x: Value, w: Value, b: Value | None = None) -> Tensor:
+    """The gradient of a convolution; what lies outside of the wanted size is cut off."""
+    value, weight = tensor(x), tensor(w)
+    rank = weight.ndim - 2
+    strides = list(call.get("strides") or [1] * rank)
+    dilations = list(call.get("dilations") or [1] * rank)
+    extra = list(call.get("output_padding") or [0] * rank)
+    reach = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], dilations, strict=True)]
+    whole = [(n - 1) * s + r + e for n, s, r, e in zip(value.shape[2:], strides, reach, extra, strict=True)]
+    pads = _cut(call, value, strides, whole)
+    bias = tensor(b) if b is not None else None
+    function = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[rank - 1]
+    groups = call.get("group", 1)
+    if _is_symmetric(pads) and all(p >= 0 for p, _ in pads):
+        both = [p for p, _ in pads]
+        return function(value, weight, bias, strides, both, extra, groups, dilations)
+    made = function(value, weight, bias, strides, 0, extra, groups, dilations)
+    return functional.pad(made, [-p for pair in reversed(pads) for p in pair])
+
+
+def _cut(call: Call, x: Tensor, strides: Sequence[int], whole: Sequence[int]) -> Pads:
+    """How much of the whole result is cut off before and behind."""
+    auto, shape, rank = call.get("auto_pad", "NOTSET"), call.get("output_shape"), len(whole)
+    if shape is None and auto in ("NOTSET", "VALID"):
+        given = call.get("pads") or [0] * 2 * rank
+        return [(given[i], given[i + rank]) if auto == "NOTSET" else (0, 0) for i in range(rank)]
+    wanted = list(shape[-rank:]) if shape is not None else [n * s for n, s in zip(x.shape[2:], strides, strict=True)]
+    totals = [w - n for w, n in zip(whole, wanted, strict=True)]
+    return [(t // 2, t - t // 2) if auto == "SAME_UPPER" else (t - t // 2, t // 2) for t in totals]
+
+
+@operator("MaxPool")
+def max_pool(call: Call, x: Value) -> Any:
+    """The largest in each window; with the places of them, in a flat tensor, as a second output."""
+    value = tensor(x)
+    kernel = call.get("kernel_shape")
+    strides, dilations, pads = _window(call, value, kernel)
+    ceil = bool(call.get("ceil_mode", 0))
+    if call.wants(1) and (call.get("storage_order", 0) or not _is_symmetric(pads)):
+        raise call.node.unsupported(
+            "gives places in column-major order, or of a lopsided window, which is not supported"
+        )
+    if not _is_symmetric(pads) or any(2 * p > k for (p, _), k in zip(pads, kernel, strict=True)):
+        least = float("-inf") if value.is_floating_point() else torch.iinfo(value.dtype).min
+        value, pads = _padded(value, pads, least), [(0, 0)] * len(pads)
+    arguments = (kernel, strides, [p for p, _ in pads], dilations, ceil)
+    rank = len(kernel)
+    if not call.wants(1):
+        return (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[rank - 1](value, *arguments)
+    function = (
+        functional.max_pool1d_with_indices,
+        functional.max_pool2d_with_indices,
+        functional.max_pool3d_with_indices,
+    )[rank - 1]
+    found, places = function(value, *arguments)
+    planes = math.prod(value.shape[2:]) * torch.arange(math.prod(value.shape[:2])).reshape(
+        value.shape[:2] + (1,) * rank
+    )
+    return [found, places + planes]
+
+
+@operator("AveragePool")
+def average_pool(call: Call, x: Value) -> Tensor:
+    """The mean of each window: of what is inside the borders, or of the padding too."""
+    value = tensor(x)
+    kernel = call.get("kernel_shape")
+    strides, dilations, pads = _window(call, value, kernel)
+    counted = bool(call.get("count_include_pad", 0))
+    ceil = bool(call.get("ceil_mode", 0))
+    simple = (
+        _is_symmetric(pads)
+        and set(dilations) == {1}
+        and all(2 * p <= k for (p, _), k in zip(pads, kernel, strict=True))
+    )
+    if simple:
+        function = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[len(kernel) - 1]
+        return function(value, kernel, strides, [p for p, _ in pads], ceil, counted)
+    return _window_sums(value, kernel, strides, dilations, pads, ceil) / _window_sums(
+        _padded(torch.ones_like(value[:1, :1]), pads, 1.0) if counted else torch.ones_like(value[:1, :1]),
+        kernel,
+        strides,
+        dilations,
+        [(0, 0)] * len(pads) if counted else pads,
+        ceil,
+    )
+
+
+def _window_sums(
+    x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Pads, ceil: bool
+) -> Tensor:
+    """The sum of each window, by a convolution with ones; with `ceil` windows may reach beyond the padding."""
+    grown = []
+    for size, k, stride, dilation, (before, after) in zip(x.shape[2:], kernel, strides, dilations, pads, strict=True):
+        room = size + before + after - dilation * (k - 1) - 1
+        more = (-room) % stride if ceil else 0
+        starts_inside = (-(-room // stride)) * stride < size + before
+        grown.append((before, after + (more if starts_inside else 0)))
+    padded = _padded(x, grown)
+    planes = padded.reshape(-1, 1, *padded.shape[2:])
+    ones = torch.ones((1, 1, *kernel), dtype=x.dtype)
+    function = (functional.conv1d, functional.conv2d, functional.conv3d)[len(kernel) - 1]
+    sums = function(planes, ones, None, list(strides), 0, list(dilations))
+    return sums.reshape(*x.shape[:2], *sums.shape[2:])
+
+
+@operator("LpPool")
+def lp_pool(call: Call, x: Value) -> Tensor:
+    """The p-norm of each window."""
+    value, p = tensor(x), call.get("p", 2)
+    kernel = call.get("kernel_shape")
+    strides, dilations, pads = _window(call, value, kernel)
+    sums = _window_sums(value.abs() ** p, kernel, strides, dilations, pads, bool(call.get("ceil_mode", 0)))
+    return sums ** (1 / p)
+
+
+@operator("GlobalAveragePool")
+def global_average_pool(call: Call, x: Value) -> Tensor:
+    """The mean over all spatial dimensions."""
+    value = tensor(x)
+    return value.mean(tuple(range(2, value.ndim)), keepdim=True)
+
+
+@operator("GlobalMaxPool")
+def global_max_pool(call: Call, x: Value) -> Tensor:
+    """The largest over all spatial dimensions."""
+    value = tensor(x)
+    return value.amax(tuple(range(2, value.ndim)), keepdim=True)
+
+
+@operator("GlobalLpPool")
+def global_lp_pool(call: Call, x: Value) -> Tensor:
+    """The p-norm over all spatial dimensions."""
+    value = tensor(x)
+    return torch.linalg.vector_norm(value, call.get("p", 2), tuple(range(2, value.ndim)), keepdim=True)

@@ -1,0 +1,104 @@
+"""A training step of an ONNX file, a loss, an optimizer and data that are named, as the command line does."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from irongrad.onnx.load import load
+from irongrad.onnx.model import OnnxModel, identifier
+from irongrad.runtime.errors import UserError
+from irongrad.step import TrainStep
+
+Array = np.ndarray[Any, Any]
+
+
+def make_step(
+    path: Path,
+    data: Mapping[str, Array],
+    batch: int,
+    *,
+    loss: str,
+    optimizer: str,
+    options: Mapping[str, Any],
+    freeze: Iterable[str] = (),
+    output: str | None = None,
+) -> TrainStep:
+    """The step that trains the model in `path` on the arrays of `data`.
+
+    Args:
+        path: the ONNX file.
+        data: the model's inputs by name, and what the loss takes after its output; the first rows are the example.
+        batch: how many rows make a batch.
+        loss: a function of torch.nn.functional or a class of torch.nn, such as `cross_entropy` or `CrossEntropyLoss`.
+        optimizer: a class of torch.optim, such as `AdamW`.
+        options: of the optimizer, such as `lr`.
+        freeze: patterns of names of initialisers that are not trained.
+        output: which of the model's outputs the loss takes; all, as a dictionary where there are several, if None.
+
+    Raises:
+        UserError: there is no such loss or optimizer, or an input is missing.
+    """
+    model = load(path, freeze=freeze, outputs=[output] if output is not None else None)
+    rows = {identifier(name): array[:batch] for name, array in data.items()}
+    wanted = list(inspect.signature(model.forward).parameters)
+    if missing := [n for n in wanted if n not in rows]:
+        raise UserError(f"the model takes {', '.join(wanted)}; the data has {', '.join(rows)}, and not {missing[0]}")
+    if short := [n for n, a in rows.items() if len(a) < batch]:
+        raise UserError(f"the data has {len(rows[short[0]])} rows of {short[0]}, fewer than a batch of {batch}")
+    inputs = {n: torch.from_numpy(np.array(rows[n])) for n in (*wanted, *(n for n in rows if n not in wanted))}
+    return TrainStep(
+        model=model,
+        loss=_loss(loss),
+        optimizer=_optimizer(optimizer, model, options),
+        inputs=inputs,
+        model_inputs=wanted,
+    )
+
+
+def _loss(name: str) -> Callable[..., torch.Tensor]:
+    function = getattr(nn.functional, name, None)
+    if callable(function) and not name.startswith("_"):
+        found: Callable[..., torch.Tensor] = function
+        return found
+    kind = getattr(nn, name, None)
+    if isinstance(kind, type) and issubclass(kind, nn.Module):
+        made: Callable[..., torch.Tensor] = kind()
+        return made
+    raise UserError(
+        f"there is no loss {name!r}: it is a function of torch.nn.functional, such as cross_entropy or mse_loss, or a "
+        "class of torch.nn, such as CrossEntropyLoss"
+    )
+
+
+def _optimizer(name: str, model: OnnxModel, options: Mapping[str, Any]) -> torch.optim.Optimizer:
+    kind = getattr(torch.optim, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+        raise UserError(f"there is no optimizer {name!r} in torch.optim; it has AdamW, SGD and others")
+    if not list(model.parameters()):
+        raise UserError("the model has nothing to train: no initialiser in floating point is left")
+    try:
+        made: torch.optim.Optimizer = kind(model.parameters(), **options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"torch.optim.{name} does not take these options: {error}") from None
+    return made
+
+
+def options_of(items: Mapping[str, str]) -> dict[str, Any]:
+    """Options as they are written in Python: numbers, tuples of them, True and False.
+
+    Raises:
+        UserError: one is none of these.
+    """
+    try:
+        return {name: ast.literal_eval(text) for name, text in items.items()}
+    except (ValueError, SyntaxError):
+        shown = ", ".join(f"{n}={t}" for n, t in items.items())
+        raise UserError(f"--set {shown}: a value is a number, a tuple of numbers, True or False") from None

@@ -1,0 +1,227 @@
+"""Models of the examples, of scikit-learn, and small ones, read from ONNX files."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+import irongrad as ig
+import irongrad.onnx
+from irongrad.onnx.load import from_proto
+from irongrad.pipeline.capture import capture
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
+
+
+def run_onnxruntime(file: Path, *inputs: torch.Tensor) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    names = [i.name for i in session.get_inputs()]
+    return session.run(None, dict(zip(names, (t.numpy() for t in inputs), strict=True)))
+
+
+def small(
+    nodes: list[onnx.NodeProto], arrays: dict[str, np.ndarray], shape: list[Any], **options: Any
+) -> onnx.ModelProto:
+    """A model from `x` to `y`."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    initializers = [numpy_helper.from_array(a, n) for n, a in arrays.items()]
+    graph = helper.make_graph(nodes, "small", [x], [y], initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", options.get("opset", 21))])
+
+
+@pytest.mark.parametrize("name", ["mlp", "digits", "resnet18", "gpt"])
+def test_an_exported_model_is_the_model_again(name: str, family: Callable[[str], Any]) -> None:
+    """Forward as onnxruntime's; in training mode in float64, outputs, gradients and statistics as the model's own."""
+    step, inputs, file = family(name)
+    read = irongrad.onnx.load(file)
+    (expected,) = run_onnxruntime(file, *inputs)
+    with torch.no_grad():
+        found = read.eval()(*inputs)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=4e-6 * float(np.abs(expected).max()))
+
+    own, read = copy.deepcopy(step.model).double().train(), read.double().train()
+    wide = [t.double() if t.is_floating_point() else t for t in inputs]
+    theirs, mine = own(*wide), read(*wide)
+    torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    direction = torch.randn(theirs.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    theirs.backward(direction)
+    mine.backward(direction)
+    gradients = {n: p.grad for n, p in read.named_parameters()}
+    known = {id(p): n for n, p in own.named_parameters(remove_duplicate=False)}  # of tied weights the last name
+    assert len(known) == len(gradients)
+    for parameter_name, parameter in own.named_parameters():
+        gradient = gradients[parameter_name] if parameter_name in gradients else gradients[known[id(parameter)]]
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-10, atol=1e-11)
+    for buffer_name, buffer in read.named_buffers():
+        torch.testing.assert_close(buffer, own.get_buffer(buffer_name).double(), rtol=1e-12, atol=1e-14)
+
+
+def test_a_model_of_scikit_learn_goes_on_learning(tmp_path: Path) -> None:
+    from skl2onnx import to_onnx
+    from sklearn.datasets import load_digits
+    from sklearn.neural_network import MLPClassifier
+
+    images, labels = load_digits(return_X_y=True)
+    x = (images / 16).astype(np.float32)
+    learned = MLPClassifier((16,), max_iter=3, random_state=0)
+    with pytest.warns(UserWarning, match="Maximum iterations"):
+        learned.fit(x, labels)
+    file = tmp_path / "mlp.onnx"
+    file.write_bytes(to_onnx(learned, x[:1], options={"zipmap": False}).SerializeToString())
+    with pytest.raises(
+        UnsupportedOpError, match=r"mlp\.onnx:\d+: ArrayFeatureExtractor = .*\n.* of the domain ai\.onnx\.ml"
+    ):
+        irongrad.onnx.load(file)
+    model = irongrad.onnx.load(file, outputs=["probabilities"])
+    np.testing.assert_allclose(model(torch.from_numpy(x)).detach(), learned.predict_proba(x), rtol=1e-4, atol=1e-6)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(10):
+        loss = nn.functional.nll_loss(model(torch.from_numpy(x)).log(), torch.from_numpy(labels))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_sizes_may_vary_where_the_file_says_so(tmp_path: Path, export_model: Callable[..., None]) -> None:
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6, 3))
+    batch = torch.export.Dim("batch")
+    export_model(model, (torch.randn(5, 2, 8),), tmp_path / "m.onnx", dynamic_shapes=({0: batch},))
+    read = irongrad.onnx.load(tmp_path / "m.onnx").eval()
+    for size in (1, 3):
+        x = torch.randn(size, 2, 8)
+        torch.testing.assert_close(read(x), model.eval()(x))
+    step = ig.TrainStep(
+        model=read,
+        loss=nn.functional.cross_entropy,
+        optimizer=torch.optim.SGD(read.parameters(), lr=0.1),
+        inputs={"x": torch.randn(3, 2, 8), "y": torch.zeros(3, dtype=torch.long)},
+        dynamic={"x": {0: "B"}, "y": {0: "B"}},
+        buckets={"B": [4]},
+    )
+    assert capture(step).train.range_constraints
+
+
+def test_sizes_that_the_file_fixes_are_checked() -> None:
+    model = from_proto(small([helper.make_node("Relu", ["x"], ["y"])], {}, [2, "n"]))
+    model(torch.zeros(2, 7))
+    with pytest.raises(UserError, match=r"'x' has shape \[3, 7\], and the ONNX file is made for \[2, \?\]"):
+        model(torch.zeros(3, 7))
+
+
+def test_what_is_trained_and_what_is_not() -> None:
+    arrays = {
+        "layer.weight": np.ones((3, 3), np.float32),
+        "scale": np.ones(3, np.float32),
+        "norm.mean": np.zeros(3, np.float32),
+        "norm.var": np.ones(3, np.float32),
+        "mask": np.array([0, -np.inf, 0], np.float32),
+        "low": np.array(-1, np.float32),
+        "shape": np.array([-1, 3]),
+        "training": np.ones(3, np.float32),  # a name that a module has already
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "layer.weight"], ["a"]),
+        helper.make_node("BatchNormalization", ["a", "scale", "training", "norm.mean", "norm.var"], ["b"]),
+        helper.make_node("Add", ["b", "mask"], ["c"]),
+        helper.make_node("Clip", ["c", "low"], ["d"]),
+        helper.make_node("Reshape", ["d", "shape"], ["y"]),
+    ]
+    model = from_proto(small(nodes, arrays, [4, 3]))
+    assert [n for n, _ in model.named_parameters()] == ["scale", "training_", "layer.weight"]
+    assert [n for n, _ in model.named_buffers()] == ["mask", "norm.mean", "norm.var"]
+    frozen = from_proto(small(nodes, arrays, [4, 3]), freeze=["layer.*"])
+    assert [n for n, _ in frozen.named_parameters()] == ["scale", "training_"]
+    model.train()(torch.randn(4, 3))
+    assert (model.get_buffer("norm.mean") != 0).any()
+    before = model.eval().get_buffer("norm.mean").clone()
+    model(torch.randn(4, 3))
+    assert (model.get_buffer("norm.mean") == before).all()
+
+
+def test_dropout_drops_in_training_mode_only() -> None:
+    model = from_proto(small([helper.make_node("Dropout", ["x"], ["y"])], {}, [100]))
+    x = torch.ones(100)
+    assert (model.eval()(x) == 1).all()
+    assert set(model.train()(x).tolist()) == {0.0, 2.0}
+
+
+def test_an_operator_without_a_form_is_named_with_its_node() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("NonZero", ["a"], ["y"], name="places")]
+    with pytest.raises(UnsupportedOpError, match=r"net\.onnx:2: places = NonZero\(a\)\n  NonZero of opset 17 has no"):
+        from_proto(small(nodes, {}, [3], opset=17), "net.onnx")
+
+
+def test_an_error_of_a_step_names_the_node(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="product"),
+        helper.make_node("Reshape", ["a", "shape"], ["y"], name="flatten"),
+    ]
+    arrays = {"w": np.ones((3, 2), np.float32), "shape": np.array([7])}
+    onnx.save(small(nodes, arrays, ["n", 3]), tmp_path / "net.onnx")
+    model = irongrad.onnx.load(tmp_path / "net.onnx")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model=model, loss=lambda y: y.sum(), optimizer=optimizer, inputs={"x": torch.ones(4, 3)})
+    with pytest.raises(CaptureError, match=r"net\.onnx:2: flatten = Reshape\(a, shape\)\n"):
+        capture(step)
+
+
+def test_what_depends_on_data_is_refused() -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["n"], to=7), helper.make_node("Expand", ["one", "n"], ["y"])]
+    model = from_proto(small(nodes, {"one": np.ones(1, np.float32)}, [1]))
+    with pytest.raises(UnsupportedOpError, match="Expand of opset 21 takes a shape that depends on data"):
+        model(torch.ones(1))
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").write_bytes(b"no model")
+    with pytest.raises(UserError, match="cannot be read as an ONNX file"):
+        irongrad.onnx.load(tmp_path / "a.onnx")
+    with pytest.raises(UserError, match="has no output 'z'; it has y"):
+        from_proto(small([helper.make_node("Relu", ["x"], ["y"])], {}, [3]), outputs=["z"])
+
+
+@pytest.mark.parametrize(("kind", "directions"), [("LSTM", 1), ("LSTM", 2), ("GRU", 1), ("GRU", 2), ("RNN", 2)])
+def test_recurrent_layers_have_pytorchs_gradients(kind: str, directions: int, tmp_path: Path) -> None:
+    """The same weights in ONNX's order of gates, against `torch.nn`'s layer."""
+    torch.manual_seed(0)
+    layer = getattr(nn, kind)(3, 4, bidirectional=directions == 2).double()
+    order = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}[kind]
+
+    def stacked(name: str) -> np.ndarray:
+        ends = ["", "_reverse"][:directions]
+        parts = [getattr(layer, f"{name}_l0{end}").detach().chunk(len(order)) for end in ends]
+        return np.stack([torch.cat([p[i] for i in order]).numpy() for p in parts])
+
+    arrays = {"w": stacked("weight_ih"), "r": stacked("weight_hh")}
+    arrays["b"] = np.concatenate([stacked("bias_ih"), stacked("bias_hh")], 1)
+    direction = "bidirectional" if directions == 2 else "forward"
+    options = {"linear_before_reset": 1} if kind == "GRU" else {}
+    node = helper.make_node(kind, ["x", "w", "r", "b"], ["y"], hidden_size=4, direction=direction, **options)
+    model = from_proto(small([node], arrays, [5, 2, 3]))
+    x = torch.randn(5, 2, 3, dtype=torch.float64)
+    mine, theirs = model(x), layer(x)[0]
+    torch.testing.assert_close(mine.transpose(1, 2).flatten(2), theirs)
+    (mine**2).sum().backward()
+    (theirs**2).sum().backward()
+    expected = np.stack(
+        [
+            torch.cat([getattr(layer, f"weight_hh_l0{end}").grad.chunk(len(order))[i] for i in order]).numpy()
+            for end in ["", "_reverse"][:directions]
+        ]
+    )
+    np.testing.assert_allclose(model.get_parameter("r").grad, expected, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,117 @@
+"""The ONNX standard's own cases, those of all operators that are in the table.
+
+Left out are element types that nothing is trained in, and results that are random. What is an option, such as a shape,
+is an initialiser in a model; in the cases it is an input, which is given as known without data where it must be.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+
+from irongrad.onnx.dtypes import torch_dtype
+from irongrad.onnx.load import from_proto
+from irongrad.onnx.registry import DOMAINS, Value, operators, tensor
+from irongrad.runtime.errors import UnsupportedOpError
+
+# Cases that are refused, or fail, by the beginning of their names.
+KNOWN = {
+    "test_attention_4d_causal_nonpad": "a cache with sequences of several lengths",
+    "test_attention_4d_causal_padded_kv": "a cache with sequences of several lengths",
+    "test_attention_4d_diff_heads_mask4d_padded_kv": "a cache with sequences of several lengths",
+    "test_attention_4d_gqa_causal_nonpad": "a cache with sequences of several lengths",
+    "test_attention_4d_padded_kv": "a cache with sequences of several lengths",
+    "test_attention_local_window_ext_cache": "a cache with sequences of several lengths",
+    "test_gather_negative_indices": "negative indices that are data; they are refused as PyTorch's embedding does",
+    "test_maxpool_with_argmax_2d_precomputed_strides": "places by columns",
+    "test_reduce_max_empty_set": "PyTorch has no extreme of nothing",
+    "test_reduce_min_empty_set": "PyTorch has no extreme of nothing",
+}
+RANDOM = ("test_bernoulli", "test_training_dropout_default", "test_training_dropout_mask", "test_training_dropout")
+EXACT = "zero_ratio"
+TYPES = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+
+
+def test_the_cases_of_the_standard() -> None:
+    """Every case of every operator in the table, but for those that are known."""
+    passed, failed = 0, {}
+    for case in _cases():
+        try:
+            _check(case)
+            passed += 1
+        except (UnsupportedOpError, AssertionError, IndexError) as error:
+            failed[case.name] = error
+    surprising = {n: e for n, e in failed.items() if not n.startswith(tuple(KNOWN))}
+    assert not surprising
+    assert {k for k in KNOWN if any(n.startswith(k) for n in failed)} == set(KNOWN)
+    assert passed > 0.97 * (passed + len(failed)) > 1000
+
+
+def _cases() -> Iterator[Any]:
+    from onnx.backend.test import loader
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy's, of infinities and the like
+        found = loader.load_model_tests(kind="node")
+    ours = {*operators(), "Constant"}
+    for case in found:
+        known = all(n.op_type in ours and n.domain in DOMAINS for n in case.model.graph.node)
+        if known and _is_trained_in(case) and (EXACT in case.name or not case.name.startswith(RANDOM)):
+            yield case
+
+
+def _is_trained_in(case: Any) -> bool:
+    """Whether all element types are ones that models are trained in."""
+    attributes = [a for n in case.model.graph.node for a in n.attribute]
+    made = [a.i for a in attributes if a.name in ("to", "dtype")]
+    arrays = [_array(v).dtype.name for inputs, outputs in case.data_sets for v in (*inputs, *outputs)]
+    return set(arrays) <= TYPES and all(torch_dtype(number) is not None for number in made)
+
+
+def _array(value: Any) -> np.ndarray:
+    return np.asarray(numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value)
+
+
+def _check(case: Any) -> None:
+    try:
+        _run(case, tensor)
+    except UnsupportedOpError as error:
+        if "depends on data" not in str(error):
+            raise
+        _run(case, _known)
+
+
+def _known(array: np.ndarray) -> Value:
+    """An option: integers and short lists of numbers."""
+    return array if array.dtype.kind in "iub" or array.ndim <= 1 else tensor(array)
+
+
+def _run(case: Any, option: Callable[[np.ndarray], Value]) -> None:
+    nodes = case.model.graph.node
+    model = from_proto(case.model, case.name)
+    model.train(any(a.name == "training_mode" and a.i for n in nodes for a in n.attribute))
+    names = [i.name for i in case.model.graph.input]
+    for inputs, outputs in case.data_sets:
+        values = model.begin()
+        for number, (name, array) in enumerate(zip(names, map(_array, inputs), strict=True)):
+            is_data = number == 0 and len(names) > 1 and nodes[0].op_type != "Range"
+            values[name] = tensor(array) if is_data else option(array)
+        for number in range(len(model.nodes)):
+            model.compute(number, values)
+        for name, expected in zip(model.results, map(_array, outputs), strict=True):
+            _compare(values[name], expected, case)
+
+
+def _compare(value: Value, expected: np.ndarray, case: Any) -> None:
+    found = tensor(value)
+    assert found.dtype == tensor(expected).dtype
+    assert found.shape == expected.shape
+    half = found.dtype in (torch.float16, torch.bfloat16) or "16" in case.name
+    rtol, atol = (2e-2, 1e-2) if half else (max(case.rtol, 1e-3), 1e-5)
+    np.testing.assert_allclose(found.double().numpy(), expected.astype(np.float64), rtol=rtol, atol=atol)
