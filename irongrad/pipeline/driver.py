@@ -26,7 +26,7 @@ from irongrad.pipeline.graphs import Function, StepGraph
 from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.importer import ImportedStep, import_functions
 from irongrad.pipeline.interface import Interface, describe, selected
-from irongrad.pipeline.legality import check_operators
+from irongrad.pipeline.legality import check_float64, check_operators
 from irongrad.pipeline.memory import memory_of
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.oracle import golden_of
@@ -178,14 +178,19 @@ def step_graph(step: TrainStep) -> StepGraph:
 
 
 def _optimised(graph: StepGraph, options: Options, records: list[PassRecord]) -> StepGraph:
-    """Run the passes, adding what each did to `records`, and store together what they update together."""
+    """Run the passes, adding what each did to `records`, and store together what they update together.
+
+    What they leave is all that devices without float64 have to do.
+    """
 
     def keep(number: int, record: PassRecord, function: Function) -> None:
         records.append(record)
         if options.dump_dir is not None and record.changed:
             dump_pass(options.dump_dir / f"{STAGES.index('passes') + 1:02d}_passes", number + 1, record, function)
 
-    return pack_state(run_passes(graph, options.passes, [t.backend for t in options.targets], keep))
+    optimised = run_passes(graph, options.passes, [t.backend for t in options.targets], keep)
+    check_float64(optimised, options.targets)
+    return pack_state(optimised)
 
 
 def _compile_all(module: AssembledModule, options: Options, scratch: Path) -> list[CompiledModule]:

@@ -43,9 +43,9 @@ def whole_golden(directory: Path, manifest: Manifest, golden: Golden) -> tuple[G
         if key not in found:
             reason = reason or "the artifact has no entry point export_state"
             continue
-        if (error := largest_error(found[key], sample)) > allowed[key]:
+        if (off := largest_error(found[key], sample)) > allowed[key]:
             raise VerificationError(
-                f"{directory} is wrong here: {key} is off by {error:.3g}, and {allowed[key]:.3g} is allowed"
+                f"{directory} is wrong here: {key} is off by {off:.3g}, and {allowed[key]:.3g} is allowed"
             )
         expected[key] = found[key]
         allowed[key] *= 2  # how far apart two can be that are both right
