@@ -49,10 +49,9 @@ def test_the_state_and_the_operator_are_named(tmp_path):
     with pytest.raises(UnsupportedOpError) as caught:
         optimised(Wide(), "vulkan:profile=desktop", tmp_path / "out")
     message = str(caught.value)
-    assert "buffer 'table' gives a float64 tensor, and the devices of vulkan-desktop do not" in message
+    assert "state 'table' gives a float64 tensor, and the devices of vulkan-desktop do not" in message
     assert f"{__file__}:{line}: inside = self.linear(x).double() + 1.5" in message
     assert "compile for a target with float64: llvm-cpu or cuda" in message
-    assert message.count("test_legality_float64.py") == 1
 
 
 def test_inputs_are_named(tmp_path):
