@@ -12,8 +12,8 @@ DEFAULT_LEVEL = 2
 LEVELS = {
     0: "",
     1: "dce,fold,simplify,cse,dce",
-    2: "dce,fold,simplify,cse,dce,convolutions,layout,cse,dce,multi-tensor,gradient-norm",
-    3: "dce,fold,simplify,cse,dce,convolutions,layout,cse,dce,multi-tensor,gradient-norm",
+    2: "dce,fold,simplify,cse,dce,convolutions,layout,cse,dce,multi-tensor,gradient-norm,half-products",
+    3: "dce,fold,simplify,cse,dce,convolutions,layout,cse,dce,multi-tensor,gradient-norm,half-products",
 }
 
 
