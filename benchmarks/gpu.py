@@ -4,7 +4,7 @@
 
 Five model families, each in float32, with TF32 and in bfloat16. Every backend lives in a process of its own, all take
 turns round by round, and times are medians. IronGrad's artifact has every entry point and is verified on the GPU
-against eager float64 first; IREE has no TF32, so that is measured for PyTorch alone. A PyTorch built for CUDA is needed.
+against eager float64 first; IREE has no TF32, so that is measured for PyTorch alone. It needs a PyTorch built for CUDA.
 
 `--device local-task` runs the same on the CPU, which shows that the script works and nothing about GPUs.
 """
