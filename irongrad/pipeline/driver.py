@@ -282,7 +282,7 @@ def make_options(
     if route not in ROUTES:
         raise UserError(f"there is no route {route!r}; the routes are {', '.join(ROUTES)}")
     names = [target] if isinstance(target, str) else list(target)
-    chosen = passes_at(opt_level) if passes is None else parse_passes(passes)
+    chosen = passes_at(opt_level, route) if passes is None else parse_passes(passes)
     return Options(
         output=Path(output),
         targets=parse_targets(names),

@@ -40,11 +40,13 @@ class Convolutions:
 
     Attributes:
         winograd: whether that form may be chosen.
+        direct: whether that form may be chosen where another one computes the same.
     """
 
     name: ClassVar[str] = "convolutions"
 
     winograd: bool = True
+    direct: bool = True
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
@@ -63,6 +65,8 @@ class Convolutions:
     def _fastest(self, tasks: Sequence[Problem]) -> dict[Problem, Form]:
         """The fastest form of each problem, if all images have their channels last, or else all have them first."""
         last = {p: self._fastest_of(p, forms_of(p)[1:]) for p in tasks}
+        if not self.direct:
+            return last
         first = {p: self._fastest_of(p, forms_of(p)[:1]) for p in tasks}
         return min(last, first, key=lambda forms: sum(forms[p].cost(p) for p in tasks))
 
