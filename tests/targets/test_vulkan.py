@@ -150,7 +150,7 @@ def test_a_loop_over_command_buffers_is_still_wrong(vulkan, tmp_path):
     (target,) = options.targets
     recorded = replace(target, flags=tuple(f for f in target.flags if f != DIRECT_BUFFERS))
     assert recorded != target
-    with pytest.raises((VerificationError, GuardError), match="train_steps"):
+    with pytest.raises((VerificationError, GuardError), match="train_steps|import_state: attempted to access"):
         build(make_token_step(), replace(options, targets=(recorded,)))
 
 
