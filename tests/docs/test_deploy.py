@@ -72,7 +72,10 @@ class Reader:
                 name = block.text.partition("\n")[0].removeprefix("# ")
                 (self.place / name).write_text(block.text)
             case ["sh"]:
-                assert self._run(block.text) == 0, self.printed
+                code = self._run(block.text)
+                if code != 0 and "DATA_LOSS" in self.printed:  # Mesa lost the device: see tests/targets/test_vulkan.py
+                    code = self._run(block.text)
+                assert code == 0, self.printed
             case ["sh", "fails"]:
                 assert self._run(block.text) != 0, self.printed
             case ["sh", "cuda"]:
