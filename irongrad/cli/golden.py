@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from irongrad.cli.common import console, device_option, directory_argument, json_option, print_json
+from irongrad.cli.common import console, device_option, directory_argument, error_console, json_option, print_json
 from irongrad.runtime.checkpoint import atomic_write
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.golden_plan import ARTIFACT, FILES, Plan, ctest_script, make_plan, write_files
+from irongrad.runtime.golden_whole import whole_golden
 from irongrad.runtime.manifest import GOLDEN, INITIAL_STATE, check_files, read_manifest
 from irongrad.runtime.session import initial_state
 
@@ -35,19 +36,28 @@ def command(directory: Path, output: Path, target: str | None, device: str | Non
 
     Writes inputs and expected results as .npy files (raw .bin where iree-run-module needs it), checkpoints of the
     state before each later step, and a CTestTestfile.cmake that runs every entry point on them with iree-run-module.
+    Of tensors of more than 4096 elements the artifact has samples only; the rest comes from running it here.
     """
     manifest = read_manifest(directory)
     check_files(manifest, directory, (GOLDEN, INITIAL_STATE))
     names = [t.name for t in manifest.targets]
     if target is not None and target not in names:
         raise UserError(f"{directory} has no target {target!r}; it has {', '.join(names)}")
-    golden = read_golden(directory / GOLDEN)
+    golden, reason = whole_golden(directory, manifest, read_golden(directory / GOLDEN))
     plan = make_plan(manifest, golden, initial_state(directory), target=target, device=device)
     write_files(plan, manifest, output)
     # Relative, so that both directories can be copied to another machine side by side.
     artifact = Path(os.path.relpath(directory.resolve(), output.resolve()))
     script = ctest_script(plan, artifact, f"{directory.resolve().name}.")
     atomic_write(output / CTEST_FILE, script.encode())
+    if reason:
+        error_console.print(
+            "large tensors are not checked, nor steps after the first: the artifact has samples of them only, and what "
+            f"they are a sample of is found by running it. {reason}",
+            style="yellow",
+            highlight=False,
+            markup=False,
+        )
     if as_json:
         print_json(_report(plan, directory, output))
         return

@@ -12,17 +12,21 @@ DEFAULT_LEVEL = 2
 LEVELS = {
     0: "",
     1: "dce,fold,simplify,cse,dce",
-    2: "dce,fold,simplify,cse,dce,convolutions,layout,cse,dce,multi-tensor,gradient-norm",
-    3: "dce,fold,simplify,cse,dce,convolutions,layout,cse,dce,multi-tensor,gradient-norm,interleave",
+    2: "dce,fold,simplify,cse,dce,convolutions,layout,cse,dce,multi-tensor,gradient-norm,half-products",
+    3: "dce,fold,simplify,cse,dce,convolutions,layout,cse,dce,multi-tensor,gradient-norm,half-products,interleave",
 }
 
 
-def passes_at(level: int) -> tuple[Pass, ...]:
+def passes_at(level: int, route: str = "linalg") -> tuple[Pass, ...]:
     """The passes of an optimisation level, in order.
+
+    IREE 3.13.0 takes a StableHLO convolution to channels-last with a transpose before and behind it, which costs
+    several times what the convolution does (docs/builds.md), so on that route none is left one.
 
     Raises:
         UserError: there is no such level.
     """
     if level not in LEVELS:
         raise UserError(f"there is no optimisation level {level}; the levels are {', '.join(map(str, LEVELS))}")
-    return parse_passes(LEVELS[level])
+    text = LEVELS[level]
+    return parse_passes(text.replace("convolutions", "convolutions{direct=false}") if route == "stablehlo" else text)

@@ -32,6 +32,7 @@ MODULES = (
     "interleave",
     "multi_tensor",
     "gradient_norm",
+    "half_products",
     "rematerialise",
 )
 

@@ -27,7 +27,7 @@ from irongrad.pipeline.graphs import Function, StepGraph
 from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.importer import ImportedStep, import_functions
 from irongrad.pipeline.interface import Interface, describe, inference_of, selected
-from irongrad.pipeline.legality import check_operators
+from irongrad.pipeline.legality import check_float64, check_operators
 from irongrad.pipeline.memory import memory_of
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.oracle import golden_of
@@ -199,7 +199,10 @@ def step_graph(step: TrainStep) -> StepGraph:
 
 
 def _optimised(graph: StepGraph, options: Options, records: list[PassRecord]) -> StepGraph:
-    """Run the passes, adding what each did to `records`, and store together what they update together."""
+    """Run the passes, adding what each did to `records`, and store together what they update together.
+
+    What they leave is all that devices without float64 have to do.
+    """
 
     def keep(number: int, record: PassRecord, function: Function) -> None:
         records.append(record)
@@ -207,7 +210,9 @@ def _optimised(graph: StepGraph, options: Options, records: list[PassRecord]) ->
             dump_pass(options.dump_dir / f"{STAGES.index('passes') + 1:02d}_passes", number + 1, record, function)
 
     timer = Stopwatch(options.targets, options.cache, options.on_measuring) if options.tune else None
-    return pack_state(run_passes(graph, options.passes, [t.backend for t in options.targets], keep, timer))
+    optimised = run_passes(graph, options.passes, [t.backend for t in options.targets], keep, timer)
+    check_float64(optimised, options.targets)
+    return pack_state(optimised)
 
 
 def _compile_all(module: AssembledModule, options: Options, scratch: Path) -> list[CompiledModule]:
@@ -309,7 +314,7 @@ def make_options(
     if route not in ROUTES:
         raise UserError(f"there is no route {route!r}; the routes are {', '.join(ROUTES)}")
     names = [target] if isinstance(target, str) else list(target)
-    chosen = passes_at(opt_level) if passes is None else parse_passes(passes)
+    chosen = passes_at(opt_level, route) if passes is None else parse_passes(passes)
     return Options(
         output=Path(output),
         targets=parse_targets(names),

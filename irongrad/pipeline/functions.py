@@ -38,7 +38,7 @@ from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.hints import DENSE
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
-from irongrad.pipeline.legality import check_operators, check_values
+from irongrad.pipeline.legality import check_float64, check_operators, check_values
 from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
 from irongrad.pipeline.package import package
 from irongrad.pipeline.ranges import Range, function_ranges
@@ -111,6 +111,7 @@ def compile_function(
     chosen = parse_target(target)
     passes = passes_at(DEFAULT_LEVEL)
     graph = run_passes(graph, passes, [chosen.backend])
+    check_float64(graph, [chosen])
     interface = describe_function(graph, ranges)
     golden = golden_of_function(flat, graph)
     with ExitStack() as stack:

@@ -125,6 +125,9 @@ def _move(operation: ir.Operation) -> None:
             if inner.name == "arith.truncf":
                 values[inner.results[0]] = _rounded(values.get(inner.operands[0], inner.operands[0]))
                 continue
+            if inner.name == "arith.uitofp" and inner.operands[0].type == ir.IntegerType.get_signless(1):
+                values[inner.results[0]] = _number_of(values.get(inner.operands[0], inner.operands[0]))
+                continue
             copied = inner.clone()
             for index, operand in enumerate(inner.operands):
                 copied.operands[index] = values.get(operand, operand)
@@ -132,6 +135,16 @@ def _move(operation: ir.Operation) -> None:
         for result, value in zip(operation.results, end.operands, strict=True):
             result.replace_all_uses_with(_tensor(values.get(value, value)))
     operation.erase()
+
+
+def _number_of(flag: ir.Value) -> ir.Value:
+    """1.0 for true and 0.0 for false.
+
+    The virtual machine of IREE 3.13.0 makes float32 of it (`UIToFPOpConversion` in its ArithToVM/Patterns.cpp).
+    """
+    kind = ir.F64Type.get()
+    one, zero = (arith.constant(kind, value) for value in (1.0, 0.0))
+    return arith.SelectOp(flag, one, zero).result
 
 
 def _element(value: ir.Value) -> ir.Value:

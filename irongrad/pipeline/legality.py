@@ -14,8 +14,9 @@ from torch.fx.traceback import NodeSource
 from irongrad.pipeline import hints, usercode
 from irongrad.pipeline.core_operators import CONTROL_FLOW, CORE
 from irongrad.pipeline.dtypes import is_supported
-from irongrad.pipeline.graphs import Function, StepGraph
+from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.runtime.errors import UnsupportedOpError
+from irongrad.targets import Target
 
 MOST = 10  # refusals in one message
 
@@ -48,6 +49,34 @@ def check_operators(graph: StepGraph) -> None:
     """
     if found := refusals(graph):
         raise unsupported(found)
+
+
+def check_float64(graph: StepGraph, targets: Sequence[Target]) -> None:
+    """Refuse tensors of float64 where a target's devices do not compute in it; scalars are computed on the host.
+
+    Raises:
+        UnsupportedOpError: naming every input, state tensor and operator that first gives one, up to `MOST`.
+    """
+    lacking = ", ".join(t.name for t in targets if not t.float64)
+    found = [r for n, f in graph.functions.items() for r in _float64(n, f, lacking)] if lacking else []
+    if found:
+        raise unsupported(list(dict.fromkeys(found)))
+
+
+def _float64(name: str, function: Function, lacking: str) -> Iterator[Refusal]:
+    reason = f"gives a float64 tensor, and the devices of {lacking} do not compute in float64"
+    advice = "Use float32 there, or compile for a target with float64: llvm-cpu or cuda"
+    for argument, node in _placeholders(function):
+        if _has_float64(node):
+            yield Refusal(f"{argument.kind} {argument.name!r}", _where(name), reason, advice)
+    for node in nodes_of(function.graph):
+        if _has_float64(node) and not any(map(_has_float64, node.all_input_nodes)):
+            yield Refusal(_named(node), usercode.line_of(node, _otherwise(name)), reason, advice)
+
+
+def _has_float64(node: Node) -> bool:
+    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    return any(isinstance(v, torch.Tensor) and v.dtype is torch.float64 and v.ndim > 0 for v in values)
 
 
 def check_values(graph: GraphModule) -> None:
@@ -91,15 +120,28 @@ def refusals(graph: StepGraph) -> list[Refusal]:
 
 def function_refusals(name: str, function: Function) -> Iterator[Refusal]:
     """Everything in one function of a step graph that cannot be compiled."""
-    nodes = function.graph.graph.nodes
-    for argument, node in zip(function.arguments, (n for n in nodes if n.op == "placeholder"), strict=True):
+    for argument, node in _placeholders(function):
         if problem := _value_problem(node):
-            where = "(the function's arguments)" if name == "call" else "(the step's inputs and state)"
-            yield Refusal(f"{argument.kind} {argument.name!r}", where, *problem)
-    otherwise = "(the optimizer's update)" if name in ("update", "mean", "accumulate") else "(line unknown)"
+            yield Refusal(f"{argument.kind} {argument.name!r}", _where(name), *problem)
     for node in nodes_of(function.graph):
-        if refusal := _refusal(node, otherwise):
+        if refusal := _refusal(node, _otherwise(name)):
             yield refusal
+
+
+def _placeholders(function: Function) -> Iterator[tuple[Value, Node]]:
+    """The arguments of a function, each with its node."""
+    nodes = (n for n in function.graph.graph.nodes if n.op == "placeholder")
+    return zip(function.arguments, nodes, strict=True)
+
+
+def _where(name: str) -> str:
+    """Where the arguments of the function `name` come from."""
+    return "(the function's arguments)" if name == "call" else "(the step's inputs and state)"
+
+
+def _otherwise(name: str) -> str:
+    """What stands for the line of an operator of the function `name` that has none."""
+    return "(the optimizer's update)" if name in ("update", "mean", "accumulate") else "(line unknown)"
 
 
 def nodes_of(graph: GraphModule) -> Iterator[Node]:

@@ -10,7 +10,7 @@ Commands name the artifact's directory `${IRONGRAD_ARTIFACT}` and that of the go
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -92,7 +92,7 @@ def make_plan(
 
     Args:
         manifest: of the artifact.
-        golden: its golden values.
+        golden: its golden values, whole (`irongrad.runtime.golden_whole`); what they lack is not checked.
         initial: its initial state, by name.
         target: the only target to check; all of them otherwise.
         device: an IREE device URI; the target's own otherwise.
@@ -125,7 +125,7 @@ class _Planner:
             if point.name not in ("export_state", "import_state"):
                 self._refusals(point, inputs)
             if point.name == "train_step":
-                for step in range(1, self._golden.steps):
+                for step in filter(self._has_state, range(1, self._golden.steps)):
                     loss = {point.outputs[0].name: self._value(key_of("loss", step))}
                     self._matches(point, f".from_step_{step}", inputs, loss, self._state(step))
 
@@ -155,18 +155,24 @@ class _Planner:
             case "eval_step":
                 return {point.outputs[0].name: self._value(key_of("eval", 0))}
             case "predict":
-                return {s.name: self._value(key_of("predict", 0, s.name)) for s in point.outputs}
+                return self._outputs(point.name, point.outputs)
             case "forward":
                 *outputs, ticket = point.outputs
-                first = {ticket.name: _Expected(np.array(1), 0.0)}
-                return {s.name: self._value(key_of("forward", 0, s.name)) for s in outputs} | first
+                return self._outputs(point.name, outputs) | {ticket.name: _Expected(np.array(1), 0.0)}
             case "export_state":
                 return {s.name: _Expected(self._initial[s.name], 0.0) for s in point.outputs}
             case _:
                 return {}
 
+    def _outputs(self, kind: str, specs: Sequence[TensorSpec]) -> dict[str, _Expected]:
+        keys = {s.name: key_of(kind, 0, s.name) for s in specs}
+        return {name: self._value(key) for name, key in keys.items() if key in self._golden.expected}
+
     def _value(self, key: str) -> _Expected:
         return _Expected(self._golden.expected[key], self._golden.allowed[key])
+
+    def _has_state(self, step: int) -> bool:
+        return all(key_of("state", step, s.name) in self._golden.expected for s in self._manifest.state)
 
     def _state(self, step: int) -> Path:
         """A checkpoint of the golden state before `step`."""

@@ -404,4 +404,6 @@ def reason(error: Exception) -> str:
     text = str(error)
     match = _STATUS.search(text)
     body = (match.group(2) if match else text).split("; while ")[0].split("\n[ ")[0]
+    if match and body.startswith("while "):  # a status without words, such as a lost device's DATA_LOSS
+        body = f"{match.group(1)} {body}"
     return _OPAQUE_CODE.sub("", body).strip().rstrip(";")

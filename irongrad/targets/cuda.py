@@ -4,34 +4,61 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from irongrad.targets.base import Kind, Option, Quirk, Target
 
-# By compute capability: PTX features, matrix units, and bytes of shared memory that a block may ask for (CUDA C++
-# Programming Guide, "Technical Specifications per Compute Capability"). Up to sm_89 as IREE 3.13.0's --iree-cuda-target
-# has them (compiler/src/iree/compiler/Codegen/Dialect/GPU/TargetUtils/KnownTargets.cpp).
-_WMMA = ("NV_WMMA_F32_16x16x16_F16", "NV_WMMA_F16_16x16x16_F16")
 _MMA_SYNC = ("NV_MMA_SYNC_F32_16x8x16_F16", "NV_MMA_SYNC_F16_16x8x16_F16", "NV_MMA_SYNC_F32_16x8x16_BF16")
-_SM_90_SHARED_BYTES = 227 * 1024
-KNOWN = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89")
 
-_SM_90 = (
-    '#hal.device.target<"cuda", [#hal.executable.target<"cuda", "cuda-nvptx-fb", {iree_codegen.target_info = '
-    '#iree_gpu.target<arch = "sm_90", features = "+ptx84", wgp = <compute = fp64|fp32|fp16|int64|int32|int16|int8, '
-    "storage = b64|b32|b16|b8, subgroup = shuffle|arithmetic, dot = dp4xi8toi32, "
-    f"mma = [{', '.join(f'<{m}>' for m in (*_MMA_SYNC, *_WMMA))}], subgroup_size_choices = [32], "
-    "max_workgroup_sizes = [1024, 1024, 1024], max_thread_count_per_workgroup = 1024, "
-    f"max_workgroup_memory_bytes = {_SM_90_SHARED_BYTES}, "
-    "max_workgroup_counts = [2147483647, 65535, 65535]>>}>]> : !hal.device"
-)
+
+@dataclass(frozen=True)
+class Architecture:
+    """What GPUs of a compute capability have.
+
+    Attributes:
+        ptx: the version of PTX, as LLVM's feature.
+        shared: bytes of shared memory that a block may ask for.
+        dot: whether there are dot products of four bytes (`dp4a`).
+        products: matrix instructions that IREE makes code for.
+    """
+
+    ptx: str
+    shared: int
+    dot: bool = True
+    products: tuple[str, ...] = _MMA_SYNC
+
+
+# From "Technical Specifications per Compute Capability" in the CUDA C++ Programming Guide, and PTX's `mma.sync`, whose
+# shape m16n8k16 begins with sm_80; otherwise as IREE 3.13.0 has it
+# (compiler/src/iree/compiler/Codegen/Dialect/GPU/TargetUtils/KnownTargets.cpp).
+ARCHITECTURES = {
+    "sm_70": Architecture("+ptx76", 96 * 1024, dot=False, products=()),
+    "sm_75": Architecture("+ptx76", 64 * 1024, products=()),
+    "sm_80": Architecture("+ptx76", 163 * 1024),
+    "sm_86": Architecture("+ptx76", 99 * 1024),
+    "sm_89": Architecture("+ptx84", 99 * 1024),
+    "sm_90": Architecture("+ptx84", 227 * 1024),
+}
 
 
 def _make(name: str, options: dict[str, str]) -> Target:
-    arch = options.get("arch", "sm_80")
-    known = ("--iree-hal-target-device=cuda", f"--iree-cuda-target={arch}")
-    flags = known if arch in KNOWN else (f"--iree-hal-target-device={_SM_90}",)
-    return Target(name=name, backend="cuda", device="cuda", flags=flags)
+    described = _attribute(options.get("arch", "sm_80"))
+    return Target(name=name, backend="cuda", device="cuda", flags=(f"--iree-hal-target-device={described}",))
+
+
+def _attribute(name: str) -> str:
+    architecture = ARCHITECTURES[name]
+    products = f"mma = [{', '.join(f'<{p}>' for p in architecture.products)}], " if architecture.products else ""
+    return (
+        '#hal.device.target<"cuda", [#hal.executable.target<"cuda", "cuda-nvptx-fb", {iree_codegen.target_info = '
+        f'#iree_gpu.target<arch = "{name}", features = "{architecture.ptx}", '
+        "wgp = <compute = fp64|fp32|fp16|int64|int32|int16|int8, storage = b64|b32|b16|b8, "
+        f"subgroup = shuffle|arithmetic, {'dot = dp4xi8toi32, ' if architecture.dot else ''}{products}"
+        "subgroup_size_choices = [32], max_workgroup_sizes = [1024, 1024, 1024], "
+        f"max_thread_count_per_workgroup = 1024, max_workgroup_memory_bytes = {architecture.shared}, "
+        "max_workgroup_counts = [2147483647, 65535, 65535]>>}>]> : !hal.device"
+    )
 
 
 def find_ptxas() -> str | None:
@@ -46,13 +73,26 @@ def find_ptxas() -> str | None:
 KIND = Kind(
     name="cuda",
     summary="PTX for NVIDIA GPUs of this compute capability or a later one",
-    options=(Option("arch", "the compute capability, sm_80 by default", (*KNOWN, "sm_90")),),
+    options=(Option("arch", "the compute capability, sm_80 by default", tuple(ARCHITECTURES)),),
     make=_make,
     quirks=(
         Quirk(
             "IREE 3.13.0",
             "--iree-cuda-target does not know sm_90",
-            "the device is described in full: sm_89's description with sm_90's shared memory, without 8-bit floats",
+            "every architecture is described here in full",
+            "tests/targets/test_cuda.py",
+        ),
+        Quirk(
+            "IREE 3.13.0",
+            "--iree-cuda-target gives sm_70 and sm_75 products of float16 matrices that begin with sm_80: iree-compile "
+            "aborts ('Cannot select'); and sm_86 the shared memory of sm_80",
+            "their descriptions here have neither",
+            "tests/targets/test_cuda.py",
+        ),
+        Quirk(
+            "IREE 3.13.0",
+            "no TF32: float32 products run on the plain cores, whatever the options",
+            "none; bfloat16 products run on tensor cores",
             "tests/targets/test_cuda.py",
         ),
     ),

@@ -17,9 +17,11 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.cli.golden import command
-from irongrad.runtime.errors import ArtifactError, UserError
+from irongrad.runtime import cpu
+from irongrad.runtime.errors import ArtifactError, UserError, VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.golden_plan import ctest_script, make_plan, write_files
+from irongrad.runtime.golden_whole import whole_golden
 from irongrad.runtime.manifest import GOLDEN, read_manifest
 from irongrad.runtime.session import initial_state
 
@@ -145,6 +147,52 @@ def test_dtypes(tmp_path):
     checks = unpack(tmp_path / "mixed", tmp_path / "golden")
     assert {f"predict.output{i}" for i in range(4)} <= checks.keys()
     assert [name for name, check in checks.items() if not agrees(check)] == []
+
+
+@pytest.fixture(scope="module")
+def large_artifact(tmp_path_factory) -> Path:
+    """A weight and an output of which golden values have samples only."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 640)
+    step = ig.TrainStep(
+        model=model,
+        loss=nn.functional.mse_loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        inputs={"x": torch.randn(7, 8), "y": torch.randn(7, 640)},
+    )
+    directory = tmp_path_factory.mktemp("artifacts") / "large"
+    return ig.compile(step, directory, entry_points=["train_step", "predict", "export_state"]).directory
+
+
+def test_large_tensors_are_checked_whole(large_artifact, tmp_path):
+    checks = unpack(large_artifact, tmp_path)
+    assert {"train_step.from_step_2", "predict"} <= checks.keys()
+    assert [name for name, check in checks.items() if not agrees(check)] == []
+    (path,) = tmp_path.glob("expected/predict/*.npy")
+    value = np.load(path)
+    assert value.shape == (7, 640)
+    value[3, 4] += np.float32(1e-3)
+    np.save(path, value)
+    assert not agrees(checks["predict"])
+
+
+def test_large_tensors_are_left_out_where_the_artifact_cannot_run(large_artifact, tmp_path, monkeypatch):
+    manifest = read_manifest(large_artifact)
+    monkeypatch.setattr(cpu.platform, "machine", lambda: "s390x")
+    golden, reason = whole_golden(large_artifact, manifest, read_golden(large_artifact / GOLDEN))
+    assert "this machine is s390x" in reason
+    plan = make_plan(manifest, golden, initial_state(large_artifact))
+    assert not plan.states
+    assert {c.name for c in plan.checks} >= {"llvm-cpu.train_step", "llvm-cpu.predict"}
+    result = CliRunner().invoke(command, [str(large_artifact), "-o", str(tmp_path)], catch_exceptions=False)
+    assert "large tensors are not checked" in result.stderr
+
+
+def test_a_run_that_disagrees_with_a_sample_is_refused(large_artifact):
+    golden = read_golden(large_artifact / GOLDEN)
+    wrong = {k: v + (k == "state/2/weight") * 1e-2 for k, v in golden.expected.items()}
+    with pytest.raises(VerificationError, match="is wrong here: state/2/weight is off by 0.01"):
+        whole_golden(large_artifact, read_manifest(large_artifact), replace(golden, expected=wrong))
 
 
 def test_an_unverified_target_is_skipped_where_its_device_is_missing(mlp_artifact, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from irongrad.passes import run_passes
+from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
 from irongrad.passes.base import Context
 from irongrad.passes.convolutions import Convolutions
 from irongrad.passes.convolutions.forms import FORMS, forms_of
@@ -257,3 +257,12 @@ def test_taps_that_are_left_out_meet_nothing(size, kernel, stride, padding, dila
         if any(0 <= position * stride - padding + tap * dilation < size for position in range(out))
     }
     assert met <= {tap for (tap,) in window.taps()}
+
+
+def test_no_convolution_stays_on_the_route_over_stablehlo(apply):
+    assert check(apply, Convolutions(), batch=2, channels=(2, 3), padding=1).operators["aten.convolution.default"]
+    done = check(apply, Convolutions(direct=False), batch=2, channels=(2, 3), padding=1)
+    assert not done.operators["aten.convolution.default"]
+    (chosen,) = (p for p in passes_at(DEFAULT_LEVEL, "stablehlo") if isinstance(p, Convolutions))
+    assert not chosen.direct
+    assert Convolutions() in passes_at(DEFAULT_LEVEL)

@@ -94,6 +94,35 @@ def test_the_numbers_are_the_same():
         np.testing.assert_array_equal(before, after)
 
 
+FIRST = """
+#scalar = affine_map<() -> ()>
+func.func @number(%x: tensor<i1>) -> tensor<f64> {
+  %empty = tensor.empty() : tensor<f64>
+  %y = linalg.generic {indexing_maps = [#scalar, #scalar], iterator_types = []}
+      ins(%x : tensor<i1>) outs(%empty : tensor<f64>) {
+  ^bb0(%in: i1, %out: f64):
+    %z = arith.uitofp %in : i1 to f64
+    linalg.yield %z : f64
+  } -> tensor<f64>
+  return %y : tensor<f64>
+}
+"""
+
+
+def test_flags_become_float64():
+    """Whether this is the first step, say, of SGD's momentum."""
+    device, module, context = load(scalars_on_host(bytecode(FIRST)))
+    number = ireert.FunctionInvoker(context, device, module.lookup_function("number"))
+    assert [float(number(np.array(flag)).to_host()) for flag in (True, False)] == [1.0, 0.0]
+
+
+def test_the_virtual_machine_still_makes_float32_of_a_flag():
+    """When this fails, `_number_of` of `irongrad.pipeline.host_scalars` can go."""
+    source = "func.func @f(%x: i1) -> f64 {\n  %y = arith.uitofp %x : i1 to f64\n  return %y : f64\n}\n"
+    with pytest.raises(compiler.CompilerToolError, match="must be 32-bit float, but got 'f64'"):
+        compiler.compile_str(source, extra_args=[*COMMON_FLAGS, *LOCAL])
+
+
 @pytest.fixture(scope="module")
 def rounded():
     """float64 -> float32 as the virtual machine does it."""

@@ -11,6 +11,7 @@ import torch
 
 from irongrad.runtime import Session
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
+from irongrad.runtime.session import _reason
 
 
 def snapshot(session: Session) -> dict[str, np.ndarray]:
@@ -241,3 +242,17 @@ def test_train_steps_names_the_bad_hyperparameter(session, batches):
     stacked = {n: np.stack([b[n] for b in batches[:2]]) for n in batches[0]}
     with pytest.raises(GuardError, match="hyperparameter"):
         session.train_steps(**stacked, lr="fast")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "Error: FAILED_PRECONDITION; y: every value must be in [0, 3]; while invoking f; ",
+            "y: every value must be in",
+        ),
+        ("Error: DATA_LOSS; while invoking native function hal.fence.await; while calling", "DATA_LOSS while invoking"),
+    ],
+)
+def test_a_status_is_told_in_its_words_or_by_its_name(text, reason):
+    assert _reason(RuntimeError(text)).startswith(reason)

@@ -34,8 +34,16 @@ from irongrad.targets.vulkan import DIRECT_BUFFERS, propose
 
 
 def iree_run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run iree-run-module, again where the driver loses the device before anything is computed.
+
+    Mesa 22.3.6's does in one of 20 to 60 processes on a busy machine (VK_ERROR_DEVICE_LOST, IREE's DATA_LOSS).
+    """
     tool = shutil.which(arguments[0]) or str(Path(sys.executable).with_name(arguments[0]))
-    return subprocess.run([tool, *arguments[1:]], capture_output=True, text=True, check=False)
+    for _ in range(3):
+        result = subprocess.run([tool, *arguments[1:]], capture_output=True, text=True, check=False)
+        if "DATA_LOSS" not in result.stderr:
+            break
+    return result
 
 
 def test_digits_are_verified_on_both_devices(digits, vulkan):
@@ -150,7 +158,7 @@ def test_a_loop_over_command_buffers_is_still_wrong(vulkan, tmp_path):
     (target,) = options.targets
     recorded = replace(target, flags=tuple(f for f in target.flags if f != DIRECT_BUFFERS))
     assert recorded != target
-    with pytest.raises((VerificationError, GuardError), match="train_steps"):
+    with pytest.raises((VerificationError, GuardError), match="train_steps|import_state: attempted to access"):
         build(make_token_step(), replace(options, targets=(recorded,)))
 
 

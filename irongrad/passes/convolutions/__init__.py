@@ -40,11 +40,13 @@ class Convolutions(Lowering):
 
     Attributes:
         winograd: whether that form may be chosen.
+        direct: whether that form may be chosen where another one computes the same.
     """
 
     name: ClassVar[str] = "convolutions"
 
     winograd: bool = True
+    direct: bool = True
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
@@ -67,7 +69,9 @@ class Convolutions(Lowering):
 
     def _costs(self, task: Task, timer: Timer | None) -> Costs:
         """What each form of a task costs, by measurement where there is a timer."""
-        forms = [f for f in forms_of(task.problem) if self.winograd or f.name != "winograd"]
+        allowed = {"winograd": self.winograd, "direct": self.direct}
+        every = forms_of(task.problem)
+        forms = [f for f in every if allowed.get(f.name, True)] or every
         return measured(task, forms, timer) if timer else {f: f.cost(task.problem) for f in forms}
 
     @staticmethod

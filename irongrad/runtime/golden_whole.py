@@ -1,0 +1,77 @@
+"""Whole golden values where an artifact keeps samples only: those of a run here that agrees with the samples.
+
+`iree-run-module` starts from whole states and compares whole outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irongrad.runtime.errors import ArtifactError, VerificationError
+from irongrad.runtime.golden import SAMPLE, Golden, key_of
+from irongrad.runtime.manifest import Manifest
+from irongrad.runtime.session import load
+from irongrad.runtime.verification import largest_error
+
+Array = np.ndarray[Any, Any]
+
+
+def whole_golden(directory: Path, manifest: Manifest, golden: Golden) -> tuple[Golden, str]:
+    """Replace samples by whole values, and leave out those that cannot be had.
+
+    Returns:
+        The golden values, and why some are left out; empty where none is.
+
+    Raises:
+        VerificationError: what the artifact computes here disagrees with a sample.
+    """
+    missing = _samples(manifest, golden)
+    if not missing:
+        return golden, ""
+    try:
+        found, reason = _run(directory, manifest, golden), ""
+    except ArtifactError as error:
+        found, reason = {}, str(error)
+    expected, allowed = dict(golden.expected), dict(golden.allowed)
+    for key in missing:
+        sample = expected.pop(key)
+        if key not in found:
+            reason = reason or "the artifact has no entry point export_state"
+            continue
+        if (off := largest_error(found[key], sample)) > allowed[key]:
+            raise VerificationError(
+                f"{directory} is wrong here: {key} is off by {off:.3g}, and {allowed[key]:.3g} is allowed"
+            )
+        expected[key] = found[key]
+        allowed[key] *= 2  # how far apart two can be that are both right
+    return replace(golden, expected=expected, allowed=allowed), reason
+
+
+def _samples(manifest: Manifest, golden: Golden) -> list[str]:
+    """The keys of values that are samples, or look like one."""
+    states = {(k, s.name): s.shape for k in range(1, golden.steps) for s in manifest.state}
+    shapes: dict[str, tuple[int | str, ...]] = {key_of("state", *named): shape for named, shape in states.items()}
+    if (predict := manifest.entry_point("predict")) is not None:
+        shapes |= {key_of("predict", 0, s.name): s.shape for s in predict.outputs}
+    expected = golden.expected
+    return [key for key, shape in shapes.items() if key in expected and expected[key].shape == (SAMPLE,) != shape]
+
+
+def _run(directory: Path, manifest: Manifest, golden: Golden) -> Mapping[str, Array]:
+    """What the entry points give on the golden inputs, each from the initial state."""
+    has = {e.name for e in manifest.entry_points}
+    found: dict[str, Array] = {}
+    if (entry := manifest.entry_point("predict")) is not None:
+        outputs = load(directory).call("predict", {s.name: golden.inputs[s.name] for s in entry.inputs})
+        found |= {key_of("predict", 0, s.name): a for s, a in zip(entry.outputs, outputs, strict=True)}
+    if {"train_step", "export_state"} <= has:
+        session = load(directory)
+        for step in range(1, golden.steps):
+            session.train_step(**golden.inputs)
+            found |= {key_of("state", step, n): a for n, a in session.state().items()}
+    return found
