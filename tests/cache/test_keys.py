@@ -171,6 +171,7 @@ def test_every_option_changes_the_key(options):
         {"targets": (parse_target("llvm-cpu:cpu=x86-64-v3"),)},
         {"passes": options.passes[:-1]},
         {"max_memory": "50%"},
+        {"tune": True},
         {"route": "stablehlo"},
         {"entry_points": ("train_step",)},
         {"entry_points": ("train_step", "predict")},

@@ -98,7 +98,8 @@ def _depthwise(problem: Problem) -> bool:
 
 
 # IREE 3.13.0 compiles products with shorter sums to code of a hundred thousand lines where they meet the transforms
-# of the results, and refuses it ("exceeded stack allocation limit").
+# of the results, which may ask for much stack. Where these bounds do not hold that back, `pipeline.compile` compiles
+# with a larger limit.
 _FEWEST_TILES: dict[Kind, int] = {"forward": 32, "input": 32, "weight": 128}
 
 
