@@ -84,9 +84,8 @@ class _DataTilingError(ToolchainError):
 
     IREE 3.13.0 ends by a signal on a product of matrices to which something made of indices is added and that is then
     transposed: `(x @ x.mT + torch.eye(n)).mT`; and it refuses its own tiles, in one of several ways, for products of
-    which a size is not known. Such a module is compiled again
-    without it: slower code, and its flags in the manifest say so. tests/pipeline/test_toolchain.py tells when that
-    is gone.
+    which a size is not known. Such a module is compiled again without it: slower code, and its flags in the manifest
+    say so. tests/pipeline/test_toolchain.py tells when that is gone.
     """
 
 
