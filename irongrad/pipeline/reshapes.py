@@ -2,7 +2,7 @@
 
 torch-mlir 20261001 pairs the unknown sizes of a `view` one by one: that of [B, T, 16] as [B * T, 16] takes B * T for B,
 and T for 1, without a word. What it makes of `prims.collapse` and `unflatten` is right.
-tests/pipeline/test_toolchain.py tells when the first is.
+tests/pipeline/test_toolchain_sizes.py tells when the first is.
 """
 
 from __future__ import annotations

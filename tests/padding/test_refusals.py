@@ -128,7 +128,6 @@ def test_dimensions_that_have_to_be_equal_are_named():
         ({"dynamic": {"x": {0: "a batch"}}, "buckets": {"a batch": [4]}}, "an identifier"),
         ({"dynamic": {"x": {0: "B", 1: "B"}}, "buckets": {"B": [8]}}, "'B' is 3 in input 'x' and 5"),
         ({"dynamic": {}}, "buckets need the dimensions"),
-        ({"buckets": ()}, "needs buckets"),
         ({"buckets": {"B": [4]}}, r"bucket \{'B': 4\} is not a positive size for each of the dimensions \['B', 'T'\]"),
         ({"buckets": {"B": [4], "T": [0]}}, "is not a positive size"),
         ({"buckets": {"B": [4], "T": [4]}}, r"have sizes \{'B': 3, 'T': 5\}, which no bucket of"),

@@ -215,6 +215,9 @@ def test_the_golden_checks_refuse_sizes_in_the_same_words(artifact: Path, sessio
     plan = make_plan(session.manifest, read_golden(artifact / GOLDEN), initial_state(artifact))
     check = next(c for c in plan.checks if c.name.endswith("train_step.too_large.T"))
     assert check.refusal in REFUSALS[0][1]
+    result = _run([a.replace("${IRONGRAD_ARTIFACT}", str(artifact)) for a in check.command])
+    assert result.returncode != 0
+    assert check.refusal in result.stderr
 
 
 def test_the_manifest_says_which_sizes_there_are(session: Session):

@@ -1,0 +1,37 @@
+"""Bugs of torch-mlir and IREE with sizes that are not known, which the compiler routes around."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from irongrad.pipeline.routes import _TO_LINALG, _torch_mlir_opt
+
+VIEW = """
+func.func @f(%x: !torch.vtensor<[?,?,16],f32>) -> !torch.vtensor<[?,16],f32>
+    attributes {torch.assume_strict_symbolic_shapes} {
+  %zero = torch.constant.int 0
+  %one = torch.constant.int 1
+  %sixteen = torch.constant.int 16
+  %b = torch.aten.size.int %x, %zero : !torch.vtensor<[?,?,16],f32>, !torch.int -> !torch.int
+  %t = torch.aten.size.int %x, %one : !torch.vtensor<[?,?,16],f32>, !torch.int -> !torch.int
+  %n = torch.aten.mul.int %b, %t : !torch.int, !torch.int -> !torch.int
+  %sizes = torch.prim.ListConstruct %n, %sixteen : (!torch.int, !torch.int) -> !torch.list<int>
+  %y = torch.aten.view %x, %sizes : !torch.vtensor<[?,?,16],f32>, !torch.list<int> -> !torch.vtensor<[?,16],f32>
+  return %y : !torch.vtensor<[?,16],f32>
+}
+"""
+
+
+def test_torch_mlir_still_takes_one_of_two_joined_sizes_for_one(tmp_path: Path):
+    """When this fails, torch-mlir is fixed: `irongrad.pipeline.reshapes` can go."""
+    linalg = _torch_mlir_opt(VIEW, _TO_LINALG, tmp_path / "linalg.mlir")
+    assert "tensor<?x?x16xf32> to tensor<?x1x16xf32>" in linalg
+
+
+def test_joined_dimensions_are_right(tmp_path: Path):
+    joined = VIEW.replace(
+        "torch.aten.view %x, %sizes : !torch.vtensor<[?,?,16],f32>, !torch.list<int>",
+        "torch.prims.collapse %x, %zero, %one : !torch.vtensor<[?,?,16],f32>, !torch.int, !torch.int",
+    )
+    linalg = _torch_mlir_opt(joined, _TO_LINALG, tmp_path / "linalg.mlir")
+    assert "tensor.collapse_shape %arg0 [[0, 1], [2]] : tensor<?x?x16xf32> into tensor<?x16xf32>" in linalg
