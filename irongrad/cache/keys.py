@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "numpy", "scipy", "safetensors")
 
-# Operators whose implementation comes with PyTorch.
-_NAMESPACES = ("aten", "prims", "prim", "higher_order")
+# Operators whose implementation comes with PyTorch, or is among the sources that are in the key.
+_NAMESPACES = ("aten", "prims", "prim", "higher_order", "irongrad")
 # Fields of steps and options that have a description of their own, or nothing to do with what is built. All others,
 # also those that are yet to come, are described as they are.
 _DESCRIBED_APART = frozenset(
@@ -165,10 +165,10 @@ def _is_hooked(step: TrainStep) -> bool:
 
 def _has_foreign_operators(graph: GraphModule) -> bool:
     nodes = [n for m in graph.modules() if isinstance(m, GraphModule) for n in m.graph.nodes]
-    return any(n.op == "call_function" and not _is_pytorchs(n.target) for n in nodes)
+    return any(n.op == "call_function" and not _is_known(n.target) for n in nodes)
 
 
-def _is_pytorchs(target: Any) -> bool:
+def _is_known(target: Any) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         return target.namespace in _NAMESPACES
     return getattr(target, "__module__", "").partition(".")[0] in ("torch", "_operator", "builtins", "math")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from irongrad.targets.base import Kind, Option, Quirk, Target
 
 # By default IREE 3.13.0 refuses a dispatch for which its own tile sizes ask for more than 32 KiB of stack (33 KiB for
-# what tests/pipeline/test_toolchain.py compiles). Every thread has 512 KiB at the least.
+# what tests/pipeline/test_toolchain.py compiles). Threads have more: irongrad/runtime/stacks.py.
 _STACK = "--iree-llvmcpu-stack-allocation-limit="
 STACK = f"{_STACK}{128 * 1024}"
 

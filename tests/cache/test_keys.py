@@ -149,6 +149,18 @@ def test_the_same_step_has_the_same_key(options, plain):
     assert key(make_step(), replace(options, output=options.output / "elsewhere")) == plain
 
 
+def test_a_step_with_operators_of_the_package_has_a_key(options):
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)[0]
+
+    assert key(make_step(kind=Recurrent), options) is not None
+
+
 def test_every_change_of_the_step_changes_its_key(options, plain):
     found = {name: key(make(), options) for name, make in CHANGED.items()}
     assert None not in found.values()
