@@ -149,7 +149,7 @@ def test_a_fallback_needs_buckets_and_sizes_beyond_them():
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     step = _step(attends=False, buckets={"B": [4], "T": [8]}, bucket_fallback="dynamic")
     directory: Path = tmp_path_factory.mktemp("any_size") / "tagger"
-    ig.compile(step, directory, entry_points=["train_step", "eval_step", "reset"])
+    ig.compile(step, directory, entry_points=["train_step", "train_steps", "eval_step", "reset"])
     return directory
 
 
@@ -173,6 +173,19 @@ def test_calls_that_no_bucket_holds_train_the_same_state(session: Session):
     state = session.state()
     for name, value in reference.state_dict().items():
         np.testing.assert_allclose(state[name], value.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("b", "t"), [(3, 5), (6, 11)])
+def test_many_steps_in_one_call_are_the_same_steps(session: Session, b: int, t: int):
+    batch = {n: v.numpy() for n, v in _batch(b, t).items()}
+    session.reset()
+    one_by_one = [session.train_step(**batch) for _ in range(3)]
+    expected = session.state()
+    session.reset()
+    made = session.train_steps(**{n: np.stack([v] * 3) for n, v in batch.items()})
+    np.testing.assert_allclose(made, one_by_one, rtol=1e-6)
+    for name, value in session.state().items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6, atol=1e-7)
 
 
 REFUSALS = [
@@ -213,11 +226,12 @@ def test_a_refusal_says_what_was_given_wherever_it_is_run(
 
 def test_the_golden_checks_refuse_sizes_in_the_same_words(artifact: Path, session: Session):
     plan = make_plan(session.manifest, read_golden(artifact / GOLDEN), initial_state(artifact))
-    check = next(c for c in plan.checks if c.name.endswith("train_step.too_large.T"))
-    assert check.refusal in REFUSALS[0][1]
-    result = _run([a.replace("${IRONGRAD_ARTIFACT}", str(artifact)) for a in check.command])
-    assert result.returncode != 0
-    assert check.refusal in result.stderr
+    for entry, dim in [("train_step", 1), ("train_steps", 2)]:
+        check = next(c for c in plan.checks if c.name.endswith(f"{entry}.too_large.T"))
+        assert check.refusal == REFUSALS[0][1].split("; ", 1)[1].replace("dimension 1", f"dimension {dim}")
+        result = _run([a.replace("${IRONGRAD_ARTIFACT}", str(artifact)) for a in check.command])
+        assert result.returncode != 0
+        assert check.refusal in result.stderr
 
 
 def test_the_manifest_says_which_sizes_there_are(session: Session):
