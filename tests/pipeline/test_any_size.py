@@ -160,6 +160,11 @@ def test_a_budget_of_memory_needs_known_sizes(
         ig.compile(_step(**options), tmp_path / "artifact", **budget)
 
 
+def test_a_dimension_is_not_called_as_the_steps_are():
+    with pytest.raises(CaptureError, match="'K', as the steps of train_steps are called; rename it"):
+        _step(dynamic={"x": {1: "K"}, "y": {1: "K"}})
+
+
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     step = _step(attends=False, buckets={"B": [4], "T": [8]}, bucket_fallback="dynamic")
