@@ -14,7 +14,7 @@ from torch import nn
 from irongrad.buckets import Bucket, combinations, smallest
 from irongrad.pipeline.usercode import where
 from irongrad.runtime.errors import CaptureError
-from irongrad.runtime.manifest import TICKET
+from irongrad.runtime.manifest import STEPS_DIM, TICKET
 
 # What `TrainStep.precision` may be, and the dtype that autocast then takes.
 PRECISIONS = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -309,6 +309,8 @@ def _check_dimension(step: TrainStep, name: str, d: int, dim: str, found: dict[s
     tensor = step.inputs[name]
     if not (isinstance(dim, str) and dim.isidentifier()):
         raise CaptureError(f"dynamic[{name!r}][{d}] is {dim!r}; a dimension's name is an identifier, such as 'B'")
+    if dim == STEPS_DIM:
+        raise CaptureError(f"dynamic[{name!r}][{d}] is {dim!r}, as the steps of train_steps are called; rename it")
     if not 0 <= d < tensor.ndim:
         raise CaptureError(f"dynamic[{name!r}] names dimension {d} of a tensor with {tensor.ndim}")
     size = tensor.shape[d]

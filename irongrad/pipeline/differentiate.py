@@ -178,7 +178,7 @@ def _limits(made: Programs, captured: CapturedStep) -> Limits | None:
     if not step.dynamic or (step.bucket_list and not step.bucket_fallback):
         return None
     conditions = _conditions(made)
-    for program in (captured.train, captured.eval):
+    for program in filter(None, (captured.train, captured.eval)):
         names = names_of(symbolic_inputs(program), [step.dynamic.get(n, {}) for n in step.inputs])
         conditions += table_conditions(program, names)
     return limits_of(conditions, list(sizes_of(step, step.inputs)))

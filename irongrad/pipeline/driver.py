@@ -41,7 +41,7 @@ from irongrad.pipeline.timing import Stopwatch
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.manifest import MemorySpec
-from irongrad.step import TrainStep
+from irongrad.step import TrainStep, sizes_of
 from irongrad.targets import Target, parse_targets
 
 STAGES = (
@@ -118,6 +118,22 @@ class Build:
     cached: bool = False
 
 
+def _check_budget(step: TrainStep, options: Options) -> None:
+    """Refuse a budget of memory that nothing can be planned for.
+
+    Raises:
+        UserError: the step is in pieces, or has functions of any size.
+    """
+    if not any(isinstance(p, Rematerialise) and p.max_memory for p in options.passes):
+        return
+    if step.between:
+        raise UserError("max_memory needs forward and backward in one piece, and this step has two: leave it out")
+    if step.dynamic and (step.bucket_fallback or not step.bucket_list):
+        names = ", ".join(sizes_of(step, step.inputs))
+        remedy = "leave out bucket_fallback" if step.bucket_fallback else f"give buckets for {names}"
+        raise UserError(f"max_memory needs known sizes, and functions of any size leave {names} open: {remedy}")
+
+
 class StoppedEarly(Exception):  # noqa: N818 (it is no error)
     """Raised inside the driver when `stop_after` is reached."""
 
@@ -125,8 +141,7 @@ class StoppedEarly(Exception):  # noqa: N818 (it is no error)
 def build(step: TrainStep, options: Options) -> Build:
     """Run every stage."""
     began, seconds = time.perf_counter(), dict[str, float]()
-    if step.between and options.max_memory:
-        raise UserError("max_memory needs forward and backward in one piece, and this step has two: leave it out")
+    _check_budget(step, options)
     artifact: Artifact | None = None
     records: list[PassRecord] = []
     statistics: dict[str, Statistics] = {}

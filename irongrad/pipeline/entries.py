@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+from irongrad.pipeline.assertions import Lines, after, messages_of, refuse_unless, results_of
 from irongrad.pipeline.borders import closed, closed_if_any, is_open, opened
-from irongrad.pipeline.cores import (
-    call,
-    return_line,
-    returned_by,
-    spec_type,
-    torch_dtype,
-)
-from irongrad.pipeline.dispatch import Lines, run_in_bucket
-from irongrad.pipeline.dtypes import mlir_type
-from irongrad.pipeline.graphs import Function, StepGraph, Value
-from irongrad.pipeline.interface import STEPS_DIM, chain_of
+from irongrad.pipeline.cores import call, return_line, spec_type
+from irongrad.pipeline.dispatch import run_in_bucket
+from irongrad.pipeline.graphs import StepGraph, Value
+from irongrad.pipeline.interface import chain_of
 from irongrad.pipeline.shared_cores import Cores
+from irongrad.pipeline.stacked_steps import train_steps
 from irongrad.pipeline.storage import Storage, quoted, symbol, tensor_type
 from irongrad.runtime.manifest import STEPS, EntryPoint, TensorSpec
 
@@ -32,7 +27,7 @@ def entry_point(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[s
     results = ", ".join(f'{spec_type(s)} {{iree.abi.name = "{quoted(s.name)}"}}' for s in entry.outputs)
     yield f"  func.func @{entry.name}({_arguments(entry)}) -> ({results}) {{"
     body = {
-        "train_steps": _train_steps,
+        "train_steps": train_steps,
         "apply_step": _apply_step,
         "forward": _forward,
         "finish_step": _finish_step,
@@ -67,56 +62,11 @@ def _guards(
     check = graph.functions.get(f"check.{chain[0]}")
     if check is not None:
         yield from call(f"graph.check.{chain[0]}", check, values, "%ok")
-        yield from _assert_all(check, "%ok")
-        passed = [*passed, *_outcomes(check)]
+        outcomes = yield from refuse_unless(results_of(check, "%ok"), messages_of(check), "%passed")
+        passed = [*passed, *outcomes]
     for value in [v for v in values if v.kind == "input" and passed]:
         old, values[value] = values[value], f"{values[value]}.checked"
-        yield from _after(passed, values[value], old, tensor_type(graph.inputs[value.name]))
-
-
-def _outcomes(check: Function) -> list[str]:
-    return [f"%ok.{i}" for i in range(len(check.results))]
-
-
-def _after(passed: Sequence[str], result: str, value: str, kind: str) -> Iterator[str]:
-    """`value`, but nothing that is computed from it comes before the outcome of a check.
-
-    IREE 3.13.0 sorts the operations of a block by what they use alone (ScheduleExecutionPass), so a call that changes
-    the state could come before the refusal.
-    """
-    names = [result, *(f"{result}.{i}" for i in range(len(passed)))]
-    kinds = ", ".join([kind, *("i1" for _ in passed)])
-    yield f"{', '.join(names)} = util.optimization_barrier {', '.join([value, *passed])} : {kinds}"
-
-
-def _assert_all(check: Function, results: str) -> Iterator[str]:
-    """Refuse with the message of the first of a check's results that is false."""
-    for i, result in enumerate(check.results):
-        yield f"%ok.{i} = tensor.extract {results}#{i}[] : tensor<i1>"
-        yield f'cf.assert %ok.{i}, "{quoted(result.name)}"'
-
-
-def _guards_of_all_steps(entry: EntryPoint, graph: StepGraph) -> Generator[str, None, str]:
-    """Check every slice of the stacked inputs, and wait for the outcome once; returns the number of steps to take."""
-    name = f"check.{chain_of(entry.name, graph)[0]}"
-    check = graph.functions.get(name)
-    if check is None:
-        return "%k"
-    count = len(check.results)
-    kinds = ", ".join(["tensor<i1>"] * count)
-    yield "%true = arith.constant dense<true> : tensor<i1>"
-    carried = ", ".join(f"%so{i} = %true" for i in range(count))
-    yield f"%all:{count} = scf.for %i = %c0 to %k step %c1 iter_args({carried}) -> ({kinds}) {{"
-    values: dict[Value, str] = {}
-    yield from (f"  {line}" for line in _slices(entry, values))
-    yield from (f"  {line}" for line in call(f"graph.{name}", check, values, "%ok"))
-    for i in range(count):
-        yield f"  %and{i} = arith.andi %so{i}, %ok#{i} : tensor<i1>"
-    yield f"  scf.yield {', '.join(f'%and{i}' for i in range(count))} : {kinds}"
-    yield "}"
-    yield from _assert_all(check, "%all")
-    yield from _after(_outcomes(check), "%steps", "%k", "index")
-    return "%steps"
+        yield from after(passed, values[value], old, tensor_type(graph.inputs[value.name]))
 
 
 def _run_once(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
@@ -199,58 +149,6 @@ def _clear(graph: StepGraph) -> Iterator[str]:
         yield f"util.global.store %clear{i}, {symbol('accumulator', name)} : {kind}"
     yield "%cleared = arith.constant 0 : i64"
     yield "util.global.store %cleared, @accumulated : i64"
-
-
-def _train_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
-    """Two loops over the stacked inputs: all guards first, so that a refused call changes nothing; then the steps."""
-    chain = chain_of("train_steps", graph)
-    yield "%c0 = arith.constant 0 : index"
-    yield "%c1 = arith.constant 1 : index"
-    kinds = [spec_type(s) for s in entry.inputs] + ["tensor<?xf64>"] * len(entry.hypers)
-    names = [s.name for s in entry.inputs] + list(entry.hypers)
-    yield f"%k = tensor.dim %arg0, %c0 : {kinds[0]}"
-    for i in range(1, len(kinds)):
-        yield f"%k{i} = tensor.dim %arg{i}, %c0 : {kinds[i]}"
-        yield f"%same{i} = arith.cmpi eq, %k, %k{i} : index"
-        text = f"{names[i]} and {names[0]} are stacked over different numbers of steps (dimension 0)"
-        yield f'cf.assert %same{i}, "{text}"'
-    steps = yield from _guards_of_all_steps(entry, graph)
-    (loss,) = returned_by(chain, graph).values()
-    element = loss.removeprefix("tensor<").removesuffix(">")
-    yield f"%none = tensor.empty(%k) : tensor<?x{element}>"
-    yield f"%losses = scf.for %i = %c0 to {steps} step %c1 iter_args(%acc = %none) -> (tensor<?x{element}>) {{"
-    values: dict[Value, str] = {}
-    yield from (f"  {line}" for line in _slices(entry, values))
-    yield from (f"  {line}" for line in cores.call(chain, values, "%out"))
-    (row,) = cores.results(chain, "%out")
-    yield f"  %row = tensor.expand_shape {row} [] output_shape [1] : {loss} into tensor<1x{element}>"
-    yield f"  %next = tensor.insert_slice %row into %acc[%i][1][1] : tensor<1x{element}> into tensor<?x{element}>"
-    yield f"  scf.yield %next : tensor<?x{element}>"
-    yield "}"
-    yield f"return %losses : tensor<?x{element}>"
-
-
-def _slices(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:
-    """Slice `%i` of every stacked input and hyperparameter; a slice is a copy, so the caller's is safe.
-
-    Behind a barrier, so that the kernels are those of `train_step` and are compiled once.
-    """
-    for i, spec in enumerate(entry.inputs):
-        inner = tuple(d for d in spec.shape if d != STEPS_DIM)
-        yield from _slice(i, spec_type(spec), inner, mlir_type(inner, torch_dtype(spec.dtype)))
-        values[Value("input", spec.name)] = f"%in{i}"
-    for i, hyper in enumerate(entry.hypers, len(entry.inputs)):
-        yield f"%h{i}.s = tensor.extract %arg{i}[%i] : tensor<?xf64>"
-        yield f"%h{i} = tensor.from_elements %h{i}.s : tensor<f64>"
-        values[Value("hyper", hyper)] = f"%h{i}"
-
-
-def _slice(number: int, whole: str, shape: tuple[int | str, ...], kind: str) -> Iterator[str]:
-    offsets = ", ".join(["%i", *("0" for _ in shape)])
-    sizes = ", ".join(["1", *map(str, shape)])
-    ones = ", ".join("1" for _ in range(len(shape) + 1))
-    yield f"%in{number}.s = tensor.extract_slice %arg{number}[{offsets}][{sizes}][{ones}] : {whole} to {kind}"
-    yield f"%in{number} = util.optimization_barrier %in{number}.s : {kind}"
 
 
 def _export_state(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:

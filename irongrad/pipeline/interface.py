@@ -13,10 +13,7 @@ from irongrad.pipeline.dtypes import numpy_name
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.ranges import Range
 from irongrad.runtime.errors import UserError
-from irongrad.runtime.manifest import TICKET, EntryPoint, StateSpec, TensorSpec
-
-# The dimension of train_steps' inputs over which it loops.
-STEPS_DIM = "K"
+from irongrad.runtime.manifest import STEPS_DIM, TICKET, EntryPoint, StateSpec, TensorSpec
 
 # The functions of the step graph that each entry point runs, one after the other.
 _CHAINS = {
@@ -141,9 +138,8 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
         pieces = {"forward": _forward(graph, inputs), "finish_step": (_late(graph, inputs), hypers, (loss,))}
         made = {**pieces, **{name: parts for name, parts in made.items() if name not in _IN_ONE_PIECE}}
     made = {n: parts for n, parts in made.items() if set(chain_of(n, graph)) <= set(graph.functions)}
-    left_out = ["train_steps"] if graph.forms else []
-    left_out += [] if "grad_step" in made else ["export_gradients", "import_gradients"]
-    made = {name: parts for name, parts in made.items() if name not in left_out}
+    if "grad_step" not in made:
+        made = {name: parts for name, parts in made.items() if name not in ("export_gradients", "import_gradients")}
     names = _chosen(list(made), chosen)
     points = tuple(EntryPoint(n, *made[n], summary=SUMMARIES[n]) for n in names)
     return Interface(points, state)

@@ -18,7 +18,7 @@ from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.indices import index_of
 from irongrad.pipeline.limits import Limits, spelled
 from irongrad.pipeline.storage import quoted
-from irongrad.runtime.manifest import EntryPoint
+from irongrad.runtime.manifest import STEPS_DIM, EntryPoint
 
 NOT_RUN = "the step was not run"
 
@@ -76,7 +76,7 @@ def _named(entry: EntryPoint) -> Iterator[tuple[int, int, str]]:
     """Input, dimension and name of every named dimension of the inputs."""
     for i, spec in enumerate(entry.inputs):
         for d, name in enumerate(spec.shape):
-            if isinstance(name, str):
+            if isinstance(name, str) and name != STEPS_DIM:
                 yield i, d, name
 
 

@@ -223,7 +223,7 @@ class _Planner:
             if spec.name not in inputs:
                 continue
             own = self._sized(spec, {})
-            value, refusal = _wrong_shape(own, self._golden.steps)
+            value, refusal = _wrong_shape(spec, own, self._golden.steps)
             self._add(point, f".wrong_shape.{spec.name}", {**inputs, spec.name: value}, refusal=refusal)
             if (wrong := _outside(spec)) is not None:
                 value = filled_value(own, wrong, self._golden.steps)
@@ -286,10 +286,13 @@ def _cast(array: Array, dtype: str) -> Array:
         return np.asarray(array).astype(checkpoint.numpy_dtype(dtype))
 
 
-def _wrong_shape(spec: TensorSpec, size: int) -> tuple[str, str]:
-    """A value whose last fixed dimension is one too large, or whose rank is if it has none, and the refusal of it."""
+def _wrong_shape(spec: TensorSpec, own: TensorSpec, size: int) -> tuple[str, str]:
+    """A value like `own` whose last fixed dimension is one too large, or whose rank is if `spec` fixes none.
+
+    And the refusal of it.
+    """
     fixed = [i for i, d in enumerate(spec.shape) if isinstance(d, int)]
-    shape = list(spec.shape)
+    shape = list(own.shape)
     if not fixed:
         return filled_value(replace(spec, shape=(1, *shape)), 0, size), f"{spec.name} shape rank mismatch"
     shape[fixed[-1]] = int(shape[fixed[-1]]) + 1

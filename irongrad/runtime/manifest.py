@@ -33,6 +33,8 @@ GROWTH_TRACKER = "scaler/growth_tracker"
 SKIPPED = "scaler/skipped"
 # What `forward` of a step in pieces hands out, and `finish_step` takes: the number of the forward that is open.
 TICKET = "ticket"
+# The dimension of the inputs of `train_steps` over which it loops.
+STEPS_DIM = "K"
 
 
 class Role(StrEnum):

@@ -61,7 +61,8 @@ def session(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Sessi
         clip_grad_norm=0.5,
     )
     directory: Path = tmp_path_factory.mktemp("buckets") / "tagger"
-    return ig.compile(step, directory, entry_points=["train_step", "grad_step", "eval_step", "predict", "reset"]).load()
+    entry_points = ["train_step", "train_steps", "grad_step", "eval_step", "predict", "reset"]
+    return ig.compile(step, directory, entry_points=entry_points).load()
 
 
 def test_every_size_trains_one_state_as_eager_does(session: Session, model: nn.Module):
@@ -101,7 +102,47 @@ def test_the_manifest_names_dimensions_and_buckets(session: Session):
     assert predict is not None
     assert predict.inputs[0].shape == ("B", "T")
     assert predict.outputs[0].shape == ("B", 3, "(((T - 1)//2)) + 1")
-    assert manifest.entry_point("train_steps") is None
+    steps = manifest.entry_point("train_steps")
+    assert steps is not None
+    assert steps.inputs[0].shape == ("K", "B", "T")
+
+
+def _stack(b: int, t: int) -> dict[str, np.ndarray]:
+    batch = {n: v.numpy() for n, v in _batch(b, t).items()}
+    return {"x": np.stack([batch["x"], batch["x"][::-1], 8 - batch["x"]]), "y": np.stack([batch["y"]] * 3)}
+
+
+@pytest.mark.parametrize(("b", "t"), [(3, 3), (4, 7)])
+def test_many_steps_in_one_call_are_the_same_steps(session: Session, b: int, t: int):
+    stack, rates = _stack(b, t), [0.1, 0.2, 0.05]
+    session.reset()
+    one_by_one = [session.train_step(**{n: v[k] for n, v in stack.items()}, lr=rate) for k, rate in enumerate(rates)]
+    expected = session.state()
+    session.reset()
+    np.testing.assert_allclose(session.train_steps(**stack, lr=rates), one_by_one, rtol=1e-6)
+    for name, value in session.state().items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"x": (3, 5, 4), "y": (3, 5, 4)}, r"x: dimension 1 \(B\) must be in \[1, 4\]; the step was not run"),
+        ({"x": (3, 2, 4), "y": (3, 3, 4)}, r"y: dimension 1 \(B\) must be as large as dimension 1 of x"),
+        ({"x": (3, 2, 4), "y": (2, 2, 4)}, r"y and x are stacked over different numbers of steps \(dimension 0\)"),
+    ],
+)
+def test_stacks_of_other_sizes_change_nothing(session: Session, shapes: dict[str, tuple[int, int, int]], message: str):
+    session.reset()
+    before = session.state()
+    with pytest.raises(GuardError, match=message):
+        session.train_steps(**{n: np.zeros(shape, np.int64) for n, shape in shapes.items()})
+    stack = _stack(2, 4)
+    stack["y"][2, 1, 1] = 3  # in the last step only
+    with pytest.raises(GuardError, match=r"y: every value must be in \[0, 2\]"):
+        session.train_steps(**stack)
+    for name, value in session.state().items():
+        np.testing.assert_array_equal(value, before[name])
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ from irongrad.pipeline.limits import limits_of, spelled
 from irongrad.pipeline.reshapes import joined_and_split
 from irongrad.runtime import Session
 from irongrad.runtime.commands import run_module
-from irongrad.runtime.errors import CaptureError, GuardError, UnsupportedOpError
+from irongrad.runtime.errors import CaptureError, GuardError, UnsupportedOpError, UserError
 from irongrad.runtime.golden import read_golden
-from irongrad.runtime.golden_plan import make_plan
+from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
 from irongrad.runtime.manifest import GOLDEN
 from irongrad.runtime.session import initial_state
 
@@ -145,11 +145,31 @@ def test_a_fallback_needs_buckets_and_sizes_beyond_them():
         _step(buckets={"B": [4], "T": [8]}, bucket_fallback="pad")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"functions of any size leave B, T open: give buckets for B, T"),
+        ({"buckets": {"B": [4], "T": [8]}, "bucket_fallback": "dynamic"}, "leave out bucket_fallback"),
+    ],
+)
+@pytest.mark.parametrize("budget", [{"max_memory": "50%"}, {"passes": "dce,rematerialise{max_memory=50%}"}])
+def test_a_budget_of_memory_needs_known_sizes(
+    tmp_path: Path, options: dict[str, Any], message: str, budget: dict[str, str]
+):
+    with pytest.raises(UserError, match=f"max_memory needs known sizes.*{message}"):
+        ig.compile(_step(**options), tmp_path / "artifact", **budget)
+
+
+def test_a_dimension_is_not_called_as_the_steps_are():
+    with pytest.raises(CaptureError, match="'K', as the steps of train_steps are called; rename it"):
+        _step(dynamic={"x": {1: "K"}, "y": {1: "K"}})
+
+
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     step = _step(attends=False, buckets={"B": [4], "T": [8]}, bucket_fallback="dynamic")
     directory: Path = tmp_path_factory.mktemp("any_size") / "tagger"
-    ig.compile(step, directory, entry_points=["train_step", "eval_step", "reset"])
+    ig.compile(step, directory, entry_points=["train_step", "train_steps", "eval_step", "reset"])
     return directory
 
 
@@ -173,6 +193,19 @@ def test_calls_that_no_bucket_holds_train_the_same_state(session: Session):
     state = session.state()
     for name, value in reference.state_dict().items():
         np.testing.assert_allclose(state[name], value.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("b", "t"), [(3, 5), (6, 11)])
+def test_many_steps_in_one_call_are_the_same_steps(session: Session, b: int, t: int):
+    batch = {n: v.numpy() for n, v in _batch(b, t).items()}
+    session.reset()
+    one_by_one = [session.train_step(**batch) for _ in range(3)]
+    expected = session.state()
+    session.reset()
+    made = session.train_steps(**{n: np.stack([v] * 3) for n, v in batch.items()})
+    np.testing.assert_allclose(made, one_by_one, rtol=1e-6)
+    for name, value in session.state().items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6, atol=1e-7)
 
 
 REFUSALS = [
@@ -211,13 +244,15 @@ def test_a_refusal_says_what_was_given_wherever_it_is_run(
     assert message in alone.stderr
 
 
-def test_the_golden_checks_refuse_sizes_in_the_same_words(artifact: Path, session: Session):
+def test_the_golden_checks_pass_and_refuse_in_the_same_words(artifact: Path, session: Session, tmp_path: Path):
     plan = make_plan(session.manifest, read_golden(artifact / GOLDEN), initial_state(artifact))
-    check = next(c for c in plan.checks if c.name.endswith("train_step.too_large.T"))
-    assert check.refusal in REFUSALS[0][1]
-    result = _run([a.replace("${IRONGRAD_ARTIFACT}", str(artifact)) for a in check.command])
-    assert result.returncode != 0
-    assert check.refusal in result.stderr
+    write_files(plan, session.manifest, tmp_path)
+    assert next(c for c in plan.checks if c.name.endswith("train_step.too_large.T")).refusal in REFUSALS[0][1]
+    for check in (c for c in plan.checks if ".train_step" in c.name):
+        command = [a.replace(ARTIFACT, str(artifact)).replace(FILES, str(tmp_path)) for a in check.command]
+        result = _run(command)
+        assert (result.returncode != 0) == bool(check.refusal), check.name
+        assert check.refusal in result.stderr
 
 
 def test_the_manifest_says_which_sizes_there_are(session: Session):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from irongrad.pipeline.compile import COMMON_FLAGS, _iree_compile
 from irongrad.pipeline.routes import _TO_LINALG, _torch_mlir_opt
+from irongrad.targets import parse_target
 
 VIEW = """
 func.func @f(%x: !torch.vtensor<[?,?,16],f32>) -> !torch.vtensor<[?,16],f32>
@@ -35,3 +37,32 @@ def test_joined_dimensions_are_right(tmp_path: Path):
     )
     linalg = _torch_mlir_opt(joined, _TO_LINALG, tmp_path / "linalg.mlir")
     assert "tensor.collapse_shape %arg0 [[0, 1], [2]] : tensor<?x?x16xf32> into tensor<?x16xf32>" in linalg
+
+
+CALL_IN_A_LOOP = """
+func.func private @sum(%x: tensor<?xf32>, %s: tensor<f32>) -> tensor<f32> attributes {noinline} {
+  %r = linalg.reduce { arith.addf } ins(%x : tensor<?xf32>) outs(%s : tensor<f32>) dimensions = [0]
+  return %r : tensor<f32>
+}
+func.func @f(%x: tensor<?xf32>) -> tensor<f32> {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c3 = arith.constant 3 : index
+  %zero = arith.constant dense<0.0> : tensor<f32>
+  %r = scf.for %i = %c0 to %c3 step %c1 iter_args(%s = %zero) -> (tensor<f32>) {
+    %next = func.call @sum(%x, %s) : (tensor<?xf32>, tensor<f32>) -> tensor<f32>
+    scf.yield %next : tensor<f32>
+  }
+  return %r : tensor<f32>
+}
+"""
+
+
+def test_iree_still_forgets_calls_in_a_for_loop(tmp_path: Path):
+    """When this fails, IREE is fixed: `irongrad.pipeline.stacked_steps._loop` can be a scf.for."""
+    source = tmp_path / "loop.mlir"
+    source.write_text(CALL_IN_A_LOOP)
+    flags = (*COMMON_FLAGS, *parse_target("llvm-cpu").flags)
+    result = _iree_compile([*flags, str(source), "-o", str(tmp_path / "loop.vmfb")])
+    assert result.returncode != 0
+    assert "'util.call' op function type mismatch" in result.stderr
