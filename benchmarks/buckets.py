@@ -10,11 +10,12 @@ half the bucket's, and is compared with a full batch of the static step: what it
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ class Cost:
         cpu: seconds of CPU time to compile, of all processes.
         oracle: those of them that the check against float64 took.
         bytes: of the compiled file.
-        dispatches: kernel launches in it, of all functions.
+        dispatches: kernel launches in it, of all buckets.
+        kernels: of which they are; equal ones are shared.
     """
 
     buckets: int
@@ -64,6 +66,7 @@ class Cost:
     oracle: float
     bytes: int
     dispatches: int
+    kernels: int
 
 
 def make_step(width: int, length: int, buckets: Sequence[int]):
@@ -80,14 +83,12 @@ def make_step(width: int, length: int, buckets: Sequence[int]):
 
 def compiled(step, output: Path) -> Cost:
     """Compile, and say what it took."""
-    from contextlib import contextmanager
-
     from irongrad.pipeline.driver import build, make_options
 
     oracle = 0.0
 
-    @contextmanager
-    def on_stage(name: str):
+    @contextlib.contextmanager
+    def on_stage(name: str) -> Iterator[None]:
         nonlocal oracle
         before = now()
         yield
@@ -98,7 +99,8 @@ def compiled(step, output: Path) -> Cost:
     (counts,) = made.statistics.values()
     (target,) = made.artifact.manifest.targets
     size = made.artifact.manifest.files[target.file].size
-    return Cost(len(step.buckets["T"]) if step.buckets else 0, (now() - start).cpu, oracle, size, counts.dispatches)
+    number = len(step.buckets["T"]) if step.buckets else 0
+    return Cost(number, (now() - start).cpu, oracle, size, counts.dispatches, counts.kernels)
 
 
 def overheads(name: str, directory: Path, rounds: int) -> list[Overhead]:
@@ -137,10 +139,8 @@ def _seconds(run: Callable[[], object]) -> float:
 def costs(directory: Path) -> list[Cost]:
     """Compile the tiny step without buckets and with several numbers of them."""
     width, length = STEPS["tiny"]
-    made = [compiled(make_step(width, length, ()), directory / "warm")]  # first uses of torch and IREE
     lists = [[length * 2**i for i in range(count)] for count in COUNTS]
-    made = [compiled(make_step(width, length, sizes), directory / str(len(sizes))) for sizes in ([], *lists)]
-    return made
+    return [compiled(make_step(width, length, sizes), directory / str(len(sizes))) for sizes in ([], *lists)]
 
 
 def main() -> None:
@@ -164,10 +164,10 @@ def main() -> None:
         times = (f"{t:.1f}" for t in (row.static, row.bucketed, row.added))
         table.add_row(row.step, row.batch, *times, f"{100 * row.added / row.static:.1f}")
     Console().print(table)
-    table = Table("buckets", "compile CPU s", "of that the oracle", "KiB", "dispatches")
+    table = Table("buckets", "compile CPU s", "of that the oracle", "KiB", "dispatches", "kernels")
     for row in paid:
         seconds = (f"{t:.2f}" for t in (row.cpu, row.oracle))
-        table.add_row(str(row.buckets), *seconds, f"{row.bytes / 1024:.0f}", str(row.dispatches))
+        table.add_row(str(row.buckets), *seconds, f"{row.bytes / 1024:.0f}", str(row.dispatches), str(row.kernels))
     Console().print(table)
 
 
