@@ -48,7 +48,7 @@ class Row:
     bytes: int
 
 
-def make_model():
+def make_model(width: int = WIDTH):
     """A network that tags every word."""
     import torch
     from torch import nn
@@ -56,9 +56,9 @@ def make_model():
     class Tagger(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embedding, self.norm = nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH)
-            self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-            self.head = nn.Linear(WIDTH, WORDS)
+            self.embedding, self.norm = nn.Embedding(WORDS, width), nn.LayerNorm(width)
+            self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+            self.head = nn.Linear(width, WORDS)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = self.embedding(x)

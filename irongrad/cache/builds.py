@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +16,12 @@ import msgspec
 from irongrad.cache.keys import module_key, step_key
 from irongrad.cache.store import Store
 from irongrad.passes import PassRecord
-from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.capture import CapturedStep
 from irongrad.pipeline.compile import CompiledModule, compile_module
 from irongrad.pipeline.package import Artifact, publish, staged
+from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.statistics import Statistics
-from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.errors import ArtifactError, IronGradError
 from irongrad.runtime.manifest import MANIFEST, check_files, encoded, read_manifest
 from irongrad.runtime.verification import Report
 from irongrad.targets import Target
@@ -92,7 +95,7 @@ def place_of(captured: CapturedStep, options: Options, golden_steps: int) -> Pla
     return Place(options.cache, key) if key is not None else None
 
 
-def compile_once(store: Store | None, module: AssembledModule, target: Target, scratch: Path) -> CompiledModule:
+def compile_once(store: Store | None, module: PortableModule, target: Target, scratch: Path) -> CompiledModule:
     """`compile_module`, unless the same module was compiled for the same target before."""
     if store is None:
         return compile_module(module, target, scratch)
@@ -104,3 +107,25 @@ def compile_once(store: Store | None, module: AssembledModule, target: Target, s
     made = compile_module(module, target, scratch)
     store.put(MODULE, key, {_COMPILED: msgspec.msgpack.encode(made)})
     return made
+
+
+def compile_all(
+    store: Store | None, module: PortableModule, targets: Sequence[Target], scratch: Path
+) -> list[CompiledModule]:
+    """`compile_once` for several targets side by side, each with files of its own; in the order of `targets`.
+
+    Raises:
+        IronGradError: a target failed, the first in order; with its name.
+    """
+
+    def compiled(number: int, target: Target) -> CompiledModule:
+        folder = scratch / f"target{number}"
+        folder.mkdir()
+        try:
+            return compile_once(store, module, target, folder)
+        except IronGradError as error:
+            raise type(error)(f"for the target {target.name!r}: {error}") from error
+
+    # Threads suffice, for the work is iree-compile's, a process each.
+    with ThreadPoolExecutor(min(len(targets), os.cpu_count() or 1)) as pool:
+        return list(pool.map(compiled, range(len(targets)), targets))

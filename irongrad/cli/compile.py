@@ -236,7 +236,7 @@ def _print(made: Build) -> None:
         console.print(f"{artifact.directory / target.file}: {size:.0f} KiB, {note}", highlight=False)
         counts = made.statistics[target.name]
         each = ", ".join(f"{name} {dispatches}" for name, dispatches in counts.by_function.items())
-        console.print(f"dispatches: {counts.dispatches} ({each})", highlight=False)
+        console.print(f"dispatches: {counts.dispatches} ({each}) of {counts.kernels} kernels", highlight=False)
         each = ", ".join(f"{name} {moved / 2**20:.1f}" for name, moved in counts.traffic.items())
         console.print(f"MiB that kernels read and write: {each}", highlight=False)
         predicted = made.memory.predicted if made.memory else {}

@@ -24,7 +24,7 @@ from torch.fx import Graph, GraphModule
 
 from irongrad.bundle import Bundle, Port, read_bundle
 from irongrad.cache import default_store
-from irongrad.cache.builds import compile_once
+from irongrad.cache.builds import compile_all
 from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.cores import torch_dtype
 from irongrad.pipeline.diagnostics import toolchain_error
@@ -81,7 +81,7 @@ def import_bundle(
         scratch = Path(folder)
         module = assemble(lowered(bundle, graph, scratch), interface)
         store = default_store() if cache else None
-        compiled = [compile_once(store, module, t, scratch) for t in targets]
+        compiled = compile_all(store, module, targets, scratch)
         versions = {n: v for n, v in bundle.index.versions.items() if n in ("jax", "jaxlib")}
         return package(module, compiled, bundle.golden, Path(output), asked=names, route="stablehlo", versions=versions)
 

@@ -44,7 +44,7 @@ def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
         lines = _micro_batches(graph, storage, values, new, updates="update" in chain)
         yield from (f"    {line}" for line in lines)
         rest = chain[2:]
-    kinds = {v: k for name in chain for v, k in _typed_results(graph.functions[name])}
+    kinds = {v: k for name in chain for v, k in typed_results(graph.functions[name])}
     yield from (f"    {line}" for line in _run(rest, graph, storage, values, new))
     yield from (f"    {line}" for line in _stores(storage, new, kinds))
     yield return_line([new[v] for v in returned], list(returned.values()), indent="    ")
@@ -56,7 +56,7 @@ def _run(
 ) -> Iterator[str]:
     """Call the functions of `chain`, with the state that `values` lacks."""
     for position, name in enumerate(chain):
-        yield from _loads(_typed_arguments(graph.functions[name]), storage, values)
+        yield from _loads(typed_arguments(graph.functions[name]), storage, values)
         yield from _call(name, graph, storage, values, new, str(position))
 
 
@@ -70,10 +70,10 @@ def _stores(storage: Storage, new: Mapping[Value, str], kinds: Mapping[Value, st
 def part(name: str, graph: StepGraph) -> Iterator[str]:
     """A private function that loads the state, calls the function `name`, and returns all its results."""
     function = graph.functions[name]
-    typed = _typed_arguments(function)
+    typed = typed_arguments(function)
     given = {value: kind for value, kind in typed if value.kind in ("input", "size")}
     arguments = ", ".join(f"%a{i}: {kind}" for i, kind in enumerate(given.values()))
-    results = [kind for _, kind in _typed_results(function)]
+    results = [kind for _, kind in typed_results(function)]
     yield f'  func.func private @"part.{name}"({arguments}) -> ({", ".join(results)}) {{'
     values = {value: f"%a{i}" for i, value in enumerate(given)}
     yield from (f"    {line}" for line in _loads(typed, Storage(graph), values))
@@ -85,8 +85,8 @@ def part(name: str, graph: StepGraph) -> Iterator[str]:
 def call_part(name: str, graph: StepGraph, values: Mapping[Value, str], result: str) -> Iterator[str]:
     """Call what `part` makes on the SSA names in `values`; its results are `result#0`, …."""
     function = graph.functions[name]
-    given = {value: kind for value, kind in _typed_arguments(function) if value.kind in ("input", "size")}
-    results = [kind for _, kind in _typed_results(function)]
+    given = {value: kind for value, kind in typed_arguments(function) if value.kind in ("input", "size")}
+    results = [kind for _, kind in typed_results(function)]
     operands = ", ".join(values[v] for v in given)
     signature = f"({', '.join(given.values())}) -> ({', '.join(results)})"
     yield f'{result}:{len(results)} = func.call @"part.{name}"({operands}) : {signature}'
@@ -95,14 +95,18 @@ def call_part(name: str, graph: StepGraph, values: Mapping[Value, str], result: 
 def finish(
     chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str], done: Mapping[Value, str]
 ) -> Iterator[str]:
-    """Call the functions of `chain` after the first, whose results are `done`, and store what is new of the state."""
-    storage, new = Storage(graph), dict(done)
-    for i, (value, kind) in enumerate(_typed_results(graph.functions[chain[0]])):
-        values[value] = done[value]
-        if value.kind == "gradient" and not storage.is_member(value):
+    """Call the functions of `chain` after the first, whose results are `done`, and store what is new of the state.
+
+    In place of gradients, `done` may have packs of them.
+    """
+    storage, kinds = Storage(graph), {v: k for name in chain for v, k in typed_results(graph.functions[name])}
+    read = {v: k for name in chain[1:] for v, k in typed_arguments(graph.functions[name])}
+    new = {value: name for value, name in done.items() if not storage.is_gathered(value)}
+    for i, (value, name) in enumerate(done.items()):
+        values[value] = name
+        if storage.is_gathered(value) or (value.kind == "gradient" and not storage.is_member(value)):
             values[value] = f"%b.{i}"
-            yield _apart(values[value], done[value], kind)
-    kinds = {v: k for name in chain for v, k in _typed_results(graph.functions[name])}
+            yield _apart(values[value], name, read.get(value) or kinds[value])
     yield from _run(chain[1:], graph, storage, values, new)
     yield from _stores(storage, new, kinds)
 
@@ -126,7 +130,7 @@ def _call(
     """Call a function on `values`; its results are added to `new`, and to `values` for the functions after it."""
     function = graph.functions[name]
     yield from call(f"graph.{name}", function, values, f"%r{suffix}")
-    for i, (value, kind) in enumerate(_typed_results(function)):
+    for i, (value, kind) in enumerate(typed_results(function)):
         new[value] = values[value] = f"%r{suffix}#{i}"
         if value.kind == "gradient" and not storage.is_member(value):
             values[value] = f"%b{suffix}.{i}"
@@ -150,10 +154,10 @@ def _micro_batches(
     Where an update follows, the sums begin with zeros and are its gradients; else they are the accumulators.
     """
     joint = graph.functions["joint"]
-    sums = _typed_results(graph.functions["accumulate"])
-    loss = next((v, k) for v, k in _typed_results(joint) if v.kind == "output")
-    written = [(v, k) for v, k in _typed_results(joint) if v.kind == "state"]
-    yield from _loads([*_typed_arguments(joint), *(() if updates else sums)], storage, values)
+    sums = typed_results(graph.functions["accumulate"])
+    loss = next((v, k) for v, k in typed_results(joint) if v.kind == "output")
+    written = [(v, k) for v, k in typed_results(joint) if v.kind == "state"]
+    yield from _loads([*typed_arguments(joint), *(() if updates else sums)], storage, values)
     for i, (value, kind) in enumerate([*(sums if updates else ()), loss]):
         values[value] = f"%zero{i}"
         yield f"%zero{i} = arith.constant dense<0.0> : {kind}"
@@ -209,30 +213,32 @@ def _core_name(chain: tuple[str, ...]) -> str:
     return "core." + ".".join(chain)
 
 
-def _typed_arguments(function: Function) -> list[tuple[Value, str]]:
+def typed_arguments(function: Function) -> list[tuple[Value, str]]:
+    """The arguments of a function with their types."""
     return [(a, tensor_type(function.example(i))) for i, a in enumerate(function.arguments)]
 
 
-def _typed_results(function: Function) -> list[tuple[Value, str]]:
+def typed_results(function: Function) -> list[tuple[Value, str]]:
+    """The results of a function with their types."""
     return list(zip(function.results, map(tensor_type, function.results_like()), strict=True))
 
 
 def given_to(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:
     """What a caller hands to the core of `chain`, with types; of inputs whole batches."""
-    typed = [pair for name in chain for pair in _typed_arguments(graph.functions[name])]
+    typed = [pair for name in chain for pair in typed_arguments(graph.functions[name])]
     given = {value: kind for value, kind in typed if value.kind in ("input", "hyper", "count")}
     return {v: tensor_type(graph.inputs[v.name]) if v.kind == "input" else kind for v, kind in given.items()}
 
 
 def returned_by(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:
     """What the core of `chain` hands back, with types."""
-    typed = [pair for name in chain for pair in _typed_results(graph.functions[name])]
+    typed = [pair for name in chain for pair in typed_results(graph.functions[name])]
     return {value: kind for value, kind in typed if value.kind == "output"}
 
 
 def call(symbol: str, function: Function, values: dict[Value, str], result: str) -> Iterator[str]:
     """Call an imported function on the SSA names in `values`; its results are `result#0`, `result#1`, …."""
-    arguments, results = _typed_arguments(function), _typed_results(function)
+    arguments, results = typed_arguments(function), typed_results(function)
     operands = ", ".join(values[v] for v, _ in arguments)
     signature = f"({', '.join(k for _, k in arguments)}) -> ({', '.join(k for _, k in results)})"
     yield f'{result}:{len(results)} = func.call @"{symbol}"({operands}) : {signature}'

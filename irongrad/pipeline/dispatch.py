@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from irongrad.buckets import Bucket
 from irongrad.pipeline.assertions import Lines, indented, messages_of, refuse_unless, results_of
-from irongrad.pipeline.cores import call, call_part, finish, spec_type, torch_dtype
+from irongrad.pipeline.cores import call, call_part, finish, spec_type, torch_dtype, typed_arguments, typed_results
 from irongrad.pipeline.dtypes import mlir_type
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.indices import index_of
 from irongrad.pipeline.interface import chain_of
 from irongrad.pipeline.size_guards import measured, refusals
-from irongrad.pipeline.storage import tensor_type
+from irongrad.pipeline.storage import Storage
 from irongrad.runtime.manifest import EntryPoint, TensorSpec
 
 
@@ -53,13 +52,23 @@ class Dispatch:
         return chain_of(self.entry.name, self.graph)
 
     @property
-    def kinds(self) -> list[str]:
-        """The types of the results of that first function, outputs cut to their own sizes."""
-        function = self.graph.functions[self.chain[0]]
-        return [
-            spec_type(self.outputs[value.name]) if value.kind == "output" else tensor_type(made)
-            for value, made in zip(function.results, function.results_like(), strict=True)
-        ]
+    def packs(self) -> dict[Value, str]:
+        """The packs of gradients that the functions after the first read, with their types."""
+        storage = Storage(self.graph)
+        typed = [pair for name in self.chain[1:] for pair in typed_arguments(self.graph.functions[name])]
+        return {value: kind for value, kind in typed if storage.is_gathered(value)}
+
+    @property
+    def results(self) -> dict[Value, str]:
+        """What each branch of the choice has, with types: the results of the first function, cut to their own sizes.
+
+        Gradients are put into their packs in the branch, where the kernels that compute them write there; after it
+        they would be copied.
+        """
+        typed, packed = typed_results(self.graph.functions[self.chain[0]]), self.packs
+        members = {m for p in self.graph.packs if Value("pack", p.name) in packed for m in p.starts}
+        own = {value: kind for value, kind in typed if value not in members}
+        return {v: spec_type(self.outputs[v.name]) if v.kind == "output" else k for v, k in own.items()} | packed
 
     def form(self, number: int) -> str:
         """The name of that first function in bucket `number`, or for any size."""
@@ -111,8 +120,9 @@ def messages_in(dispatch: Dispatch) -> list[str]:
 
 def _finished(dispatch: Dispatch, values: Mapping[Value, str], form: Form) -> Lines:
     """Run a form of the first function, and what comes after it."""
-    names = yield from _choice(dispatch, 0, dispatch.kinds, form)
-    done = dict(zip(dispatch.graph.functions[dispatch.chain[0]].results, names, strict=True))
+    results = dispatch.results
+    names = yield from _choice(dispatch, 0, list(results.values()), form)
+    done = dict(zip(results, names, strict=True))
     yield from finish(dispatch.chain, dispatch.graph, dict(values), done)
     return [done[Value("output", s.name)] for s in dispatch.entry.outputs]
 
@@ -160,13 +170,8 @@ def _outcomes(dispatch: Dispatch, number: int) -> Lines:
 def _given(dispatch: Dispatch, number: int) -> Generator[str, None, dict[Value, str]]:
     """The inputs padded to a bucket, or as they are for a function of any size, and the true sizes."""
     bucket = dispatch.graph.forms[number]
-    values: dict[Value, str] = {}
-    for i, spec in enumerate(dispatch.entry.inputs):
-        result = values[Value("input", spec.name)] = f"%in{i}.{number}"
-        if bucket is None or not dispatch.own_sizes(i):
-            yield from _private(result, f"{dispatch.prefix}{i}", spec, dispatch.own_sizes(i), dispatch.sizes)
-        else:
-            yield from _padded(result, f"{dispatch.prefix}{i}", spec, bucket, dispatch.sizes)
+    names = yield from _inputs(dispatch, number)
+    values = {Value("input", s.name): n for s, n in zip(dispatch.entry.inputs, names, strict=True)}
     for dim in bucket or ():
         values[Value("size", dim)] = f"%true.{dim}.{number}"
         yield from _true_size(f"%true.{dim}.{number}", dispatch.sizes.get(dim))
@@ -177,33 +182,41 @@ def _results(dispatch: Dispatch, number: int, values: Mapping[Value, str]) -> Li
     """Call the function of a bucket, or the one of any size, and cut its outputs to their own sizes."""
     graph, name = dispatch.graph, dispatch.form(number)
     yield from call_part(name, graph, values, f"%part.{number}")
-    function = graph.functions[name]
-    names = []
-    for i, (value, made) in enumerate(zip(function.results, function.results_like(), strict=True)):
-        result = f"%part.{number}#{i}"
+    done: dict[Value, str] = {}
+    for i, (value, kind) in enumerate(typed_results(graph.functions[name])):
+        done[value] = f"%part.{number}#{i}"
         if value.kind == "output" and graph.forms[number] is not None:
             spec = dispatch.outputs[value.name]
             sizes = graph.output_sizes.get(spec.name, spec.shape)
-            result = yield from _cut(result, f"%cut{i}.{number}", tensor_type(made), spec, sizes, dispatch.sizes)
-        names.append(result)
-    return names
+            done[value] = yield from _cut(done[value], f"%cut{i}.{number}", kind, spec, sizes, dispatch.sizes)
+    for i, value in enumerate(dispatch.packs):
+        yield from Storage(graph).gathered(f"%pack{i}.{number}", value, done)
+        done[value] = f"%pack{i}.{number}"
+    return [done[value] for value in dispatch.results]
 
 
-def _private(
-    result: str, value: str, spec: TensorSpec, own: Mapping[int, str], sizes: Mapping[str, str]
-) -> Iterator[str]:
-    """A copy of an input at its own sizes, which IREE cannot see through.
+def _inputs(dispatch: Dispatch, number: int) -> Lines:
+    """The inputs for the function of a bucket, or for that of any size, which IREE cannot see through.
 
-    IREE takes the sizes that a clone names for the input's, and drops a guard on them: so it names `own`, and the
-    copy, of which the barrier hides the sizes too, gets those that all inputs have.
+    One barrier holds them all: what is before a barrier is submitted, and waited for, by itself.
     """
-    kind = spec_type(spec)
-    yield f"{result}.c = flow.tensor.clone {value} : {kind}{_braced(own.values())}"
-    hidden = f"{result}.b" if own else result
-    yield f"{hidden} = util.optimization_barrier {result}.c : {kind}"
-    if own:
-        same = [sizes[d] for d in spec.shape if isinstance(d, str)]
-        yield f"{result} = flow.tensor.tie_shape {hidden} : {kind}{_braced(same)}"
+    bucket, inputs = dispatch.graph.forms[number], dispatch.entry.inputs
+    kinds: list[str] = []
+    for i, spec in enumerate(inputs):
+        shape = tuple(bucket[d] if isinstance(d, str) and bucket else d for d in spec.shape)
+        kinds.append(mlir_type(shape, torch_dtype(spec.dtype)))
+        yield from _copied(f"%in{i}.{number}.c", i, shape, dispatch)
+    if not inputs:
+        return []
+    copies = ", ".join(f"%in{i}.{number}.c" for i in range(len(inputs)))
+    yield f"%in.{number}:{len(inputs)} = util.optimization_barrier {copies} : {', '.join(kinds)}"
+    names = [f"%in.{number}#{i}" for i in range(len(inputs))]
+    for i, (spec, kind) in enumerate(zip(inputs, kinds, strict=True)):
+        if "?" in kind:  # the barrier hides the sizes too
+            same = [dispatch.sizes[d] for d in spec.shape if isinstance(d, str)]
+            yield f"%in{i}.{number} = flow.tensor.tie_shape {names[i]} : {kind}{_braced(same)}"
+            names[i] = f"%in{i}.{number}"
+    return names
 
 
 def _braced(names: Iterable[str]) -> str:
@@ -211,28 +224,31 @@ def _braced(names: Iterable[str]) -> str:
     return f"{{{listed}}}" if listed else ""
 
 
-def _padded(result: str, value: str, spec: TensorSpec, bucket: Bucket, sizes: Mapping[str, str]) -> Iterator[str]:
-    """A copy of an input at the sizes of the bucket, which IREE cannot see through.
+def _copied(result: str, number: int, shape: tuple[int | str, ...], dispatch: Dispatch) -> Iterator[str]:
+    """A copy of input `number` in the shape of a bucket, or in its own.
 
     Its padding is in the input's range: the check of that looks at all elements.
     """
-    shape = tuple(bucket[d] if isinstance(d, str) else d for d in spec.shape)
+    spec, value = dispatch.entry.inputs[number], f"{dispatch.prefix}{number}"
     kind = mlir_type(shape, torch_dtype(spec.dtype))
+    if shape == spec.shape:
+        # Its own sizes: IREE takes what a clone says for the sizes of the input itself, and drops a guard on them.
+        yield f"{result} = flow.tensor.clone {value} : {kind}{_braced(dispatch.own_sizes(number).values())}"
+        return
     high = []
     for d, name in enumerate(spec.shape):
         high.append(f"{result}.{d}" if isinstance(name, str) else "0")
         if isinstance(name, str):
-            yield f"{result}.{d}.n = arith.constant {bucket[name]} : index"
-            yield f"{result}.{d} = arith.subi {result}.{d}.n, {sizes[name]} : index"
+            yield f"{result}.{d}.n = arith.constant {shape[d]} : index"
+            yield f"{result}.{d} = arith.subi {result}.{d}.n, {dispatch.sizes[name]} : index"
     element = kind.removesuffix(">").rpartition("x")[2]
     filler = 0 if spec.minimum is None or spec.minimum <= 0 <= (spec.maximum or 0) else spec.minimum
     yield f"{result}.v = arith.constant {float(filler) if 'f' in element else filler} : {element}"
     places = ", ".join(f"{result}.p{d}: index" for d in range(len(shape)))
-    yield f"{result}.c = tensor.pad {value} low[{', '.join('0' for _ in shape)}] high[{', '.join(high)}] {{"
+    yield f"{result} = tensor.pad {value} low[{', '.join('0' for _ in shape)}] high[{', '.join(high)}] {{"
     yield f"^bb0({places}):"
     yield f"  tensor.yield {result}.v : {element}"
     yield f"}} : {spec_type(spec)} to {kind}"
-    yield f"{result} = util.optimization_barrier {result}.c : {kind}"
 
 
 def _true_size(result: str, size: str | None) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from irongrad.cache import Store, default_store
-from irongrad.cache.builds import BuildRecord, compile_once, place_of
+from irongrad.cache.builds import BuildRecord, compile_all, place_of
 from irongrad.passes import DEFAULT_LEVEL, Pass, PassRecord, parse_passes, passes_at, run_passes, without
 from irongrad.passes.rematerialise import Rematerialise
 from irongrad.pipeline.assemble import AssembledModule, assemble
@@ -177,7 +177,7 @@ def build(step: TrainStep, options: Options) -> Build:
             imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
             module: AssembledModule = stage("assemble", assemble, imported, interface)
             with ThreadPoolExecutor(1) as beside:  # iree-compile is a process, and does not keep every core busy
-                compiling = beside.submit(_compile_all, module, options, scratch)
+                compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch)
                 golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
                 others = [golden_of(c, graph, 1) for c in at_other_sizes(captured, graph)]
                 compiled: list[CompiledModule] = stage("compile", compiling.result)
@@ -228,10 +228,6 @@ def _optimised(graph: StepGraph, options: Options, records: list[PassRecord]) ->
     optimised = run_passes(graph, options.passes, [t.backend for t in options.targets], keep, timer)
     check_float64(optimised, options.targets)
     return pack_state(optimised)
-
-
-def _compile_all(module: AssembledModule, options: Options, scratch: Path) -> list[CompiledModule]:
-    return [compile_once(options.cache, module, target, scratch) for target in options.targets]
 
 
 def compile(

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from iree.compiler import ir
 
-from irongrad.pipeline.compile import CompiledModule, compile_module
+from irongrad.cache.builds import compile_all
+from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.package import Artifact, publish, staged, target_spec
 from irongrad.runtime.errors import ToolchainError, UserError, VerificationError
 from irongrad.runtime.golden import read_golden
@@ -69,8 +70,9 @@ def rebuild(directory: Path, targets: Sequence[str] = ()) -> Artifact:
     if not all(asked):
         raise UserError(f"{directory} does not say what it was compiled for; give --target")
     module = _read_module(directory / PORTABLE_MODULE, manifest)
+    chosen = [parse_target(text) for text in asked]
     with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
-        compiled = [compile_module(module, parse_target(text), Path(scratch)) for text in asked]
+        compiled = compile_all(None, module, chosen, Path(scratch))
     with staged(directory) as staging:
         shutil.copytree(directory, staging, dirs_exist_ok=True)
         changed = _with_targets(manifest, compiled, asked, staging)

@@ -24,6 +24,7 @@ class Statistics:
 
     Attributes:
         dispatches: kernel launches, in all functions.
+        kernels: of which they are; equal ones, of several buckets say, are shared.
         copies: copies of buffers, in all functions.
         transient_bytes: memory set aside for intermediate values, summed over all functions.
         by_function: the dispatches of each function that has any.
@@ -32,6 +33,7 @@ class Statistics:
     """
 
     dispatches: int
+    kernels: int
     copies: int
     transient_bytes: int
     by_function: dict[str, int]
@@ -58,5 +60,5 @@ def read_statistics(file: Path, transients: dict[str, int], traffic: dict[str, i
         elif line.split(",")[1] == '"dispatch"':
             by_function[function] += 1
     sums = {name: int(value) for name, value in total.items()}
-    counts = sums["Dispatches"], sums["Copies"], sums["Transient Size"]
+    counts = sums["Dispatches"], sums["Executables"], sums["Copies"], sums["Transient Size"]
     return Statistics(*counts, dict(by_function), transients, traffic)

@@ -46,7 +46,7 @@ SAMPLE = """\
 def test_a_statistics_file_is_read(tmp_path: Path):
     (tmp_path / "s.csv").write_text(SAMPLE)
     found = read_statistics(tmp_path / "s.csv", {"train_step": 512}, {})
-    assert (found.dispatches, found.copies, found.transient_bytes) == (3, 7, 4096)
+    assert (found.dispatches, found.kernels, found.copies, found.transient_bytes) == (3, 57, 7, 4096)
     assert found.by_function == {"train_step": 2, "core.joint": 1}
 
 
@@ -58,6 +58,7 @@ def test_a_step_is_counted(tmp_path: Path):
     options = make_options(tmp_path / "artifact", entry_points=("train_step", "train_steps"))
     found = build(step, options).statistics["llvm-cpu"]
     assert found.dispatches == sum(found.by_function.values())
+    assert 0 < found.kernels <= found.dispatches
     assert found.traffic["shared.joint.update"] > 4 * (4 * 2 + 3 * 4 + 3 * 2)
     assert found.dispatches > found.by_function["shared.joint.update"] > 0
     assert found.transient_bytes > 0
