@@ -205,7 +205,8 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
     _check_used(train, step)
     with mode(module.model, training=False):
         evaluation = export(module, values, _dynamic(step, step.inputs)) if "eval" in inference else None
-        predicted = _export_predict(module, step) if "predict" in inference else (None, (), ())
+        # A step in pieces has the names of the model's outputs from there.
+        predicted = _export_predict(module, step) if "predict" in inference or step.between else (None, (), ())
     return CapturedStep(step, call_of(step), train, evaluation, *predicted)
 
 
