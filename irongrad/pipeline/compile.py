@@ -106,10 +106,11 @@ class _RefusedError(ToolchainError):
 def _check_remedies(flags: Sequence[str], result: subprocess.CompletedProcess[str]) -> None:
     """Refuse a failure that other flags may help against.
 
-    IREE 3.13.0 ends by a signal with data tiling on a product of matrices to which something made of indices is added
-    and that is then transposed: `(x @ x.mT + torch.eye(n)).mT`; and it refuses its own tiles, in one of several ways,
-    for products of which a size is not known. Without it the code is slower. And it refuses a dispatch whose own tile
-    sizes ask for more stack than a limit. tests/pipeline/test_toolchain.py tells when any of it is gone.
+    IREE 3.13.0 ends by a signal with data tiling, though not in every run, on a product of matrices to which something
+    made of indices is added and that is then transposed: `(x @ x.mT + torch.eye(n)).mT`. It may refuse its own tiles,
+    in one of several ways, for products of which a size is not known; no small module does. Without data tiling the
+    code is slower. And it refuses a dispatch whose own tile sizes ask for more stack than a limit.
+    tests/pipeline/test_toolchain.py tells when the first or the last is gone.
     """
     failure = f"iree-compile failed with status {result.returncode}"
     if result.returncode > 0 and _STACK_LIMIT in result.stderr and STACK in flags:

@@ -191,15 +191,16 @@ def test_a_wide_linear_layer_compiles(tmp_path):
 def test_iree_still_crashes_on_some_products_with_data_tiling():
     """IREE 3.13.0, in MaterializeEncoding. Where this fails, `_check_remedies` in compile.py has one case less.
 
-    It depends on the CPU: for skylake-avx512, for one, the same module compiles.
+    It depends on the CPU: for skylake-avx512, for one, the same module compiles. And three runs of four crash.
     """
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x @ x + torch.arange(8.0)).mT.contiguous()
 
     x = torch.randn(8, 8)
-    compiled = ig.compile_function(function, (x,), target="llvm-cpu:cpu=x86-64-v3")
-    assert DATA_TILING not in compiled.manifest.targets[0].flags
+    runs = (ig.compile_function(function, (x,), target="llvm-cpu:cpu=x86-64-v3") for _ in range(8))
+    compiled = next((c for c in runs if DATA_TILING not in c.manifest.targets[0].flags), None)
+    assert compiled is not None
     torch.testing.assert_close(torch.from_numpy(compiled(x.numpy())), function(x), atol=1e-5, rtol=1e-5)
 
 
