@@ -9,9 +9,7 @@ time, of the process and of all that it starts, hardly do. IronGrad's stages inc
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import logging
 import multiprocessing
 import os
@@ -20,12 +18,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
-from step_time import CASES, SIZES, make_step, torch_step
+from step_time import CASES, make_step, measured_cases, torch_step
 
 BACKENDS = ("torch.compile", "irongrad")
 
@@ -165,28 +163,15 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=CASES, action="append")
-    parser.add_argument("--size", choices=SIZES, action="append")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    console = Console(stderr=options.json)
-    rows = []
-    for family in options.family or CASES:
-        for size in (s for s in options.size or ("small", "medium") if s in CASES[family]):
-            with console.status(f"{family} {size}"):
-                rows.append(measure(family, size, options.rounds))
-    if options.json:
-        print(json.dumps([asdict(r) for r in rows], indent=2))
-        return
+    rows = measured_cases(__doc__, measure, 3)
     table = Table("family", "size", "torch.compile CPU s", "IronGrad CPU s", "ratio", "wall s", "IronGrad's CPU s")
     for row in rows:
         stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in row.stages.items() if seconds >= 0.05)
         cpu = [f"{row.cpu[b]:.1f}" for b in BACKENDS]
         wall = " | ".join(f"{row.wall[b]:.1f}" for b in BACKENDS)
         table.add_row(row.family, row.size, *cpu, f"{row.ratio:.2f}", wall, stages)
-    console.print(table)
+    if rows:
+        Console().print(table)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -167,15 +168,14 @@ def _ask(pipe: Connection, count: int) -> float:
     return pipe.recv()
 
 
-def main() -> None:
-    """Measure every chosen case and print a table, or JSON."""
+def measured_cases(description: str | None, measure: Callable[[str, str, int], Any], rounds: int) -> list[Any]:
+    """What `measure` says of every case that the command line chooses; nothing once it is printed as JSON."""
     from rich.console import Console
-    from rich.table import Table
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=CASES, action="append")
     parser.add_argument("--size", choices=SIZES, action="append")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     console = Console(stderr=options.json)
@@ -186,14 +186,24 @@ def main() -> None:
                 rows.append(measure(family, size, options.rounds))
     if options.json:
         print(json.dumps([asdict(r) for r in rows], indent=2))
-        return
+        return []
+    return rows
+
+
+def main() -> None:
+    """Measure every chosen case and print a table, or JSON."""
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = measured_cases(__doc__, measure, 7)
     table = Table(
         "family", "size", "eager ms", "torch.compile ms", "IronGrad ms", "torch.compile / eager", "IronGrad / eager"
     )
     for row in rows:
         times = [f"{row.milliseconds[b]:.2f}" for b in BACKENDS]
         table.add_row(row.family, row.size, *times, f"{row.ratio['torch.compile']:.2f}", f"{row.ratio['irongrad']:.2f}")
-    console.print(table)
+    if rows:
+        Console().print(table)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ nothing after this stage sees a complex number. `irongrad.decompositions.pairs` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -66,6 +66,17 @@ def in_reals(graph: GraphModule) -> GraphModule:
     functional = traced(functionalize(lambda *v: list(interpret_eager(graph, v))), examples, _expansions())
     _without_interleaving(functional)
     return traced(lambda *v: list(_InPairs(functional).run(*v, enable_io_processing=False)), examples, {})
+
+
+def at_fixed_sizes(graph: GraphModule, symbols: Collection[Any]) -> GraphModule:
+    """`in_reals`, of a graph of fixed sizes.
+
+    Raises:
+        UnsupportedOpError: complex values in a graph with named dimensions.
+    """
+    if symbols and has_complex(graph):
+        raise UnsupportedOpError("a step with dynamic dimensions cannot have complex values inside; leave out dynamic")
+    return in_reals(graph)
 
 
 def _is_complex(value: Any) -> bool:

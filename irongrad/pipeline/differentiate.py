@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch._C import DispatchKey
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
     GradAOTOutput,
@@ -21,29 +20,22 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._ops import OperatorBase
-from torch.export import ExportedProgram, default_decompositions
-from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import GraphModule
 
 from irongrad.buckets import Bucket
-from irongrad.decompositions import is_ours
 from irongrad.pipeline import usercode
-from irongrad.pipeline.capture import MODEL_PREFIX, CapturedStep, StepModule, loss_node, plain_operators
-from irongrad.pipeline.complex import has_complex, in_reals, refuse_complex
-from irongrad.pipeline.dimensions import Names, guards_of, named_sizes, names_of, smallest_sizes, symbolic_inputs
+from irongrad.pipeline.capture import CapturedStep, StepModule, loss_node, plain_operators
+from irongrad.pipeline.complex import at_fixed_sizes, refuse_complex
+from irongrad.pipeline.dimensions import guards_of, named_sizes, names_of, smallest_sizes, symbolic_inputs
 from irongrad.pipeline.drawing import random_state
 from irongrad.pipeline.graphs import Function, StateTensor, Value
+from irongrad.pipeline.inference import inference_program, inference_table
 from irongrad.pipeline.limits import Limits, limits_of
 from irongrad.pipeline.scaling import SCALE_VALUE, loss_scale_of
 from irongrad.pipeline.specialise import Interpret, Program, specialise
+from irongrad.pipeline.state_names import StateNames
 from irongrad.pipeline.table_limits import table_conditions
-from irongrad.random import is_random
-from irongrad.runtime.errors import CaptureError, UnsupportedOpError
-from irongrad.runtime.manifest import Role
-from irongrad.step import TrainStep, micro_batches, sizes_of
-
-Table = dict[OperatorBase, Callable[..., Any]]
+from irongrad.runtime.errors import CaptureError
+from irongrad.step import micro_batches, sizes_of
 
 
 @dataclass(frozen=True)
@@ -117,11 +109,13 @@ def programs(captured: CapturedStep) -> Programs:
     refuse_complex({**step.inputs, **{n: t.initial for n, t in names.state.items()}})
     joint = joint_program(captured, names)
     evaluation, predict = None, None
-    table = _inference_table(dynamic=bool(step.dynamic)) if captured.eval or captured.predict else {}
+    table = inference_table(dynamic=bool(step.dynamic)) if captured.eval or captured.predict else {}
     if captured.eval is not None:
-        evaluation = _inference(captured.eval, names, step, table, tuple(step.inputs), ("loss",))
+        evaluation = inference_program(captured.eval, names, step, table, tuple(step.inputs), ("loss",))
     if captured.predict is not None:
-        predict = _inference(captured.predict, names, step, table, captured.predict_inputs, captured.output_names)
+        predict = inference_program(
+            captured.predict, names, step, table, captured.predict_inputs, captured.output_names
+        )
     return Programs(names.state, joint, evaluation, predict)
 
 
@@ -200,69 +194,6 @@ def _smallest_sizes(made: Programs, needs: set[Any], buckets: Sequence[Bucket]) 
     return smallest
 
 
-def name_of(path: str) -> str:
-    """The state name of an attribute path of `StepModule`: the model's own name for it."""
-    return path.removeprefix(MODEL_PREFIX)
-
-
-class StateNames:
-    """PyTorch names of the step's tensors; all names of a tied tensor lead to the first of them."""
-
-    def __init__(self, module: StepModule) -> None:
-        self.state: dict[str, StateTensor] = {}
-        self._canonical: dict[str, str] = {}
-        first: dict[int, str] = {}
-        aliases: dict[str, list[str]] = {}
-        tensors: list[tuple[str, torch.Tensor]] = [
-            *module.named_parameters(remove_duplicate=False),
-            *module.named_buffers(remove_duplicate=False),
-        ]
-        for path, tensor in tensors:
-            name = name_of(path)
-            name = first.setdefault(id(tensor), name)
-            self._canonical[path] = name
-            if name != name_of(path):
-                aliases.setdefault(name, []).append(name_of(path))
-        for path, tensor in tensors:
-            name = self._canonical[path]
-            role = Role.PARAMETER if isinstance(tensor, nn.Parameter) else Role.BUFFER
-            initial = tensor.detach().cpu()
-            self.state[name] = StateTensor(name, role, initial, tuple(aliases.get(name, ())))
-
-    def of(self, path: str) -> str:
-        """The state name of an attribute path of the step module."""
-        return self._canonical[path]
-
-    def constant(self, path: str, tensor: torch.Tensor) -> str:
-        """Register a tensor constant of an exported graph and return its state name.
-
-        The programs of one step number their constants each for itself, so a path says nothing; equal ones are shared.
-        """
-        value = tensor.detach().cpu()
-        refuse_complex({path: value})
-        constants = [t for t in self.state.values() if t.role is Role.CONSTANT]
-        for known in constants:
-            if known.initial.dtype == value.dtype and torch.equal(known.initial, value):
-                return known.name
-        name = f"constant/{len(constants)}.{path.rpartition('.')[2]}"
-        self.state[name] = StateTensor(name, Role.CONSTANT, value)
-        return name
-
-    def tie(self, exported: nn.Module) -> None:
-        """Make tied tensors of an exported module one object again; torch.export gives each name its own."""
-        owners: dict[str, torch.Tensor] = {}
-        for path, name in self._canonical.items():
-            parent_path, _, attribute = path.rpartition(".")
-            try:
-                parent = exported.get_submodule(parent_path)
-                tensor = getattr(parent, attribute)
-            except AttributeError:
-                continue  # a tensor that the forward does not use is not in the exported module
-            shared = owners.setdefault(name, tensor)
-            if shared is not tensor:
-                setattr(parent, attribute, shared)
-
-
 def joint_program(captured: CapturedStep, names: StateNames) -> Program:
     """Forward and backward of a step by AOTAutograd.
 
@@ -304,7 +235,7 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
         raise CaptureError(_no_gradient(captured))
 
     symbols = names_of(given, [dynamic.get(n, {}) for n in inputs])
-    portable = _in_reals(joint, symbols)
+    portable = at_fixed_sizes(joint, symbols)
     scaled = captured.step.scaler is not None
     if scaled:
         arguments.append(SCALE_VALUE)
@@ -318,17 +249,6 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
 
     sizes = tuple(named_sizes(joint.graph.output_node().args[0][i].meta["val"], symbols) for i in kept)
     return Program(run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic, guards_of(given))
-
-
-def _in_reals(graph: GraphModule, symbols: Names) -> GraphModule:
-    """`in_reals`, of a graph of fixed sizes.
-
-    Raises:
-        UnsupportedOpError: complex values in a graph with named dimensions.
-    """
-    if symbols and has_complex(graph):
-        raise UnsupportedOpError("a step with dynamic dimensions cannot have complex values inside; leave out dynamic")
-    return in_reals(graph)
 
 
 def _constants_as_buffers(exported: nn.Module) -> None:
@@ -384,65 +304,3 @@ def _without_unused_inputs(function: Function) -> Function:
             arguments.append(argument)
     graph.recompile()
     return Function(graph, tuple(arguments), function.results)
-
-
-def _inference_table(*, dynamic: bool) -> Table:
-    """torch.export's decompositions without operators that are decomposed here later, as in the joint graph.
-
-    A random operator too is left as it is, so that it makes one draw, as in eager. With dynamic sizes there are those
-    alone that autograd takes apart too, so that a joint graph has none of them.
-    """
-    composite = DispatchKey.CompositeImplicitAutograd
-    with plain_operators(), usercode.quiet_export():
-        return {
-            operator: decomposition
-            for operator, decomposition in default_decompositions().items()
-            if not is_random(operator) and not is_ours(operator)
-            and (not dynamic or operator.has_kernel_for_dispatch_key(composite))
-        }  # fmt: skip
-
-
-def _inference(
-    program: ExportedProgram,
-    names: StateNames,
-    step: TrainStep,
-    table: Table,
-    inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
-) -> Program:
-    with plain_operators(), usercode.quiet_export():
-        program = program.run_decompositions(table)
-    symbols = names_of(symbolic_inputs(program), [step.dynamic.get(n, {}) for n in inputs])
-    arguments: list[Value] = []
-    examples: list[torch.Tensor] = []
-    remaining = list(inputs)
-    for spec in program.graph_signature.input_specs:
-        if spec.kind is InputKind.USER_INPUT:
-            arguments.append(Value("input", remaining.pop(0)))
-            examples.append(step.inputs[arguments[-1].name])
-            continue
-        path = str(spec.target)
-        if path in names._canonical:
-            name = names.of(path)
-        else:
-            tensor = program.constants[path] if path in program.constants else program.state_dict[path]
-            name = names.constant(path, tensor)
-        arguments.append(Value("state", name))
-        examples.append(names.state[name].initial)
-    results: list[Value] = []
-    left = list(outputs)
-    for spec in program.graph_signature.output_specs:
-        if spec.kind is OutputKind.BUFFER_MUTATION:
-            results.append(Value("state", names.of(str(spec.target))))
-        elif spec.kind is OutputKind.USER_OUTPUT:
-            results.append(Value("output", left.pop(0)))
-        else:
-            raise CaptureError(f"evaluation writes into an input ({spec}); return the new value instead")
-    portable = _in_reals(program.graph_module, symbols)
-
-    def run(interpret: Interpret, *values: torch.Tensor) -> Sequence[torch.Tensor]:
-        return interpret(portable, values)
-
-    sizes = tuple(named_sizes(n.meta["val"], symbols) for n in portable.graph.output_node().args[0])
-    guards = guards_of(symbolic_inputs(program))
-    return Program(run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, step.dynamic, guards)

@@ -27,10 +27,11 @@ from torch.overrides import TorchFunctionMode
 from irongrad.passes.common_subexpressions import merge_common_subexpressions
 from irongrad.pipeline.alike import first_alike
 from irongrad.pipeline.capture import StepModule
-from irongrad.pipeline.differentiate import JointStep, name_of
+from irongrad.pipeline.differentiate import JointStep
 from irongrad.pipeline.graphs import StateTensor, Value
 from irongrad.pipeline.hyper import Hyper, groups_of, hyperparameters, with_values
 from irongrad.pipeline.optimizer_state import SCALAR_STATE, State, distinct, initial_state
+from irongrad.pipeline.state_names import name_of
 from irongrad.runtime.errors import CaptureError, InternalError
 
 # The hint that a symbolic float is traced with when its default is zero: any value that takes the general branch.

@@ -24,7 +24,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from irongrad.decompositions.registry import BeforeAutograd
 from irongrad.pipeline.capture import CapturedStep, PiecesModule, PredictModule, StepModule, mode
-from irongrad.pipeline.differentiate import name_of
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.eager_float64 import eager_float64
@@ -32,6 +31,7 @@ from irongrad.pipeline.eager_scaling import EagerScaler, Skips
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.halves import HALVES
 from irongrad.pipeline.scaling import loss_scale_of
+from irongrad.pipeline.state_names import name_of
 from irongrad.random import Draws, is_random
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import DRAWS, STEPS, Role

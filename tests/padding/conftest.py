@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from irongrad.pipeline.capture import CapturedStep, StepModule, capture, export
-from irongrad.pipeline.differentiate import Programs, StateNames, joint_program, programs
+from irongrad.pipeline.differentiate import Programs, joint_program, programs
 from irongrad.pipeline.graphs import Value
 from irongrad.pipeline.specialise import Program, padded_interpreter, padded_shape
+from irongrad.pipeline.state_names import StateNames
 from irongrad.random import Draws
 from irongrad.step import TrainStep, call_of
 

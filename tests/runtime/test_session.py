@@ -11,7 +11,7 @@ import torch
 
 from irongrad.runtime import Session
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
-from irongrad.runtime.session import _reason
+from irongrad.runtime.session import reason as reason_of
 
 
 def snapshot(session: Session) -> dict[str, np.ndarray]:
@@ -255,4 +255,4 @@ def test_train_steps_names_the_bad_hyperparameter(session, batches):
     ],
 )
 def test_a_status_is_told_in_its_words_or_by_its_name(text, reason):
-    assert _reason(RuntimeError(text)).startswith(reason)
+    assert reason_of(RuntimeError(text)).startswith(reason)
