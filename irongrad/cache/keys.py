@@ -26,6 +26,7 @@ from irongrad.cache.described import UnknownValueError, described, described_pro
 from irongrad.decompositions.registry import users_operators
 from irongrad.padding.registry import has_users_rules
 from irongrad.passes import Pass, spelled
+from irongrad.pipeline.autograd_functions import LIBRARY
 from irongrad.pipeline.capture import CapturedStep, StepModule
 from irongrad.step import TrainStep
 from irongrad.targets import Target
@@ -51,7 +52,8 @@ def step_key(captured: CapturedStep, options: Options, golden_steps: int) -> str
     """The key of a whole build; None for a step of which more than can be compared goes into the artifact."""
     step = captured.step
     programs = captured.programs
-    users = users_operators() or has_users_rules()
+    # A call of a user's autograd.Function is an operator of one step alone, and foreign to that.
+    users = any(o.namespace != LIBRARY for o in users_operators()) or has_users_rules()
     if users or any(map(_has_foreign_code, options.passes)) or _is_hooked(step):
         return None
     if any(_has_foreign_operators(p.graph_module) for p in programs):

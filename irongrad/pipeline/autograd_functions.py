@@ -20,7 +20,7 @@ from irongrad.decompositions.registry import register_decomposition
 from irongrad.pipeline import usercode
 from irongrad.runtime.errors import CaptureError
 
-_LIBRARY = "irongrad_functions"
+LIBRARY = "irongrad_functions"
 _numbers = itertools.count()
 _apply: Any = Function.apply.__func__
 
@@ -74,12 +74,12 @@ class _Call:
         self._single = False
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        name = f"{_LIBRARY}::{self._cls.__name__}_{next(_numbers)}"
+        name = f"{LIBRARY}::{self._cls.__name__}_{next(_numbers)}"
         torch.library.define(name, "(Tensor[] tensors) -> Tensor[]")
         torch.library.impl(name, "default", self.forward)
         torch.library.register_fake(name, self.forward)
         torch.library.register_autograd(name, self.backward, setup_context=_save_inputs)
-        operator = getattr(getattr(torch.ops, _LIBRARY), name.partition("::")[2]).default
+        operator = getattr(getattr(torch.ops, LIBRARY), name.partition("::")[2]).default
         register_decomposition(operator)(self.forward)
         outputs = operator(list(tensors))
         return outputs[0] if self._single else tuple(outputs)

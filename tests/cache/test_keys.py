@@ -276,6 +276,25 @@ def test_a_users_decomposition_has_no_key(options, monkeypatch):
     assert keys.step_key(captured, options, 3) is None
 
 
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+def test_a_users_autograd_function_is_a_matter_of_its_step_alone(options):
+    class Doubling(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Double.apply(super().forward(x))
+
+    assert key(make_step(kind=Doubling), options) is None
+    assert key(make_step(), options) is not None
+
+
 def test_values_that_python_alone_can_tell_apart_are_unknown():
     with pytest.raises(UnknownValueError, match="function"):
         described([lambda: None])
