@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 
-from step_time import CASES, make_step
+from step_time import CASES, make_step, stepper
 
 from irongrad.runtime.devices import find_device
 
@@ -110,32 +110,14 @@ def torch_step(case: Case) -> Callable[[], object]:
     torch.backends.cudnn.allow_tf32 = case.precision == "tf32"
     step = make_step(case.family, CASES[case.family][case.size])
     module = StepModule(step).to(device).train()
-    (optimizer,) = step.optimizers
-    held = [p for g in optimizer.param_groups for p in g["params"]]
     values = tuple(v.to(device) for v in step.inputs.values())
     half = torch.autocast(device, torch.bfloat16, enabled=case.precision == "bf16")
 
-    def forward_backward() -> torch.Tensor:
+    def loss() -> torch.Tensor:
         with half:
-            loss = module(*values)
-        loss.backward()
-        return loss
+            return module(*values)
 
-    def update() -> None:
-        if step.clip_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(held, step.clip_grad_norm)
-        optimizer.step()
-
-    if case.backend == "torch.compile":
-        forward_backward, update = torch.compile(forward_backward), torch.compile(update)
-
-    def run() -> float:
-        optimizer.zero_grad(set_to_none=True)
-        loss = forward_backward()
-        update()
-        return float(loss)
-
-    return run
+    return stepper(step, loss, compiled=case.backend == "torch.compile")
 
 
 def worker(connection: Connection, case: Case) -> None:

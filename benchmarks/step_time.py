@@ -23,7 +23,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from irongrad import TrainStep
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -74,19 +79,26 @@ def make_step(family: str, arguments: dict[str, object]):
 
 def torch_step(family: str, arguments: dict[str, object], *, compiled: bool) -> Callable[[], object]:
     """Return a function that takes one eager or torch.compile step."""
-    import torch
 
     from irongrad.pipeline.capture import StepModule
 
     step = make_step(family, arguments)
     module = StepModule(step)
     module.train()
-    (optimizer,) = step.optimizers
-    held = [p for g in optimizer.param_groups for p in g["params"]]
     values = tuple(step.inputs.values())
 
+    return stepper(step, lambda: module(*values), compiled=compiled)
+
+
+def stepper(step: TrainStep, loss_of: Callable[[], Tensor], *, compiled: bool) -> Callable[[], object]:
+    """A function that takes one step of PyTorch with the optimizer of `step`, whose loss `loss_of` computes."""
+    import torch
+
+    (optimizer,) = step.optimizers
+    held = [p for g in optimizer.param_groups for p in g["params"]]
+
     def forward_backward() -> torch.Tensor:
-        loss = module(*values)
+        loss = loss_of()
         loss.backward()
         return loss
 
