@@ -91,6 +91,13 @@ class Pass(Protocol):
         ...
 
 
+class OfAnySize:
+    """What a pass is besides that looks at operators and arguments alone, and so takes graphs of symbolic sizes too.
+
+    All others take a size for a number, and are not run on such graphs.
+    """
+
+
 class Lowering(ABC):
     """What a pass is besides, for whose sake capture keeps operators whole that the importer does not take.
 

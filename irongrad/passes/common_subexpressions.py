@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from torch.fx import GraphModule, Node
 
-from irongrad.passes.base import Context, PassResult
+from irongrad.passes.base import Context, OfAnySize, PassResult
 from irongrad.passes.purity import is_mergeable
 from irongrad.passes.rewrite import replace
 
 
 @dataclass(frozen=True)
-class CommonSubexpressions:
+class CommonSubexpressions(OfAnySize):
     """Compute a value once that several nodes compute alike.
 
     Before:

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from torch.fx import GraphModule
 
-from irongrad.passes.base import Context, PassResult
+from irongrad.passes.base import Context, OfAnySize, PassResult
 from irongrad.passes.purity import is_pure
 
 
 @dataclass(frozen=True)
-class DeadCode:
+class DeadCode(OfAnySize):
     """Drop nodes whose value no result depends on.
 
     Before:

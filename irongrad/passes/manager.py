@@ -9,18 +9,12 @@ from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
 
-from irongrad.passes.base import Choice, Context, Pass, PassResult, Timer
-from irongrad.passes.common_subexpressions import CommonSubexpressions
-from irongrad.passes.dead_code import DeadCode
+from irongrad.passes.base import Choice, Context, OfAnySize, Pass, PassResult, Timer
 from irongrad.passes.registry import lowerings_left_out
 from irongrad.passes.rewrite import bodies
 from irongrad.passes.verifier import InvalidGraphError, snapshot, verify
 from irongrad.pipeline.graphs import Function, StepGraph
 from irongrad.runtime.errors import InternalError, UserError
-
-# The passes that run on functions in which sizes are symbols: they look at operators and arguments alone. All others
-# take a size for a number, and leave such functions as they are.
-OF_ANY_SIZE = frozenset({DeadCode.name, CommonSubexpressions.name})
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,7 @@ def run_passes(
                 lowering.lower_plainly(module)
     for number, item in enumerate(passes):
         for name, function in functions.items():
-            if name in unknown and item.name not in OF_ANY_SIZE:
+            if name in unknown and not isinstance(item, OfAnySize):
                 continue
             context = Context(name, function.arguments, function.results, tuple(targets), timer)
             record = _run(item, function.graph, context, before=[p.name for p in passes[:number]])
