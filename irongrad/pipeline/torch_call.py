@@ -18,8 +18,8 @@ from irongrad.pipeline.dtypes import to_numpy
 from irongrad.runtime.errors import GuardError
 from irongrad.runtime.manifest import SCOPE
 from irongrad.runtime.memory import keep_freed_memory
-from irongrad.runtime.session import reason
 from irongrad.runtime.stacks import give_workers_stack
+from irongrad.runtime.status import reason
 
 # IREE 3.13.0 imports host memory that begins at a multiple of this only (runtime/src/iree/hal/buffer_heap.c).
 ALIGNMENT = 64

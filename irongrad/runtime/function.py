@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from irongrad.runtime.arguments import as_seed
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.manifest import FunctionSpec, Manifest
-from irongrad.runtime.session import Session, as_seed
+from irongrad.runtime.session import Session
 from irongrad.runtime.structure import Structure, flatten, unflatten
 
 

@@ -7,7 +7,6 @@ ranges), so Python adds names and readable errors, and nothing is checked twice.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,16 @@ import iree.runtime as ireert
 import numpy as np
 
 from irongrad.runtime import checkpoint as checkpoints
+from irongrad.runtime.arguments import (
+    Array,
+    as_array,
+    as_number,
+    as_seed,
+    check_finite,
+    per_step,
+    refuse_leftovers,
+    take,
+)
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.manifest import (
     DRAWS,
@@ -32,12 +41,8 @@ from irongrad.runtime.manifest import (
 from irongrad.runtime.memory import keep_freed_memory
 from irongrad.runtime.selection import check_device, choose_target
 from irongrad.runtime.stacks import give_workers_stack
+from irongrad.runtime.status import reason
 from irongrad.runtime.transfer import to_device, to_host
-
-Array = np.ndarray[Any, Any]
-
-_STATUS = re.compile(r"(?:[^\s:]+\.c(?:c|pp)?:\d+: )?([A-Z_]+); (.*)", re.DOTALL)
-_OPAQUE_CODE = re.compile(r" \([0-9A-Fa-f]{8}\)")
 
 
 def load(
@@ -276,15 +281,15 @@ class Session:
         """
         entry, _ = self._function(name)
         given = dict(arguments)
-        inputs = [_take(given, spec.name, entry) for spec in entry.inputs]
+        inputs = [take(given, spec.name, entry) for spec in entry.inputs]
         hypers = [self._hyper(given, h) for h in entry.hypers]
-        _refuse_leftovers(given, entry, self.manifest)
+        refuse_leftovers(given, entry, self.manifest)
         if name != "train_steps":
-            hypers = [_number(entry, n, v) for n, v in zip(entry.hypers, hypers, strict=True)]
+            hypers = [as_number(entry, n, v) for n, v in zip(entry.hypers, hypers, strict=True)]
         if self._strict:
-            _check_finite(entry, inputs, hypers)
+            check_finite(entry, inputs, hypers)
         if name == "train_steps":
-            hypers = _per_step(entry, inputs, hypers)
+            hypers = per_step(entry, inputs, hypers)
         return self._invoke(name, [*inputs, *hypers])
 
     def _function(self, name: str) -> tuple[EntryPoint, Any]:
@@ -322,7 +327,7 @@ class Session:
         return [self._to_host(results, i, spec) for i, spec in enumerate(entry.outputs)]
 
     def _buffer_view(self, array: Any) -> Any:
-        host = array if isinstance(array, np.ndarray) else _to_numpy(array)
+        host = array if isinstance(array, np.ndarray) else as_array(array)
         try:
             return to_device(self._device, host)
         except TypeError:
@@ -331,79 +336,3 @@ class Session:
     def _to_host(self, results: Any, index: int, spec: TensorSpec) -> Array:
         host = to_host(self._device, results.get_as_object(index, ireert.HalBufferView))
         return np.array(host, dtype=np.dtype(spec.dtype) if spec.dtype != "bfloat16" else host.dtype)
-
-
-def _take(given: dict[str, Any], name: str, entry: EntryPoint) -> Any:
-    try:
-        return given.pop(name)
-    except KeyError:
-        raise GuardError(f"{entry.name}: the input {name!r} is missing\n  expected {entry.signature}") from None
-
-
-def _refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Manifest) -> None:
-    for name in given:
-        if any(h.startswith(f"{name}_") and h[len(name) + 1 :].isdigit() for h in entry.hypers):
-            continue
-        if name in manifest.fixed:
-            raise GuardError(
-                f"{entry.name}: {name} is compiled in as {manifest.fixed[name]}: at that value the optimizer's update "
-                "does not read it, or keeps no state for it. Compile with the value you want"
-            )
-        raise GuardError(f"{entry.name} takes no argument {name!r}\n  expected {entry.signature}")
-
-
-def _check_finite(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any]) -> None:
-    names = [s.name for s in entry.inputs] + list(entry.hypers)
-    for name, value in zip(names, [*inputs, *hypers], strict=True):
-        array = np.asarray(value)
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            bad = int(array.size - np.isfinite(array).sum())
-            raise GuardError(f"{entry.name}: {name} has {bad} values that are NaN or infinite (strict mode)")
-
-
-def _per_step(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any]) -> list[Array]:
-    """Hyperparameters of `train_steps` as one float64 array of K values each."""
-    steps = inputs[0].shape[0] if getattr(inputs[0], "shape", ()) else 0
-    try:
-        arrays = [np.asarray(h, np.float64) for h in hypers]
-    except (TypeError, ValueError) as error:
-        raise GuardError(f"{entry.name}: a hyperparameter is neither a number nor {steps} numbers: {error}") from None
-    return [np.full(steps, a) if a.ndim == 0 else a for a in arrays]
-
-
-def _to_numpy(value: Any) -> Array:
-    """A view of `value` where it offers one (DLPack), else a copy."""
-    if not hasattr(value, "__dlpack__"):
-        return np.asarray(value)
-    try:
-        return np.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError) as error:
-        raise GuardError(f"a {type(value).__name__} cannot be read through DLPack: {error}") from None
-
-
-def as_seed(value: Any) -> Array:
-    """A seed as an argument.
-
-    Raises:
-        GuardError: it is no integer of 63 bits.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**63:
-        raise GuardError(f"a seed is an integer from 0 to 2**63 - 1, not {value!r:.60}")
-    return np.array(value, np.int64)
-
-
-def _number(entry: EntryPoint, name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise GuardError(f"{entry.name}: {name} must be a number, not {value!r:.60}") from None
-
-
-def reason(error: Exception) -> str:
-    """The message in an IREE status, without its source position and call stack."""
-    text = str(error)
-    match = _STATUS.search(text)
-    body = (match.group(2) if match else text).split("; while ")[0].split("\n[ ")[0]
-    if match and body.startswith("while "):  # a status without words, such as a lost device's DATA_LOSS
-        body = f"{match.group(1)} {body}"
-    return _OPAQUE_CODE.sub("", body).strip().rstrip(";")

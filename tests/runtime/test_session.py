@@ -11,7 +11,7 @@ import torch
 
 from irongrad.runtime import Session
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
-from irongrad.runtime.session import reason as reason_of
+from irongrad.runtime.status import reason as reason_of
 
 
 def snapshot(session: Session) -> dict[str, np.ndarray]:

@@ -1,0 +1,107 @@
+"""Arguments of entry points, checked for what only Python knows of them: names, and whether they can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from irongrad.runtime.errors import GuardError
+from irongrad.runtime.manifest import EntryPoint, Manifest
+
+Array = np.ndarray[Any, Any]
+
+
+def take(given: dict[str, Any], name: str, entry: EntryPoint) -> Any:
+    """Take an input out of those that were given.
+
+    Raises:
+        GuardError: it is missing.
+    """
+    try:
+        return given.pop(name)
+    except KeyError:
+        raise GuardError(f"{entry.name}: the input {name!r} is missing\n  expected {entry.signature}") from None
+
+
+def refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Manifest) -> None:
+    """Refuse names that the entry point does not take; the name of several groups' hyperparameter is one it takes.
+
+    Raises:
+        GuardError: naming the first of them, and why it is none, where that is known.
+    """
+    for name in given:
+        if any(h.startswith(f"{name}_") and h[len(name) + 1 :].isdigit() for h in entry.hypers):
+            continue
+        if name in manifest.fixed:
+            raise GuardError(
+                f"{entry.name}: {name} is compiled in as {manifest.fixed[name]}: at that value the optimizer's update "
+                "does not read it, or keeps no state for it. Compile with the value you want"
+            )
+        raise GuardError(f"{entry.name} takes no argument {name!r}\n  expected {entry.signature}")
+
+
+def check_finite(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any]) -> None:
+    """Refuse what is not finite.
+
+    Raises:
+        GuardError: naming the input or hyperparameter, and how many of its values are NaN or infinite.
+    """
+    names = [s.name for s in entry.inputs] + list(entry.hypers)
+    for name, value in zip(names, [*inputs, *hypers], strict=True):
+        array = np.asarray(value)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            bad = int(array.size - np.isfinite(array).sum())
+            raise GuardError(f"{entry.name}: {name} has {bad} values that are NaN or infinite (strict mode)")
+
+
+def per_step(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any]) -> list[Array]:
+    """Hyperparameters of `train_steps` as one float64 array of K values each.
+
+    Raises:
+        GuardError: one is neither a number nor numbers.
+    """
+    steps = inputs[0].shape[0] if getattr(inputs[0], "shape", ()) else 0
+    try:
+        arrays = [np.asarray(h, np.float64) for h in hypers]
+    except (TypeError, ValueError) as error:
+        raise GuardError(f"{entry.name}: a hyperparameter is neither a number nor {steps} numbers: {error}") from None
+    return [np.full(steps, a) if a.ndim == 0 else a for a in arrays]
+
+
+def as_array(value: Any) -> Array:
+    """A view of `value` where it offers one (DLPack), else a copy.
+
+    Raises:
+        GuardError: it cannot be read.
+    """
+    if not hasattr(value, "__dlpack__"):
+        return np.asarray(value)
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise GuardError(f"a {type(value).__name__} cannot be read through DLPack: {error}") from None
+
+
+def as_seed(value: Any) -> Array:
+    """A seed as an argument.
+
+    Raises:
+        GuardError: it is no integer of 63 bits.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**63:
+        raise GuardError(f"a seed is an integer from 0 to 2**63 - 1, not {value!r:.60}")
+    return np.array(value, np.int64)
+
+
+def as_number(entry: EntryPoint, name: str, value: Any) -> float:
+    """A hyperparameter as an argument.
+
+    Raises:
+        GuardError: it is no number.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise GuardError(f"{entry.name}: {name} must be a number, not {value!r:.60}") from None
