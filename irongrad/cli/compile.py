@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
+import msgspec
 
 import irongrad
+from irongrad.cache.artifacts import restored
+from irongrad.cache.recordings import CommandPlace, Recording, command_place
 from irongrad.cli.common import console, fallback_option, json_option, pass_options, precision_option, print_json
+from irongrad.cli.outcome import Outcome, print_outcome, summary_of
+from irongrad.pipeline.staging import check_output
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import MANIFEST
 
 if TYPE_CHECKING:
-    from irongrad.passes.manager import PassRecord
-    from irongrad.pipeline.driver import Build
     from irongrad.step import TrainStep
 
 
@@ -76,6 +81,61 @@ def command(
 
     The result is verified against eager float64 before it is written.
     """
+    began = time.perf_counter()
+    check_output(output)
+    parameters = click.get_current_context().params
+    place = command_place(parameters) if cache and dump_dir is None and stop_after is None else None
+    outcome = _repeated(place, output, began) if place is not None else None
+    if outcome is None:
+        options = {
+            "opt_level": opt_level,
+            "passes": passes,
+            "disable_passes": disable_passes,
+            "max_memory": max_memory,
+            "tune": tune,
+            "route": route,
+            "entry_points": entry_points or None,
+            "dump_dir": dump_dir,
+            "stop_after": stop_after,
+            "cache": cache,
+        }
+        step = partial(_load, source, precision, bucket_fallback)
+        outcome = _compiled(step, output, targets, options, place, quiet=as_json)
+    if depfile is not None and outcome.manifest is not None:
+        _write_depfile(depfile, output, outcome.files)
+    if as_json:
+        print_json(outcome.summary)
+    else:
+        print_outcome(outcome, output, pass_report=pass_report)
+
+
+def _repeated(place: CommandPlace, output: Path, began: float) -> Outcome | None:
+    """What this command line did before, where nothing has changed since; the artifact is written again."""
+    found = place.recorded()
+    if found is None or (kept := restored(place.store, found.artifact, output, bytes)) is None:
+        return None
+    said = msgspec.json.decode(found.result)
+    seconds = {"cache": time.perf_counter() - began}
+    return Outcome(said["summary"] | {"seconds": seconds, "cached": True}, said["files"], kept[0])
+
+
+def _compiled(
+    load: Callable[[], TrainStep],
+    output: Path,
+    targets: Sequence[str],
+    options: Mapping[str, Any],
+    place: CommandPlace | None,
+    *,
+    quiet: bool,
+) -> Outcome:
+    """Compile what `load` returns, and record what that depended on."""
+    from irongrad.cache.tracer import Tracer
+
+    tracer = Tracer()
+    if place is not None:
+        tracer.start()
+
+    from irongrad.cache.keys import environment
     from irongrad.pipeline.driver import STAGES, build, make_options
 
     status = console.status("")
@@ -83,39 +143,35 @@ def command(
     @contextmanager
     def show(stage: str) -> Iterator[None]:
         status.update(f"{stage} ({STAGES.index(stage) + 1}/{len(STAGES)})")
-        with status:
+        with nullcontext() if quiet else status:
             yield
+        if stage == "capture":
+            users.close()
+            environment()  # the artifact's key has it, so the tracer shall see where it comes from
+            tracer.stop()
 
-    options = make_options(
-        output,
-        targets,
-        opt_level=opt_level,
-        passes=passes,
-        disable_passes=disable_passes,
-        max_memory=max_memory,
-        tune=tune,
-        route=route,
-        entry_points=entry_points or None,
-        dump_dir=dump_dir,
-        stop_after=stop_after,
-        cache=cache,
-        on_stage=None if as_json else show,
-        on_measuring=lambda what: status.update(f"measuring {what}"),
+    asked = make_options(
+        output, targets, **options, on_stage=show, on_measuring=lambda what: status.update(f"measuring {what}")
     )
     before = dict(sys.modules)
+    with ExitStack() as users:
+        users.enter_context(tracer.users_code())
+        made = build(load(), asked)
+    manifest = made.artifact.manifest if made.artifact is not None else None
+    outcome = Outcome(summary_of(made), [str(f) for f in _user_files(before)], manifest)
+    if place is None or made.key is None:
+        return outcome
+    trace = tracer.finish()
+    if trace is None:
+        return replace(outcome, unrecorded=tracer.refusal)
+    said = msgspec.json.encode({"summary": outcome.summary, "files": outcome.files})
+    place.record(Recording(made.key, trace, said))
+    return outcome
+
+
+def _load(source: str, precision: str | None, bucket_fallback: str | None) -> TrainStep:
     step = load_step(source, precision)
-    if bucket_fallback is not None:
-        step = replace(step, bucket_fallback=bucket_fallback)
-    made = build(step, options)
-    if depfile is not None and made.artifact is not None:
-        _write_depfile(depfile, output, _user_files(before))
-    if as_json:
-        print_json(_summary(made))
-        return
-    if pass_report:
-        _print_passes(made.passes)
-    _print_choices(made.passes)
-    _print(made)
+    return step if bucket_fallback is None else replace(step, bucket_fallback=bucket_fallback)
 
 
 def load_step(source: str, precision: str | None = None) -> TrainStep:
@@ -132,6 +188,7 @@ def load_step(source: str, precision: str | None = None) -> TrainStep:
     file = Path(path).resolve()
     if not file.is_file():
         raise UserError(f"{path} does not exist")
+    _seed()
     sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
@@ -149,6 +206,16 @@ def load_step(source: str, precision: str | None = None) -> TrainStep:
     return step if precision is None else replace(step, precision=precision)
 
 
+def _seed() -> None:
+    """Start every generator at a seed: a step that sets none has the same numbers each time it is compiled."""
+    import numpy as np
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
 def _user_files(before: Mapping[str, ModuleType]) -> list[Path]:
     """The files of modules imported since `before`, without Python's own, installed packages and IronGrad."""
     own = {Path(sysconfig.get_path(n)) for n in ("stdlib", "platstdlib")} | {Path(irongrad.__file__).parent}
@@ -163,84 +230,12 @@ def _user_files(before: Mapping[str, ModuleType]) -> list[Path]:
     )
 
 
-def _write_depfile(path: Path, output: Path, files: Sequence[Path]) -> None:
+def _write_depfile(path: Path, output: Path, files: Sequence[str]) -> None:
     """A Makefile rule, as `cc -MD` writes, that Ninja and Make read."""
-    target, *needed = (_make_path(f) for f in (output / MANIFEST, *files))
+    target, *needed = (_make_path(f) for f in (str(output / MANIFEST), *files))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{target}: {' '.join(needed)}\n")
 
 
-def _make_path(path: Path) -> str:
-    return str(path).replace("$", "$$").replace(" ", "\\ ").replace("#", "\\#")
-
-
-def _summary(made: Build) -> dict[str, Any]:
-    result: dict[str, Any] = {"seconds": made.seconds, "passes": [asdict(r) for r in made.passes], "output": None}
-    result["cached"] = made.cached
-    if (artifact := made.artifact) is not None:
-        result["output"] = str(artifact.directory)
-        result["predicted"] = made.memory.predicted if made.memory else {}
-        result["targets"] = {
-            t.name: {
-                "bytes": artifact.manifest.files[t.file].size,
-                "worst": t.certificate.worst if t.certificate else None,
-                "statistics": asdict(made.statistics[t.name]),
-            }
-            for t in artifact.manifest.targets
-        }
-    return result
-
-
-def _print_passes(records: Sequence[PassRecord]) -> None:
-    table = Table("pass", "function", "nodes", "", "ms", box=None)
-    for record in records:
-        if record.changed:
-            before, after = record.nodes
-            counts = ", ".join(f"{name} {count}" for name, count in record.stats.items())
-            milliseconds = f"{record.seconds * 1000:.0f}"
-            table.add_row(record.name, record.function, f"{before} to {after}", counts, milliseconds)
-    console.print(table)
-
-
-def _print_choices(records: Sequence[PassRecord]) -> None:
-    """What was chosen by measurement; functions that have the same to compute have it once."""
-    choices = {choice.what: choice for record in records for choice in record.choices}
-    if not choices:
-        return
-    table = Table("what", "chosen", "ms", box=None)
-    for choice in choices.values():
-        times = sorted(choice.seconds.items(), key=lambda item: item[1])
-        table.add_row(choice.what, choice.chosen, ", ".join(f"{name} {1e3 * value:.3g}" for name, value in times))
-    console.print(table)
-
-
-def _print(made: Build) -> None:
-    table = Table("stage", "seconds", box=None)
-    for name, value in made.seconds.items():
-        table.add_row(name, f"{value:.2f}")
-    console.print(table)
-    if (artifact := made.artifact) is None:
-        console.print("stopped as asked; no artifact was written")
-        return
-    if made.cached:
-        console.print("nothing has changed since it was compiled; it comes from the cache")
-    for target in artifact.manifest.targets:
-        size = artifact.manifest.files[target.file].size / 1024
-        if target.certificate is not None:
-            note = (
-                f"verified: {target.certificate.steps} steps against eager {target.certificate.oracle}, worst error "
-                f"{target.certificate.worst:.0%} of what is allowed"
-            )
-        else:
-            note = "not verified: it cannot run here; run 'irongrad verify' on the device"
-        console.print(f"{artifact.directory / target.file}: {size:.0f} KiB, {note}", highlight=False)
-        counts = made.statistics[target.name]
-        each = ", ".join(f"{name} {dispatches}" for name, dispatches in counts.by_function.items())
-        console.print(f"dispatches: {counts.dispatches} ({each}) of {counts.kernels} kernels", highlight=False)
-        each = ", ".join(f"{name} {moved / 2**20:.1f}" for name, moved in counts.traffic.items())
-        console.print(f"MiB that kernels read and write: {each}", highlight=False)
-        predicted = made.memory.predicted if made.memory else {}
-        for name, size in predicted.items():
-            real = counts.transients.get(name, 0)
-            text = f"transient memory of {name}: {real / 2**20:.1f} MiB, {size / 2**20:.1f} MiB predicted"
-            console.print(text, highlight=False)
+def _make_path(path: str) -> str:
+    return path.replace("$", "$$").replace(" ", "\\ ").replace("#", "\\#")
