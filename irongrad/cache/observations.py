@@ -26,6 +26,7 @@ class Question(StrEnum):
     CONTENT = "content"
     INSTALLED = "installed"
     STATUS = "status"
+    KIND = "kind"
     LISTING = "listing"
 
 
@@ -57,15 +58,23 @@ def installed(path: str) -> str:
     return f"{status.st_mode} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
 
-def status(path: str) -> str:
-    """What a program can learn of a path without opening it; of a directory, that it is one."""
+def kind(path: str) -> str:
+    """Whether a path is a file, a directory or a link, to what, and with which permissions."""
     try:
         link = os.readlink(path) if os.path.islink(path) else ""
-        found = os.stat(path)
+        return f"{os.stat(path).st_mode} {link}"
     except OSError:
         return f"{ABSENT} {os.path.lexists(path)}"
+
+
+def status(path: str) -> str:
+    """What a program can learn of a path without opening it; of a directory, its kind."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return kind(path)
     about = "" if stat.S_ISDIR(found.st_mode) else f"{found.st_size} {found.st_mtime_ns}"
-    return f"{found.st_mode} {about} {link}"
+    return f"{kind(path)} {about}"
 
 
 def listing(path: str) -> str:
@@ -81,6 +90,7 @@ ANSWERS: dict[Question, Callable[[str], str]] = {
     Question.CONTENT: content,
     Question.INSTALLED: installed,
     Question.STATUS: status,
+    Question.KIND: kind,
     Question.LISTING: listing,
 }
 

@@ -33,9 +33,22 @@ _FILE = "recording.msgpack"
 _IRRELEVANT = frozenset(
     {"_", "OLDPWD", "SHLVL", "TERM", "TERM_SESSION_ID", "COLORTERM", "COLUMNS", "LINES", "WINDOWID", "GPG_TTY"}
     | {"SSH_AGENT_PID", "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "STY", "TMUX", "TMUX_PANE"}
-    | {"DBUS_SESSION_BUS_ADDRESS", "XDG_SESSION_ID", "XDG_RUNTIME_DIR", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+    | {"DBUS_SESSION_BUS_ADDRESS", "XDG_SESSION_ID", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
     | {DIRECTORY_VARIABLE, SIZE_VARIABLE}
 )
+
+
+@dataclass(frozen=True)
+class Search:
+    """What modules were looked for in a directory.
+
+    Attributes:
+        names: the modules, by the last parts of their names.
+        found: what the directory has for them; None where there is no such directory.
+    """
+
+    names: tuple[str, ...]
+    found: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -44,13 +57,11 @@ class Trace:
 
     Attributes:
         answers: to each question, by path (`observations.py`).
-        modules: the last parts of the names of all modules that were looked for.
-        searched: what each directory in which they were has for them; None for one that does not exist.
+        searched: by directory, what was imported from there, or not found.
     """
 
     answers: dict[Question, dict[str, str]]
-    modules: tuple[str, ...]
-    searched: dict[str, tuple[str, ...] | None]
+    searched: dict[str, Search]
 
     def holds(self) -> bool:
         """Whether a process would read the same now."""
@@ -58,8 +69,7 @@ class Trace:
             ask = ANSWERS[question]
             if any(ask(path) != answer for path, answer in answers.items()):
                 return False
-        names = frozenset(self.modules)
-        return all(importable(names_in(d), names) == found for d, found in self.searched.items())
+        return all(importable(names_in(d), frozenset(s.names)) == s.found for d, s in self.searched.items())
 
 
 @dataclass(frozen=True)
@@ -106,20 +116,24 @@ class CommandPlace:
 
 
 def command_place(parameters: Mapping[str, object]) -> CommandPlace | None:
-    """Where the record of this process's command line is kept; None where there is no cache, or more in the process.
+    """Where the record of this process's command line is kept; None where there can be none.
 
-    The key is made of all that the process has before it reads a file. What Python set up before a command line in the
-    same process, a test or a program of the user's, is in no key.
+    A program that calls the command line as a function may have set up PyTorch in ways that no key has.
 
     Args:
         parameters: the command line's, as they were parsed.
     """
     store = default_store()
-    if store is None or "torch" in sys.modules:
+    if store is None or "torch" in sys.modules or os.name != "posix":  # elsewhere os.path looks at files unseen
         return None
+    return CommandPlace(store, command_key(parameters))
+
+
+def command_key(parameters: Mapping[str, object]) -> str:
+    """The key of this process's command line: all that the process has before it reads a file."""
     environment = sorted(item for item in os.environ.items() if item[0] not in _IRRELEVANT)
     python = (sys.executable, sys.version, sys.flags, sys.orig_argv, sys.argv, sys.path, sys.warnoptions)
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     devices = sorted(str(p) for pattern in ("nvidia*", "dri/*", "kfd") for p in Path("/dev").glob(pattern))
     given = sorted((name, str(value)) for name, value in parameters.items())
-    return CommandPlace(store, sha256(given, os.getcwd(), environment, python, cores, devices, host(), sources()))
+    return sha256(given, os.getcwd(), environment, python, cores, devices, host(), sources())

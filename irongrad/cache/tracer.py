@@ -19,6 +19,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache, reduce, wraps
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
@@ -29,7 +30,7 @@ from typing import Any
 import irongrad
 from irongrad.cache.machine import CPUINFO
 from irongrad.cache.observations import ANSWERS, SPECIAL, Question, importable, names_in
-from irongrad.cache.recordings import Trace
+from irongrad.cache.recordings import Search, Trace
 
 # What a process does that nothing on disk shows, by audit event.
 _REFUSED = {
@@ -90,25 +91,27 @@ class Tracer:
     def __init__(self) -> None:
         self.refusal = ""
         self._answers: dict[Question, dict[str, str]] = {question: {} for question in Question}
-        self._modules: set[str] = set()
-        self._searched: dict[str, tuple[str, ...] | None] = {}
-        self._active = False
+        self._searched: dict[str, _Searched] = {}
         self._users = False
         self._thread = threading.local()
         self._finder = _Finder(self)
 
     def start(self) -> None:
-        """Begin; a process can have one tracer, as Python keeps its audit hooks."""
+        """Begin; one tracer at a time."""
         for name, module in list(sys.modules.items()):
-            self._modules.add(name.rpartition(".")[2])
+            parent = sys.modules.get(name.rpartition(".")[0])
+            self.searched(name, sys.path if parent is None else getattr(parent, "__path__", ()))
             self._loaded(module)
         sys.meta_path.insert(0, self._finder)
-        self._active = True
-        sys.addaudithook(self._heard)
+        _install()
+        _RUNNING.append(self)
 
     @contextmanager
     def users_code(self) -> Iterator[None]:
         """While the user's code runs."""
+        if self not in _RUNNING:
+            yield
+            return
         with ExitStack() as replaced:
             for name in _LOOKS:
                 replaced.enter_context(_replaced(os, name, self._looking))
@@ -123,8 +126,8 @@ class Tracer:
 
     def stop(self) -> None:
         """Note no more."""
-        if self._active:
-            self._active = False
+        if self in _RUNNING:
+            _RUNNING.remove(self)
             sys.meta_path.remove(self._finder)
 
     def finish(self) -> Trace | None:
@@ -132,28 +135,31 @@ class Tracer:
         self.stop()
         for module in list(sys.modules.values()):
             self._loaded(module)
-        modules = tuple(sorted(self._modules))
-        searched = {d: importable(found, self._modules) for d, found in self._searched.items()}
-        trace = Trace(self._answers, modules, searched)
-        if not self.refusal and not trace.holds():
+        if not self.refusal and not self.trace().holds():
             self.refusal = "reads what changed meanwhile"
-        return None if self.refusal else trace
+        return None if self.refusal else self.trace()
+
+    def trace(self) -> Trace:
+        """What was read so far."""
+        searched = {d: Search(tuple(sorted(s.names)), importable(s.found, s.names)) for d, s in self._searched.items()}
+        return Trace(self._answers, searched)
 
     def searched(self, name: str, directories: Iterable[object]) -> None:
         """Note that the module `name` is looked for in `directories`."""
         with self._unheard():
-            self._modules.add(name.rpartition(".")[2])
             for directory in directories:
                 if isinstance(directory, str):
-                    self._search(os.path.abspath(directory))
+                    self._search(os.path.abspath(directory), name.rpartition(".")[2])
 
-    def _search(self, directory: str) -> None:
-        if _is_installed(directory + os.sep):
+    def _search(self, directory: str, name: str) -> None:
+        if directory in self._searched:
+            self._searched[directory].names.add(name)
+        elif _is_installed(directory + os.sep):
             self._ask(Question.INSTALLED, directory)
         elif os.path.isfile(directory):  # an archive of modules
             self._ask(Question.CONTENT, directory)
-        elif directory not in self._searched and not (directory + os.sep).startswith(_OWN):
-            self._searched[directory] = names_in(directory)
+        elif not (directory + os.sep).startswith(_OWN):
+            self._searched[directory] = _Searched(names_in(directory), {name})
 
     def _loaded(self, module: ModuleType) -> None:
         file = getattr(module, "__file__", None)
@@ -165,11 +171,10 @@ class Tracer:
         if module.__name__ in _UNKNOWN_MODULES:
             self._refuse(f"uses {module.__name__}")
 
-    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """An audit event."""
-        if event not in _EVENTS or not self._active or self._is_asking():
+    def heard(self, event: str, arguments: tuple[Any, ...], caller: str) -> None:
+        """Note an audit event that the code in the file `caller` is behind."""
+        if self._is_asking():
             return
-        caller = sys._getframe(1).f_code.co_filename
         with self._unheard():
             if event == "open":
                 self._opened(*arguments, by_import=caller == _IMPORTLIB)
@@ -197,7 +202,7 @@ class Tracer:
             return
         path = os.path.abspath(os.fsdecode(directory or os.curdir))  # type: ignore[arg-type]
         if caller == importlib.metadata.__file__:
-            self._search(path)
+            self._search(path, "")
         elif not _asker().startswith(_OWN) and self._matters(path):
             self._ask(Question.LISTING, path)
 
@@ -246,8 +251,8 @@ class Tracer:
         if options.get("dir_fd") is not None:
             self._refuse("looks for a file in a directory that it has open")
         path = os.path.abspath(name)
-        if not _asker().startswith(_OWN) and self._matters(path):
-            self._ask(Question.STATUS, path)
+        if self._matters(path):  # IronGrad looks for what there is, and does not care how new
+            self._ask(Question.KIND if _asker().startswith(_OWN) else Question.STATUS, path)
 
     def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -288,6 +293,28 @@ class Tracer:
             yield
         finally:
             self._thread.asking = before
+
+
+@dataclass
+class _Searched:
+    """A directory in which modules were looked for: what was in it at first, and their names."""
+
+    found: tuple[str, ...] | None
+    names: set[str]
+
+
+_RUNNING: list[Tracer] = []
+
+
+@cache
+def _install() -> None:
+    """Have Python tell of what it does; there is no way back."""
+    sys.addaudithook(_heard)
+
+
+def _heard(event: str, arguments: tuple[Any, ...]) -> None:
+    if _RUNNING and event in _EVENTS:
+        _RUNNING[-1].heard(event, arguments, sys._getframe(1).f_code.co_filename)
 
 
 class _Finder:

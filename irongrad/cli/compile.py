@@ -102,7 +102,7 @@ def command(
         step = partial(_load, source, precision, bucket_fallback)
         outcome = _compiled(step, output, targets, options, place, quiet=as_json)
     if depfile is not None and outcome.manifest is not None:
-        _write_depfile(depfile, output, outcome.files)
+        _write_depfile(depfile, output, [Path(f) for f in outcome.files])
     if as_json:
         print_json(outcome.summary)
     else:
@@ -230,12 +230,12 @@ def _user_files(before: Mapping[str, ModuleType]) -> list[Path]:
     )
 
 
-def _write_depfile(path: Path, output: Path, files: Sequence[str]) -> None:
+def _write_depfile(path: Path, output: Path, files: Sequence[Path]) -> None:
     """A Makefile rule, as `cc -MD` writes, that Ninja and Make read."""
-    target, *needed = (_make_path(f) for f in (str(output / MANIFEST), *files))
+    target, *needed = (_make_path(f) for f in (output / MANIFEST, *files))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{target}: {' '.join(needed)}\n")
 
 
-def _make_path(path: str) -> str:
-    return path.replace("$", "$$").replace(" ", "\\ ").replace("#", "\\#")
+def _make_path(path: Path) -> str:
+    return str(path).replace("$", "$$").replace(" ", "\\ ").replace("#", "\\#")
