@@ -70,9 +70,9 @@ _READERS = (
     ("torch.export.pt2_archive._package", "PT2ArchiveReader.__init__"),
     ("torch.package", "PackageImporter.__init__"),
 )
-# Packages with code that is not Python, but opens files nowhere else.
+# Packages with code that is not Python, but opens files nowhere else; Python's own, which tells, has no name.
 _KNOWN = frozenset(
-    {"iree", "ml_dtypes", "msgspec", "numpy", "psutil", "safetensors", "scipy", "sklearn", "torch", "torch_mlir"}
+    {"", "iree", "ml_dtypes", "msgspec", "numpy", "psutil", "safetensors", "scipy", "sklearn", "torch", "torch_mlir"}
 )
 # The one part of them that does: SciPy's reader of Matrix Market files, imported by its first call.
 _UNKNOWN_MODULES = ("scipy.io._fast_matrix_market._fmm_core",)
@@ -84,12 +84,16 @@ _OWN = str(Path(irongrad.__file__).parent) + os.sep
 class Tracer:
     """Notes what this process reads between `start` and `finish`.
 
+    Args:
+        known: further packages with code that is not Python, but of which what is used opens files nowhere else.
+
     Attributes:
         refusal: why nothing can be recorded, a verb with its object; empty where it can.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Iterable[str] = ()) -> None:
         self.refusal = ""
+        self._known = _KNOWN | {*known}
         self._answers: dict[Question, dict[str, str]] = {question: {} for question in Question}
         self._searched: dict[str, _Searched] = {}
         self._users = False
@@ -101,7 +105,8 @@ class Tracer:
         for name, module in list(sys.modules.items()):
             parent = sys.modules.get(name.rpartition(".")[0])
             self.searched(name, sys.path if parent is None else getattr(parent, "__path__", ()))
-            self._loaded(module)
+            if isinstance(file := getattr(module, "__file__", None), str):
+                self._read(file)
         sys.meta_path.insert(0, self._finder)
         _install()
         _RUNNING.append(self)
@@ -134,7 +139,8 @@ class Tracer:
         """What was read; None, with a `refusal`, where that does not tell what a later process would do."""
         self.stop()
         for module in list(sys.modules.values()):
-            self._loaded(module)
+            if isinstance(file := getattr(module, "__file__", None), str):
+                self._loaded(module.__name__, file)
         if not self.refusal and not self.trace().holds():
             self.refusal = "reads what changed meanwhile"
         return None if self.refusal else self.trace()
@@ -161,15 +167,12 @@ class Tracer:
         elif not (directory + os.sep).startswith(_OWN):
             self._searched[directory] = _Searched(names_in(directory), {name})
 
-    def _loaded(self, module: ModuleType) -> None:
-        file = getattr(module, "__file__", None)
-        if not isinstance(file, str):
-            return
+    def _loaded(self, module: str, file: str) -> None:
         self._read(file)
-        if file.endswith(tuple(EXTENSION_SUFFIXES)) and (package := _package(file)) not in _KNOWN | {""}:
+        if file.endswith(tuple(EXTENSION_SUFFIXES)) and (package := _package(file)) not in self._known:
             self._refuse(f"imports {package}, whose own code may read files")
-        if module.__name__ in _UNKNOWN_MODULES:
-            self._refuse(f"uses {module.__name__}")
+        if module in _UNKNOWN_MODULES:
+            self._refuse(f"uses {module}")
 
     def heard(self, event: str, arguments: tuple[Any, ...], caller: str) -> None:
         """Note an audit event that the code in the file `caller` is behind."""
@@ -375,9 +378,11 @@ def _is_importing_a_package() -> bool:
 
     What it makes of that is its own affair; the step's code is what runs outside of it.
     """
+    its_code = False
     for file in _files_of_callers():
-        if file == _IMPORTLIB:
+        if file == _IMPORTLIB and its_code:
             return True
+        its_code = its_code or _is_installed(file)
         if not _is_installed(file) and not file.startswith("<frozen"):
             return False
     return False

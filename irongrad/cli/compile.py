@@ -5,25 +5,17 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
-import sysconfig
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
-import irongrad
-from irongrad.cache.artifacts import restored
-from irongrad.cache.recordings import CommandPlace, Recording, command_place
-from irongrad.cli.common import console, fallback_option, json_option, pass_options, precision_option, print_json
-from irongrad.cli.outcome import Outcome, print_outcome, summary_of
-from irongrad.pipeline.staging import check_output
+from irongrad.cli.common import fallback_option, json_option, pass_options, precision_option, print_json
+from irongrad.cli.outcome import print_outcome
+from irongrad.cli.recorded import compile_or_repeat
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import MANIFEST
 
@@ -81,92 +73,26 @@ def command(
 
     The result is verified against eager float64 before it is written.
     """
-    began = time.perf_counter()
-    check_output(output)
-    parameters = click.get_current_context().params
-    place = command_place(parameters) if cache and dump_dir is None and stop_after is None else None
-    outcome = _repeated(place, output, began) if place is not None else None
-    if outcome is None:
-        options = {
-            "opt_level": opt_level,
-            "passes": passes,
-            "disable_passes": disable_passes,
-            "max_memory": max_memory,
-            "tune": tune,
-            "route": route,
-            "entry_points": entry_points or None,
-            "dump_dir": dump_dir,
-            "stop_after": stop_after,
-            "cache": cache,
-        }
-        step = partial(_load, source, precision, bucket_fallback)
-        outcome = _compiled(step, output, targets, options, place, quiet=as_json)
+    options = {
+        "opt_level": opt_level,
+        "passes": passes,
+        "disable_passes": disable_passes,
+        "max_memory": max_memory,
+        "tune": tune,
+        "route": route,
+        "entry_points": entry_points or None,
+        "dump_dir": dump_dir,
+        "stop_after": stop_after,
+        "cache": cache,
+    }
+    load = partial(_load, source, precision, bucket_fallback)
+    outcome = compile_or_repeat(load, output, targets, options, click.get_current_context().params, quiet=as_json)
     if depfile is not None and outcome.manifest is not None:
         _write_depfile(depfile, output, [Path(f) for f in outcome.files])
     if as_json:
         print_json(outcome.summary)
     else:
         print_outcome(outcome, output, pass_report=pass_report)
-
-
-def _repeated(place: CommandPlace, output: Path, began: float) -> Outcome | None:
-    """What this command line did before, where nothing has changed since; the artifact is written again."""
-    found = place.recorded()
-    if found is None or (kept := restored(place.store, found.artifact, output, bytes)) is None:
-        return None
-    said = msgspec.json.decode(found.result)
-    seconds = {"cache": time.perf_counter() - began}
-    return Outcome(said["summary"] | {"seconds": seconds, "cached": True}, said["files"], kept[0])
-
-
-def _compiled(
-    load: Callable[[], TrainStep],
-    output: Path,
-    targets: Sequence[str],
-    options: Mapping[str, Any],
-    place: CommandPlace | None,
-    *,
-    quiet: bool,
-) -> Outcome:
-    """Compile what `load` returns, and record what that depended on."""
-    from irongrad.cache.tracer import Tracer
-
-    tracer = Tracer()
-    if place is not None:
-        tracer.start()
-
-    from irongrad.cache.keys import environment
-    from irongrad.pipeline.driver import STAGES, build, make_options
-
-    status = console.status("")
-
-    @contextmanager
-    def show(stage: str) -> Iterator[None]:
-        status.update(f"{stage} ({STAGES.index(stage) + 1}/{len(STAGES)})")
-        with nullcontext() if quiet else status:
-            yield
-        if stage == "capture":
-            users.close()
-            environment()  # the artifact's key has it, so the tracer shall see where it comes from
-            tracer.stop()
-
-    asked = make_options(
-        output, targets, **options, on_stage=show, on_measuring=lambda what: status.update(f"measuring {what}")
-    )
-    before = dict(sys.modules)
-    with ExitStack() as users:
-        users.enter_context(tracer.users_code())
-        made = build(load(), asked)
-    manifest = made.artifact.manifest if made.artifact is not None else None
-    outcome = Outcome(summary_of(made), [str(f) for f in _user_files(before)], manifest)
-    if place is None or made.key is None:
-        return outcome
-    trace = tracer.finish()
-    if trace is None:
-        return replace(outcome, unrecorded=tracer.refusal)
-    said = msgspec.json.encode({"summary": outcome.summary, "files": outcome.files})
-    place.record(Recording(made.key, trace, said))
-    return outcome
 
 
 def _load(source: str, precision: str | None, bucket_fallback: str | None) -> TrainStep:
@@ -214,20 +140,6 @@ def _seed() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-
-
-def _user_files(before: Mapping[str, ModuleType]) -> list[Path]:
-    """The files of modules imported since `before`, without Python's own, installed packages and IronGrad."""
-    own = {Path(sysconfig.get_path(n)) for n in ("stdlib", "platstdlib")} | {Path(irongrad.__file__).parent}
-    new = [m for n, m in sys.modules.items() if before.get(n) is not m]
-    files = {Path(f).resolve() for m in new if isinstance(f := getattr(m, "__file__", None), str)}
-    return sorted(
-        f
-        for f in files
-        if f.is_file()
-        and not {"site-packages", "dist-packages"} & set(f.parts)
-        and not any(f.is_relative_to(d.resolve()) for d in own)
-    )
 
 
 def _write_depfile(path: Path, output: Path, files: Sequence[Path]) -> None:

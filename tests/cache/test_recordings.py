@@ -16,7 +16,7 @@ import pytest
 from irongrad.cache import Store, recordings
 from irongrad.cache.artifacts import ARTIFACT
 from irongrad.cache.recordings import RECORDING, CommandPlace, command_key, command_place
-from irongrad.cli.compile import _repeated
+from irongrad.cli.recorded import repeated
 
 STEP = """
 import colorsys
@@ -195,8 +195,8 @@ def test_an_artifact_that_was_evicted_is_compiled(first, place, tmp_path):
     for entry in store.entries():
         if entry.kind == ARTIFACT:
             entry.path.unlink()
-    assert _repeated(place, tmp_path / "out", 0.0) is not None
-    assert _repeated(CommandPlace(store, place.key), tmp_path / "none", 0.0) is None
+    assert repeated(place, tmp_path / "out", 0.0) is not None
+    assert repeated(CommandPlace(store, place.key), tmp_path / "none", 0.0) is None
     assert not (tmp_path / "none").exists()
 
 

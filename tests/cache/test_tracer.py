@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import _json
 import importlib
 import os
+import py_compile
 import socket
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +122,7 @@ def test_what_is_put_in_place_of_functions_is_taken_back():
     before = os.stat, os.urandom, safetensors.numpy.safe_open, torch.from_file, torch.UntypedStorage.from_file
     tracer = Tracer()
     tracer.start()
-    with pytest.raises(KeyError), tracer.users_code():
+    with suppress(KeyError), tracer.users_code():
         assert os.stat is not before[0]
         raise KeyError
     tracer.stop()
@@ -135,7 +138,7 @@ def test_what_is_looked_for_and_listed_is_noted(tracer, tmp_path):
         assert os.path.getsize(tmp_path / "data") == 1
         assert len(list(tmp_path.glob("*"))) == 1
         with pytest.raises(FileNotFoundError):
-            open(tmp_path / "missing")
+            (tmp_path / "missing").read_text()
     trace = tracer.trace()
     assert trace.answers[Question.STATUS].keys() >= {str(tmp_path / "none"), str(tmp_path / "data")}
     assert str(tmp_path) in trace.answers[Question.LISTING]
@@ -155,10 +158,17 @@ def test_a_change_while_it_is_compiled_is_refused(tracer, tmp_path):
 def test_native_code_of_unknown_packages_is_refused(tracer, monkeypatch, tmp_path):
     found = type(sys)("foreign")
     found.__file__ = str(tmp_path / f"foreign{importlib.machinery.EXTENSION_SUFFIXES[0]}")
-    monkeypatch.setattr(module, "_KNOWN", module._KNOWN | {"_", *sys.modules})
-    monkeypatch.setitem(sys.modules, "foreign", found)
-    tracer._loaded(found)
+    monkeypatch.setattr(sys, "modules", {"torch._C": torch._C, "sys": sys, "foreign": found})
+    assert tracer.finish() is None
     assert "whose own code may read files" in tracer.refusal
+
+
+def test_known_native_code_is_none(monkeypatch):
+    tracer = Tracer(known=["mine"])
+    monkeypatch.setattr(module, "_package", lambda file: "mine" if "torch" in file else "")
+    monkeypatch.setattr(sys, "modules", {"torch._C": torch._C, "sys": sys, "_json": _json})
+    tracer.finish()
+    assert tracer.refusal == ""
 
 
 def test_bytecode_that_is_older_than_its_source_is_refused(tracer, tmp_path, monkeypatch):
@@ -167,12 +177,10 @@ def test_bytecode_that_is_older_than_its_source_is_refused(tracer, tmp_path, mon
     os.utime(tmp_path / "net.py", ns=(10**18, 10**18))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "net", raising=False)
-    importlib.import_module("net")
+    bytecode = py_compile.compile(str(tmp_path / "net.py"))
+    os.utime(bytecode, ns=(10**18 + 10**7, 10**18 + 10**7))
     (tmp_path / "net.py").write_text("SIZE = 32\n")
     os.utime(tmp_path / "net.py", ns=(10**18 + 10**8, 10**18 + 10**8))
-    (bytecode,) = (tmp_path / "__pycache__").iterdir()
-    os.utime(bytecode, ns=(10**18 + 10**7, 10**18 + 10**7))
-    monkeypatch.delitem(sys.modules, "net")
     with tracer.users_code():
         assert importlib.import_module("net").SIZE == 16
     assert "newer than its bytecode" in tracer.refusal
