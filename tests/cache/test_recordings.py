@@ -19,7 +19,7 @@ from irongrad.cache.recordings import RECORDING, CommandPlace, command_key, comm
 from irongrad.cli.recorded import repeated
 
 STEP = """
-import colorsys
+import tabnanny
 import json
 from pathlib import Path
 
@@ -145,7 +145,7 @@ CHANGES = {
     "a file that was not there": lambda work: (work / "override.json").write_text("5.0"),
     "a module that was not there": lambda work: (work / "optional.py").write_text(""),
     "a package of the same name": lambda work: (work / "network").mkdir(),
-    "a module in place of an installed one": lambda work: (work / "colorsys.py").write_text(""),
+    "a module in place of an installed one": lambda work: (work / "tabnanny.py").write_text(""),
     "a module in front of it": lambda work: (work.parent / "network.py").write_text(NETWORK),
     "a description of a package": lambda work: (work / "torch-9.0.dist-info").mkdir(),
     "a link to another file": lambda work: relinked(work / "step.py", work / "network.py"),
