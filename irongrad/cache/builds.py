@@ -13,26 +13,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from irongrad.cache.artifacts import ARTIFACT, RECORD, restored
 from irongrad.cache.keys import module_key, step_key
 from irongrad.cache.store import Store
 from irongrad.passes import PassRecord
 from irongrad.pipeline.capture import CapturedStep
 from irongrad.pipeline.compile import CompiledModule, compile_module
-from irongrad.pipeline.package import Artifact, publish, staged
+from irongrad.pipeline.package import Artifact
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.statistics import Statistics
-from irongrad.runtime.errors import ArtifactError, IronGradError
-from irongrad.runtime.manifest import MANIFEST, check_files, encoded, read_manifest
+from irongrad.runtime.errors import IronGradError
+from irongrad.runtime.manifest import MANIFEST, encoded
 from irongrad.runtime.verification import Report
 from irongrad.targets import Target
 
 if TYPE_CHECKING:
     from irongrad.pipeline.driver import Options
 
-ARTIFACT = "artifact"
 MODULE = "module"
 
-_RECORD = "record.msgpack"  # JSON has no infinity
 _COMPILED = "module.msgpack"
 
 
@@ -65,26 +64,24 @@ class Place:
 
     def load(self, output: Path) -> tuple[Artifact, BuildRecord] | None:
         """Write the artifact that is kept to `output`; None where there is no whole one."""
-        with staged(output) as staging:
-            if not self.store.get(ARTIFACT, self.key, staging):
-                return None
-            try:
-                record = msgspec.msgpack.decode((staging / _RECORD).read_bytes(), type=BuildRecord)
-                manifest = read_manifest(staging)
-                check_files(manifest, staging, tuple(manifest.files))
-            except (msgspec.DecodeError, ArtifactError):
-                return None
-            (staging / _RECORD).unlink()
-            publish(staging, output)
+        found = restored(self.store, self.key, output, _decoded)
+        if found is None:
+            return None
+        manifest, record = found
         return Artifact(output, manifest, record.reports), record
 
-    def keep(self, artifact: Artifact, record: BuildRecord) -> None:
+    def keep(self, artifact: Artifact, record: BuildRecord) -> bool:
         """Keep a build, if every target could be verified: elsewhere, or later, one more may be."""
         if any(t.certificate is None for t in artifact.manifest.targets):
-            return
+            return False
         files = {n: artifact.directory / n for n in artifact.manifest.files}
-        about = {MANIFEST: encoded(artifact.manifest), _RECORD: msgspec.msgpack.encode(record)}
+        about = {MANIFEST: encoded(artifact.manifest), RECORD: msgspec.msgpack.encode(record)}
         self.store.put(ARTIFACT, self.key, {**files, **about})
+        return True
+
+
+def _decoded(record: bytes) -> BuildRecord:
+    return msgspec.msgpack.decode(record, type=BuildRecord)
 
 
 def place_of(captured: CapturedStep, options: Options, golden_steps: int) -> Place | None:

@@ -8,12 +8,10 @@ PyTorch's and IronGrad's; one of which more is known only to Python has no key.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import platform
 from dataclasses import fields
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +19,8 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.optim import optimizer as torch_optimizer
 
-import irongrad
 from irongrad.cache.described import UnknownValueError, described, described_program
+from irongrad.cache.machine import host, sha256, sources
 from irongrad.decompositions.registry import users_operators
 from irongrad.padding.registry import has_users_rules
 from irongrad.passes import Pass, spelled
@@ -44,8 +42,6 @@ _DESCRIBED_APART = frozenset(
     {"model", "loss", "optimizer", "inputs", "loss_scale", "targets", "passes"}
     | {"output", "dump_dir", "stop_after", "cache", "on_stage", "on_measuring"}
 )
-# In Linux's /proc/cpuinfo: what the processor is, not what it is doing.
-_CPU = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "CPU variant", "Features", "isa")
 
 
 def step_key(captured: CapturedStep, options: Options, golden_steps: int) -> str | None:
@@ -59,13 +55,13 @@ def step_key(captured: CapturedStep, options: Options, golden_steps: int) -> str
     if any(_has_foreign_operators(p.graph_module) for p in programs):
         return None
     try:
-        return _sha256(
+        return sha256(
             [described_program(p) for p in programs],
             described([captured.predict_inputs, captured.output_names]),
             _step(step),
             golden_steps,
             _options(options),
-            _environment(),
+            environment(),
             sources(),
         )
     except UnknownValueError:
@@ -74,28 +70,7 @@ def step_key(captured: CapturedStep, options: Options, golden_steps: int) -> str
 
 def module_key(bytecode: bytes, target: Target) -> str:
     """The key of a .vmfb."""
-    return _sha256(hashlib.sha256(bytecode).hexdigest(), target, version("iree-base-compiler"), host(), sources())
-
-
-@functools.cache
-def sources() -> str:
-    """The sha256 of the package's own files."""
-    root = Path(irongrad.__file__).parent
-    return _sha256(*((p.relative_to(root).as_posix(), p.read_bytes()) for p in sorted(root.rglob("*.py"))))
-
-
-@functools.cache
-def host() -> str:
-    """This machine's kind of CPU; where that cannot be read, its name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
-    except OSError:
-        return _sha256(*platform.uname())
-    return _sha256(platform.machine(), *(x for x in lines if x.partition(":")[0].strip() in _CPU))
-
-
-def _sha256(*parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    return sha256(hashlib.sha256(bytecode).hexdigest(), target, version("iree-base-compiler"), host(), sources())
 
 
 def _step(step: TrainStep) -> Any:
@@ -131,7 +106,7 @@ def _options(options: Options) -> Any:
     return (repr(options.targets), tuple(map(spelled, options.passes)), described(others))
 
 
-def _environment() -> Any:
+def environment() -> Any:
     """Versions, and what PyTorch's numbers depend on beside them."""
     return (
         platform.python_version(),

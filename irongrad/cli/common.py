@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 from rich.console import Console
 
 from irongrad.runtime.errors import GuardError, UserError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 console = Console()
 error_console = Console(stderr=True)
@@ -52,11 +54,8 @@ def print_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return str(value)
+    # numpy's arrays and scalars, without importing it
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def pairs(items: tuple[str, ...], option: str) -> dict[str, str]:
@@ -92,6 +91,8 @@ def load_npy(name: str, path: str) -> np.ndarray[Any, Any]:
     Raises:
         GuardError: it cannot be read, naming the input.
     """
+    import numpy as np
+
     try:
         return np.asarray(np.load(path, allow_pickle=False))
     except (OSError, ValueError) as error:

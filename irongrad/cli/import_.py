@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
-from irongrad.bundle import INDEX, is_bundle
 from irongrad.cli.common import console, json_option, pairs, print_json
+from irongrad.cli.recorded import compile_or_repeat
 from irongrad.runtime.errors import UserError
 
 if TYPE_CHECKING:
-    from irongrad.pipeline.package import Artifact
+    import numpy as np
+
+    from irongrad.runtime.manifest import Manifest
+    from irongrad.step import TrainStep
+
+# Packages whose files are opened in Python, as `irongrad.onnx` uses them.
+_READ_IN_PYTHON = ("google", "onnx")
 
 
 @click.command(
@@ -68,22 +74,35 @@ def command(
         if v not in (None, ())
     ]
     options: dict[str, Any] = {"entry_points": entry_points or None, "cache": cache}
-    if is_bundle(source):
+    if _is_bundle(source):
         if given:
             raise UserError(f"--{given[0]} is for ONNX models; a step from JAX has its loss and its optimizer")
         from irongrad.pipeline.bundles import import_bundle
 
         with console.status(f"importing {source}"):
-            artifact = import_bundle(source, output, targets, **options)
+            manifest = import_bundle(source, output, targets, **options).manifest
     else:
         _check_onnx(source, of_onnx)
-        with console.status(f"importing {source}"):
-            artifact = _import_onnx(source, output, targets, of_onnx, lr, settings, freeze, result, options)
-    _show(artifact, as_json=as_json)
+        load = partial(_step, source, of_onnx, lr, settings, freeze, result)
+        parameters = click.get_current_context().params
+        outcome = compile_or_repeat(load, output, targets, options, parameters, known=_READ_IN_PYTHON, quiet=as_json)
+        assert outcome.manifest is not None
+        manifest = outcome.manifest
+    _show(manifest, output, as_json=as_json)
+
+
+def _is_bundle(source: Path) -> bool:
+    if not source.is_dir():
+        return False
+    from irongrad.bundle import is_bundle
+
+    return is_bundle(source)
 
 
 def _check_onnx(source: Path, needed: Mapping[str, object]) -> None:
     if source.suffix != ".onnx":
+        from irongrad.bundle import INDEX
+
         raise UserError(
             f"{source} is neither an .onnx file nor a bundle of irongrad.jax.export_step: it has no {INDEX}"
         )
@@ -91,22 +110,18 @@ def _check_onnx(source: Path, needed: Mapping[str, object]) -> None:
         raise UserError(f"an ONNX model also needs {', '.join(missing)}")
 
 
-def _import_onnx(
+def _step(
     source: Path,
-    output: Path,
-    targets: tuple[str, ...],
     given: Mapping[str, Any],
     lr: float | None,
     settings: tuple[str, ...],
     freeze: tuple[str, ...],
     result: str | None,
-    options: Mapping[str, Any],
-) -> Artifact:
+) -> TrainStep:
     from irongrad.onnx.step import make_step, options_of
-    from irongrad.pipeline.driver import compile
 
     chosen = options_of(pairs(settings, "--set")) | ({"lr": lr} if lr is not None else {})
-    step = make_step(
+    return make_step(
         source,
         _arrays(given["data"]),
         given["batch-size"],
@@ -116,10 +131,11 @@ def _import_onnx(
         freeze=freeze,
         output=result,
     )
-    return compile(step, output, targets, **options)
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    import numpy as np
+
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
@@ -127,12 +143,11 @@ def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         raise UserError(f"{path} cannot be read as an .npz file: {error}") from None
 
 
-def _show(artifact: Artifact, *, as_json: bool) -> None:
+def _show(manifest: Manifest, output: Path, *, as_json: bool) -> None:
     """Print what was written, and how it was verified."""
-    manifest = artifact.manifest
     worst = {t.name: t.certificate.worst if t.certificate else None for t in manifest.targets}
     if as_json:
-        print_json({"output": artifact.directory, "targets": worst})
+        print_json({"output": output, "targets": worst})
         return
     for target in manifest.targets:
         size = manifest.files[target.file].size / 1024
@@ -142,4 +157,4 @@ def _show(artifact: Artifact, *, as_json: bool) -> None:
             if target.certificate is not None
             else "not verified: it cannot run here; run 'irongrad verify' on the device"
         )
-        console.print(f"{artifact.directory / target.file}: {size:.0f} KiB, {note}", highlight=False, soft_wrap=True)
+        console.print(f"{output / target.file}: {size:.0f} KiB, {note}", highlight=False, soft_wrap=True)

@@ -8,8 +8,6 @@ from importlib import import_module
 from keyword import iskeyword
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from irongrad import compiler_missing
 from irongrad.runtime.errors import IronGradError, UserError
@@ -77,4 +75,7 @@ def _report(error: Exception) -> None:
     if "--json" in sys.argv:
         print(json.dumps({"error": {"class": type(error).__name__, "message": str(error)}}))
     else:
+        from rich.console import Console
+        from rich.markup import escape
+
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)

@@ -33,8 +33,9 @@ from irongrad.pipeline.graphs import Function, StateTensor, StepGraph, Value
 from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.importer import ImportedStep, import_functions
 from irongrad.pipeline.interface import describe, selected
-from irongrad.pipeline.package import Artifact, check_output, package
+from irongrad.pipeline.package import Artifact, package
 from irongrad.pipeline.ranges import Range
+from irongrad.pipeline.staging import check_output
 from irongrad.runtime.errors import InternalError, ToolchainError
 from irongrad.runtime.manifest import STEPS, Role
 from irongrad.targets import parse_targets

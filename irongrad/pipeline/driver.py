@@ -31,11 +31,12 @@ from irongrad.pipeline.legality import check_float64, check_operators
 from irongrad.pipeline.memory import memory_of
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.oracle import golden_of
-from irongrad.pipeline.package import Artifact, check_output, package
+from irongrad.pipeline.package import Artifact, package
 from irongrad.pipeline.packing import pack_state
 from irongrad.pipeline.pieces import cut
 from irongrad.pipeline.ranges import Range, step_ranges
 from irongrad.pipeline.routes import ROUTES
+from irongrad.pipeline.staging import check_output
 from irongrad.pipeline.statistics import Statistics
 from irongrad.pipeline.timing import Stopwatch
 from irongrad.runtime.errors import UserError
@@ -108,6 +109,7 @@ class Build:
         statistics: what the compiler says of the program, by target; empty when it was stopped before that.
         memory: the plan of its memory; None when it was stopped before that.
         cached: whether the artifact comes from the cache; `seconds` has `capture` and `cache` then.
+        key: under which the cache has the artifact; None where it does not.
     """
 
     artifact: Artifact | None
@@ -116,6 +118,7 @@ class Build:
     statistics: dict[str, Statistics]
     memory: MemorySpec | None
     cached: bool = False
+    key: str | None = None
 
 
 def _check_budget(step: TrainStep, options: Options) -> None:
@@ -146,6 +149,7 @@ def build(step: TrainStep, options: Options) -> Build:
     records: list[PassRecord] = []
     statistics: dict[str, Statistics] = {}
     memory: MemorySpec | None = None
+    key: str | None = None
 
     def stage(name: str, function: Callable[..., T], *arguments: Any) -> T:
         start = time.perf_counter()
@@ -164,7 +168,7 @@ def build(step: TrainStep, options: Options) -> Build:
             captured: CapturedStep = stage("capture", capture, step, inference_of(options.entry_points))
             place = place_of(captured, options, GOLDEN_STEPS)
             if place is not None and (found := place.load(options.output)) is not None:
-                return _from_cache(*found, seconds, began)
+                return _from_cache(*found, seconds, began, place.key)
             joint: JointStep = stage("differentiate", differentiate, captured)
             graph: StepGraph = stage("optimizer", add_optimizer, joint)
             graph = cut(graph, step.between)
@@ -185,11 +189,11 @@ def build(step: TrainStep, options: Options) -> Build:
             choices = tuple(choice for record in records for choice in record.choices)
             about = (None, memory, options.asked, options.passes, options.route, others, choices)
             artifact = stage("package", package, module, compiled, golden, options.output, *about)
-            if place is not None:
-                place.keep(artifact, BuildRecord(tuple(records), statistics, artifact.reports))
+            if place is not None and place.keep(artifact, BuildRecord(tuple(records), statistics, artifact.reports)):
+                key = place.key
         except StoppedEarly:
             pass
-    return Build(artifact, seconds, tuple(records), statistics, memory)
+    return Build(artifact, seconds, tuple(records), statistics, memory, key=key)
 
 
 @contextmanager
@@ -202,9 +206,10 @@ def _frozen_heap() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _from_cache(artifact: Artifact, record: BuildRecord, seconds: dict[str, float], began: float) -> Build:
+def _from_cache(artifact: Artifact, record: BuildRecord, seconds: dict[str, float], began: float, key: str) -> Build:
     seconds["cache"] = time.perf_counter() - began - sum(seconds.values())
-    return Build(artifact, seconds, record.passes, record.statistics, artifact.manifest.memory, cached=True)
+    memory = artifact.manifest.memory
+    return Build(artifact, seconds, record.passes, record.statistics, memory, cached=True, key=key)
 
 
 def step_graph(step: TrainStep) -> StepGraph:

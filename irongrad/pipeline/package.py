@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -24,13 +20,13 @@ from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.size_guards import accepted_sizes
-from irongrad.runtime.errors import InternalError, UserError, VerificationError
+from irongrad.pipeline.staging import publish, staged
+from irongrad.runtime.errors import InternalError, VerificationError
 from irongrad.runtime.golden import Golden, read_golden, write_golden
 from irongrad.runtime.manifest import (
     FORMAT_VERSION,
     GOLDEN,
     INITIAL_STATE,
-    MANIFEST,
     PORTABLE_MODULE,
     ChoiceSpec,
     FunctionSpec,
@@ -65,18 +61,6 @@ class Artifact:
     def load(self, **options: object) -> Session:
         """Load it; options as those of `irongrad.runtime.load`."""
         return Session(self.directory, **options)  # type: ignore[arg-type]
-
-
-def check_output(output: Path) -> None:
-    """Refuse to write over a directory that is not an artifact.
-
-    Raises:
-        UserError: naming it.
-    """
-    if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST).exists():
-        raise UserError(f"{output} is a directory with other things in it, not an artifact; give another -o")
-    if output.exists() and not output.is_dir():
-        raise UserError(f"{output} is a file; give a directory with -o")
 
 
 def package(
@@ -166,27 +150,6 @@ def _check(report: Report, golden: Golden) -> None:
             f"values, so no artifact was written:\n{rows}\nThis is a bug in IronGrad or its toolchain. Please report "
             "it with the model; --dump-dir DIR keeps every stage"
         )
-
-
-@contextmanager
-def staged(output: Path) -> Iterator[Path]:
-    """A new directory beside `output`, which is removed unless it was published."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
-    try:
-        staging.chmod(0o755)
-        yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def publish(staging: Path, output: Path) -> None:
-    """Move a whole artifact into place."""
-    old = staging.with_name(staging.name + ".old")
-    if output.exists():
-        os.rename(output, old)
-    os.rename(staging, output)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_state(module: AssembledModule, path: Path) -> None:

@@ -16,7 +16,8 @@ from iree.compiler import ir
 
 from irongrad.cache.builds import compile_all
 from irongrad.pipeline.compile import CompiledModule
-from irongrad.pipeline.package import Artifact, publish, staged, target_spec
+from irongrad.pipeline.package import Artifact, target_spec
+from irongrad.pipeline.staging import publish, staged
 from irongrad.runtime.errors import ToolchainError, UserError, VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.manifest import (

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from irongrad.cache import Store
-from irongrad.cache.keys import host, sources
+from irongrad.cache.machine import host, sources
 from irongrad.passes import parse_passes, run_passes
 from irongrad.pipeline.compile import compile_module
 from irongrad.pipeline.dtypes import to_numpy

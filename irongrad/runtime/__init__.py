@@ -1,6 +1,21 @@
 """Running artifacts: numpy and the IREE runtime, no torch."""
 
-from irongrad.runtime.function import CompiledFunction, load_function
-from irongrad.runtime.session import Session, load
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from irongrad.runtime.function import CompiledFunction, load_function
+    from irongrad.runtime.session import Session, load
 
 __all__ = ["CompiledFunction", "Session", "load", "load_function"]
+
+# Imported when first used, so that who needs an error or a manifest does not load IREE.
+_HOME = {"CompiledFunction": "function", "Session": "session", "load": "session", "load_function": "function"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'irongrad.runtime' has no attribute {name!r}")
+    return getattr(import_module(f"irongrad.runtime.{_HOME[name]}"), name)

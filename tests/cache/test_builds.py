@@ -14,7 +14,8 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.cache import Store, builds
-from irongrad.cache.builds import ARTIFACT, MODULE, Place
+from irongrad.cache.artifacts import ARTIFACT
+from irongrad.cache.builds import MODULE, Place
 from irongrad.pipeline.driver import Build, build, make_options
 from irongrad.runtime.verification import Report
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.cache import keys
+from irongrad.cache import keys, machine
 from irongrad.cache.described import UnknownValueError, described
 from irongrad.passes import PassResult
 from irongrad.pipeline.capture import capture
@@ -223,12 +223,12 @@ def test_the_key_of_a_module(name, monkeypatch):
 def test_the_key_of_the_sources_is_that_of_every_file(tmp_path, monkeypatch):
     (tmp_path / "irongrad").mkdir()
     (tmp_path / "irongrad" / "__init__.py").write_text("")
-    monkeypatch.setattr(keys.irongrad, "__file__", str(tmp_path / "irongrad" / "__init__.py"))
-    found = [keys.sources.__wrapped__()]
+    monkeypatch.setattr(machine.irongrad, "__file__", str(tmp_path / "irongrad" / "__init__.py"))
+    found = [machine.sources.__wrapped__()]
     (tmp_path / "irongrad" / "more.py").write_text("a = 1\n")
-    found.append(keys.sources.__wrapped__())
+    found.append(machine.sources.__wrapped__())
     (tmp_path / "irongrad" / "more.py").write_text("a = 2\n")
-    found.append(keys.sources.__wrapped__())
+    found.append(machine.sources.__wrapped__())
     assert len(set(found)) == 3
 
 

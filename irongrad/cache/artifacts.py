@@ -1,0 +1,42 @@
+"""Artifacts in the cache, and how one becomes a directory again; needs neither torch nor IREE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from irongrad.cache.store import Store
+from irongrad.pipeline.staging import publish, staged
+from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.manifest import Manifest, check_files, read_manifest
+
+ARTIFACT = "artifact"
+RECORD = "record.msgpack"  # JSON has no infinity
+
+T = TypeVar("T")
+
+
+def restored(store: Store, key: str, output: Path, read: Callable[[bytes], T]) -> tuple[Manifest, T] | None:
+    """Write the artifact under `key` to `output`; None where there is no whole one.
+
+    Args:
+        store: the cache.
+        key: the artifact's.
+        output: the directory; what is there is replaced.
+        read: what to make of the record that was kept with it; raises `msgspec.DecodeError` where it is damaged.
+    """
+    with staged(output) as staging:
+        if not store.get(ARTIFACT, key, staging):
+            return None
+        try:
+            record = read((staging / RECORD).read_bytes())
+            manifest = read_manifest(staging)
+            check_files(manifest, staging, tuple(manifest.files))
+        except (OSError, msgspec.DecodeError, ArtifactError):
+            return None
+        (staging / RECORD).unlink()
+        publish(staging, output)
+    return manifest, record

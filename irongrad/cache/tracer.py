@@ -1,0 +1,411 @@
+"""Notes what this process reads, so that a later one can tell whether it would read the same.
+
+Python tells of every file that is opened and every directory that is listed (its audit events, PEP 578), and a finder
+before all others sees each module that is looked for. While the user's code runs, functions that look at a file without
+opening it are noted too, and what leaves no trace to compare, such as a connection or another process, makes that
+nothing is recorded. Code that is not Python could open files unseen. Of the packages that have such code, those are
+taken whose readers open files in Python or are named here; with another one nothing is recorded either.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import linecache
+import os
+import site
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, reduce, wraps
+from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import irongrad
+from irongrad.cache.machine import CPUINFO
+from irongrad.cache.observations import ANSWERS, SPECIAL, Question, importable, names_in
+from irongrad.cache.recordings import Search, Trace
+
+# What a process does that nothing on disk shows, by audit event.
+_REFUSED = {
+    "builtins.input": "asks at the terminal",
+    "ctypes.dlopen": "loads a library",
+    "os.exec": "starts a process",
+    "os.fork": "starts a process",
+    "os.forkpty": "starts a process",
+    "os.posix_spawn": "starts a process",
+    "os.remove": "removes a file",
+    "os.rename": "renames a file",
+    "os.system": "starts a process",
+    "os.truncate": "writes a file",
+    "socket.bind": "uses the network",
+    "socket.connect": "uses the network",
+    "socket.getaddrinfo": "uses the network",
+    "socket.gethostbyname": "uses the network",
+    "socket.gethostname": "asks for the machine's name",
+    "socket.sendto": "uses the network",
+    "sqlite3.connect": "opens a database",
+    "subprocess.Popen": "starts a process",
+}
+_LISTED = ("os.listdir", "os.scandir")
+_EVENTS = frozenset({"open", *_LISTED, *_REFUSED})
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+# Functions that look at files without an audit event, in `os`.
+_LOOKS = ("stat", "lstat", "access", "readlink")
+# Sources of numbers that no later process has; the generators themselves start at a seed (`cli.compile.load_step`).
+_ENTROPY = (("os", "urandom"), ("random", "_urandom"), ("torch", "seed"))
+# Functions that open the files among their arguments outside of Python.
+_READERS = (
+    ("safetensors", "safe_open"),
+    ("torch", "from_file"),
+    ("torch", "UntypedStorage.from_file"),
+    ("torch", "_C.import_ir_module"),
+    ("torch.export.pt2_archive._package", "PT2ArchiveReader.__init__"),
+    ("torch.package", "PackageImporter.__init__"),
+)
+# Packages with code that is not Python, but opens files nowhere else; Python's own, which tells, has no name.
+_KNOWN = frozenset(
+    {"", "iree", "ml_dtypes", "msgspec", "numpy", "psutil", "safetensors", "scipy", "sklearn", "torch", "torch_mlir"}
+)
+# The one part of them that does: SciPy's reader of Matrix Market files, imported by its first call.
+_UNKNOWN_MODULES = ("scipy.io._fast_matrix_market._fmm_core",)
+
+_IMPORTLIB = "<frozen importlib._bootstrap_external>"
+_OWN = str(Path(irongrad.__file__).parent) + os.sep
+
+
+class Tracer:
+    """Notes what this process reads between `start` and `finish`.
+
+    Args:
+        known: further packages with code that is not Python, but of which what is used opens files nowhere else.
+
+    Attributes:
+        refusal: why nothing can be recorded, a verb with its object; empty where it can.
+    """
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self.refusal = ""
+        self._known = _KNOWN | {*known}
+        self._answers: dict[Question, dict[str, str]] = {question: {} for question in Question}
+        self._searched: dict[str, _Searched] = {}
+        self._users = False
+        self._thread = threading.local()
+        self._finder = _Finder(self)
+
+    def start(self) -> None:
+        """Begin; one tracer at a time."""
+        for name, module in list(sys.modules.items()):
+            parent = sys.modules.get(name.rpartition(".")[0])
+            self.searched(name, sys.path if parent is None else getattr(parent, "__path__", ()))
+            if isinstance(file := getattr(module, "__file__", None), str):
+                self._read(file)
+        sys.meta_path.insert(0, self._finder)
+        _install()
+        _RUNNING.append(self)
+
+    @contextmanager
+    def users_code(self) -> Iterator[None]:
+        """While the user's code runs."""
+        if self not in _RUNNING:
+            yield
+            return
+        with ExitStack() as replaced:
+            for name in _LOOKS:
+                replaced.enter_context(_replaced(os, name, self._looking))
+            for wrapped, places in ((self._unforeseen, _ENTROPY), (self._reading, _READERS)):
+                for owner, name in (found for place in places for found in _places(*place)):
+                    replaced.enter_context(_replaced(owner, name, wrapped))
+            self._users = True
+            try:
+                yield
+            finally:
+                self._users = False
+
+    def stop(self) -> None:
+        """Note no more."""
+        if self in _RUNNING:
+            _RUNNING.remove(self)
+            sys.meta_path.remove(self._finder)
+
+    def finish(self) -> Trace | None:
+        """What was read; None, with a `refusal`, where that does not tell what a later process would do."""
+        self.stop()
+        for module in list(sys.modules.values()):
+            if isinstance(file := getattr(module, "__file__", None), str):
+                self._loaded(module.__name__, file)
+        if not self.refusal and not self.trace().holds():
+            self.refusal = "reads what changed meanwhile"
+        return None if self.refusal else self.trace()
+
+    def trace(self) -> Trace:
+        """What was read so far."""
+        searched = {d: Search(tuple(sorted(s.names)), importable(s.found, s.names)) for d, s in self._searched.items()}
+        return Trace(self._answers, searched)
+
+    def searched(self, name: str, directories: Iterable[object]) -> None:
+        """Note that the module `name` is looked for in `directories`."""
+        with self._unheard():
+            for directory in directories:
+                if isinstance(directory, str):
+                    self._search(os.path.abspath(directory), name.rpartition(".")[2])
+
+    def _search(self, directory: str, name: str) -> None:
+        if directory in self._searched:
+            self._searched[directory].names.add(name)
+        elif _is_installed(directory + os.sep):
+            self._ask(Question.INSTALLED, directory)
+        elif os.path.isfile(directory):  # an archive of modules
+            self._ask(Question.CONTENT, directory)
+        elif not (directory + os.sep).startswith(_OWN):
+            self._searched[directory] = _Searched(names_in(directory), {name})
+
+    def _loaded(self, module: str, file: str) -> None:
+        self._read(file)
+        if file.endswith(tuple(EXTENSION_SUFFIXES)) and (package := _package(file)) not in self._known:
+            self._refuse(f"imports {package}, whose own code may read files")
+        if module in _UNKNOWN_MODULES:
+            self._refuse(f"uses {module}")
+
+    def heard(self, event: str, arguments: tuple[Any, ...], caller: str) -> None:
+        """Note an audit event that the code in the file `caller` is behind."""
+        if self._is_asking():
+            return
+        with self._unheard():
+            if event == "open":
+                self._opened(*arguments, by_import=caller == _IMPORTLIB)
+            elif caller == _IMPORTLIB:
+                pass  # `searched` knows, and Python writes what it compiled
+            elif event in _LISTED:
+                self._list(arguments[0], caller)
+            elif self._users:
+                self._refuse(_REFUSED[event])
+
+    def _opened(self, path: object, mode: object, flags: int, *, by_import: bool) -> None:
+        if isinstance(path, int) or (by_import and flags & _WRITES):
+            return
+        name = os.fsdecode(path)  # type: ignore[arg-type]
+        if self._users and flags & _WRITES and name != os.devnull:
+            self._refuse(f"writes {name}")
+        elif self._users and mode is None and not os.path.isabs(name):
+            self._refuse(f"opens {name} relative to a directory")  # which os.open does not tell
+        elif not flags & _WRITES:
+            self._read(name)
+
+    def _list(self, directory: object, caller: str) -> None:
+        if isinstance(directory, int):
+            self._refuse("lists a directory that it has open")
+            return
+        path = os.path.abspath(os.fsdecode(directory or os.curdir))  # type: ignore[arg-type]
+        if caller == importlib.metadata.__file__:
+            self._search(path, "")
+        elif not _asker().startswith(_OWN) and self._matters(path):
+            self._ask(Question.LISTING, path)
+
+    def _read(self, name: str) -> None:
+        path = self._source(os.path.abspath(name))
+        if not self._matters(path):
+            return
+        if _is_installed(path):
+            self._ask(Question.INSTALLED, path)
+        elif self._ask(Question.CONTENT, path) == SPECIAL and path != os.devnull:
+            self._refuse(f"reads {path}")
+
+    def _source(self, path: str) -> str:
+        """The source that a file of bytecode was made of; Python compares their times by the second."""
+        if not path.endswith(".pyc"):
+            return path
+        with suppress(ValueError, OSError):
+            source = importlib.util.source_from_cache(path)
+            if not _is_installed(path) and os.stat(path).st_mtime_ns < os.stat(source).st_mtime_ns:
+                self._refuse(f"imports {source}, which is newer than its bytecode")
+            return source
+        return path
+
+    def _matters(self, path: str) -> bool:
+        """Whether what is at `path` can make a difference that no key has."""
+        if path.startswith(_OWN) or path == CPUINFO:
+            return False
+        if not path.startswith(("/proc/", "/sys/")):
+            return True
+        if self._users:  # what the kernel says of the machine is always new
+            self._refuse(f"reads {path}")
+        return False
+
+    def _looking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def look(path: Any, *arguments: Any, **options: Any) -> Any:
+            # linecache reads what it looks at, to print it.
+            if not isinstance(path, int) and not self._is_asking() and _caller() != linecache.__file__:
+                with self._unheard():
+                    self._looked(os.fsdecode(path), options)
+            return original(path, *arguments, **options)
+
+        return look
+
+    def _looked(self, name: str, options: dict[str, Any]) -> None:
+        if options.get("dir_fd") is not None:
+            self._refuse("looks for a file in a directory that it has open")
+        path = os.path.abspath(name)
+        if self._matters(path):  # IronGrad looks for what there is, and does not care how new
+            self._ask(Question.KIND if _asker().startswith(_OWN) else Question.STATUS, path)
+
+    def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def read(*arguments: Any, **options: Any) -> Any:
+            with self._unheard():
+                for value in (*arguments, *options.values()):
+                    if isinstance(value, str | os.PathLike):
+                        self._read(os.fsdecode(value))
+            return original(*arguments, **options)
+
+        return read
+
+    def _unforeseen(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def draw(*arguments: Any) -> Any:
+            self._refuse("draws random numbers without a seed")
+            return original(*arguments)
+
+        return draw
+
+    def _ask(self, question: Question, path: str) -> str:
+        answers = self._answers[question]
+        if path not in answers:
+            answers[path] = ANSWERS[question](path)
+        return answers[path]
+
+    def _refuse(self, reason: str) -> None:
+        if not self.refusal and not _is_importing_a_package():
+            self.refusal = reason
+
+    def _is_asking(self) -> bool:
+        return getattr(self._thread, "asking", False)
+
+    @contextmanager
+    def _unheard(self) -> Iterator[None]:
+        """While the tracer itself reads."""
+        before, self._thread.asking = self._is_asking(), True
+        try:
+            yield
+        finally:
+            self._thread.asking = before
+
+
+@dataclass
+class _Searched:
+    """A directory in which modules were looked for: what was in it at first, and their names."""
+
+    found: tuple[str, ...] | None
+    names: set[str]
+
+
+_RUNNING: list[Tracer] = []
+
+
+@cache
+def _install() -> None:
+    """Have Python tell of what it does; there is no way back."""
+    sys.addaudithook(_heard)
+
+
+def _heard(event: str, arguments: tuple[Any, ...]) -> None:
+    if _RUNNING and event in _EVENTS:
+        _RUNNING[-1].heard(event, arguments, sys._getframe(1).f_code.co_filename)
+
+
+class _Finder:
+    """Sees what is imported, and finds nothing."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        self._tracer.searched(name, sys.path if path is None else path)
+        return None
+
+
+@cache
+def _roots() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Where Python's own modules are, and where installed packages."""
+    own = {sysconfig.get_path(n) + os.sep for n in ("stdlib", "platstdlib")}
+    packages = {sysconfig.get_path(n) for n in ("purelib", "platlib")} | {*site.getsitepackages()}
+    return tuple(own), tuple(p + os.sep for p in packages | {site.getusersitepackages()})
+
+
+def _is_installed(path: str) -> bool:
+    own, packages = _roots()
+    return path.startswith(own) or path.startswith(packages)
+
+
+def _package(file: str) -> str:
+    """The directory of installed packages that an extension module is in; its file, elsewhere."""
+    own, packages = _roots()
+    for root in packages:
+        if file.startswith(root):
+            return file.removeprefix(root).partition(os.sep)[0]
+    return "" if file.startswith(own) else file
+
+
+def _caller() -> str:
+    """The file of what called the function that calls this one."""
+    return sys._getframe(2).f_code.co_filename
+
+
+def _files_of_callers() -> Iterator[str]:
+    """The files of the code that is running, the innermost first, without this one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename != __file__:
+            yield frame.f_code.co_filename
+        frame = frame.f_back
+
+
+def _asker() -> str:
+    """The file of the code for which Python's own modules do something."""
+    own, packages = _roots()
+    return next((f for f in _files_of_callers() if f.startswith(packages) or not f.startswith((*own, "<frozen"))), "")
+
+
+def _is_importing_a_package() -> bool:
+    """Whether what happens is part of the import of an installed package: it looks at the machine, or draws examples.
+
+    What it makes of that is its own affair; the step's code is what runs outside of it.
+    """
+    its_code = False
+    for file in _files_of_callers():
+        if file == _IMPORTLIB and its_code:
+            return True
+        its_code = its_code or _is_installed(file)
+        if not _is_installed(file) and not file.startswith("<frozen"):
+            return False
+    return False
+
+
+def _places(module: str, path: str) -> list[tuple[Any, str]]:
+    """Each owner of what is at `path` in `module`, with its name there: also modules that have imported it."""
+    *parents, name = path.split(".")
+    owner = reduce(getattr, parents, import_module(module))
+    if parents:
+        return [(owner, name)]
+    value = getattr(owner, name)
+    return [(m, name) for m in list(sys.modules.values()) if getattr(m, "__dict__", {}).get(name) is value]
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    original, own = getattr(owner, name), name in vars(owner)
+    setattr(owner, name, wrapped(original))
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)

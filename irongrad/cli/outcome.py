@@ -1,0 +1,117 @@
+"""What `irongrad compile` says of what it made, in the same words when it comes from the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from irongrad.cli.common import console
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from irongrad.pipeline.driver import Build
+    from irongrad.runtime.manifest import Manifest, TargetSpec
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a compile.
+
+    Attributes:
+        summary: what `--json` prints.
+        files: the user's source files that it depends on.
+        manifest: of the artifact that was written; None where none was.
+        unrecorded: what the step does for which it has to run the next time too, a verb with its object.
+    """
+
+    summary: dict[str, Any]
+    files: list[str]
+    manifest: Manifest | None
+    unrecorded: str = ""
+
+
+def summary_of(made: Build) -> dict[str, Any]:
+    """What `--json` prints of a build."""
+    result: dict[str, Any] = {"seconds": made.seconds, "passes": [asdict(r) for r in made.passes], "output": None}
+    result["cached"] = made.cached
+    if (artifact := made.artifact) is not None:
+        result["output"] = str(artifact.directory)
+        result["predicted"] = made.memory.predicted if made.memory else {}
+        result["targets"] = {
+            t.name: {
+                "bytes": artifact.manifest.files[t.file].size,
+                "worst": t.certificate.worst if t.certificate else None,
+                "statistics": asdict(made.statistics[t.name]),
+            }
+            for t in artifact.manifest.targets
+        }
+    return result
+
+
+def print_outcome(outcome: Outcome, output: Path, *, pass_report: bool) -> None:
+    """Print it for people."""
+    summary = outcome.summary
+    if pass_report:
+        _print_passes(summary["passes"])
+    _print_choices(summary["passes"])
+    table = Table("stage", "seconds", box=None)
+    for name, value in summary["seconds"].items():
+        table.add_row(name, f"{value:.2f}")
+    console.print(table)
+    if outcome.manifest is None:
+        console.print("stopped as asked; no artifact was written")
+        return
+    if summary["cached"]:
+        console.print("nothing has changed since it was compiled; it comes from the cache")
+    if outcome.unrecorded:
+        console.print(f"the step has to run the next time too, as it {outcome.unrecorded}", highlight=False)
+    for target in outcome.manifest.targets:
+        _print_target(target, summary, output)
+
+
+def _print_passes(records: Sequence[Mapping[str, Any]]) -> None:
+    table = Table("pass", "function", "nodes", "", "ms", box=None)
+    for record in records:
+        if record["changed"]:
+            before, after = record["nodes"]
+            counts = ", ".join(f"{name} {count}" for name, count in record["stats"].items())
+            milliseconds = f"{record['seconds'] * 1000:.0f}"
+            table.add_row(record["name"], record["function"], f"{before} to {after}", counts, milliseconds)
+    console.print(table)
+
+
+def _print_choices(records: Sequence[Mapping[str, Any]]) -> None:
+    """What was chosen by measurement; functions that have the same to compute have it once."""
+    choices = {choice["what"]: choice for record in records for choice in record["choices"]}
+    if not choices:
+        return
+    table = Table("what", "chosen", "ms", box=None)
+    for what, choice in choices.items():
+        times = sorted(choice["seconds"].items(), key=lambda item: item[1])
+        table.add_row(what, choice["chosen"], ", ".join(f"{name} {1e3 * value:.3g}" for name, value in times))
+    console.print(table)
+
+
+def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path) -> None:
+    about = summary["targets"][target.name]
+    if target.certificate is not None:
+        note = (
+            f"verified: {target.certificate.steps} steps against eager {target.certificate.oracle}, worst error "
+            f"{target.certificate.worst:.0%} of what is allowed"
+        )
+    else:
+        note = "not verified: it cannot run here; run 'irongrad verify' on the device"
+    console.print(f"{output / target.file}: {about['bytes'] / 1024:.0f} KiB, {note}", highlight=False)
+    counts = about["statistics"]
+    each = ", ".join(f"{name} {dispatches}" for name, dispatches in counts["by_function"].items())
+    console.print(f"dispatches: {counts['dispatches']} ({each}) of {counts['kernels']} kernels", highlight=False)
+    each = ", ".join(f"{name} {moved / 2**20:.1f}" for name, moved in counts["traffic"].items())
+    console.print(f"MiB that kernels read and write: {each}", highlight=False)
+    for name, size in summary["predicted"].items():
+        real = counts["transients"].get(name, 0)
+        text = f"transient memory of {name}: {real / 2**20:.1f} MiB, {size / 2**20:.1f} MiB predicted"
+        console.print(text, highlight=False)

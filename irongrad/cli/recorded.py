@@ -1,0 +1,131 @@
+"""A command that compiles a step, unless nothing that it reads has changed since it ran."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import irongrad
+from irongrad.cache.artifacts import restored
+from irongrad.cache.recordings import CommandPlace, Recording, command_place
+from irongrad.cli.common import console
+from irongrad.cli.outcome import Outcome, summary_of
+from irongrad.pipeline.staging import check_output
+
+if TYPE_CHECKING:
+    from irongrad.cache.tracer import Tracer
+    from irongrad.step import TrainStep
+
+
+def compile_or_repeat(
+    load: Callable[[], TrainStep],
+    output: Path,
+    targets: Sequence[str],
+    options: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    *,
+    known: Sequence[str] = (),
+    quiet: bool,
+) -> Outcome:
+    """Compile what `load` returns; or take it from the cache, without calling `load` or importing PyTorch.
+
+    Args:
+        load: makes the step.
+        output: the artifact's directory.
+        targets: what to compile for.
+        options: further ones of `irongrad.pipeline.driver.make_options`.
+        parameters: those of the command line, as they were parsed.
+        known: installed packages with code that is not Python, but which `load` has open files in Python only.
+        quiet: whether nothing is shown of how far it is.
+    """
+    began = time.perf_counter()
+    check_output(output)
+    runs = not options["cache"] or options.get("dump_dir") is not None or options.get("stop_after") is not None
+    place = None if runs else command_place(parameters)
+    outcome = repeated(place, output, began) if place is not None else None
+    if outcome is not None:
+        return outcome
+
+    from irongrad.cache.tracer import Tracer
+
+    tracer = Tracer(known)
+    if place is not None:
+        tracer.start()
+    outcome, key = _compiled(load, output, targets, options, tracer, quiet=quiet)
+    if place is None or key is None:
+        return outcome
+    trace = tracer.finish()
+    if trace is None:
+        return replace(outcome, unrecorded=tracer.refusal)
+    said = msgspec.json.encode({"summary": outcome.summary, "files": outcome.files})
+    place.record(Recording(key, trace, said))
+    return outcome
+
+
+def repeated(place: CommandPlace, output: Path, began: float) -> Outcome | None:
+    """What this command line did before, where nothing has changed since; the artifact is written again."""
+    found = place.recorded()
+    if found is None or (kept := restored(place.store, found.artifact, output, bytes)) is None:
+        return None
+    said = msgspec.json.decode(found.result)
+    seconds = {"cache": time.perf_counter() - began}
+    return Outcome(said["summary"] | {"seconds": seconds, "cached": True}, said["files"], kept[0])
+
+
+def _compiled(
+    load: Callable[[], TrainStep],
+    output: Path,
+    targets: Sequence[str],
+    options: Mapping[str, Any],
+    tracer: Tracer,
+    *,
+    quiet: bool,
+) -> tuple[Outcome, str | None]:
+    """Compile what `load` returns, and note what the artifact's key depends on; with that key, where it is kept."""
+    from irongrad.cache.keys import environment
+    from irongrad.pipeline.driver import STAGES, build, make_options
+
+    status = console.status("")
+
+    @contextmanager
+    def show(stage: str) -> Iterator[None]:
+        status.update(f"{stage} ({STAGES.index(stage) + 1}/{len(STAGES)})")
+        with nullcontext() if quiet else status:
+            yield
+        if stage == "capture":
+            users.close()
+            environment()  # the artifact's key has it, so the tracer shall see where it comes from
+            tracer.stop()
+
+    asked = make_options(
+        output, targets, **options, on_stage=show, on_measuring=lambda what: status.update(f"measuring {what}")
+    )
+    before = dict(sys.modules)
+    with ExitStack() as users:
+        users.enter_context(tracer.users_code())
+        made = build(load(), asked)
+    manifest = made.artifact.manifest if made.artifact is not None else None
+    return Outcome(summary_of(made), [str(f) for f in _user_files(before)], manifest), made.key
+
+
+def _user_files(before: Mapping[str, ModuleType]) -> list[Path]:
+    """The files of modules imported since `before`, without Python's own, installed packages and IronGrad."""
+    own = {Path(sysconfig.get_path(n)) for n in ("stdlib", "platstdlib")} | {Path(irongrad.__file__).parent}
+    new = [m for n, m in sys.modules.items() if before.get(n) is not m]
+    files = {Path(f).resolve() for m in new if isinstance(f := getattr(m, "__file__", None), str)}
+    return sorted(
+        f
+        for f in files
+        if f.is_file()
+        and not {"site-packages", "dist-packages"} & set(f.parts)
+        and not any(f.is_relative_to(d.resolve()) for d in own)
+    )

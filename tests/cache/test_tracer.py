@@ -1,0 +1,186 @@
+"""What a process reads is noted, and what no later process can compare is refused."""
+
+from __future__ import annotations
+
+import _json
+import importlib
+import os
+import py_compile
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from irongrad.cache import tracer as module
+from irongrad.cache.observations import Question
+from irongrad.cache.tracer import Tracer
+
+
+@pytest.fixture
+def tracer() -> Iterator[Tracer]:
+    started = Tracer()
+    started.start()
+    yield started
+    started.stop()
+
+
+def answers(tracer: Tracer, question: Question, path: Path) -> str | None:
+    return tracer.trace().answers[question].get(str(path))
+
+
+def write(path: Path) -> None:
+    path.write_text("x")
+
+
+def read_number_of_a_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.close(os.open("data", os.O_RDONLY, dir_fd=directory))
+    finally:
+        os.close(directory)
+
+
+REFUSED = {
+    "writes": lambda path: write(path / "new"),
+    "removes a file": lambda path: (path / "data").unlink(),
+    "renames a file": lambda path: (path / "data").rename(path / "other"),
+    "starts a process": lambda path: subprocess.run([sys.executable, "-c", ""], check=True),
+    "uses the network": lambda path: socket.getaddrinfo("localhost", 80),
+    "opens a database": lambda path: sqlite3.connect(":memory:").close(),
+    "draws random numbers": lambda path: np.random.default_rng(),
+    "draws random numbers without a seed": lambda path: torch.seed(),
+    "reads /dev/urandom": lambda path: open("/dev/urandom", "rb").close(),
+    "reads /proc/loadavg": lambda path: Path("/proc/loadavg").read_text(),
+    "relative to a directory": read_number_of_a_directory,
+    "in a directory that it has open": lambda path: os.stat("data", dir_fd=os.open(path, os.O_RDONLY)),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_leaves_no_trace_is_refused(reason, tracer, tmp_path):
+    (tmp_path / "data").write_text("1")
+    state = torch.get_rng_state()
+    with tracer.users_code():
+        REFUSED[reason](tmp_path)
+    torch.set_rng_state(state)
+    assert reason in tracer.refusal
+
+
+def test_what_the_compiler_does_besides_is_not(tracer, tmp_path):
+    write(tmp_path / "new")
+    os.urandom(4)
+    with tracer.users_code():
+        os.makedirs(tmp_path / "directory", exist_ok=True)
+        with open(os.devnull, "w") as file:
+            file.write("x")
+    assert tracer.refusal == ""
+
+
+def test_what_an_installed_package_does_while_it_is_imported_is_its_own_affair(tracer, tmp_path, monkeypatch):
+    (tmp_path / "drawing.py").write_text("import os\nos.urandom(1)\ndef draw():\n    return os.urandom(1)\n")
+    monkeypatch.setattr(module, "_roots", lambda: ((), (f"{tmp_path}/",)))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "drawing", raising=False)
+    with tracer.users_code():
+        drawing = importlib.import_module("drawing")
+        assert tracer.refusal == ""
+        drawing.draw()
+    assert "random" in tracer.refusal
+
+
+def test_files_that_other_code_than_python_opens_are_noted(tracer, tmp_path):
+    file = tmp_path / "weights.safetensors"
+    with tracer.users_code():
+        safetensors.numpy.save_file({"x": np.zeros(3)}, file)
+        safetensors.numpy.load_file(file)
+    assert answers(tracer, Question.CONTENT, file) not in (None, "absent")
+    assert tracer.trace().holds()
+    file.write_bytes(file.read_bytes() + b"x")
+    assert not tracer.trace().holds()
+
+
+def test_storage_mapped_by_pytorch_is_noted(tracer, tmp_path):
+    (tmp_path / "raw").write_bytes(bytes(16))
+    with tracer.users_code():
+        torch.from_file(str(tmp_path / "raw"), size=4)
+        torch.UntypedStorage.from_file(str(tmp_path / "raw"), False, 16)
+        torch.save(torch.ones(1), tmp_path / "saved.pt")
+        torch.load(tmp_path / "saved.pt", mmap=True)
+    assert answers(tracer, Question.CONTENT, tmp_path / "raw") is not None
+    assert answers(tracer, Question.CONTENT, tmp_path / "saved.pt") is not None
+
+
+def test_what_is_put_in_place_of_functions_is_taken_back():
+    before = os.stat, os.urandom, safetensors.numpy.safe_open, torch.from_file, torch.UntypedStorage.from_file
+    tracer = Tracer()
+    tracer.start()
+    with suppress(KeyError), tracer.users_code():
+        assert os.stat is not before[0]
+        raise KeyError
+    tracer.stop()
+    after = os.stat, os.urandom, safetensors.numpy.safe_open, torch.from_file, torch.UntypedStorage.from_file
+    assert after == before
+    assert module._RUNNING == []
+
+
+def test_what_is_looked_for_and_listed_is_noted(tracer, tmp_path):
+    (tmp_path / "data").write_text("1")
+    with tracer.users_code():
+        assert not (tmp_path / "none").exists()
+        assert os.path.getsize(tmp_path / "data") == 1
+        assert len(list(tmp_path.glob("*"))) == 1
+        with pytest.raises(FileNotFoundError):
+            (tmp_path / "missing").read_text()
+    trace = tracer.trace()
+    assert trace.answers[Question.STATUS].keys() >= {str(tmp_path / "none"), str(tmp_path / "data")}
+    assert str(tmp_path) in trace.answers[Question.LISTING]
+    assert trace.answers[Question.CONTENT][str(tmp_path / "missing")] == "absent"
+
+
+def test_a_change_while_it_is_compiled_is_refused(tracer, tmp_path):
+    """What was read before it, or after it, is unknown."""
+    (tmp_path / "data").write_text("1")
+    with tracer.users_code():
+        (tmp_path / "data").read_text()
+    (tmp_path / "data").write_text("2")
+    assert tracer.finish() is None
+    assert tracer.refusal
+
+
+def test_native_code_of_unknown_packages_is_refused(tracer, monkeypatch, tmp_path):
+    found = type(sys)("foreign")
+    found.__file__ = str(tmp_path / f"foreign{importlib.machinery.EXTENSION_SUFFIXES[0]}")
+    monkeypatch.setattr(sys, "modules", {"torch._C": torch._C, "sys": sys, "foreign": found})
+    assert tracer.finish() is None
+    assert "whose own code may read files" in tracer.refusal
+
+
+def test_known_native_code_is_none(monkeypatch):
+    tracer = Tracer(known=["mine"])
+    monkeypatch.setattr(module, "_package", lambda file: "mine" if "torch" in file else "")
+    monkeypatch.setattr(sys, "modules", {"torch._C": torch._C, "sys": sys, "_json": _json})
+    tracer.finish()
+    assert tracer.refusal == ""
+
+
+def test_bytecode_that_is_older_than_its_source_is_refused(tracer, tmp_path, monkeypatch):
+    """Python compares the second and the size, and would run what was there before."""
+    (tmp_path / "net.py").write_text("SIZE = 16\n")
+    os.utime(tmp_path / "net.py", ns=(10**18, 10**18))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    bytecode = py_compile.compile(str(tmp_path / "net.py"))
+    os.utime(bytecode, ns=(10**18 + 10**7, 10**18 + 10**7))
+    (tmp_path / "net.py").write_text("SIZE = 32\n")
+    os.utime(tmp_path / "net.py", ns=(10**18 + 10**8, 10**18 + 10**8))
+    with tracer.users_code():
+        assert importlib.import_module("net").SIZE == 16
+    assert "newer than its bytecode" in tracer.refusal
