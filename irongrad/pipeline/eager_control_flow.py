@@ -24,10 +24,10 @@ def eager_control_flow() -> Iterator[None]:
     """While open, cond, while_loop, scan and map run in Python."""
     operators = torch.ops.higher_order
     plain: dict[Any, Region] = {
-        operators.cond: _cond,
-        operators.while_loop: _while_loop,
-        operators.scan: _scan,
-        operators.map_impl: _map,
+        operators.cond: cond,
+        operators.while_loop: while_loop,
+        operators.scan: scan,
+        operators.map_impl: map_rows,
     }
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(utils, "_hop_compile_and_call", _call))
@@ -44,20 +44,23 @@ def _method(function: Region) -> Region:
     return lambda self, *args, **kwargs: function(*args, **kwargs)
 
 
-def _cond(predicate: Any, true: Region, false: Region, operands: Sequence[Any] = ()) -> Any:
+def cond(predicate: Any, true: Region, false: Region, operands: Sequence[Any] = ()) -> Any:
+    """`torch.ops.higher_order.cond`."""
     return true(*operands) if predicate else false(*operands)
 
 
-def _while_loop(condition: Region, body: Region, carried: Sequence[Any], additional: Sequence[Any]) -> Any:
+def while_loop(condition: Region, body: Region, carried: Sequence[Any], additional: Sequence[Any]) -> Any:
+    """`torch.ops.higher_order.while_loop`."""
     values = tuple(carried)
     while condition(*values, *additional):
         values = tuple(body(*values, *additional))
     return values
 
 
-def _scan(
+def scan(
     body: Region, carried: Sequence[Any], sequences: Sequence[Any], additional_inputs: Sequence[Any]
 ) -> list[Any]:
+    """`torch.ops.higher_order.scan`."""
     values = list(carried)
     rows: list[list[Any]] = []
     for slices in zip(*sequences, strict=True):
@@ -67,6 +70,7 @@ def _scan(
     return [*values, *(torch.stack(column) for column in zip(*rows, strict=True))]
 
 
-def _map(body: Region, sequences: Sequence[Any], additional: Sequence[Any]) -> Any:
+def map_rows(body: Region, sequences: Sequence[Any], additional: Sequence[Any]) -> Any:
+    """`torch.ops.higher_order.map_impl`."""
     rows = [body(*slices, *additional) for slices in zip(*sequences, strict=True)]
     return tree_map(lambda *parts: torch.stack(parts), *rows)
