@@ -123,6 +123,7 @@ def cubic_kernel(x: float, a: float) -> float:
 
 def _lanczos(x: float) -> float:
     """sinc(x) sinc(x / 3) within 3 (C. Duchon, "Lanczos filtering in one and two dimensions", 1979)."""
+
     def sinc(y: float) -> float:
         return math.sin(math.pi * y) / (math.pi * y) if y else 1.0
 

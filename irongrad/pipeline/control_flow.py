@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 from torch_mlir.dialects import arith
 from torch_mlir.ir import Block, InsertionPoint, IntegerAttr, IntegerType, Location, Operation, Type, Value
 
 from irongrad.pipeline.literals import SharedLiterals
+from irongrad.pipeline.regions import has_while_loop
 from irongrad.pipeline.slices import (
     constant,
     convert,
@@ -83,7 +84,7 @@ class ControlFlowImporter(SharedLiterals):
         Raises:
             UnsupportedOpError: a branch has a while_loop, which may never end where the branch is not taken.
         """
-        if any(_has_while_loop(_graph_of(b)) for b in branches):
+        if any(has_while_loop(_graph_of(b).owning_module) for b in branches):
             raise UnsupportedOpError(
                 f"{line_of(node)}: a while_loop in a branch of torch.cond cannot be compiled in a loop, where both "
                 "branches run. Put the choice into the condition of the while_loop"
@@ -211,11 +212,6 @@ def _graph_of(region: Node) -> Graph:
     """The graph that the node `region` names."""
     graph: Graph = getattr(region.graph.owning_module, str(region.target)).graph
     return graph
-
-
-def _has_while_loop(graph: Graph) -> bool:
-    regions = [m.graph for m in graph.owning_module.modules() if isinstance(m, GraphModule)]
-    return any(n.target is torch.ops.higher_order.while_loop for g in regions for n in g.nodes)
 
 
 def _split(length: int) -> list[int]:

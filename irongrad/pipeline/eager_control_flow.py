@@ -57,9 +57,7 @@ def while_loop(condition: Region, body: Region, carried: Sequence[Any], addition
     return values
 
 
-def scan(
-    body: Region, carried: Sequence[Any], sequences: Sequence[Any], additional_inputs: Sequence[Any]
-) -> list[Any]:
+def scan(body: Region, carried: Sequence[Any], sequences: Sequence[Any], additional_inputs: Sequence[Any]) -> list[Any]:
     """`torch.ops.higher_order.scan`."""
     values = list(carried)
     rows: list[list[Any]] = []

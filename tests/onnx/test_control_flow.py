@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,9 @@ branches (float[3] x) => (float[3] y) <float[3] scale = {1.5, -2, 0.5}> {
 """
 RECURRENCE = """
 <ir_version: 10, opset_import: ["" : 21]>
-recurrence (float[2, LENGTH, 3] x) => (float[2] last, float[2, LENGTH] all) <float[2] start = {0.5, -1}, float[3] u = {1, -2, 0.5}> {
+recurrence (float[2, LENGTH, 3] x) => (float[2] last, float[2, LENGTH] all)
+<float[2] start = {0.5, -1}, float[3] u = {1, -2, 0.5}>
+{
     last, all = Scan <
         num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [1],
         scan_input_directions = [BACKWARDS], scan_output_directions = [BACKWARDS],
