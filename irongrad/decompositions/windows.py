@@ -59,9 +59,10 @@ def sliding(
     dims: int,
 ) -> list[Window]:
     """The windows of each of the last `dims` dimensions; one number stands for all, and no stride for the kernel."""
-    kernel, edges = each(kernel, dims), each(padding, dims)
-    numbers = (x.shape[-dims:], kernel, each(stride or kernel, dims), edges, edges, each(dilation, dims))
-    return [Window(*of_one, ceil_mode) for of_one in zip(*numbers, strict=True)]
+    kernel = each(kernel, dims)
+    steps, edges, gaps = each(stride or kernel, dims), each(padding, dims), each(dilation, dims)
+    numbers = zip(x.shape[-dims:], kernel, steps, edges, gaps, strict=True)
+    return [Window(size, k, step, edge, edge, gap, ceil_mode) for size, k, step, edge, gap in numbers]
 
 
 def each(numbers: Sequence[int], dims: int) -> list[int]:

@@ -152,8 +152,9 @@ def _window_sums(
 ) -> Tensor:
     """The sum of each window, by a convolution with ones; with `ceil` windows may reach beyond the padding."""
     if ceil:
-        numbers = zip(x.shape[2:], kernel, strides, *zip(*pads, strict=True), dilations, strict=True)
-        pads = [(w.before, max(w.after, w.end - w.size)) for w in (Window(*n, ceil_mode=True) for n in numbers)]
+        numbers = zip(x.shape[2:], kernel, strides, pads, dilations, strict=True)
+        windows = [Window(size, k, step, *pad, gap, ceil_mode=True) for size, k, step, pad, gap in numbers]
+        pads = [(w.before, max(w.after, w.end - w.size)) for w in windows]
     padded = _padded(x, pads)
     planes = padded.reshape(-1, 1, *padded.shape[2:])
     ones = torch.ones((1, 1, *kernel), dtype=x.dtype)
