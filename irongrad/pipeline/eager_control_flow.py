@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 from torch._higher_order_ops import utils
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 Region = Callable[..., Any]
 
@@ -57,15 +57,15 @@ def while_loop(condition: Region, body: Region, carried: Sequence[Any], addition
     return values
 
 
-def scan(body: Region, carried: Sequence[Any], sequences: Sequence[Any], additional_inputs: Sequence[Any]) -> list[Any]:
-    """`torch.ops.higher_order.scan`."""
-    values = list(carried)
+def scan(body: Region, carried: Sequence[Any], sequences: Sequence[Any], additional_inputs: Sequence[Any]) -> Any:
+    """`torch.ops.higher_order.scan`, of whose body the results may be nested."""
+    values, structure = list(carried), None
     rows: list[list[Any]] = []
     for slices in zip(*sequences, strict=True):
-        results = list(body(*values, *slices, *additional_inputs))
+        results, structure = tree_flatten(body(*values, *slices, *additional_inputs))
         values, row = results[: len(values)], results[len(values) :]
         rows.append(row)
-    return [*values, *(torch.stack(column) for column in zip(*rows, strict=True))]
+    return tree_unflatten([*values, *(torch.stack(column) for column in zip(*rows, strict=True))], structure)
 
 
 def map_rows(body: Region, sequences: Sequence[Any], additional: Sequence[Any]) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,11 @@ import pytest
 import torch
 from onnx import parser
 from torch import nn
+from torch._higher_order_ops.scan import scan
 
 import irongrad as ig
 from irongrad.onnx.load import from_proto
+from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.functions import flat_function, trace_function
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.runtime.errors import UnsupportedOpError
@@ -205,3 +209,72 @@ def test_a_gradient_through_a_loop_that_data_ends_is_refused_with_its_node() -> 
     inputs = {"x": torch.tensor([0.5, 0.25, 1.0]), "limit": torch.tensor(10.0)}
     with pytest.raises(UnsupportedOpError, match=r"until\.onnx:3.*while_loop: a gradient needs the values of all"):
         ig.compile(make_step(parsed(UNTIL), "until.onnx", **inputs), "never", entry_points=["train_step"])
+
+
+class Recurrent(nn.Module):
+    """A recurrence over rows, and a choice between two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(3, 5)
+        self.up, self.down = nn.Linear(5, 2), nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def step(state: Any, row: torch.Tensor) -> Any:
+            h, c = self.cell(row, state)
+            return (h, c), h.clone()
+
+        zero = x.new_zeros(4, 5)
+        (h, _), rows = scan(step, (zero, zero.clone()), x)
+        return torch.cond(h.sum() > 0, lambda h: self.up(h), lambda h: self.down(h), (h + rows.mean(0),))
+
+
+def test_an_exported_recurrence_with_a_choice_trains(tmp_path: Path, export_model: Callable[..., None]) -> None:
+    """Gradients in float64 as the original model's; compiling compares three steps with eager float64."""
+    torch.manual_seed(0)
+    model, x = Recurrent(), torch.randn(20, 4, 3)
+    export_model(model, (x,), tmp_path / "m.onnx")
+    proto = onnx.load(tmp_path / "m.onnx")
+    read = from_proto(proto)
+    np.testing.assert_allclose(read(x).detach(), run_onnxruntime(proto, x)[0], rtol=1e-5, atol=1e-6)
+
+    own, wide = copy.deepcopy(model).double(), from_proto(proto).double()
+    with eager_control_flow():
+        theirs = own(x.double())
+    mine = wide(x.double())
+    torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    theirs.square().sum().backward()
+    mine.square().sum().backward()
+    for name, parameter in own.named_parameters():
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        found = wide.get_parameter(name).grad
+        torch.testing.assert_close(torch.zeros_like(parameter) if found is None else found, expected)
+
+    step = make_step(proto, str(tmp_path / "m.onnx"), x=x)
+    assert ig.compile(step, tmp_path / "out", entry_points=["train_step"]).reports["llvm-cpu"].passed
+
+
+def test_a_gaussian_process_of_scikit_learn_learns_its_length_scale() -> None:
+    """skl2onnx computes distances by a Scan over what the model has learned from."""
+    from skl2onnx import to_onnx
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((24, 3)).astype(np.float32)
+    y = np.sin(x.sum(1))
+    learned = GaussianProcessRegressor(RBF(1.5), alpha=1e-2, optimizer=None).fit(x, y)
+    model = from_proto(to_onnx(learned, x[:1]))
+    np.testing.assert_allclose(model(torch.from_numpy(x)).detach()[:, 0], learned.predict(x), atol=1e-5)
+    before = model.get_parameter("Di_Divcst").item()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    new = rng.standard_normal((24, 3)).astype(np.float32)
+    losses = []
+    for _ in range(5):
+        loss = (model(torch.from_numpy(new))[:, 0] - torch.from_numpy(np.sin(new.sum(1)))).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert model.get_parameter("Di_Divcst").item() != before

@@ -79,7 +79,8 @@ def _is_trained_in(case: Any) -> bool:
     """Whether all element types are ones that models are trained in."""
     attributes = [a for n in _nodes(case.model.graph) for a in n.attribute]
     made = [a.i for a in attributes if a.name in ("to", "dtype")]
-    arrays = [_array(v).dtype.name for inputs, outputs in case.data_sets for v in (*inputs, *outputs)]
+    values = [v for inputs, outputs in case.data_sets for v in (*inputs, *outputs)]
+    arrays = [_array(part).dtype.name for v in values for part in (v if isinstance(v, list) else [v])]
     return set(arrays) <= TYPES and all(torch_dtype(number) is not None for number in made)
 
 
@@ -109,13 +110,18 @@ def _run(case: Any, option: Callable[[np.ndarray], Value]) -> None:
     counts = any(n.op_type in ("Range", "Loop") for n in nodes)
     for inputs, outputs in case.data_sets:
         values = model.begin()
-        for number, (name, array) in enumerate(zip(names, map(_array, inputs), strict=True)):
-            is_data = number == 0 and len(names) > 1 and not counts
-            values[name] = tensor(array) if is_data else option(array)
+        for number, (name, value) in enumerate(zip(names, inputs, strict=True)):
+            take = tensor if number == 0 and len(names) > 1 and not counts else option
+            is_sequence = isinstance(value, list)
+            values[name] = [tensor(_array(v)) for v in value] if is_sequence else take(_array(value))
         for number in range(len(model.nodes)):
             model.compute(number, values)
-        for name, expected in zip(model.results, map(_array, outputs), strict=True):
-            _compare(values[name], expected, case)
+        for name, expected in zip(model.results, outputs, strict=True):
+            pairs = [(values[name], expected)]
+            if isinstance(expected, list):
+                pairs = zip(values[name], expected, strict=True)
+            for found, wanted in pairs:
+                _compare(found, _array(wanted), case)
 
 
 def _compare(value: Value, expected: np.ndarray, case: Any) -> None:

@@ -14,4 +14,5 @@ from irongrad.onnx.operators import products as products
 from irongrad.onnx.operators import recurrent as recurrent
 from irongrad.onnx.operators import reductions as reductions
 from irongrad.onnx.operators import resampling as resampling
+from irongrad.onnx.operators import sequences as sequences
 from irongrad.onnx.operators import shapes as shapes

@@ -43,10 +43,12 @@ class _Body:
         value = self._call.values[name] if name in self.region.outside else None
         return None if isinstance(value, Tensor) else value
 
-    def __call__(self, given: Sequence[Value], outer: Sequence[Tensor] = ()) -> list[Value]:
+    def __call__(self, given: Sequence[Value], outer: Sequence[Tensor] | None = None) -> list[Value]:
         """Its results on inputs, and on other tensors in place of those in `outer`."""
         values = {n: self._call.values[n] for n in self.region.outside}
-        values |= dict(zip(self.outer, outer, strict=bool(outer)))
+        if outer is not None:
+            _tensors(self._call, [v for v in values.values() if isinstance(v, list)])
+            values |= dict(zip(self.outer, outer, strict=True))
         values |= dict(zip(self.region.inputs, given, strict=True))
         for node in self.region.nodes:
             self._call.compute(node, values)
@@ -70,7 +72,7 @@ def if_(call: Call, condition: Value) -> list[Value]:
     def function(body: _Body) -> Callable[..., tuple[Tensor, ...]]:
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
             given = dict(zip(outer, tensors, strict=True))
-            return tuple(tensor(v) for v in body([], [given[n] for n in body.outer]))
+            return tuple(_tensors(call, body([], [given[n] for n in body.outer])))
 
         return run
 
@@ -112,7 +114,7 @@ def _iterated(
 
     def step(*tensors: Tensor) -> list[Tensor]:
         given, outer = tensors[: size + len(rows)], tensors[size + len(rows) :]
-        made = [tensor(v) for v in run(given, outer)]
+        made = _tensors(call, run(given, outer))
         _check_kept(call, given[:size], made[:size])
         return made
 
@@ -125,9 +127,18 @@ def _iterated(
     return list(results[:size]), list(results[size:])
 
 
+def _tensors(call: Call, values: Sequence[Value]) -> list[Tensor]:
+    if any(isinstance(v, list) for v in values):
+        raise call.node.unsupported(
+            "has a sequence of tensors, and what runs depends on data, or in a loop of more than "
+            f"{LONGEST_UNROLLED} iterations, which is not supported"
+        )
+    return [tensor(v) for v in values]
+
+
 def _state(call: Call, value: Value) -> Tensor:
     """What a loop begins with; a number of the file in float64, where the model was taken there."""
-    made = tensor(value)
+    (made,) = _tensors(call, [value])
     return made.double() if call.wide and made.dtype is torch.float32 else made
 
 
@@ -215,7 +226,7 @@ def _while(
 
     def step(number: Tensor, most: Tensor, goes_on: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         states, outer = rest[: len(initial)], rest[len(initial) :]
-        made = [tensor(v) for v in body([number, goes_on, *states], outer)]
+        made = _tensors(call, body([number, goes_on, *states], outer))
         _check_kept(call, states, made[1:])
         return (number + 1, most, made[0].reshape(()), *made[1:])
 
