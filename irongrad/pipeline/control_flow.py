@@ -127,7 +127,15 @@ class ControlFlowImporter(SharedLiterals):
         IREE 3.13.0 copies a tensor that a loop updates, once an iteration. So there are loops in loops, each with few
         iterations and stacks that are no longer than its part: `length` rows cost the copies of `length` times
         `len(counts) * BRANCHING` rows, and not of `length * length`.
+
+        Raises:
+            UnsupportedOpError: sizes vary.
         """
+        if any(not isinstance(n, int) for v in node.meta["val"] for n in v.shape):
+            raise UnsupportedOpError(
+                f"{line_of(node)}: {node.target} over sizes that vary cannot be compiled. Leave its dimensions out of "
+                "dynamic=, so that their sizes are fixed"
+            )
         outer = [self._argument(a) for a in additional]
         stacked = [self._argument(s) for s in sequences]
         initial = [self._argument(c) for c in carried]

@@ -278,3 +278,97 @@ def test_a_gaussian_process_of_scikit_learn_learns_its_length_scale() -> None:
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert model.get_parameter("Di_Divcst").item() != before
+
+
+NESTED = """
+<ir_version: 10, opset_import: ["" : 21]>
+nested (float[20, 3] x) => (float[3] last, float[20, 3] all)
+<float[3] start = {0.5, -1, 2}, float[3] u = {1, -2, 0.5}>
+{
+    zero = Constant <value = float {0}> ()
+    last, all = Scan <
+        num_scan_inputs = 1,
+        body = cell (float[3] h, float[3] row) => (float[3] new, float[3] also) <float[3] w = {0.25, 0.5, 1}> {
+            sum = Add(h, row)
+            total = ReduceSum <keepdims = 0> (sum)
+            goes = Greater(total, zero)
+            new = If (goes) <
+                then_branch = up () => (float[3] a) { p = Mul(sum, u)  a = Sin(p) },
+                else_branch = down () => (float[3] a) <float[3] w = {2, 1, 0.5}> { p = Mul(sum, w)  a = Tanh(p) }
+            >
+            also = Mul(new, w)
+        }
+    > (start, x)
+}
+"""
+
+
+def test_a_choice_inside_a_loop_reads_both_graphs_around_it() -> None:
+    torch.manual_seed(0)
+    graph = check(parsed(NESTED), torch.randn(20, 3))
+    assert control.scan in targets_of(graph)
+
+
+GROWING = """
+<ir_version: 10, opset_import: ["" : 21]>
+growing (float[3] x) => (float[N] y) <int64 trips = {TRIPS}> {
+    yes = Constant <value = bool {1}> ()
+    y = Loop (trips, yes, x) <
+        body = step (int64 i, bool go, float[M] v) => (bool on, float[K] new) {
+            on = Identity(go)
+            new = Concat <axis = 0> (v, x)
+        }
+    >
+}
+"""
+
+
+def test_what_a_loop_carries_keeps_its_shape_unless_it_is_written_out() -> None:
+    assert from_proto(parser.parse_model(GROWING.replace("TRIPS", "3")))(torch.ones(3)).shape == (12,)
+    model = from_proto(parser.parse_model(GROWING.replace("TRIPS", "20")), "net.onnx")
+    with pytest.raises(
+        UnsupportedOpError, match=r"net\.onnx:1: y = Loop\(.*\n.* changes what it carries from .*\[3\] to"
+    ):
+        model(torch.ones(3))
+
+
+def test_a_stack_of_as_many_rows_as_data_says_is_refused() -> None:
+    text = UNTIL.replace("(float[3] y) <", "(float[3] y, float[N, 3] all) <").replace("y = Loop", "y, all = Loop")
+    text = text.replace("float[3] new)", "float[3] new, float[3] row)").replace(
+        "new = Mul(v, w)", "new = Mul(v, w) row = Neg(new)"
+    )
+    with pytest.raises(UnsupportedOpError, match="stacks a result of every iteration, whose number depends on data"):
+        from_proto(parser.parse_model(text))(torch.ones(3), torch.tensor(3.0))
+
+
+def test_statistics_are_not_collected_where_data_decides() -> None:
+    norm = "m = Constant <value = float[3] {0, 0, 0}> ()  v = Constant <value = float[3] {1, 1, 1}> ()  "
+    text = BRANCHES.replace("float[3]", "float[4, 3]").replace("float[4, 3] w =", "float[3] w =")
+    text = text.replace("float[4, 3] scale", "float[3] scale").replace("zero = Const", norm + "zero = Const")
+    text = text.replace("a = Sin(q)", "a = BatchNormalization(q, w, w, m, v)")
+    model = from_proto(parsed(text), "net.onnx")
+    assert model.eval()(torch.ones(4, 3)).shape == (4, 3)
+    with pytest.raises(UnsupportedOpError, match="BatchNormalization of opset 21 collects statistics inside of y"):
+        model.train()(torch.ones(4, 3))
+
+
+def test_a_list_goes_through_a_loop_that_is_written_out() -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    listed (float[N, 2] x) => (float[N, 2] y) <int64 trips = {3}, float[2] w = {2, 3}> {
+        yes = Constant <value = bool {1}> ()
+        none = SequenceEmpty ()
+        rows = Loop (trips, yes, none) <
+            body = step (int64 i, bool go, seq(float[2]) old) => (bool on, seq(float[2]) new) {
+                on = Identity(go)
+                row = Gather(x, i)
+                made = Mul(row, w)
+                new = SequenceInsert(old, made)
+            }
+        >
+        y = ConcatFromSequence <axis = 0, new_axis = 1> (rows)
+    }
+    """
+    check(parser.parse_model(text), torch.rand(3, 2))
+    with pytest.raises(UnsupportedOpError, match="has a sequence of tensors, and what runs depends on data"):
+        from_proto(parser.parse_model(text.replace("{3}", "{30}")))(torch.rand(30, 2))

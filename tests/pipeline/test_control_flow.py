@@ -17,6 +17,7 @@ import irongrad as ig
 from irongrad.pipeline.capture import capture
 from irongrad.pipeline.control_flow import BRANCHING, _split
 from irongrad.pipeline.differentiate import differentiate
+from irongrad.pipeline.driver import build, make_options
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.functions import flat_function, trace_function
 from irongrad.pipeline.importer import import_functions
@@ -272,6 +273,27 @@ def test_a_step_has_a_while_loop_that_no_gradient_goes_through():
     expected = {"loss": loss, **{n: p.grad for n, p in model.named_parameters()}}
     for value, found in zip(joint.results, results, strict=True):
         torch.testing.assert_close(found, expected[value.name].detach())
+
+
+class Sums(nn.Module):
+    """Sums of rows that have gone through a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        zero = torch.zeros_like(x[0])
+        return scan(lambda s, r: (s + self.layer(r), s * 2), zero, x)[0]
+
+
+def test_a_scan_over_sizes_that_vary_is_refused_with_its_line(tmp_path):
+    model = Sums()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.rand(20, 4, 3)
+    step = ig.TrainStep(model, lambda y: y.square().sum(), optimizer, {"x": x}, dynamic={"x": {1: "B"}})
+    with pytest.raises(UnsupportedOpError, match=r"test_control_flow\.py:\d+.*scan over sizes that vary"):
+        build(step, make_options(tmp_path / "out", stop_after="import"))
 
 
 def test_the_gradient_of_a_while_loop_is_refused():

@@ -9,7 +9,7 @@ In eager they run in Python, where autograd follows every operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from irongrad.decompositions.recurrent import LONGEST_UNROLLED
-from irongrad.onnx.registry import Call, Region, Static, Value, operator, tensor
+from irongrad.onnx.registry import Call, Region, Static, Value, operator, tensor, with_inner
 from irongrad.pipeline import eager_control_flow as python
 
 # The most iterations that are written one after the other where their number follows from the loop's own counting.
@@ -47,12 +47,22 @@ class _Body:
         """Its results on inputs, and on other tensors in place of those in `outer`."""
         values = {n: self._call.values[n] for n in self.region.outside}
         if outer is not None:
-            _tensors(self._call, [v for v in values.values() if isinstance(v, list)])
+            self._check_structured(values.values())
             values |= dict(zip(self.outer, outer, strict=True))
         values |= dict(zip(self.region.inputs, given, strict=True))
         for node in self.region.nodes:
             self._call.compute(node, values)
         return [values[n] for n in self.region.outputs]
+
+    def _check_structured(self, values: Iterable[Value]) -> None:
+        """Refuse what a branch or a body cannot do that runs no one knows how often."""
+        _tensors(self._call, [v for v in values if isinstance(v, list)])
+        for node in with_inner(self.region.nodes):
+            if self._call.training and node.operator == "BatchNormalization":
+                raise node.unsupported(
+                    f"collects statistics inside of {self._call.node.name}, where data or a loop decides how often, "
+                    "which is not supported"
+                )
 
 
 def _operators() -> Any:
