@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +16,7 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.runtime import Session
+from irongrad.runtime.devices import Device, find_device
 
 # The steps here are small: a thread pool slows their eager runs down, several times where the machine is busy.
 torch.set_num_threads(1)
@@ -56,3 +61,28 @@ def batches() -> list[dict[str, np.ndarray]]:
         {"x": rng.standard_normal((6, 8)).astype(np.float32), "y": rng.integers(0, 4, 6, dtype=np.int64)}
         for _ in range(20)
     ]
+
+
+@pytest.fixture(scope="session")
+def vulkan() -> Device:
+    found = find_device("vulkan")
+    assert found is not None, "these tests need a Vulkan device: apt-get install mesa-vulkan-drivers libvulkan1"
+    return found
+
+
+@pytest.fixture(scope="session")
+def iree_run() -> Callable[[list[str]], subprocess.CompletedProcess[str]]:
+    """Run iree-run-module, again where the driver loses the device before anything is computed.
+
+    Mesa 22.3.6's does in one of 20 to 60 processes on a busy machine (VK_ERROR_DEVICE_LOST, IREE's DATA_LOSS).
+    """
+
+    def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        tool = shutil.which(arguments[0]) or str(Path(sys.executable).with_name(arguments[0]))
+        for _ in range(3):
+            result = subprocess.run([tool, *arguments[1:]], capture_output=True, text=True, check=False)
+            if "DATA_LOSS" not in result.stderr:
+                break
+        return result
+
+    return run

@@ -106,6 +106,7 @@ def _per_sample_weights_backward(
     mode: int,
     padding_idx: int = -1,
 ) -> torch.Tensor:
+    """Of sum_i w_i row_i: the product of the bag's gradient with the row that was looked up; zero for padding."""
     bag = _bag_of(indices, offsets, grad.shape[0])
     products = aten.index_select.default(grad, 0, bag) * aten.index_select.default(weight, 0, indices)
     return torch.where(indices != padding_idx, products.sum(1), 0.0)

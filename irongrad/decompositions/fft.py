@@ -126,6 +126,10 @@ def _roots(powers: np.ndarray[Any, Any], n: int, sign: int) -> np.ndarray[Any, A
 # Equal constants of a graph are one, as the tensor is the same object.
 @functools.lru_cache(maxsize=256)
 def _matrix(n: int, sign: int, dtype: torch.dtype, *, of_imaginary: bool = False) -> Tensor:
+    """The transform of a real row as a product: [cosines, sines] of 2 pi j k / n, or those for the imaginary part.
+
+    From (x + i y)(c + i s) = (x c - y s) + i (x s + y c): the imaginary part meets [-s, c].
+    """
     roots = _roots(np.outer(np.arange(n), np.arange(n)), n, sign)
     sides = (-roots.imag, roots.real) if of_imaginary else (roots.real, roots.imag)
     return _constant(np.concatenate(sides, 1), dtype)
@@ -133,6 +137,7 @@ def _matrix(n: int, sign: int, dtype: torch.dtype, *, of_imaginary: bool = False
 
 @functools.lru_cache(maxsize=256)
 def _twiddles(b: int, a: int, sign: int, dtype: torch.dtype) -> Pair:
+    """exp(sign 2 pi i j k / (a b)), what lies between the transforms of lengths b and a (Cooley and Tukey)."""
     return _constants(_roots(np.outer(np.arange(b), np.arange(a)), a * b, sign), dtype)
 
 

@@ -53,6 +53,11 @@ def lu(a: torch.Tensor) -> LU:
 def _eliminate(
     step: torch.Tensor, a: torch.Tensor, order: torch.Tensor, pivots: torch.Tensor, info: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
+    """Column `step` of Gaussian elimination (Golub and Van Loan, 3.4.1).
+
+    The largest element from the diagonal down is exchanged with the diagonal's; what is below it, over the pivot, is a
+    column of l, and `factor * upper`, an outer product, is taken from all that is below and to the right.
+    """
     rows, columns = row_numbers(a), column_numbers(a)
     size = torch.where(rows >= step, column(a, step).abs(), -1.0).squeeze(-1)
     chosen = size.argmax(-1, keepdim=True)
@@ -149,6 +154,11 @@ def _cholesky_ex(
 
 
 def _factor_column(step: torch.Tensor, a: torch.Tensor, info: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Column `step` of Cholesky's factor (Golub and Van Loan, 4.2.2).
+
+    The root of the diagonal's element divides the column, and the outer product of the result with itself is taken from
+    the triangle to the right. `info` is LAPACK's (xPOTRF): the order of the first leading minor that is not positive.
+    """
     rows, columns = row_numbers(a), column_numbers(a)
     square = column(row(a, step), step)
     factor = torch.where(rows > step, column(a, step) / square.sqrt(), 0.0)

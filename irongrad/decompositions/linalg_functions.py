@@ -44,6 +44,7 @@ def _matrix_exp(a: torch.Tensor) -> torch.Tensor:
 
 
 def _taylor(a: torch.Tensor) -> torch.Tensor:
+    """The sum of a^k / k! up to the degree, by Horner's rule: 1 + a (1 + a / 2 (1 + a / 3 ...))."""
     identity = torch.eye(a.shape[-1], dtype=a.dtype)
     result = identity + a / _DEGREE[a.dtype]
     for degree in range(_DEGREE[a.dtype] - 1, 0, -1):

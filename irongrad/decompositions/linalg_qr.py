@@ -38,6 +38,11 @@ def _scale(a: torch.Tensor) -> torch.Tensor:
 
 
 def _reflect_column(step: torch.Tensor, a: torch.Tensor, taus: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Reflect what is below the diagonal of column `step` to zero (LAPACK, xLARFG).
+
+    A column [first, rest] becomes [diagonal, 0] with |diagonal| its length, by 1 - tau v v^T with
+    v = [1, rest / (first - diagonal)] and tau = (diagonal - first) / diagonal.
+    """
     rows, columns = row_numbers(a), column_numbers(a)
     below = rows > step
     current = column(a, step)

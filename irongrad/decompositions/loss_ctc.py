@@ -51,6 +51,11 @@ def longest_target(targets: torch.Tensor, lengths: Lengths) -> int:
 def _lattice(
     log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Lengths, target_lengths: Lengths, blank: int
 ) -> _Lattice:
+    """The places of every path and what they emit (Graves et al., section 4.1).
+
+    Label l of S becomes place 2 l + 1 of 2 S + 1, and blanks are at the even ones. A path may skip the blank between
+    two labels that differ (equation 6).
+    """
     longest = longest_target(targets, target_lengths)
     lengths = torch.as_tensor(target_lengths, dtype=torch.int64)
     batch = log_probs.shape[1]

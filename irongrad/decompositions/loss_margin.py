@@ -46,6 +46,7 @@ def _multi_margin_loss_backward(
     weight: torch.Tensor | None = None,
     reduction: int = MEAN,
 ) -> torch.Tensor:
+    """The slope of a class is p * excess^(p - 1), and the target's is less the sum of all of them."""
     excess, is_target, factor = _excess_over_target(x, target, margin, weight)
     slopes = (excess > 0).to(x.dtype) if p == 1 else 2 * excess
     slopes = slopes - torch.where(is_target, slopes.sum(-1, keepdim=True), 0.0)
@@ -77,6 +78,7 @@ def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: in
 def _multilabel_margin_loss_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, is_target: torch.Tensor
 ) -> torch.Tensor:
+    """Each target and other class that violate the margin have slopes of -1 and 1 over the number of classes."""
     excess, places, _ = _excess_over_targets(x, target)
     slopes = (excess > 0).to(x.dtype) / excess.shape[-1]
     result = slopes.sum(1) - (slopes.sum(2, keepdim=True) * places.to(x.dtype)).sum(1)

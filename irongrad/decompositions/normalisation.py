@@ -41,6 +41,11 @@ def _layer_norm_backward(
     bias: Maybe,
     output_mask: Sequence[bool],
 ) -> tuple[Maybe, Maybe, Maybe]:
+    """Of y = (x - mean) * rstd, in which both depend on x: dx = rstd * (dy - mean(dy) - y * mean(dy * y)).
+
+    From equation 4 of Ba, Kiros and Hinton by the chain rule; S. Ioffe and C. Szegedy, arXiv:1502.03167, section 3,
+    have the same for a batch.
+    """
     normalised = (x - mean) * rstd
     outer = list(range(x.ndim - len(normalized_shape)))
     grad_x = grad_weight = grad_bias = None
@@ -92,6 +97,7 @@ def _group_norm_backward(
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[Maybe, Maybe, Maybe]:
+    """As `_layer_norm_backward` within each group; scale and bias are those of a channel."""
     shape = (n, group, c // group * hxw)
     normalised = (x.reshape(shape) - mean.reshape(n, group, 1)) * rstd.reshape(n, group, 1)
     channels = grad.reshape(n, c, hxw)
@@ -137,6 +143,7 @@ def _rms_norm_backward(
     weight: Maybe,
     output_mask: Sequence[bool],
 ) -> tuple[Maybe, Maybe]:
+    """Of y = x * rstd with rstd = mean(x^2)^(-1/2): dx = rstd * (dy - y * mean(dy * y))."""
     normalised = x * rstd
     grad_x = grad_weight = None
     if output_mask[0]:

@@ -57,7 +57,7 @@ def _averages(windows: Sequence[Window], count_include_pad: bool, divisor: int |
         if divisor is not None:
             counts = [divisor if number == 0 else 1] * len(places)
         elif count_include_pad:
-            counts = [sum(p < window.size + window.padding for p in reached) for reached in window.all_places()]
+            counts = [sum(p < window.size + window.after for p in reached) for reached in window.all_places()]
         else:
             counts = [len(inputs) for inputs in places]
         maps.append(_sums(places, counts, window.size))

@@ -55,6 +55,10 @@ def _lstm(x: Tensor, state: Tensors, weights: Tensors) -> tuple[Tensors, Tensors
 
 
 def _lstm_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) -> tuple[Tensor, Tensors, Tensors]:
+    """Back through h' = o tanh(c'), c' = f c + i g and the gates: a sigmoid's slope is s (1 - s), a tanh's 1 - t^2.
+
+    What reaches c' is its own gradient and that through h', which with a projection goes back through that first.
+    """
     (dh, dc), (_, c, gates) = grads, saved
     i, f, g, o = gates.chunk(4, -1)
     t = c.tanh()
@@ -84,6 +88,10 @@ def _gru(x: Tensor, state: Tensors, weights: Tensors) -> tuple[Tensors, Tensors]
 
 
 def _gru_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) -> tuple[Tensor, Tensors, Tensors]:
+    """Back through h' = (1 - z) n + z h, n = tanh(xn + r hn) and the gates, whose slope is s (1 - s).
+
+    The input's and the state's part of a gate have one gradient, but for n, where the state's is multiplied by r.
+    """
     (dh,), (h,) = grads, old
     r, z, n, hn = saved[1].chunk(4, -1)
     dn = dh * (1 - z) * (1 - n * n)

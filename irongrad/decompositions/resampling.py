@@ -74,6 +74,7 @@ def _nearest_backward(axis: Axis, *, exact: bool = False) -> Taps:
 
 
 def _linear(axis: Axis) -> Taps:
+    """Each output between the two inputs around it, by its distance from them; before the first, the first itself."""
     rows: list[Row] = []
     last = axis.size - 1
     for source in axis.sources():
@@ -121,6 +122,8 @@ def cubic_kernel(x: float, a: float) -> float:
 
 
 def _lanczos(x: float) -> float:
+    """sinc(x) sinc(x / 3) within 3 (C. Duchon, "Lanczos filtering in one and two dimensions", 1979)."""
+
     def sinc(y: float) -> float:
         return math.sin(math.pi * y) / (math.pi * y) if y else 1.0
 

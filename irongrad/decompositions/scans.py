@@ -101,6 +101,7 @@ def _scan(combine: _Combine, state: _State, dim: int) -> _State:
 
 
 def _scan_last(combine: _Combine, state: _State) -> _State:
+    """All prefixes of the last dimension, in blocks: within each, over the blocks' last ones, and both combined."""
     length = state[0].shape[-1]
     if length <= BLOCK:
         return _scan_block(combine, state)
@@ -118,6 +119,7 @@ def _scan_last(combine: _Combine, state: _State) -> _State:
 
 
 def _scan_block(combine: _Combine, state: _State) -> _State:
+    """All prefixes by Hillis and Steele: each element takes in that 1, 2, 4, ... places before it."""
     distance = 1
     while distance < state[0].shape[-1]:
         combined = combine(tuple(s[..., :-distance] for s in state), tuple(s[..., distance:] for s in state))

@@ -43,7 +43,7 @@ def _col2im(
 
 def _windows(size: Sequence[int], *geometry: Sequence[int]) -> list[Window]:
     kernel, dilation, padding, stride = geometry
-    return [Window(size[d], kernel[d], stride[d], padding[d], dilation[d]) for d in range(2)]
+    return [Window(size[d], kernel[d], stride[d], padding[d], padding[d], dilation[d]) for d in range(2)]
 
 
 def _maps(windows: Sequence[Window]) -> list[Taps]:

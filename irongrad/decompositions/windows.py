@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,27 +14,33 @@ Places = Sequence[Sequence[int]]  # for each output of one dimension, the inputs
 
 @dataclass(frozen=True)
 class Window:
-    """How windows move over one dimension of `size` inputs."""
+    """How windows move over one dimension of `size` inputs, with padding before and behind them."""
 
     size: int
     kernel: int
     stride: int
-    padding: int
+    before: int
+    after: int
     dilation: int = 1
     ceil_mode: bool = False
 
     @property
     def count(self) -> int:
         """How many windows there are; one that begins in the padding on the right does not count."""
-        room = self.size + 2 * self.padding - self.dilation * (self.kernel - 1) - 1
-        count = (math.ceil(room / self.stride) if self.ceil_mode else room // self.stride) + 1
-        if self.ceil_mode and (count - 1) * self.stride >= self.size + self.padding:
+        room = self.size + self.before + self.after - self.dilation * (self.kernel - 1) - 1
+        count = (-(-room // self.stride) if self.ceil_mode else room // self.stride) + 1
+        if self.ceil_mode and (count - 1) * self.stride >= self.size + self.before:
             count -= 1
         return count
 
+    @property
+    def end(self) -> int:
+        """The place after the last window, which with `ceil_mode` may lie behind the padding."""
+        return (self.count - 1) * self.stride - self.before + self.dilation * (self.kernel - 1) + 1
+
     def all_places(self) -> list[range]:
         """The places of each window, those in the padding too."""
-        starts = range(-self.padding, -self.padding + self.count * self.stride, self.stride)
+        starts = range(-self.before, -self.before + self.count * self.stride, self.stride)
         return [range(s, s + self.kernel * self.dilation, self.dilation) for s in starts]
 
     def places(self) -> list[list[int]]:
@@ -55,17 +60,9 @@ def sliding(
 ) -> list[Window]:
     """The windows of each of the last `dims` dimensions; one number stands for all, and no stride for the kernel."""
     kernel = each(kernel, dims)
-    return [
-        Window(*numbers, ceil_mode)
-        for numbers in zip(
-            x.shape[-dims:],
-            kernel,
-            each(stride or kernel, dims),
-            each(padding, dims),
-            each(dilation, dims),
-            strict=True,
-        )
-    ]
+    steps, edges, gaps = each(stride or kernel, dims), each(padding, dims), each(dilation, dims)
+    numbers = zip(x.shape[-dims:], kernel, steps, edges, gaps, strict=True)
+    return [Window(size, k, step, edge, edge, gap, ceil_mode) for size, k, step, edge, gap in numbers]
 
 
 def each(numbers: Sequence[int], dims: int) -> list[int]:

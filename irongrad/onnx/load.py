@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import onnx
 import torch
 from google.protobuf.message import DecodeError
-from onnx import inliner, numpy_helper
+from onnx import inliner
 from torch import nn
 
 from irongrad.onnx.dtypes import torch_dtype
+from irongrad.onnx.graphs import Reader, names_of
 from irongrad.onnx.model import OnnxModel, Shape, module_of
-from irongrad.onnx.registry import DOMAINS, Node, Static, operator_of, tensor
+from irongrad.onnx.registry import DOMAINS, Node, Static, operator_of, tensor, with_inner
 from irongrad.runtime.errors import UserError
 
 # Inputs of operators that are numbers to compute with, and no weights.
@@ -72,11 +71,11 @@ def from_proto(
     results = list(outputs) if outputs is not None else there
     if unknown := [o for o in results if o not in there]:
         raise UserError(f"{file} has no output {unknown[0]!r}; it has {', '.join(there)}")
-    nodes = _needed(list(_nodes(graph, opset, file)), results)
-    for node in nodes:
+    reader = Reader(opset, file, taken=names_of(graph))
+    nodes = reader.nodes(graph, results)
+    for node in with_inner(nodes):
         operator_of(node)
-    arrays = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
-    constants = {n.output[0]: _constant(n) for n in graph.node if n.op_type == "Constant" and n.domain in DOMAINS}
+    arrays, constants = reader.initializers, reader.constants
     statics = {n: a for n, a in (arrays | constants).items() if _is_static(a) or (n in constants and a.size == 1)}
     tensors: dict[str, torch.Tensor] = {}
     for name, array in (arrays | constants).items():
@@ -86,20 +85,10 @@ def from_proto(
         trained = name in arrays and _is_weight(name, value, nodes) and not any(fnmatchcase(name, p) for p in freeze)
         tensors[name] = nn.Parameter(value) if trained else value
     inputs = {i.name: _shape(i) for i in graph.input if i.name not in arrays}
-    read = {name for node in nodes for name in node.inputs} | set(results)
+    read = {name for node in nodes for name in node.reads} | set(results)
     inputs = {n: shape for n, shape in inputs.items() if n in read}
     tensors = {n: t for n, t in tensors.items() if n in read}
     return module_of(file, inputs, nodes, results, statics, tensors)
-
-
-def _needed(nodes: Sequence[Node], results: Iterable[str]) -> list[Node]:
-    """The nodes that `results` are computed by."""
-    wanted, kept = set(results), []
-    for node in reversed(nodes):
-        if wanted.intersection(node.outputs):
-            wanted.update(node.inputs)
-            kept.append(node)
-    return kept[::-1]
 
 
 def _shape(value: onnx.ValueInfoProto) -> Shape:
@@ -114,41 +103,6 @@ def _read(path: Path) -> onnx.ModelProto:
         return onnx.load(path)
     except (OSError, DecodeError) as error:
         raise UserError(f"{path} cannot be read as an ONNX file: {error}") from None
-
-
-def _nodes(graph: onnx.GraphProto, opset: int, file: str) -> Iterator[Node]:
-    for number, node in enumerate((n for n in graph.node if not _is_constant(n)), start=1):
-        attributes = {a.name: _attribute(a) for a in node.attribute}
-        name = node.name or next((o for o in node.output if o), node.op_type)
-        yield Node(
-            node.op_type, node.domain, name, tuple(node.input), tuple(node.output), attributes, opset, file, number
-        )
-
-
-def _is_constant(node: onnx.NodeProto) -> bool:
-    return bool(node.op_type == "Constant" and node.domain in DOMAINS)
-
-
-def _attribute(attribute: onnx.AttributeProto) -> Any:
-    value = onnx.helper.get_attribute_value(attribute)
-    if isinstance(value, onnx.TensorProto):
-        return numpy_helper.to_array(value)
-    return [_plain(v) for v in value] if isinstance(value, list) else _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    """A string, or a number: of those that float32 takes for the same, the shortest, which someone once wrote."""
-    if isinstance(value, float):
-        return float(str(np.float32(value)))
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _constant(node: onnx.NodeProto) -> Static:
-    (value,) = (_attribute(a) for a in node.attribute)
-    array = np.asarray(value)
-    named = node.attribute[0].name
-    dtype = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
-    return array.astype(dtype[named]) if named in dtype else array
 
 
 def _is_static(array: Static) -> bool:
@@ -166,5 +120,5 @@ def _is_weight(name: str, value: torch.Tensor, nodes: Sequence[Node]) -> bool:
     """Whether an initialiser is to be trained: finite numbers that a node uses as more than an option."""
     if value.dtype not in _FLOATS or not bool(torch.isfinite(value).all()):
         return False
-    uses = [(n.operator, i) for n in nodes for i, given in enumerate(n.inputs) if given == name]
+    uses = [(n.operator, i) for n in with_inner(nodes) for i, given in enumerate(n.inputs) if given == name]
     return any(i not in _NO_WEIGHTS.get(operator, ()) for operator, i in uses)

@@ -86,9 +86,11 @@ class OnnxModel(nn.Module):
 
     def compute(self, number: int, values: dict[str, Value]) -> None:
         """Run one node."""
-        node = self.nodes[number]
+        self._compute(self.nodes[number], values)
+
+    def _compute(self, node: Node, values: dict[str, Value]) -> None:
         given = [values[name] if name else None for name in node.inputs]
-        call = Call(node, self.training, self._is_wide())
+        call = Call(node, self.training, self._is_wide(), values, self._compute)
         known = bool(given) and all(v is None or isinstance(v, np.ndarray) for v in given)
         function = (RULES.get(node.operator) if known else None) or operator_of(node)
         try:

@@ -7,7 +7,7 @@ None for one that is left out, and returns one value or a sequence of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -26,6 +26,23 @@ _OPERATORS: dict[str, Operator] = {}
 
 
 @dataclass(frozen=True)
+class Region:
+    """A graph inside a node: a branch of If, or the body of Loop or Scan.
+
+    Attributes:
+        inputs: names of what it is called with.
+        nodes: in order.
+        outputs: names of its results.
+        outside: names of what it reads of the graphs around it.
+    """
+
+    inputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+    outside: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Node:
     """A node of an ONNX graph.
 
@@ -35,7 +52,7 @@ class Node:
         name: the node's; made of its first output where the file gives none.
         inputs: names of values, empty for one that is left out.
         outputs: names of values, empty for one that nobody reads.
-        attributes: by name, as Python values.
+        attributes: by name, as Python values, and graphs as `Region`.
         opset: the version of the operator set that the file uses.
         file: the file.
         number: its place in the file, from 1; what a message says as the line.
@@ -54,6 +71,16 @@ class Node:
     def __str__(self) -> str:
         return f"{self.name} = {self.operator}({', '.join(n or '-' for n in self.inputs)})"
 
+    @property
+    def regions(self) -> list[Region]:
+        """The graphs inside."""
+        return [a for a in self.attributes.values() if isinstance(a, Region)]
+
+    @property
+    def reads(self) -> list[str]:
+        """Names of all values that it reads, in its regions too."""
+        return [n for n in self.inputs if n] + [n for r in self.regions for n in r.outside]
+
     def unsupported(self, why: str) -> UnsupportedOpError:
         """The error to raise where this node cannot be converted."""
         return UnsupportedOpError(
@@ -70,11 +97,15 @@ class Call:
         node: the node.
         training: whether the module is in training mode.
         wide: whether the module was taken to float64, which the file does not say.
+        values: what its regions may read, by name.
+        compute: computes a node of a region, with values that it adds to.
     """
 
     node: Node
     training: bool
-    wide: bool = False
+    wide: bool
+    values: Mapping[str, Value]
+    compute: Callable[[Node, dict[str, Value]], None]
 
     @property
     def opset(self) -> int:
@@ -126,6 +157,14 @@ def operator(*names: str) -> Callable[[Operator], Operator]:
         return function
 
     return register
+
+
+def with_inner(nodes: Iterable[Node]) -> Iterator[Node]:
+    """All nodes, those inside others too."""
+    for node in nodes:
+        yield node
+        for region in node.regions:
+            yield from with_inner(region.nodes)
 
 
 def operator_of(node: Node) -> Operator:

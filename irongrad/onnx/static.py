@@ -91,6 +91,7 @@ RULES: dict[str, Rule] = {
     "Mod": lambda call, a, b: np.asarray(np.fmod(a, b) if call.get("fmod", 0) else a % b),
     "Neg": lambda call, x: -x,
     "Abs": lambda call, x: abs(x),
+    "Relu": lambda call, x: np.maximum(x, np.zeros((), x.dtype)),
     "Sqrt": lambda call, x: np.sqrt(x.astype(np.float64)).astype(x.dtype) if x.dtype != object else np.asarray(x**0.5),
     "Min": lambda call, *xs: np.minimum.reduce(xs),
     "Max": lambda call, *xs: np.maximum.reduce(xs),

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 from torch_mlir.dialects import arith
 from torch_mlir.ir import Block, InsertionPoint, IntegerAttr, IntegerType, Location, Operation, Type, Value
 
 from irongrad.pipeline.literals import SharedLiterals
+from irongrad.pipeline.regions import has_while_loop
 from irongrad.pipeline.slices import (
     constant,
     convert,
@@ -83,7 +84,7 @@ class ControlFlowImporter(SharedLiterals):
         Raises:
             UnsupportedOpError: a branch has a while_loop, which may never end where the branch is not taken.
         """
-        if any(_has_while_loop(_graph_of(b)) for b in branches):
+        if any(has_while_loop(_graph_of(b).owning_module) for b in branches):
             raise UnsupportedOpError(
                 f"{line_of(node)}: a while_loop in a branch of torch.cond cannot be compiled in a loop, where both "
                 "branches run. Put the choice into the condition of the while_loop"
@@ -126,7 +127,15 @@ class ControlFlowImporter(SharedLiterals):
         IREE 3.13.0 copies a tensor that a loop updates, once an iteration. So there are loops in loops, each with few
         iterations and stacks that are no longer than its part: `length` rows cost the copies of `length` times
         `len(counts) * BRANCHING` rows, and not of `length * length`.
+
+        Raises:
+            UnsupportedOpError: sizes vary.
         """
+        if any(not isinstance(n, int) for v in node.meta["val"] for n in v.shape):
+            raise UnsupportedOpError(
+                f"{line_of(node)}: {node.target} over sizes that vary cannot be compiled. Leave its dimensions out of "
+                "dynamic=, so that their sizes are fixed"
+            )
         outer = [self._argument(a) for a in additional]
         stacked = [self._argument(s) for s in sequences]
         initial = [self._argument(c) for c in carried]
@@ -211,11 +220,6 @@ def _graph_of(region: Node) -> Graph:
     """The graph that the node `region` names."""
     graph: Graph = getattr(region.graph.owning_module, str(region.target)).graph
     return graph
-
-
-def _has_while_loop(graph: Graph) -> bool:
-    regions = [m.graph for m in graph.owning_module.modules() if isinstance(m, GraphModule)]
-    return any(n.target is torch.ops.higher_order.while_loop for g in regions for n in g.nodes)
 
 
 def _split(length: int) -> list[int]:

@@ -30,6 +30,7 @@ from irongrad.pipeline.drawing import random_state
 from irongrad.pipeline.graphs import Function, StateTensor, Value
 from irongrad.pipeline.inference import inference_program, inference_table
 from irongrad.pipeline.limits import Limits, limits_of
+from irongrad.pipeline.regions import has_while_loop
 from irongrad.pipeline.scaling import SCALE_VALUE, loss_scale_of
 from irongrad.pipeline.specialise import Interpret, Program, specialise
 from irongrad.pipeline.state_names import StateNames
@@ -208,7 +209,9 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
     dynamic = captured.step.dynamic
     try:
         with ExitStack() as stack, plain_operators(), usercode.quiet_export():
-            values = symbolic_inputs(captured.train) if dynamic else tuple(v.detach() for v in inputs.values())
+            # The fake tensors of a while_loop need the symbols of torch.export's (torch 2.13, `while_loop.py`).
+            symbolic = bool(dynamic) or has_while_loop(captured.train.graph_module)
+            values = symbolic_inputs(captured.train) if symbolic else tuple(v.detach() for v in inputs.values())
             joint = aot_export_joint_with_descriptors(stack, exported, values).graph_module
     except Exception as error:
         raise usercode.capture_error(error, exported) from error

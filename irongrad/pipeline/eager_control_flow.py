@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 from torch._higher_order_ops import utils
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 Region = Callable[..., Any]
 
@@ -24,10 +24,10 @@ def eager_control_flow() -> Iterator[None]:
     """While open, cond, while_loop, scan and map run in Python."""
     operators = torch.ops.higher_order
     plain: dict[Any, Region] = {
-        operators.cond: _cond,
-        operators.while_loop: _while_loop,
-        operators.scan: _scan,
-        operators.map_impl: _map,
+        operators.cond: cond,
+        operators.while_loop: while_loop,
+        operators.scan: scan,
+        operators.map_impl: map_rows,
     }
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(utils, "_hop_compile_and_call", _call))
@@ -44,29 +44,31 @@ def _method(function: Region) -> Region:
     return lambda self, *args, **kwargs: function(*args, **kwargs)
 
 
-def _cond(predicate: Any, true: Region, false: Region, operands: Sequence[Any] = ()) -> Any:
+def cond(predicate: Any, true: Region, false: Region, operands: Sequence[Any] = ()) -> Any:
+    """`torch.ops.higher_order.cond`."""
     return true(*operands) if predicate else false(*operands)
 
 
-def _while_loop(condition: Region, body: Region, carried: Sequence[Any], additional: Sequence[Any]) -> Any:
+def while_loop(condition: Region, body: Region, carried: Sequence[Any], additional: Sequence[Any]) -> Any:
+    """`torch.ops.higher_order.while_loop`."""
     values = tuple(carried)
     while condition(*values, *additional):
         values = tuple(body(*values, *additional))
     return values
 
 
-def _scan(
-    body: Region, carried: Sequence[Any], sequences: Sequence[Any], additional_inputs: Sequence[Any]
-) -> list[Any]:
-    values = list(carried)
+def scan(body: Region, carried: Sequence[Any], sequences: Sequence[Any], additional_inputs: Sequence[Any]) -> Any:
+    """`torch.ops.higher_order.scan`, of whose body the results may be nested."""
+    values, structure = list(carried), None
     rows: list[list[Any]] = []
     for slices in zip(*sequences, strict=True):
-        results = list(body(*values, *slices, *additional_inputs))
+        results, structure = tree_flatten(body(*values, *slices, *additional_inputs))
         values, row = results[: len(values)], results[len(values) :]
         rows.append(row)
-    return [*values, *(torch.stack(column) for column in zip(*rows, strict=True))]
+    return tree_unflatten([*values, *(torch.stack(column) for column in zip(*rows, strict=True))], structure)
 
 
-def _map(body: Region, sequences: Sequence[Any], additional: Sequence[Any]) -> Any:
+def map_rows(body: Region, sequences: Sequence[Any], additional: Sequence[Any]) -> Any:
+    """`torch.ops.higher_order.map_impl`."""
     rows = [body(*slices, *additional) for slices in zip(*sequences, strict=True)]
     return tree_map(lambda *parts: torch.stack(parts), *rows)

@@ -21,6 +21,7 @@ import numpy as np
 from iree.compiler import ir
 
 from irongrad.pipeline.diagnostics import toolchain_error
+from irongrad.pipeline.integer_bounds import largest
 from irongrad.pipeline.operations import bytecode_of
 from irongrad.runtime.errors import UnsupportedOpError
 
@@ -93,21 +94,33 @@ def _graph_alone(bytecode: bytes) -> bytes:
     for constant in _named(module, "arith.constant"):
         _fit(constant)
     for shift in _named(module, "arith.shrui", "arith.shrsi", "arith.shli"):
-        _check_shift(shift)
+        _settle_shift(shift)
     return bytecode_of(module)
 
 
-def _check_shift(shift: ir.Operation) -> None:
-    """Refuse to shift by a whole word, which takes the high word of 64 bits; JAX counts random numbers so."""
+def _settle_shift(shift: ir.Operation) -> None:
+    """Have zero in place of the high word of a counter that fits into the low one.
+
+    Raises:
+        UnsupportedOpError: a shift by a whole word of what may need 64 bits.
+    """
+    wide = ir.IntegerType.get_signless(64)
     count = shift.operands[1]
-    if count.type != ir.IntegerType.get_signless(64) or isinstance(count, ir.BlockArgument):
+    if count.type != wide or isinstance(count, ir.BlockArgument) or count.owner.name != "arith.constant":
         return
-    by = count.owner.attributes["value"] if count.owner.name == "arith.constant" else None
-    if isinstance(by, ir.IntegerAttr) and by.value >= 32:
+    by = ir.IntegerAttr(count.owner.attributes["value"]).value
+    if by < 32:
+        return
+    bound = largest(shift.operands[0])
+    if bound is None or bound > _INT32.max or shift.name == "arith.shli":
         raise UnsupportedOpError(
-            f"the step shifts a number by {by.value}, which needs 64-bit integers, and the target's devices have none; "
+            f"the step shifts a number by {by}, which needs 64-bit integers, and the target's devices have none; "
             f"random numbers do so. Compile it for vulkan:profile=desktop. It comes from {shift.location}"
         )
+    with ir.InsertionPoint(shift), shift.location:
+        zero = ir.Operation.create("arith.constant", [wide], attributes={"value": ir.IntegerAttr.get(wide, 0)})
+    shift.result.replace_all_uses_with(zero.result)
+    shift.erase()
 
 
 def _named(module: ir.Module, *names: str) -> list[ir.Operation]:

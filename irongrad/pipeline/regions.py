@@ -66,6 +66,12 @@ def simplified(graph: GraphModule, passes: Sequence[Callable[[GraphModule], None
     return GraphModule(graph, graph.graph)  # without the regions of what was dead
 
 
+def has_while_loop(graph: GraphModule) -> bool:
+    """Whether there is a `while_loop` in `graph` or in one of its regions."""
+    regions = [m.graph for m in graph.modules() if isinstance(m, GraphModule)]
+    return any(n.target is control.while_loop for g in regions for n in g.nodes)
+
+
 def _inherit_trace(graph: Graph, node: Node) -> None:
     trace = node.meta.get("stack_trace")
     for inner in graph.nodes:

@@ -29,7 +29,7 @@ def windows(draw: st.DrawFn) -> list[Window]:
         kernel, dilation = draw(st.integers(1, 3)), draw(st.integers(1, 2))
         padding = draw(st.integers(0, kernel // 2))
         size = draw(st.integers(dilation * (kernel - 1) + 1, 8))
-        found.append(Window(size, kernel, draw(st.integers(1, 4)), padding, dilation, ceil_mode))
+        found.append(Window(size, kernel, draw(st.integers(1, 4)), padding, padding, dilation, ceil_mode))
     return found
 
 
@@ -41,7 +41,7 @@ def numbers(windows: list[Window], *names: str) -> list[list[int]]:
 @given(windows=windows(), include=st.booleans(), divisor=st.sampled_from([None, 5]))
 def test_averages(equals_aten, windows, include, divisor):
     x = randn(2, 3, *(w.size for w in windows))
-    kernel, stride, padding = numbers(windows, "kernel", "stride", "padding")
+    kernel, stride, padding = numbers(windows, "kernel", "stride", "before")
     arguments = (x, kernel, stride, padding, windows[0].ceil_mode, include, divisor)
     (out,) = equals_aten(f"avg_pool{len(windows)}d", *arguments)
     equals_aten(f"avg_pool{len(windows)}d_backward", randn(*out.shape), *arguments)
@@ -52,7 +52,7 @@ def test_averages(equals_aten, windows, include, divisor):
 def test_maxima(equals_aten, windows, fill):
     x = randn(2, 3, *(w.size for w in windows))
     x = x if fill is None else torch.full_like(x, fill)
-    geometry = (*numbers(windows, "kernel", "stride", "padding", "dilation"), windows[0].ceil_mode)
+    geometry = (*numbers(windows, "kernel", "stride", "before", "dilation"), windows[0].ceil_mode)
     out, indices = equals_aten(f"max_pool{len(windows)}d_with_indices", x, *geometry)
     name = f"max_pool{len(windows)}d_with_indices_backward"
     equals_aten(name, randn(*out.shape), x, *geometry, indices)

@@ -16,6 +16,8 @@ from torch._higher_order_ops.while_loop import while_loop
 import irongrad as ig
 from irongrad.pipeline.capture import capture
 from irongrad.pipeline.control_flow import BRANCHING, _split
+from irongrad.pipeline.differentiate import differentiate
+from irongrad.pipeline.driver import build, make_options
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.functions import flat_function, trace_function
 from irongrad.pipeline.importer import import_functions
@@ -232,6 +234,66 @@ def test_an_index_from_either_branch_or_used_in_a_loop_has_its_range_checked():
     flat = flat_function(function, (torch.ones(5, 3), index, index, torch.arange(2)), gradients=False)
     _, ranges = trace_function(flat, function)
     assert {r.input: r.maximum for r in ranges} == {"i": 4, "j": 4, "ks": 4}
+
+
+def test_a_scan_of_nested_states_runs_in_python():
+    def step(state: dict[str, torch.Tensor], row: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        new = {"a": state["a"] + row, "b": state["b"] * row}
+        return new, new["a"] * new["b"]
+
+    x = torch.rand(4, 3)
+    with eager_control_flow():
+        last, rows = scan(step, {"a": torch.zeros(3), "b": torch.ones(3)}, x)
+    torch.testing.assert_close(last, {"a": x.sum(0), "b": x.prod(0)})
+    torch.testing.assert_close(rows, x.cumsum(0) * x.cumprod(0))
+
+
+class Doubling(nn.Module):
+    """A layer whose input is doubled until it is large, which needs no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (large,) = while_loop(lambda x: x.sum() < 10, lambda x: (x * 2,), (x,))
+        return self.layer(large)
+
+
+def test_a_step_has_a_while_loop_that_no_gradient_goes_through():
+    model = Doubling()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, lambda y: y.square().sum(), optimizer, {"x": torch.rand(2, 3)})
+    joint = differentiate(capture(step)).joint
+    values = {"layer.weight": model.layer.weight, "layer.bias": model.layer.bias, "x": torch.rand(2, 3)}
+    results = joint.graph(*(values[a.name].detach() for a in joint.arguments))
+    with eager_control_flow():
+        loss = model(values["x"]).square().sum()
+    loss.backward()
+    expected = {"loss": loss, **{n: p.grad for n, p in model.named_parameters()}}
+    for value, found in zip(joint.results, results, strict=True):
+        torch.testing.assert_close(found, expected[value.name].detach())
+
+
+class Sums(nn.Module):
+    """Sums of rows that have gone through a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        zero = torch.zeros_like(x[0])
+        return scan(lambda s, r: (s + self.layer(r), s * 2), zero, x)[0]
+
+
+def test_a_scan_over_sizes_that_vary_is_refused_with_its_line(tmp_path):
+    model = Sums()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.rand(20, 4, 3)
+    step = ig.TrainStep(model, lambda y: y.square().sum(), optimizer, {"x": x}, dynamic={"x": {1: "B"}})
+    with pytest.raises(UnsupportedOpError, match=r"test_control_flow\.py:\d+.*scan over sizes that vary"):
+        build(step, make_options(tmp_path / "out", stop_after="import"))
 
 
 def test_the_gradient_of_a_while_loop_is_refused():

@@ -114,6 +114,39 @@ def test_a_shift_by_a_whole_word_is_refused():
         narrow_integers(shifted(32))
 
 
+HIGH_WORD = "%h = arith.shrui %in, %whole : i64  %lo = arith.addi %in, %t : i64  %m = arith.addi %lo, %h"
+COUNTER = """
+    %none.c = tensor.empty() : tensor<5xi64>
+    %counted = linalg.generic {indexing_maps = [#map], iterator_types = ["parallel"]} outs(%none.c : tensor<5xi64>) {
+    ^bb0(%out: i64):
+      %i = linalg.index 0 : index
+      %w = arith.index_cast %i : index to i64
+      %times = arith.constant TIMES : i64
+      %m = arith.muli %w, %times : i64
+      linalg.yield %m : i64
+    } -> tensor<5xi64>
+    %whole = arith.constant 32 : i64
+"""
+
+
+def test_the_high_word_of_a_counter_of_elements_is_zero():
+    """So JAX numbers the elements of its random tensors."""
+
+    def counted(times: int) -> bytes:
+        text = MODULE.replace("CONSTANT", str(2**31 - 1)).replace("%m = arith.maxsi %in, %t", HIGH_WORD)
+        text = text.replace("%table = ", f"{COUNTER.replace('TIMES', str(times))}    %table = ")
+        text = text.replace("ins(%x, %table :", "ins(%counted, %table :")
+        buffer = BytesIO()
+        with ir.Context():
+            ir.Module.parse(text).operation.write_bytecode(buffer)
+        return buffer.getvalue()
+
+    found, _, _ = run(narrow_integers(counted(1000)), [0] * 5, 0)
+    assert found.tolist() == [1000 * i + t for i, t in enumerate([1, -2, 3, -4, 5])]
+    with pytest.raises(UnsupportedOpError, match="shifts a number by 32"):
+        narrow_integers(counted(2**30))
+
+
 def test_sizes_that_vary_are_refused():
     buffer = BytesIO()
     with ir.Context():

@@ -1,4 +1,4 @@
-"""The Vulkan device of the tests, and an artifact for two targets."""
+"""An artifact for two targets."""
 
 from __future__ import annotations
 
@@ -8,17 +8,10 @@ import pytest
 
 import irongrad as ig
 from irongrad.cli.compile import load_step
-from irongrad.runtime.devices import Device, find_device
+from irongrad.runtime.devices import Device
 from irongrad.targets.vulkan import propose
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-@pytest.fixture(scope="session")
-def vulkan() -> Device:
-    found = find_device("vulkan")
-    assert found is not None, "these tests need a Vulkan device: apt-get install mesa-vulkan-drivers libvulkan1"
-    return found
 
 
 @pytest.fixture(scope="session")

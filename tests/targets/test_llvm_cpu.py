@@ -59,6 +59,51 @@ def test_the_code_is_linked_for_the_machine(artifact):
         assert (kind, machine) == (3, MACHINES[architecture])
 
 
+class Elf:
+    """What a shared object of 64 bits says to the loader (System V ABI, "Program Loading and Dynamic Linking")."""
+
+    NEEDED, HASH, STRINGS, SYMBOLS = 1, 4, 5, 6
+    LOADED, DYNAMIC = 1, 2
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        (self.flags,) = struct.unpack_from("<I", data, 48)
+        (start,), (size, count) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<HH", data, 54)
+        self._segments = [struct.unpack_from("<IIQQQQQQ", data, start + i * size) for i in range(count)]
+        (table,) = (s for s in self._segments if s[0] == self.DYNAMIC)
+        self.dynamic = [struct.unpack_from("<QQ", data, at) for at in range(table[2], table[2] + table[5], 16)]
+
+    def symbols(self) -> dict[str, int]:
+        """The section of each dynamic symbol but the first, which stands for none; 0 for an undefined one."""
+        tags = dict(self.dynamic)
+        (count,) = struct.unpack_from("<I", self._data, self._at(tags[self.HASH]) + 4)
+        entries = self._at(tags[self.SYMBOLS])
+        named = [struct.unpack_from("<IBBH", self._data, entries + 24 * i) for i in range(1, count)]
+        return {self._string(self._at(tags[self.STRINGS]) + name): section for name, _, _, section in named}
+
+    def _at(self, address: int) -> int:
+        """Where in the file an address of memory is."""
+        ((place, virtual),) = [
+            (s[2], s[3]) for s in self._segments if s[0] == self.LOADED and s[3] <= address < s[3] + s[5]
+        ]
+        return address - virtual + place
+
+    def _string(self, start: int) -> str:
+        return self._data[start : self._data.index(0, start)].decode()
+
+
+def test_the_code_needs_nothing_around_it(artifact):
+    """No library and no symbol; on riscv64 with compressed instructions and floats in registers (RISC-V ELF psABI)."""
+    for target in read_manifest(artifact).targets:
+        (binary,) = artifact.with_name(target.name).glob("*.so")
+        elf = Elf(binary.read_bytes())
+        assert not [tag for tag, _ in elf.dynamic if tag == Elf.NEEDED]
+        symbols = elf.symbols()
+        assert symbols["iree_hal_executable_library_query"] != 0
+        assert all(symbols.values())
+        assert target.architecture != "riscv64" or elf.flags & 0x7 == 0x1 | 0x4
+
+
 def test_what_runs_here_is_verified_also_for_another_system(artifact):
     verified = {t.name for t in read_manifest(artifact).targets if t.certificate is not None}
     assert verified == {"llvm-cpu-x86-64-v2", "llvm-cpu-x86_64-pc-windows-msvc"}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,19 +28,6 @@ from irongrad.runtime.manifest import GOLDEN, FunctionSpec, read_manifest
 from irongrad.runtime.session import initial_state
 from irongrad.targets import Target, parse_target
 from irongrad.targets.vulkan import DIRECT_BUFFERS, propose
-
-
-def iree_run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run iree-run-module, again where the driver loses the device before anything is computed.
-
-    Mesa 22.3.6's does in one of 20 to 60 processes on a busy machine (VK_ERROR_DEVICE_LOST, IREE's DATA_LOSS).
-    """
-    tool = shutil.which(arguments[0]) or str(Path(sys.executable).with_name(arguments[0]))
-    for _ in range(3):
-        result = subprocess.run([tool, *arguments[1:]], capture_output=True, text=True, check=False)
-        if "DATA_LOSS" not in result.stderr:
-            break
-    return result
 
 
 def test_digits_are_verified_on_both_devices(digits, vulkan):
@@ -83,7 +67,7 @@ def test_a_checkpoint_moves_between_devices(sessions, tmp_path, first):
     assert there.train_step(**inputs) == pytest.approx(start.train_step(**inputs), rel=1e-5)
 
 
-def test_iree_run_module_agrees_with_the_oracle(digits, tmp_path):
+def test_iree_run_module_agrees_with_the_oracle(digits, iree_run, tmp_path):
     manifest, golden = read_manifest(digits), read_golden(digits / GOLDEN)
     plan = make_plan(manifest, golden, initial_state(digits), target=manifest.targets[1].name)
     write_files(plan, manifest, tmp_path)
@@ -177,7 +161,7 @@ def packaged(target: Target, directory: Path) -> Artifact:
     return package(module, [compiled], golden, directory / "artifact", function, asked=[target.name])
 
 
-def test_another_subgroup_size_is_refused_when_it_is_loaded(vulkan, tmp_path):
+def test_another_subgroup_size_is_refused_when_it_is_loaded(vulkan, iree_run, tmp_path):
     size = 2 * vulkan.subgroup[0]
     artifact = packaged(parse_target(f"vulkan:profile=lavapipe,subgroup={size}"), tmp_path)
     assert artifact.manifest.targets[0].certificate is None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from irongrad.decompositions.windows import Window
 from irongrad.onnx.registry import Call, Value, operator, tensor
 
 Pads = list[tuple[int, int]]
@@ -150,13 +151,11 @@ def _window_sums(
     x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Pads, ceil: bool
 ) -> Tensor:
     """The sum of each window, by a convolution with ones; with `ceil` windows may reach beyond the padding."""
-    grown = []
-    for size, k, stride, dilation, (before, after) in zip(x.shape[2:], kernel, strides, dilations, pads, strict=True):
-        room = size + before + after - dilation * (k - 1) - 1
-        more = (-room) % stride if ceil else 0
-        starts_inside = (-(-room // stride)) * stride < size + before
-        grown.append((before, after + (more if starts_inside else 0)))
-    padded = _padded(x, grown)
+    if ceil:
+        numbers = zip(x.shape[2:], kernel, strides, pads, dilations, strict=True)
+        windows = [Window(size, k, step, *pad, gap, ceil_mode=True) for size, k, step, pad, gap in numbers]
+        pads = [(w.before, max(w.after, w.end - w.size)) for w in windows]
+    padded = _padded(x, pads)
     planes = padded.reshape(-1, 1, *padded.shape[2:])
     ones = torch.ones((1, 1, *kernel), dtype=x.dtype)
     function = (functional.conv1d, functional.conv2d, functional.conv3d)[len(kernel) - 1]

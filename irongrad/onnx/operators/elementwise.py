@@ -28,7 +28,6 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Erf": torch.erf,
     "Exp": torch.exp,
     "Floor": torch.floor,
-    "Identity": lambda x: x,
     "IsNaN": torch.isnan,
     "Log": torch.log,
     "Neg": torch.neg,
@@ -67,6 +66,12 @@ def _unary(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 for _name, _function in _UNARY.items():
     operator(_name)(_unary(_function))
+
+
+@operator("Identity")
+def identity(call: Call, x: Value) -> list[Value]:
+    """The value itself, a sequence too."""
+    return [x]
 
 
 @operator(*_BINARY)
