@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -109,35 +108,3 @@ def _of_strides(guard: Any) -> bool:
     place = getattr(guard.sloc.framework_loc, "filename", "")
     inside = place.endswith(("torch/_prims_common/__init__.py", "torch/_refs/__init__.py"))
     return inside and not isinstance(guard.expr, sympy.Eq)
-
-
-def smallest_sizes(conditions: Iterable[Any], limits: Mapping[str, int]) -> dict[str, int]:
-    """The smallest size of each dimension for which all of `conditions` on named dimensions hold.
-
-    That a size is not some number is no condition: PyTorch asks whether it is 1, and the graph does the same for 1 as
-    for other sizes. A condition on several dimensions is tried at some of their sizes.
-
-    Raises:
-        CaptureError: one that holds for some sizes only, such as multiples of a number.
-    """
-    least = dict.fromkeys(limits, 1)
-    for condition in conditions:
-        names = sorted(s.name for s in getattr(condition, "free_symbols", ()))
-        if not names or is_of_broadcasting(condition):
-            continue
-        tried = {n: range(1, limits[n] + 1) if len(names) == 1 else sorted({2, 3, limits[n]}) for n in names}
-        for sizes in reversed(list(itertools.product(*tried.values()))):
-            if condition.xreplace({symbol(n): sympy.Integer(s) for n, s in zip(names, sizes, strict=True)}):
-                continue
-            below = len(names) == 1 and all(
-                not condition.xreplace({symbol(names[0]): sympy.Integer(s)}) for s in range(1, sizes[0])
-            )
-            if not below or sizes[0] == limits[names[0]]:
-                raise CaptureError(
-                    f"this model or loss needs {condition}, which not all sizes up to the largest bucket "
-                    f"{ {n: limits[n] for n in names} } satisfy. Leave {', '.join(map(repr, names))} out of dynamic, "
-                    "or choose other buckets"
-                )
-            least[names[0]] = max(least[names[0]], sizes[0] + 1)
-            break
-    return least
