@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv, PythonMod
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 from irongrad.padding.sizes import symbol
 from irongrad.runtime.errors import CaptureError
@@ -26,7 +26,7 @@ _OPERATIONS: dict[type[ast.operator], Any] = {
     ast.Sub: lambda a, b: a - b,
     ast.Mult: sympy.Mul,
     ast.FloorDiv: FloorDiv,
-    ast.Mod: PythonMod,
+    ast.Mod: lambda a, b: Mod(a, b) if a.is_nonnegative and b.is_positive else PythonMod(a, b),
 }
 
 

@@ -22,14 +22,23 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
 from irongrad.buckets import Bucket
+from irongrad.padding.sizes import in_dimensions
 from irongrad.pipeline import usercode
 from irongrad.pipeline.capture import CapturedStep, StepModule, loss_node, plain_operators
 from irongrad.pipeline.complex import at_fixed_sizes, refuse_complex
-from irongrad.pipeline.dimensions import guards_of, named_sizes, names_of, symbolic_inputs
+from irongrad.pipeline.dimensions import (
+    derived_of,
+    guards_of,
+    holds,
+    named_sizes,
+    names_of,
+    relations_of,
+    symbolic_inputs,
+)
 from irongrad.pipeline.drawing import random_state
 from irongrad.pipeline.graphs import Function, StateTensor, Value
 from irongrad.pipeline.inference import inference_program, inference_table
-from irongrad.pipeline.limits import Limits, holds, limits_of, limits_up_to, multiple_of, spelled
+from irongrad.pipeline.limits import Limits, limits_of, limits_up_to, spelled
 from irongrad.pipeline.scaling import SCALE_VALUE, loss_scale_of
 from irongrad.pipeline.specialise import Interpret, Program, specialise
 from irongrad.pipeline.state_names import StateNames
@@ -164,7 +173,14 @@ def differentiate(captured: CapturedStep) -> JointStep:
 def _conditions(made: Programs) -> list[Any]:
     """What has to be true of named dimensions for the graphs to be those of the programs."""
     found = [program for program in (made.joint, made.eval, made.predict) if program is not None]
-    return [guard.xreplace(dict(program.names)) for program in found for guard in program.guards]
+    return [
+        condition
+        for program in found
+        for condition in (
+            *(in_dimensions(guard.xreplace(dict(program.names))) for guard in program.guards),
+            *relations_of(program.derived),
+        )
+    ]
 
 
 def _limits(made: Programs, captured: CapturedStep) -> Limits | None:
@@ -188,8 +204,16 @@ def _bucket_limits(made: Programs, needs: set[Any], step: TrainStep) -> Limits:
     buckets = step.bucket_list
     if not buckets:
         return Limits()
+    known = (*step.conditions, *relations_of(made.joint.derived))
     largest = {name: max(bucket[name] for bucket in buckets) for name in buckets[0]}
     limits = limits_up_to([*(need >= 0 for need in needs), *_conditions(made)], largest, step.conditions)
+    if gaps := [c for c in limits.conditions if len(c.free_symbols) == 1 and c not in known]:
+        needs_text = ", ".join(map(str, gaps))
+        names = ", ".join(sorted(repr(s.name) for c in gaps for s in c.free_symbols))
+        raise CaptureError(
+            f"this model or loss needs {needs_text}, which not all sizes up to the largest bucket {largest} satisfy. "
+            f"Say so in constraints=, or leave {names} out of dynamic"
+        )
     for bucket in buckets:
         for name, size in bucket.items():
             if size < limits.smallest[name]:
@@ -205,14 +229,12 @@ def _check_buckets(made: Programs, buckets: Sequence[Bucket]) -> None:
     Raises:
         CaptureError: there is one.
     """
-    for condition in _conditions(made):
-        if multiple_of(condition) is None:
-            continue
+    for condition in relations_of(made.joint.derived):
         for bucket in buckets:
             if not holds(condition, bucket):
                 raise CaptureError(
                     f"the model or the loss needs {spelled(condition)}, and the bucket {dict(bucket)} runs at its own "
-                    "sizes. Choose sizes for which that holds; calls of others are refused"
+                    "sizes. Choose sizes for which that holds, or a list of combinations; calls of others are refused"
                 )
 
 
@@ -270,7 +292,10 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
         return [outputs[i] for i in kept]
 
     sizes = tuple(named_sizes(joint.graph.output_node().args[0][i].meta["val"], symbols) for i in kept)
-    return Program(run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic, guards_of(given))
+    derived = derived_of(given, [dynamic.get(n, {}) for n in inputs], symbols)
+    return Program(
+        run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic, guards_of(given), derived
+    )
 
 
 def _constants_as_buffers(exported: nn.Module) -> None:

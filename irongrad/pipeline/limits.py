@@ -10,8 +10,7 @@ from typing import Any
 import sympy
 from torch.utils._sympy.functions import Mod, PythonMod
 
-from irongrad.padding.sizes import symbol
-from irongrad.pipeline.dimensions import is_of_broadcasting
+from irongrad.pipeline.dimensions import holds, is_of_broadcasting
 
 _TRIED = 1 << 12  # a limit is looked for up to this size
 _FAR = 1 << 20  # a condition that holds here and for all sizes tried holds for every larger one
@@ -56,11 +55,6 @@ def _always(condition: Any, largest: Mapping[str, int]) -> bool:
     names = sorted(s.name for s in getattr(condition, "free_symbols", ()))
     tried = [range(1, largest[n] + 1) if len(names) == 1 else sorted({2, 3, largest[n]}) for n in names]
     return all(holds(condition, dict(zip(names, sizes, strict=True))) for sizes in itertools.product(*tried))
-
-
-def holds(condition: Any, sizes: Mapping[str, int]) -> bool:
-    """Whether a condition is true of these sizes."""
-    return bool(condition.xreplace({symbol(n): sympy.Integer(s) for n, s in sizes.items()}))
 
 
 def limits_of(conditions: Iterable[Any], names: Sequence[str], declared: Sequence[Any] = ()) -> Limits:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from irongrad.buckets import smallest
+from irongrad.pipeline.dimensions import holds
 from irongrad.pipeline.graphs import StepGraph
-from irongrad.pipeline.limits import Limits, holds, spelled
+from irongrad.pipeline.limits import Limits, spelled
 from irongrad.pipeline.size_guards import accepted_sizes, needed
 from irongrad.runtime.manifest import ConstraintSpec
 
