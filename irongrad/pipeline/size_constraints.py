@@ -13,7 +13,7 @@ from irongrad.pipeline.limits import Limits, spelled
 from irongrad.pipeline.size_guards import accepted_sizes, needed
 from irongrad.runtime.manifest import ConstraintSpec
 
-_STEPS = (1, -1, 2, -2, 3)
+_STEPS = (1, -1, 2, -2, 3, 4, 8, 16)
 
 
 def constraints_of(graph: StepGraph) -> tuple[ConstraintSpec, ...]:

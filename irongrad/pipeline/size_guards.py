@@ -169,14 +169,12 @@ def _condition(
         yield f"{name}.wanted = arith.select {unless}, {given}, {nearest} : index"
         nearest = f"{name}.wanted"
     if side.is_Symbol:
-        must = f"a multiple of {other}" if kind is None else f"such that {condition}"
         number, dim = _first(entry)[side.name]
-        yield from _refused(
-            entry, number, dim, nearest, f"{entry.inputs[number].name}: dimension {dim} ({side}) must be {must}"
-        )
+        text = f"{entry.inputs[number].name}: dimension {dim} ({side}): {needed(condition)}"
+        yield from _refused(entry, number, dim, nearest, text)
         return
     names = ", ".join(sorted(s.name for s in condition.free_symbols))
-    text = f"{names}: the step needs {spelled(condition)}; {NOT_RUN}; {side}, written as a shape:"
+    text = f"{names}: {needed(condition)}; {NOT_RUN}; {side}, written as a shape:"
     yield from refuse_unless_equal(entry, 0, [given], [nearest], text, f"{name}.refused")
 
 
