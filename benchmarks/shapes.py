@@ -230,9 +230,11 @@ def measure(stream: Stream) -> list[Row]:
     pipes: dict[str, Connection] = {}
     times: dict[str, list[float]] = {}
     ready: dict[str, float] = {}
+    workers = []
     for backend in BACKENDS:
         pipes[backend], theirs = context.Pipe()
-        context.Process(target=worker, args=(theirs, backend, stream), daemon=True).start()
+        workers.append(context.Process(target=worker, args=(theirs, backend, stream), daemon=True))
+        workers[-1].start()
         theirs.close()  # so that a worker that fails ends the wait for its answer
         ready[backend], times[backend] = pipes[backend].recv(), []
     for start in range(0, len(stream.lengths), CHUNK):
@@ -245,6 +247,8 @@ def measure(stream: Stream) -> list[Row]:
         compilations, size = pipe.recv()
         total = ready[backend] + sum(times[backend])
         rows.append(Row(backend, total, 1e3 * statistics.median(times[backend]), compilations, size))
+    for process in workers:
+        process.join()
     return rows
 
 
