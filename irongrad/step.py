@@ -280,7 +280,9 @@ def _check_between(step: TrainStep) -> None:
     if step.between and TICKET in step.inputs:
         raise CaptureError(f"the input {TICKET!r} has the name of an argument of finish_step; rename it")
     if step.between and (step.accumulate > 1 or step.dynamic):
-        raise CaptureError("a step in pieces has neither micro-batches nor buckets: leave out accumulate and dynamic")
+        raise CaptureError(
+            "a step in pieces has neither micro-batches nor sizes that vary: leave out accumulate and dynamic"
+        )
 
 
 def sizes_of(step: TrainStep, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
