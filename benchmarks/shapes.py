@@ -1,6 +1,6 @@
 """A stream of batches of random lengths: buckets, one function of any size, one artifact a shape, and torch.compile.
 
-    python benchmarks/shapes.py [--steps 200] [--lengths 6] [--longest 48] [--json]
+    python benchmarks/shapes.py [--model transformer] [--steps 30] [--lengths 6] [--longest 64] [--buckets 4] [--json]
 
 Every backend is a process of its own; the parent has them take the same batches in turn, a few steps each. What a
 backend compiles on the way counts into its total time, as it does for its user: IronGrad's buckets and its function of
@@ -27,6 +27,21 @@ from typing import Any
 BACKENDS = ("buckets", "dynamic", "static", "torch.compile", "eager")
 BATCH, WIDTH, WORDS = 8, 64, 200
 CHUNK = 10  # steps that a backend takes in turn
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What is run.
+
+    Attributes:
+        model: a name in `MODELS`.
+        lengths: of the batches, in order.
+        buckets: how many sizes the step with buckets has.
+    """
+
+    model: str
+    lengths: tuple[int, ...]
+    buckets: int
 
 
 @dataclass(frozen=True)
@@ -69,6 +84,43 @@ def make_model(width: int = WIDTH):
     return Tagger()
 
 
+def make_transformer(width: int = WIDTH):
+    """A Transformer of two layers that tells the next word."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.mixed, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, h: torch.Tensor) -> torch.Tensor:
+            parts = self.mixed(self.before(h)).unflatten(2, (3, 4, width // 4)).permute(2, 0, 3, 1, 4)
+            attended = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
+            h = h + self.out(attended.transpose(1, 2).flatten(2))
+            return h + self.narrow(functional.gelu(self.wide(self.between(h))))
+
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.positions = nn.Embedding(WORDS, width), nn.Embedding(128, width)
+            self.layers = nn.Sequential(Layer(), Layer())
+            self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.embedding(x) + self.positions(torch.arange(x.shape[1]))
+            return self.head(self.norm(self.layers(h)))
+
+    torch.manual_seed(0)
+    return Transformer()
+
+
+MODELS = {"tagger": make_model, "transformer": make_transformer}
+
+
 def loss_of(output, y):
     """The mean loss over all words."""
     import torch
@@ -87,21 +139,21 @@ def batch(length: int) -> dict[str, Any]:
 class IronGrad:
     """IronGrad with buckets, with one function of any size, or with an artifact a shape."""
 
-    def __init__(self, mode: str, longest: int, directory: Path) -> None:
-        self._mode, self._directory, self._sessions = mode, directory, {}
+    def __init__(self, mode: str, stream: Stream, directory: Path) -> None:
+        self._mode, self._stream, self._directory, self._sessions = mode, stream, directory, {}
         self.compilations = self.bytes = 0
-        self._longest = longest
         if mode != "static":
-            self._sessions[0] = self._compiled(longest)
+            self._sessions[0] = self._compiled(max(stream.lengths))
 
     def _compiled(self, length: int):
         import torch
 
         import irongrad as ig
 
-        model = make_model()
+        model = MODELS[self._stream.model]()
         names = {} if self._mode == "static" else {"dynamic": {n: {1: "T"} for n in ("x", "y")}}
-        buckets = {"buckets": {"T": ig.pow2(8, self._longest)}} if self._mode == "buckets" else {}
+        sizes = ig.choose_buckets(self._stream.lengths, max_buckets=self._stream.buckets)
+        buckets = {"buckets": {"T": sizes}} if self._mode == "buckets" else {}
         step = ig.TrainStep(model, loss_of, torch.optim.AdamW(model.parameters()), batch(length), **names, **buckets)
         artifact = ig.compile(step, self._directory / str(length), entry_points=("train_step",), cache=False)
         self.compilations += 1
@@ -121,10 +173,10 @@ class Torch:
 
     bytes = 0
 
-    def __init__(self, *, compiled: bool) -> None:
+    def __init__(self, model: str, *, compiled: bool) -> None:
         import torch
 
-        self._model, self._compiled = make_model(), compiled
+        self._model, self._compiled = MODELS[model](), compiled
         self._optimizer = torch.optim.AdamW(self._model.parameters())
 
         def forward_backward(x, y):
@@ -150,16 +202,16 @@ class Torch:
         return float(loss)
 
 
-def worker(connection: Connection, backend: str, longest: int) -> None:
+def worker(connection: Connection, backend: str, stream: Stream) -> None:
     """Serve requests to run batches of the given lengths, answering with the seconds of each."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as directory:
         start = time.perf_counter()
         if backend in ("eager", "torch.compile"):
-            run: Any = Torch(compiled=backend == "torch.compile")
+            run: Any = Torch(stream.model, compiled=backend == "torch.compile")
         else:
-            run = IronGrad(backend, longest, Path(directory))
+            run = IronGrad(backend, stream, Path(directory))
         connection.send(time.perf_counter() - start)
         while lengths := connection.recv():
             connection.send([_timed(run, batch(length)) for length in lengths])
@@ -172,20 +224,22 @@ def _timed(run: Callable[[Mapping[str, Any]], float], inputs: Mapping[str, Any])
     return time.perf_counter() - start
 
 
-def measure(lengths: list[int]) -> list[Row]:
+def measure(stream: Stream) -> list[Row]:
     """Run the stream on every backend, interleaved."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
     times: dict[str, list[float]] = {}
     ready: dict[str, float] = {}
+    workers = []
     for backend in BACKENDS:
         pipes[backend], theirs = context.Pipe()
-        context.Process(target=worker, args=(theirs, backend, max(lengths)), daemon=True).start()
+        workers.append(context.Process(target=worker, args=(theirs, backend, stream), daemon=True))
+        workers[-1].start()
         theirs.close()  # so that a worker that fails ends the wait for its answer
         ready[backend], times[backend] = pipes[backend].recv(), []
-    for start in range(0, len(lengths), CHUNK):
+    for start in range(0, len(stream.lengths), CHUNK):
         for backend, pipe in pipes.items():
-            pipe.send(lengths[start : start + CHUNK])
+            pipe.send(stream.lengths[start : start + CHUNK])
             times[backend] += pipe.recv()
     rows = []
     for backend, pipe in pipes.items():
@@ -193,6 +247,8 @@ def measure(lengths: list[int]) -> list[Row]:
         compilations, size = pipe.recv()
         total = ready[backend] + sum(times[backend])
         rows.append(Row(backend, total, 1e3 * statistics.median(times[backend]), compilations, size))
+    for process in workers:
+        process.join()
     return rows
 
 
@@ -202,14 +258,20 @@ def main() -> None:
     from rich.table import Table
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--model", choices=MODELS, default="transformer")
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--lengths", type=int, default=6, help="how many different ones there are")
-    parser.add_argument("--longest", type=int, default=48)
+    parser.add_argument("--longest", type=int, default=64)
+    parser.add_argument("--buckets", type=int, default=4)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     chosen = random.Random(0)
-    different = [*chosen.sample(range(4, options.longest), options.lengths - 1), options.longest]
-    rows = measure([chosen.choice(different) for _ in range(options.steps)])
+    different = [
+        *chosen.sample(range(min(8, options.longest // 2), options.longest), options.lengths - 1),
+        options.longest,
+    ]
+    lengths = tuple(chosen.choice(different) for _ in range(options.steps))
+    rows = measure(Stream(options.model, lengths, options.buckets))
     if options.json:
         print(json.dumps([asdict(r) for r in rows], indent=2))
         return

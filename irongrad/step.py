@@ -7,11 +7,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
 from irongrad.buckets import Bucket, combinations, smallest
+from irongrad.constraints import conditions_of
+from irongrad.padding.sizes import symbol
 from irongrad.pipeline.usercode import where
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import STEPS_DIM, TICKET
@@ -57,6 +60,8 @@ class TrainStep:
             of its dynamic dimensions, and nothing is padded.
         bucket_fallback: `dynamic` for a function of any size beside the buckets, for calls that none of them holds;
             such calls are refused otherwise.
+        constraints: what holds of the sizes of every call, comparisons of dimensions and whole numbers such as
+            `"T % 8 == 0"` or `"S <= 2 * T"`; others are refused. Without them, only what the model itself needs.
         between: names of the inputs that Python computes between the model and the loss; see `irongrad.pieces`.
 
     Raises:
@@ -78,6 +83,7 @@ class TrainStep:
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     buckets: Mapping[str, Sequence[int]] | Sequence[Bucket] = ()
     bucket_fallback: str = ""
+    constraints: Sequence[str] = ()
     between: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -100,6 +106,11 @@ class TrainStep:
     def bucket_list(self) -> tuple[Bucket, ...]:
         """Every bucket, the one with the fewest elements first; none for a step of fixed sizes."""
         return combinations(self.buckets)
+
+    @property
+    def conditions(self) -> tuple[Any, ...]:
+        """What `constraints` say, as relations of named dimensions."""
+        return conditions_of(self.constraints, sizes_of(self, self.inputs))
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -269,7 +280,9 @@ def _check_between(step: TrainStep) -> None:
     if step.between and TICKET in step.inputs:
         raise CaptureError(f"the input {TICKET!r} has the name of an argument of finish_step; rename it")
     if step.between and (step.accumulate > 1 or step.dynamic):
-        raise CaptureError("a step in pieces has neither micro-batches nor buckets: leave out accumulate and dynamic")
+        raise CaptureError(
+            "a step in pieces has neither micro-batches nor sizes that vary: leave out accumulate and dynamic"
+        )
 
 
 def sizes_of(step: TrainStep, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -295,6 +308,7 @@ def _check_dynamic(step: TrainStep) -> None:
             raise CaptureError(
                 f"bucket {dict(bucket)} is not a positive size for each of the dimensions {sorted(found)} of dynamic"
             )
+    _check_constraints(step)
     if found and step.accumulate > 1:
         raise CaptureError("a step with dynamic dimensions cannot cut its batch into parts: leave accumulate at 1")
     held_by_buckets = step.bucket_list and not step.bucket_fallback
@@ -303,6 +317,14 @@ def _check_dynamic(step: TrainStep) -> None:
             f"the example inputs have sizes {sizes_of(step, step.inputs)}, which no bucket of "
             f"{[dict(b) for b in step.bucket_list]} holds"
         )
+
+
+def _check_constraints(step: TrainStep) -> None:
+    given = sizes_of(step, step.inputs)
+    values = {symbol(name): size for name, size in given.items()}
+    for text in step.constraints:
+        if not all(condition.xreplace(values) for condition in conditions_of([text], given)):
+            raise CaptureError(f"the example inputs have sizes {given}, which do not satisfy the constraint {text!r}")
 
 
 def _check_dimension(step: TrainStep, name: str, d: int, dim: str, found: dict[str, tuple[str, int]]) -> None:

@@ -75,6 +75,8 @@ def _entry_points(manifest: Manifest) -> None:
     )
     for name, (least, most) in manifest.sizes.items():
         console.print(f"    {name}: {f'{least} to {most}' if most else f'{least} and more'}", markup=False)
+    for constraint in manifest.constraints:
+        console.print(f"    {constraint.text}", markup=False)
 
 
 def _hypers(manifest: Manifest) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -18,17 +19,43 @@ def symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, positive=True)
 
 
+def unit(name: str, multiple: int) -> sympy.Symbol:
+    """The symbol of how often `multiple` is in the dimension called `name`, of which that is a divisor."""
+    return symbol(f"{name}/{multiple}")
+
+
+def unit_of(expression: sympy.Symbol) -> tuple[str, int] | None:
+    """The dimension and the divisor of a symbol that `unit` made; None for others."""
+    name, _, multiple = expression.name.partition("/")
+    return (name, int(multiple)) if multiple else None
+
+
+def in_dimensions(expression: Any) -> Any:
+    """`expression` without units."""
+    units = {s: found for s in expression.free_symbols if (found := unit_of(s)) is not None}
+    whole = expression.xreplace({s: symbol(name) / multiple for s, (name, multiple) in units.items()})
+    if all(number.is_Integer for number in whole.atoms(sympy.Rational)):
+        return whole
+    return expression.xreplace({s: FloorDiv(symbol(name), sympy.Integer(k)) for s, (name, k) in units.items()})
+
+
 class Sizes:
     """What symbolic sizes are in a bucket, where they are numbers, and in a call, where they are tensors.
 
     Args:
         bucket: the bucket's size of each named dimension.
         true: a call's own size of each, int64 of rank 0.
+        units: symbols that `unit` made, which have values too.
     """
 
-    def __init__(self, bucket: Mapping[str, int], true: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, bucket: Mapping[str, int], true: Mapping[str, torch.Tensor], units: Iterable[sympy.Symbol] = ()
+    ) -> None:
         self._bucket = {symbol(n): sympy.Integer(size) for n, size in bucket.items()}
         self._true = {symbol(n): size for n, size in true.items()}
+        for one, (name, multiple) in ((s, unit_of(s) or ("", 1)) for s in units):
+            self._bucket[one] = sympy.Integer(bucket[name] // multiple)
+            self._true[one] = torch.div(true[name], multiple, rounding_mode="floor")
         self._known: dict[sympy.Expr, Number] = {}
 
     def bucket(self, size: Any) -> int:

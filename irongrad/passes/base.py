@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch.fx import GraphModule
@@ -92,7 +92,7 @@ class Pass(Protocol):
 
 
 class OfAnySize:
-    """What a pass is besides that looks at operators and arguments alone, and so takes graphs of symbolic sizes too.
+    """What a pass is besides that takes graphs of symbolic sizes too, of which it looks at no size.
 
     All others take a size for a number, and are not run on such graphs.
     """
@@ -108,6 +108,18 @@ class Lowering(ABC):
     @abstractmethod
     def lower_plainly(graph: GraphModule) -> None:
         """Write those operators in a form that the importer takes."""
+
+
+def kind_of(value: Any) -> Any:
+    """The sizes and dtype of a tensor, or of several, as what can be compared.
+
+    Sizes that are symbols are expressions: PyTorch would compare them as they are in the example.
+    """
+    if isinstance(value, torch.Tensor):
+        return tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in value.shape), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(map(kind_of, value))
+    return None
 
 
 def value_of(node: torch.fx.Node) -> torch.Tensor:

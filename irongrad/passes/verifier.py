@@ -11,11 +11,12 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
+from irongrad.passes.base import kind_of
 from irongrad.passes.purity import is_pure
 from irongrad.passes.rewrite import computed_value
 
 # shape and dtype
-Kind = tuple[tuple[int, ...], torch.dtype]
+Kind = tuple[tuple[Any, ...], torch.dtype]
 
 
 class InvalidGraphError(Exception):
@@ -40,7 +41,7 @@ class Snapshot:
 def snapshot(graph: GraphModule) -> Snapshot:
     """What `verify` compares with."""
     nodes = graph.graph.nodes
-    arguments = tuple(_kind(n.meta.get("val")) for n in nodes if n.op == "placeholder")
+    arguments = tuple(kind_of(n.meta.get("val")) for n in nodes if n.op == "placeholder")
     return Snapshot(arguments, _results(graph), {n: _form(n) for n in nodes})
 
 
@@ -78,27 +79,19 @@ def _check(node: Node) -> None:
         real = computed_value(node)
     except Exception as error:
         raise InvalidGraphError(f"{node.format_node()}: {target} does not take these arguments: {error}") from error
-    if _kind(real) != _kind(node.meta["val"]):
+    if kind_of(real) != kind_of(node.meta["val"]):
         raise InvalidGraphError(
-            f"{node.format_node()}: meta['val'] says {_kind(node.meta['val'])}, the operator gives {_kind(real)}"
+            f"{node.format_node()}: meta['val'] says {kind_of(node.meta['val'])}, the operator gives {kind_of(real)}"
         )
 
 
 def _results(graph: GraphModule) -> tuple[Kind | None, ...]:
     output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
     values = torch.utils._pytree.tree_leaves(output.args[0])
-    return tuple(_kind(v.meta.get("val")) if isinstance(v, Node) else None for v in values)
-
-
-def _kind(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return tuple(value.shape), value.dtype
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_kind, value))
-    return None
+    return tuple(kind_of(v.meta.get("val")) if isinstance(v, Node) else None for v in values)
 
 
 def _form(node: Node) -> Hashable:
     """Changes when the operator, an argument, or the value of an argument does."""
-    arguments = tuple(_kind(n.meta.get("val")) for n in node.all_input_nodes)
-    return node.target, repr(node.args), repr(node.kwargs), arguments, _kind(node.meta.get("val"))
+    arguments = tuple(kind_of(n.meta.get("val")) for n in node.all_input_nodes)
+    return node.target, repr(node.args), repr(node.kwargs), arguments, kind_of(node.meta.get("val"))

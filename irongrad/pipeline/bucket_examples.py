@@ -10,7 +10,7 @@ import torch
 from irongrad.buckets import Bucket, smallest
 from irongrad.pipeline.capture import CapturedStep
 from irongrad.pipeline.graphs import StepGraph
-from irongrad.pipeline.limits import Limits
+from irongrad.pipeline.limits import Limits, spelled
 from irongrad.runtime.errors import CaptureError
 from irongrad.step import TrainStep, sizes_of
 
@@ -26,9 +26,24 @@ def at_other_sizes(captured: CapturedStep, graph: StepGraph) -> list[CapturedSte
 
 
 def _sizes(graph: StepGraph, bucket: Bucket) -> Bucket:
-    """Sizes that run in `bucket`: one less than it has, to have padding, where no smaller bucket takes those."""
-    fewer = {name: max(size - 1, graph.smallest[name]) for name, size in bucket.items()}
-    return fewer if smallest(graph.buckets, fewer) == bucket else bucket
+    """Sizes that run in `bucket`: a little less than it has, to have padding, where no smaller bucket takes those.
+
+    Raises:
+        CaptureError: none were found that the step takes.
+    """
+    for less in range(1, max(bucket.values())):
+        fewer = {name: max(size - less, graph.bucket_limits.interval(name)[0]) for name, size in bucket.items()}
+        alone = [{**bucket, name: fewer[name]} for name in bucket]
+        for sizes in [fewer, *alone]:
+            if graph.bucket_limits.allow(sizes) and smallest(graph.buckets, sizes) == bucket:
+                return sizes
+    if graph.bucket_limits.allow(bucket):
+        return bucket
+    needs = ", ".join(map(spelled, graph.bucket_limits.conditions))
+    raise CaptureError(
+        f"no sizes were found that run in the bucket {dict(bucket)} and satisfy {needs}. Leave it out: buckets= takes "
+        "a list of combinations too"
+    )
 
 
 def _of_any_size(example: Bucket, graph: StepGraph, limits: Limits) -> list[Bucket]:

@@ -24,6 +24,7 @@ from irongrad.pipeline import autograd_functions, sideeffects, usercode
 from irongrad.pipeline.dimensions import fixed, specialised, symbolic
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.exported import FlatGraph, region_of
+from irongrad.pipeline.multiples import declared_multiples, needed_multiples
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
 from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.regions import aliases_allowed
@@ -199,19 +200,29 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
     training = PiecesModule(step) if step.between else module
     values = tuple(step.inputs.values())
     micro = tuple(micro_batches(step.inputs, step.accumulate)[0].values())
+    dynamic = _dynamic(step, step.inputs)
     with mode(module.model, training=True):
-        train = export(training, micro, _dynamic(step, step.inputs))
+        multiples = declared_multiples(step)
+        train = export(training, micro, dynamic, multiples)
+        if more := needed_multiples(train, step):
+            multiples |= more
+            train = export(training, micro, dynamic, multiples)
     _check_loss(train, step)
     _check_used(train, step)
     with mode(module.model, training=False):
-        evaluation = export(module, values, _dynamic(step, step.inputs)) if "eval" in inference else None
+        evaluation = export(module, values, dynamic, multiples) if "eval" in inference else None
         # A step in pieces has the names of the model's outputs from there.
-        predicted = _export_predict(module, step) if "predict" in inference or step.between else (None, (), ())
+        predicted = (
+            _export_predict(module, step, multiples) if "predict" in inference or step.between else (None, (), ())
+        )
     return CapturedStep(step, call_of(step), train, evaluation, *predicted)
 
 
 def export(
-    module: nn.Module, values: tuple[torch.Tensor, ...], dynamic: Sequence[Mapping[int, str]] = ()
+    module: nn.Module,
+    values: tuple[torch.Tensor, ...],
+    dynamic: Sequence[Mapping[int, str]] = (),
+    multiples: Mapping[str, int] | None = None,
 ) -> ExportedProgram:
     """torch.export `module` and check that it is a function of its inputs, its buffers and a seed.
 
@@ -219,6 +230,7 @@ def export(
         module: takes tensors like `values`.
         values: an example of its inputs.
         dynamic: names of the dimensions of each input that stay symbols; none for a program of fixed sizes.
+        multiples: numbers that some of these are multiples of.
 
     Raises:
         CaptureError: it is not.
@@ -237,7 +249,7 @@ def export(
             ValueFree(),
         ):
             program = torch.export.export(
-                module, tuple(v.detach() for v in values), dynamic_shapes=symbolic(dynamic), strict=False
+                module, tuple(v.detach() for v in values), dynamic_shapes=symbolic(dynamic, multiples), strict=False
             )
     except UserError:
         raise
@@ -255,7 +267,7 @@ def _dynamic(step: TrainStep, inputs: Iterable[str]) -> list[Mapping[int, str]]:
 
 
 def _export_predict(
-    module: StepModule, step: TrainStep
+    module: StepModule, step: TrainStep, multiples: Mapping[str, int]
 ) -> tuple[ExportedProgram | None, tuple[str, ...], tuple[str, ...]]:
     call = call_of(step)
     names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
@@ -264,7 +276,7 @@ def _export_predict(
         outputs = tuple(_run_untouched(probe, tuple(step.inputs[n] for n in names)))
     if not outputs:
         return None, (), ()
-    return export(probe, tuple(step.inputs[n] for n in names), _dynamic(step, names)), names, outputs
+    return export(probe, tuple(step.inputs[n] for n in names), _dynamic(step, names), multiples), names, outputs
 
 
 def _run_untouched(probe: PredictModule, values: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:

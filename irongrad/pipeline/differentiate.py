@@ -22,21 +22,30 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
 from irongrad.buckets import Bucket
+from irongrad.padding.sizes import in_dimensions
 from irongrad.pipeline import usercode
 from irongrad.pipeline.capture import CapturedStep, StepModule, loss_node, plain_operators
 from irongrad.pipeline.complex import at_fixed_sizes, refuse_complex
-from irongrad.pipeline.dimensions import guards_of, named_sizes, names_of, smallest_sizes, symbolic_inputs
+from irongrad.pipeline.dimensions import (
+    derived_of,
+    guards_of,
+    holds,
+    named_sizes,
+    names_of,
+    relations_of,
+    symbolic_inputs,
+)
 from irongrad.pipeline.drawing import random_state
 from irongrad.pipeline.graphs import Function, StateTensor, Value
 from irongrad.pipeline.inference import inference_program, inference_table
-from irongrad.pipeline.limits import Limits, limits_of
+from irongrad.pipeline.limits import Limits, limits_of, limits_up_to, spelled
 from irongrad.pipeline.regions import has_while_loop
 from irongrad.pipeline.scaling import SCALE_VALUE, loss_scale_of
 from irongrad.pipeline.specialise import Interpret, Program, specialise
 from irongrad.pipeline.state_names import StateNames
 from irongrad.pipeline.table_limits import table_conditions
 from irongrad.runtime.errors import CaptureError
-from irongrad.step import micro_batches, sizes_of
+from irongrad.step import TrainStep, micro_batches, sizes_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ class JointStep:
         specialised: those three for every bucket, and for any size beside them, the largest bucket last; the three
             above are its. Empty for a step without buckets.
         output_sizes: of each result of `predict`, as numbers and expressions of named dimensions.
-        smallest: the smallest size of each named dimension that the buckets take.
+        bucket_limits: the sizes that a call may have whatever its form; the buckets' own sizes limit it further.
         limits: the sizes that functions of any size take; None where there are none.
     """
 
@@ -65,7 +74,7 @@ class JointStep:
     predict: Function | None
     specialised: tuple[Specialised, ...] = ()
     output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    smallest: Mapping[str, int] = field(default_factory=dict)
+    bucket_limits: Limits = field(default_factory=Limits)
     limits: Limits | None = None
 
 
@@ -143,9 +152,10 @@ def differentiate(captured: CapturedStep) -> JointStep:
             predict = _without_unused_inputs(predict)
         return traced(made.joint, bucket), evaluation, predict
 
+    _check_buckets(made, captured.step.bucket_list)
     *others, largest = captured.step.bucket_list or (None,)
     functions = at(largest)
-    smallest = _smallest_sizes(made, needs, captured.step.bucket_list)  # which is the same in every bucket
+    bucket_limits = _bucket_limits(made, needs, captured.step)  # which are the same in every bucket
     specialised: tuple[Specialised, ...] = ()
     if largest is not None:
         beside: list[Bucket | None] = [None] if captured.step.bucket_fallback else []
@@ -158,13 +168,20 @@ def differentiate(captured: CapturedStep) -> JointStep:
     )
     made_sizes = zip(made.predict.results, made.predict.sizes, strict=True) if made.predict is not None else ()
     output_sizes = {r.name: sizes for r, sizes in made_sizes if r.kind == "output"}
-    return JointStep(captured, state, *functions, specialised, output_sizes, smallest, _limits(made, captured))
+    return JointStep(captured, state, *functions, specialised, output_sizes, bucket_limits, _limits(made, captured))
 
 
 def _conditions(made: Programs) -> list[Any]:
     """What has to be true of named dimensions for the graphs to be those of the programs."""
     found = [program for program in (made.joint, made.eval, made.predict) if program is not None]
-    return [guard.xreplace(dict(program.names)) for program in found for guard in program.guards]
+    return [
+        condition
+        for program in found
+        for condition in (
+            *(in_dimensions(guard.xreplace(dict(program.names))) for guard in program.guards),
+            *relations_of(program.derived),
+        )
+    ]
 
 
 def _limits(made: Programs, captured: CapturedStep) -> Limits | None:
@@ -176,23 +193,50 @@ def _limits(made: Programs, captured: CapturedStep) -> Limits | None:
     for program in filter(None, (captured.train, captured.eval)):
         names = names_of(symbolic_inputs(program), [step.dynamic.get(n, {}) for n in step.inputs])
         conditions += table_conditions(program, names)
-    return limits_of(conditions, list(sizes_of(step, step.inputs)))
+    return limits_of(conditions, list(sizes_of(step, step.inputs)), step.conditions)
 
 
-def _smallest_sizes(made: Programs, needs: set[Any], buckets: Sequence[Bucket]) -> dict[str, int]:
-    """The smallest size of each named dimension that the step takes.
+def _bucket_limits(made: Programs, needs: set[Any], step: TrainStep) -> Limits:
+    """The sizes that a step with buckets takes, within them.
 
     Raises:
-        CaptureError: a bucket that holds none, or sizes that cannot be said so.
+        CaptureError: a bucket that holds no input.
     """
-    limits = {name: max(bucket[name] for bucket in buckets) for bucket in buckets[:1] for name in bucket}
-    conditions = [need >= 0 for need in needs] + _conditions(made)
-    smallest = smallest_sizes(conditions, limits)
+    buckets = step.bucket_list
+    if not buckets:
+        return Limits()
+    known = (*step.conditions, *relations_of(made.joint.derived))
+    largest = {name: max(bucket[name] for bucket in buckets) for name in buckets[0]}
+    limits = limits_up_to([*(need >= 0 for need in needs), *_conditions(made)], largest, step.conditions)
+    if gaps := [c for c in limits.conditions if len(c.free_symbols) == 1 and c not in known]:
+        needs_text = ", ".join(map(str, gaps))
+        names = ", ".join(sorted(repr(s.name) for c in gaps for s in c.free_symbols))
+        raise CaptureError(
+            f"this model or loss needs {needs_text}, which not all sizes up to the largest bucket {largest} satisfy. "
+            f"Say so in constraints=, or leave {names} out of dynamic"
+        )
     for bucket in buckets:
         for name, size in bucket.items():
-            if size < smallest[name]:
-                raise CaptureError(f"bucket {dict(bucket)} holds no input: {name} must be at least {smallest[name]}")
-    return smallest
+            if size < limits.smallest[name]:
+                raise CaptureError(
+                    f"bucket {dict(bucket)} holds no input: {name} must be at least {limits.smallest[name]}"
+                )
+    return limits
+
+
+def _check_buckets(made: Programs, buckets: Sequence[Bucket]) -> None:
+    """Refuse a bucket whose own sizes the program does not take; it runs at those.
+
+    Raises:
+        CaptureError: there is one.
+    """
+    for condition in relations_of(made.joint.derived):
+        for bucket in buckets:
+            if not holds(condition, bucket):
+                raise CaptureError(
+                    f"the model or the loss needs {spelled(condition)}, and the bucket {dict(bucket)} runs at its own "
+                    "sizes. Choose sizes for which that holds, or a list of combinations; calls of others are refused"
+                )
 
 
 def joint_program(captured: CapturedStep, names: StateNames) -> Program:
@@ -251,7 +295,10 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
         return [outputs[i] for i in kept]
 
     sizes = tuple(named_sizes(joint.graph.output_node().args[0][i].meta["val"], symbols) for i in kept)
-    return Program(run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic, guards_of(given))
+    derived = derived_of(given, [dynamic.get(n, {}) for n in inputs], symbols)
+    return Program(
+        run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic, guards_of(given), derived
+    )
 
 
 def _constants_as_buffers(exported: nn.Module) -> None:

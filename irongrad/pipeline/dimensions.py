@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -12,15 +12,23 @@ import torch
 from torch.export import Dim, ExportedProgram
 from torch.utils._sympy.functions import Mod, PythonMod
 
-from irongrad.padding.sizes import symbol
+from irongrad.padding.sizes import in_dimensions, symbol, unit, unit_of
+from irongrad.pipeline.symbols import Derived
 from irongrad.runtime.errors import CaptureError
 
 Names = Mapping[sympy.Symbol, sympy.Expr]
 
 
-def symbolic(dynamic: Sequence[Mapping[int, str]]) -> dict[str, tuple[dict[int, object], ...]] | None:
-    """The `dynamic_shapes` of torch.export for a module of positional arguments `*values`."""
-    return {"values": tuple(dict.fromkeys(dims, Dim.DYNAMIC) for dims in dynamic)} if dynamic else None
+def symbolic(
+    dynamic: Sequence[Mapping[int, str]], multiples: Mapping[str, int] | None = None
+) -> dict[str, tuple[dict[int, object], ...]] | None:
+    """The `dynamic_shapes` of torch.export for a module of positional arguments `*values`.
+
+    A dimension that is a multiple of a number is that number times a symbol, so that a part of it is no quotient.
+    """
+    made = {name: multiple * Dim(f"_{name}") for name, multiple in (multiples or {}).items()}
+    sizes = tuple({d: made.get(name, Dim.DYNAMIC) for d, name in dims.items()} for dims in dynamic)
+    return {"values": sizes} if dynamic else None
 
 
 def names_of(inputs: Sequence[torch.Tensor], dynamic: Sequence[Mapping[int, str]]) -> Names:
@@ -31,27 +39,74 @@ def names_of(inputs: Sequence[torch.Tensor], dynamic: Sequence[Mapping[int, str]
         dynamic: names of dimensions of each.
 
     Raises:
-        CaptureError: a dimension whose size is fixed, a multiple of a number, or that of another dimension.
+        CaptureError: a dimension whose size is fixed, or that of another dimension.
     """
     names: dict[sympy.Symbol, sympy.Expr] = {}
+    for name, size in _sizes(inputs, dynamic):
+        if size.is_Integer:
+            raise CaptureError(fixed([name]))
+        if size.is_Symbol and names.setdefault(size, symbol(name)) != symbol(name):
+            raise CaptureError(
+                f"dimensions {str(names[size])!r} and {name!r} have to be equal for this model or loss: give them one "
+                "name, or leave one of them out of dynamic"
+            )
+    for name, size in _sizes(inputs, dynamic):
+        if size.free_symbols <= names.keys():
+            continue
+        multiple, one = size.as_coeff_Mul()
+        if not one.is_Symbol:
+            raise CaptureError(
+                f"dimension {name!r} has to be {size} for this model, which is no multiple of a number, nor a sum of "
+                "other dimensions. Pad it in the data, or leave it out of dynamic"
+            )
+        names[one] = unit(name, int(multiple))
+    return names
+
+
+def derived_of(inputs: Sequence[torch.Tensor], dynamic: Sequence[Mapping[int, str]], names: Names) -> Derived:
+    """The sizes of dimensions that are no symbols of their own: of those, and of units."""
+    sizes = {name: size.xreplace(dict(names)) for name, size in _sizes(inputs, dynamic)}
+    return {name: size for name, size in sizes.items() if size != symbol(name)}
+
+
+def relations_of(derived: Derived) -> tuple[Any, ...]:
+    """What has to hold of named dimensions for their sizes to be `derived`."""
+    relations: list[Any] = []
+    for name, size in derived.items():
+        own = [found for s in size.free_symbols if (found := unit_of(s)) is not None and found[0] == name]
+        zero = [sympy.Eq(Mod(symbol(name), sympy.Integer(multiple)), 0) for _, multiple in own]
+        relations += zero or [sympy.Eq(symbol(name), in_dimensions(size))]
+    return tuple(relations)
+
+
+def multiples_of(program: ExportedProgram, names: Names, example: Mapping[str, int]) -> dict[str, int]:
+    """Numbers that dimensions are multiples of wherever `program` is right, the others being as in the example.
+
+    PyTorch has that of a view as what it compares, such as `4*B*T == 32*B*(T//8)`.
+
+    Raises:
+        CaptureError: the program is right for no other size than the example's.
+    """
+    guards = [g.xreplace(dict(names)) for g in guards_of(symbolic_inputs(program))]
+    asked = [g for g in guards if getattr(g, "free_symbols", ()) and not is_of_broadcasting(g)]
+    found: dict[str, int] = {}
+    for name, size in example.items():
+        mine = [c for c in asked if symbol(name) in c.free_symbols]
+        if all(holds(c, {**example, name: n}) for c in mine for n in (size + 1, size + 2)):
+            continue
+        taken = [n for n in range(1, 2 * size + 1) if all(holds(c, {**example, name: n}) for c in mine)]
+        if taken == [size]:
+            raise CaptureError(fixed([name]))
+        if (multiple := math.gcd(*taken)) > 1:
+            found[name] = multiple
+    return found
+
+
+def _sizes(inputs: Sequence[torch.Tensor], dynamic: Sequence[Mapping[int, str]]) -> Iterator[tuple[str, sympy.Expr]]:
     for value, dims in zip(inputs, dynamic, strict=True):
         for d, name in dims.items():
             size = value.shape[d]
-            expression = sympy.sympify(size.node.expr) if isinstance(size, torch.SymInt) else size
-            if not isinstance(expression, sympy.Expr) or expression.is_Integer:
-                raise CaptureError(fixed([name]))
-            if not expression.is_Symbol:
-                raise CaptureError(
-                    f"dimension {name!r} has to be {expression} for this model, which buckets do not take yet. Pad it "
-                    "in the data, or leave it out of dynamic"
-                )
-            other = names.setdefault(expression, symbol(name))
-            if other != symbol(name):
-                raise CaptureError(
-                    f"dimensions {str(other)!r} and {name!r} have to be equal for this model or loss: give them one "
-                    "name, or leave one of them out of dynamic"
-                )
-    return names
+            yield name, sympy.sympify(size.node.expr if isinstance(size, torch.SymInt) else size)
 
 
 def fixed(names: Sequence[str]) -> str:
@@ -73,7 +128,17 @@ def specialised(message: str, dynamic: Sequence[Mapping[int, str]]) -> list[str]
 
 def named_sizes(value: torch.Tensor, names: Names) -> tuple[Any, ...]:
     """The sizes of a fake tensor: numbers, and expressions of named dimensions."""
-    return tuple(s.node.expr.xreplace(dict(names)) if isinstance(s, torch.SymInt) else s for s in value.shape)
+    return tuple(
+        in_dimensions(s.node.expr.xreplace(dict(names))) if isinstance(s, torch.SymInt) else s for s in value.shape
+    )
+
+
+def holds(condition: Any, sizes: Mapping[str, int]) -> bool:
+    """Whether a condition is true of these sizes; one that divides by zero there is not."""
+    try:
+        return bool(condition.xreplace({symbol(n): sympy.Integer(s) for n, s in sizes.items()}))
+    except (ZeroDivisionError, TypeError):  # the second of what is no number then
+        return False
 
 
 def symbolic_inputs(program: ExportedProgram) -> tuple[torch.Tensor, ...]:
@@ -109,35 +174,3 @@ def _of_strides(guard: Any) -> bool:
     place = getattr(guard.sloc.framework_loc, "filename", "")
     inside = place.endswith(("torch/_prims_common/__init__.py", "torch/_refs/__init__.py"))
     return inside and not isinstance(guard.expr, sympy.Eq)
-
-
-def smallest_sizes(conditions: Iterable[Any], limits: Mapping[str, int]) -> dict[str, int]:
-    """The smallest size of each dimension for which all of `conditions` on named dimensions hold.
-
-    That a size is not some number is no condition: PyTorch asks whether it is 1, and the graph does the same for 1 as
-    for other sizes. A condition on several dimensions is tried at some of their sizes.
-
-    Raises:
-        CaptureError: one that holds for some sizes only, such as multiples of a number.
-    """
-    least = dict.fromkeys(limits, 1)
-    for condition in conditions:
-        names = sorted(s.name for s in getattr(condition, "free_symbols", ()))
-        if not names or is_of_broadcasting(condition):
-            continue
-        tried = {n: range(1, limits[n] + 1) if len(names) == 1 else sorted({2, 3, limits[n]}) for n in names}
-        for sizes in reversed(list(itertools.product(*tried.values()))):
-            if condition.xreplace({symbol(n): sympy.Integer(s) for n, s in zip(names, sizes, strict=True)}):
-                continue
-            below = len(names) == 1 and all(
-                not condition.xreplace({symbol(names[0]): sympy.Integer(s)}) for s in range(1, sizes[0])
-            )
-            if not below or sizes[0] == limits[names[0]]:
-                raise CaptureError(
-                    f"this model or loss needs {condition}, which not all sizes up to the largest bucket "
-                    f"{ {n: limits[n] for n in names} } satisfy. Leave {', '.join(map(repr, names))} out of dynamic, "
-                    "or choose other buckets"
-                )
-            least[names[0]] = max(least[names[0]], sizes[0] + 1)
-            break
-    return least

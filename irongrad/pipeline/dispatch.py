@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from irongrad.pipeline.assertions import Lines, indented, messages_of, refuse_unless, results_of
+from irongrad.pipeline.assertions import Lines, indented, refuse_unless, results_of
 from irongrad.pipeline.cores import call, call_part, finish, spec_type, torch_dtype, typed_arguments, typed_results
 from irongrad.pipeline.dtypes import mlir_type
 from irongrad.pipeline.graphs import Function, StepGraph, Value
@@ -108,14 +108,9 @@ def run_checked(dispatch: Dispatch, values: Mapping[Value, str]) -> Lines:
 
 
 def checks_in_bucket(dispatch: Dispatch) -> Lines:
-    """The outcomes of the checks of values, in the smallest bucket that holds a call."""
-    return (yield from _choice(dispatch, 0, ["tensor<i1>"] * len(messages_in(dispatch)), _outcomes))
-
-
-def messages_in(dispatch: Dispatch) -> list[str]:
-    """What is said for each of those checks that fails, in every bucket."""
+    """What the checks of values find, in the smallest bucket that holds a call."""
     check = dispatch.check(0)
-    return messages_of(check) if check is not None else []
+    return (yield from _choice(dispatch, 0, ["tensor<i64>"] * (len(check.results) if check else 0), _outcomes))
 
 
 def _finished(dispatch: Dispatch, values: Mapping[Value, str], form: Form) -> Lines:
@@ -149,8 +144,8 @@ def _checked_form(dispatch: Dispatch, number: int) -> Lines:
     values = yield from _given(dispatch, number)
     check = dispatch.check(number)
     if check is not None:
-        yield from call(f"graph.check.{dispatch.form(number)}", check, values, f"%ok.{number}")
-        yield from refuse_unless(results_of(check, f"%ok.{number}"), messages_of(check), f"%passed.{number}")
+        yield from call(f"graph.check.{dispatch.form(number)}", check, values, f"%far.{number}")
+        yield from refuse_unless(results_of(check, f"%far.{number}"), check, dispatch.entry, f"%passed.{number}")
     return (yield from _results(dispatch, number, values))
 
 
@@ -163,8 +158,8 @@ def _outcomes(dispatch: Dispatch, number: int) -> Lines:
     check = dispatch.check(number)
     assert check is not None
     values = yield from _given(dispatch, number)
-    yield from call(f"graph.check.{dispatch.form(number)}", check, values, f"%ok.{number}")
-    return results_of(check, f"%ok.{number}")
+    yield from call(f"graph.check.{dispatch.form(number)}", check, values, f"%far.{number}")
+    return results_of(check, f"%far.{number}")
 
 
 def _given(dispatch: Dispatch, number: int) -> Generator[str, None, dict[Value, str]]:

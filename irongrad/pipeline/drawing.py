@@ -8,7 +8,7 @@ import torch
 
 from irongrad.pipeline.graphs import Function, StateTensor, Value
 from irongrad.pipeline.retrace import retrace
-from irongrad.pipeline.symbols import Dims
+from irongrad.pipeline.symbols import Derived, Dims
 from irongrad.random import Draws
 from irongrad.runtime.manifest import DRAWS, SEED, Role
 
@@ -21,11 +21,12 @@ def trace(
     arguments: Sequence[Value],
     results: Sequence[Value],
     dims: Sequence[Dims] = (),
+    derived: Derived | None = None,
 ) -> Function:
     """Retrace `run`, with its random operators as draws from the state.
 
     A function that draws has the seed and the number of draws as further arguments, and as a further result that
-    number and one more. `dims` are as `retrace` has them.
+    number and one more. `dims` and `derived` are as `retrace` has them.
     """
     used = False
 
@@ -38,7 +39,7 @@ def trace(
         return [*outputs, draws + 1] if used else outputs
 
     scalar = torch.zeros((), dtype=torch.int64)
-    graph = retrace(drawing, [*examples, scalar, scalar], dims=[*dims, {}, {}] if dims else [])
+    graph = retrace(drawing, [*examples, scalar, scalar], dims=[*dims, {}, {}] if dims else [], derived=derived)
     if used:
         return Function(graph, (*arguments, *_STATE), (*results, _STATE[1]))
     for node in [n for n in graph.graph.nodes if n.op == "placeholder"][-len(_STATE) :]:

@@ -121,20 +121,25 @@ class Build:
     key: str | None = None
 
 
-def _check_budget(step: TrainStep, options: Options) -> None:
-    """Refuse a budget of memory that nothing can be planned for.
+def _check_options(step: TrainStep, options: Options) -> None:
+    """Refuse what cannot be asked for of this step.
 
     Raises:
-        UserError: the step is in pieces, or has functions of any size.
+        UserError: a budget of memory for a step in pieces, or what needs known sizes for functions of any size.
     """
-    if not any(isinstance(p, Rematerialise) and p.max_memory for p in options.passes):
-        return
-    if step.between:
+    budget = any(isinstance(p, Rematerialise) and p.max_memory for p in options.passes)
+    if budget and step.between:
         raise UserError("max_memory needs forward and backward in one piece, and this step has two: leave it out")
-    if step.dynamic and (step.bucket_fallback or not step.bucket_list):
-        names = ", ".join(sizes_of(step, step.inputs))
-        remedy = "leave out bucket_fallback" if step.bucket_fallback else f"give buckets for {names}"
+    of_any_size = step.dynamic and (step.bucket_fallback or not step.bucket_list)
+    names = ", ".join(sizes_of(step, step.inputs))
+    remedy = "leave out bucket_fallback" if step.bucket_fallback else f"give buckets for {names}"
+    if budget and of_any_size:
         raise UserError(f"max_memory needs known sizes, and functions of any size leave {names} open: {remedy}")
+    if options.route == "stablehlo" and of_any_size:
+        raise UserError(
+            "the route over StableHLO needs known sizes, for torch-mlir refines every shape to numbers on the way, and "
+            f"functions of any size leave {names} open: {remedy}, or take the route linalg"
+        )
 
 
 class StoppedEarly(Exception):  # noqa: N818 (it is no error)
@@ -144,7 +149,7 @@ class StoppedEarly(Exception):  # noqa: N818 (it is no error)
 def build(step: TrainStep, options: Options) -> Build:
     """Run every stage."""
     began, seconds = time.perf_counter(), dict[str, float]()
-    _check_budget(step, options)
+    _check_options(step, options)
     artifact: Artifact | None = None
     records: list[PassRecord] = []
     statistics: dict[str, Statistics] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from irongrad.pipeline.assertions import Lines, after, messages_of, refuse_unless, results_of
+from irongrad.pipeline.assertions import Lines, after, refuse_unless, results_of
 from irongrad.pipeline.borders import closed, closed_if_any, is_open, opened
 from irongrad.pipeline.cores import call, return_line, spec_type
 from irongrad.pipeline.dispatch import run_in_bucket
@@ -52,17 +52,16 @@ def _copied(value: str, kind: str, name: str) -> Iterator[str]:
     yield f"{name} = flow.tensor.clone {value} : {kind}"
 
 
-def _guards(
-    chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str], passed: Sequence[str] = ()
-) -> Iterator[str]:
+def _guards(entry: EntryPoint, graph: StepGraph, values: dict[Value, str], passed: Sequence[str] = ()) -> Iterator[str]:
     """Check the ranges of integer inputs with the function `check.<name>`; a refusal comes before any effect.
 
     So does that of what else has `passed`.
     """
-    check = graph.functions.get(f"check.{chain[0]}")
+    name = f"check.{chain_of(entry.name, graph)[0]}"
+    check = graph.functions.get(name)
     if check is not None:
-        yield from call(f"graph.check.{chain[0]}", check, values, "%ok")
-        outcomes = yield from refuse_unless(results_of(check, "%ok"), messages_of(check), "%passed")
+        yield from call(f"graph.{name}", check, values, "%far")
+        outcomes = yield from refuse_unless(results_of(check, "%far"), check, entry, "%passed")
         passed = [*passed, *outcomes]
     for value in [v for v in values if v.kind == "input" and passed]:
         old, values[value] = values[value], f"{values[value]}.checked"
@@ -90,7 +89,7 @@ def _run_at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores, value
     for i, spec in enumerate(entry.inputs):
         yield from _private(f"%arg{i}", spec_type(spec), f"%in{i}")
         values[Value("input", spec.name)] = f"%in{i}"
-    yield from _guards(chain, graph, values)
+    yield from _guards(entry, graph, values)
     yield from cores.call(chain, values, "%out")
     return cores.results(chain, "%out")
 
@@ -112,7 +111,7 @@ def _finish_step(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[
     for i, spec in enumerate(entry.inputs[1:], 1):
         yield from _private(f"%arg{i}", spec_type(spec), f"%in{i}")
         values[Value("input", spec.name)] = f"%in{i}"
-    yield from _guards(chain, graph, values, passed)
+    yield from _guards(entry, graph, values, passed)
     yield from cores.call(chain, values, "%out")
     yield from closed()
     yield return_line(cores.results(chain, "%out"), [spec_type(s) for s in entry.outputs])

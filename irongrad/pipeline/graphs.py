@@ -128,7 +128,7 @@ class StepGraph:
             fewest elements first. The functions under those names are of the last bucket; see `in_bucket`. Without
             buckets they are of any size, where `dynamic` names dimensions.
         dynamic: names of dimensions by the input's name and position.
-        smallest: the smallest size of each named dimension that the buckets take.
+        bucket_limits: the sizes that a call may have whatever its form; the buckets' own sizes limit it further.
         limits: the sizes that functions of any size take; None where there are no such functions.
         output_sizes: the sizes of each result of `predict`, as numbers and expressions of named dimensions.
     """
@@ -144,7 +144,7 @@ class StepGraph:
     packs: tuple[Pack, ...] = ()
     buckets: tuple[Bucket, ...] = ()
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    smallest: Mapping[str, int] = field(default_factory=dict)
+    bucket_limits: Limits = field(default_factory=Limits)
     limits: Limits | None = None
     output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 

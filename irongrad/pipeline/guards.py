@@ -14,9 +14,9 @@ from irongrad.pipeline.symbols import Dims
 
 
 def add_guards(graph: StepGraph, ranges: Sequence[Range]) -> StepGraph:
-    """Add a function `check.<name>` that returns one true or false for each range that `<name>` relies on.
+    """Add a function `check.<name>` that measures the values of each input whose range `<name>` relies on.
 
-    The result's name is the message for a false.
+    Its results have the inputs' names; `irongrad.pipeline.assertions` refuses what they say.
     """
     checks: dict[str, Function] = {}
     for name, function in graph.functions.items():
@@ -28,12 +28,6 @@ def add_guards(graph: StepGraph, ranges: Sequence[Range]) -> StepGraph:
     return replace(graph, functions={**graph.functions, **checks})
 
 
-def message(limit: Range) -> str:
-    """What is said when an input leaves its range."""
-    exempt = f" (or {limit.exempt})" if limit.exempt is not None else ""
-    return f"{limit.input}: every value must be in [{limit.minimum}, {limit.maximum}]{exempt}; the step was not run"
-
-
 def _example(graph: StepGraph, function: Function, name: str) -> torch.Tensor:
     """An input as an entry point hands it on: a whole batch, at the sizes of the function's bucket."""
     if not graph.buckets or function.of_any_size:
@@ -43,15 +37,23 @@ def _example(graph: StepGraph, function: Function, name: str) -> torch.Tensor:
 
 def _check(ranges: Sequence[Range], examples: Sequence[torch.Tensor], dims: Sequence[Dims]) -> Function:
     def check(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        return [_inside(t, r) for t, r in zip(tensors, ranges, strict=True)]
+        return [farthest(t, r) for t, r in zip(tensors, ranges, strict=True)]
 
     arguments = tuple(Value("input", r.input) for r in ranges)
-    results = tuple(Value("output", message(r)) for r in ranges)
+    results = tuple(Value("output", r.input) for r in ranges)
     return Function(retrace(check, examples, dims=dims), arguments, results)
 
 
-def _inside(tensor: torch.Tensor, limit: Range) -> torch.Tensor:
-    wrong = (tensor < limit.minimum) | (tensor > limit.maximum)
+def farthest(tensor: torch.Tensor, limit: Range) -> torch.Tensor:
+    """The distance of a value from the smallest that is allowed: of one out of range, if there is any.
+
+    Taken as unsigned numbers, distances of values that are too small are larger than all others. So one maximum finds
+    both kinds; with their sign turned, signed numbers have the order of unsigned ones.
+    """
+    if any(isinstance(size, int) and size == 0 for size in tensor.shape):
+        return torch.zeros((), dtype=torch.int64)
+    distance = tensor.to(torch.int64) - limit.minimum
     if limit.exempt is not None:
-        wrong = wrong & (tensor != limit.exempt)
-    return wrong.to(torch.int64).sum() == 0
+        distance = torch.where(tensor == limit.exempt, 0, distance)
+    sign = torch.full((), torch.iinfo(torch.int64).min)
+    return (distance ^ sign).amax() ^ sign

@@ -43,12 +43,9 @@ def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> 
     Intermediate files are left in `scratch` when something fails.
 
     Raises:
-        UserError: functions of any size by the route `stablehlo`.
         UnsupportedOpError: torch-mlir cannot lower an operator with these arguments; with the user's line.
         ToolchainError: torch-mlir fails otherwise; with its diagnostic and the user's line.
     """
-    if route == "stablehlo" and any(f.of_any_size for f in graph.functions.values()):
-        raise UserError("functions of any size are compiled by the route linalg alone; give buckets= for stablehlo")
     if route == "stablehlo":
         graph = for_stablehlo(graph)
     context = ir.Context()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,7 @@ from typing import Any
 import sympy
 from torch.utils._sympy.functions import Mod, PythonMod
 
-from irongrad.padding.sizes import symbol
-from irongrad.pipeline.dimensions import is_of_broadcasting
+from irongrad.pipeline.dimensions import holds, is_of_broadcasting
 
 _TRIED = 1 << 12  # a limit is looked for up to this size
 _FAR = 1 << 20  # a condition that holds here and for all sizes tried holds for every larger one
@@ -18,7 +18,7 @@ _FAR = 1 << 20  # a condition that holds here and for all sizes tried holds for 
 
 @dataclass(frozen=True)
 class Limits:
-    """The sizes that functions of any size take.
+    """The sizes that functions take.
 
     Attributes:
         smallest: of each named dimension.
@@ -30,23 +30,43 @@ class Limits:
     largest: Mapping[str, int] = field(default_factory=dict)
     conditions: tuple[Any, ...] = ()
 
+    def interval(self, name: str) -> tuple[int, int | None]:
+        """The smallest and the largest size of a dimension; None for no largest."""
+        return self.smallest.get(name, 1), self.largest.get(name)
+
     def allow(self, sizes: Mapping[str, int]) -> bool:
         """Whether a call may have these sizes."""
-        values = {symbol(n): sympy.Integer(s) for n, s in sizes.items()}
         return (
             all(sizes[n] >= s for n, s in self.smallest.items())
             and all(sizes[n] <= s for n, s in self.largest.items())
-            and all(bool(c.xreplace(values)) for c in self.conditions)
+            and all(holds(c, sizes) for c in self.conditions)
         )
 
 
-def limits_of(conditions: Iterable[Any], names: Sequence[str]) -> Limits:
-    """The limits that `conditions`, relations of named dimensions, set: an interval for each where there is one."""
+def limits_up_to(conditions: Iterable[Any], largest: Mapping[str, int], declared: Sequence[Any] = ()) -> Limits:
+    """As `limits_of`, for sizes up to `largest`: a condition that holds for all of these sets no limit.
+
+    One on several dimensions is tried at some of their sizes.
+    """
+    return limits_of((c for c in conditions if not _always(c, largest)), list(largest), declared)
+
+
+def _always(condition: Any, largest: Mapping[str, int]) -> bool:
+    names = sorted(s.name for s in getattr(condition, "free_symbols", ()))
+    tried = [range(1, largest[n] + 1) if len(names) == 1 else sorted({2, 3, largest[n]}) for n in names]
+    return all(holds(condition, dict(zip(names, sizes, strict=True))) for sizes in itertools.product(*tried))
+
+
+def limits_of(conditions: Iterable[Any], names: Sequence[str], declared: Sequence[Any] = ()) -> Limits:
+    """The limits that `conditions`, relations of named dimensions, set: an interval for each where there is one.
+
+    Those that PyTorch asked are taken for what they mean, those `declared` by the user as they stand.
+    """
     smallest, largest = dict.fromkeys(names, 1), dict[str, int]()
     others: dict[Any, None] = {}
-    for condition in conditions:
+    for condition in (*(c for c in conditions if not is_of_broadcasting(c)), *declared):
         found = sorted(s.name for s in getattr(condition, "free_symbols", ()))
-        if not found or is_of_broadcasting(condition):
+        if not found:
             continue
         interval = _interval(condition, found[0]) if len(found) == 1 else None
         if interval is None:
@@ -61,19 +81,25 @@ def limits_of(conditions: Iterable[Any], names: Sequence[str]) -> Limits:
 
 def _interval(condition: Any, name: str) -> tuple[int, int | None] | None:
     """The first size for which `condition` holds and the last, None for no last; None where there are gaps."""
-    holds = [bool(condition.xreplace({symbol(name): sympy.Integer(s)})) for s in (*range(1, _TRIED), _FAR)]
-    if not any(holds):
+    right = [holds(condition, {name: s}) for s in (*range(1, _TRIED), _FAR)]
+    if not any(right):
         return None
-    first = holds.index(True)
-    last = len(holds) - 1 - holds[::-1].index(True)
-    if not all(holds[first : last + 1]):
+    first = right.index(True)
+    last = len(right) - 1 - right[::-1].index(True)
+    if not all(right[first : last + 1]):
         return None
-    return first + 1, None if last == len(holds) - 1 else last + 1
+    return first + 1, None if last == len(right) - 1 else last + 1
+
+
+def multiple_of(condition: Any) -> tuple[Any, int] | None:
+    """The size and the number of which a condition says that it is a multiple; None for one that says other things."""
+    if not isinstance(condition, sympy.Eq) or condition.rhs != 0 or not isinstance(condition.lhs, (Mod, PythonMod)):
+        return None
+    size, step = condition.lhs.args
+    return (size, int(step)) if step.is_Integer else None
 
 
 def spelled(condition: Any) -> str:
-    """A condition in words, to stand after "must have"."""
-    if isinstance(condition, sympy.Eq) and isinstance(condition.lhs, (Mod, PythonMod)) and condition.rhs == 0:
-        size, step = condition.lhs.args
-        return f"{size} a multiple of {step}"
-    return str(condition)
+    """A condition in words, to stand after "needs"."""
+    found = multiple_of(condition)
+    return f"{found[0]} a multiple of {found[1]}" if found is not None else str(condition)

@@ -60,7 +60,7 @@ def add_optimizer(joint: JointStep) -> StepGraph:
         step.precision,
         buckets=step.bucket_list,
         dynamic=step.dynamic,
-        smallest=joint.smallest,
+        bucket_limits=joint.bucket_limits,
         limits=joint.limits,
         output_sizes=joint.output_sizes,
     )

@@ -19,6 +19,7 @@ from irongrad.passes.base import Choice
 from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.dtypes import to_numpy
+from irongrad.pipeline.size_constraints import constraints_of
 from irongrad.pipeline.size_guards import accepted_sizes
 from irongrad.pipeline.staging import publish, staged
 from irongrad.runtime.errors import InternalError, VerificationError
@@ -203,4 +204,5 @@ def _manifest(module: AssembledModule, targets: Sequence[TargetSpec], directory:
         precision=module.graph.precision,
         buckets=tuple(dict(bucket) for bucket in module.graph.buckets),
         sizes=accepted_sizes(module.graph),
+        constraints=constraints_of(module.graph),
     )

@@ -22,7 +22,7 @@ from irongrad.pipeline.empties import fold_empty_tensors
 from irongrad.pipeline.halves import in_float32, rounded, widened
 from irongrad.pipeline.regions import aliases_allowed, check_control_flow, simplified
 from irongrad.pipeline.stacks import stack_scalars_first
-from irongrad.pipeline.symbols import Dims, Symbols
+from irongrad.pipeline.symbols import Derived, Dims, Symbols
 from irongrad.pipeline.usercode import located
 from irongrad.runtime.errors import UnsupportedOpError
 
@@ -33,6 +33,7 @@ def retrace(
     *,
     decompose: bool = True,
     dims: Sequence[Dims] = (),
+    derived: Derived | None = None,
 ) -> GraphModule:
     """Trace `function` on fake copies of `examples`, keeping the stack traces of graphs it interprets.
 
@@ -41,8 +42,9 @@ def retrace(
         examples: real or fake tensors; only shapes and dtypes matter: a compiled step has no strides.
         decompose: expand operators with IronGrad's decomposition table.
         dims: names of the dimensions of each of `examples` that stay symbols; none for a graph of fixed sizes.
+        derived: sizes of these that are expressions of others.
     """
-    return traced(function, examples, decomposition_table() if decompose else {}, dims)
+    return traced(function, examples, decomposition_table() if decompose else {}, dims, derived)
 
 
 def traced(
@@ -50,10 +52,11 @@ def traced(
     examples: Sequence[torch.Tensor],
     table: Mapping[Operator, Decomposition],
     dims: Sequence[Dims] = (),
+    derived: Derived | None = None,
 ) -> GraphModule:
     """As `retrace`, with the decompositions in `table`."""
     environment = ShapeEnv(duck_shape=False)
-    symbols = Symbols(environment)
+    symbols = Symbols(environment, derived)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment)
     with mode:
         names = dims or [{}] * len(examples)

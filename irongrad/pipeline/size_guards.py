@@ -1,8 +1,7 @@
 """Guards on named dimensions, in the module: what every entry point of a step with dynamic dimensions checks first.
 
-A refusal says what is allowed and what was given. The text of cf.assert is a constant, so the given size comes from
-IREE's own check of a buffer view's shape (runtime/src/iree/modules/hal/utils/buffer_diagnostics.c), which prints the
-shape that it has and the one that it should have: the input is compared with the nearest size that is allowed.
+A refusal says what is allowed and what was given: the input is compared with the nearest size that is allowed
+(`irongrad.pipeline.assertions` says why so).
 """
 
 from __future__ import annotations
@@ -13,22 +12,21 @@ from typing import Any
 import sympy
 
 from irongrad.buckets import Bucket
+from irongrad.pipeline.assertions import exported, mismatch, refuse_unless_equal
 from irongrad.pipeline.cores import spec_type
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.indices import index_of
-from irongrad.pipeline.limits import Limits, spelled
-from irongrad.pipeline.storage import quoted
+from irongrad.pipeline.limits import multiple_of, spelled
 from irongrad.runtime.manifest import STEPS_DIM, EntryPoint
+from irongrad.runtime.refusals import NOT_RUN
 
-NOT_RUN = "the step was not run"
-
-_COMPARISONS = {
-    sympy.Eq: "eq",
-    sympy.Ne: "ne",
-    sympy.Le: "sle",
-    sympy.Lt: "slt",
-    sympy.Ge: "sge",
-    sympy.Gt: "sgt",
+# Of a relation, the operation that makes its left side the nearest one that it allows, given the right side; and what
+# is added to the right side before.
+_NEAREST = {
+    sympy.Le: ("minsi", 0),
+    sympy.Lt: ("minsi", -1),
+    sympy.Ge: ("maxsi", 0),
+    sympy.Gt: ("maxsi", 1),
 }
 
 
@@ -49,14 +47,17 @@ def measured(entry: EntryPoint, sizes: dict[str, str]) -> Iterator[str]:
 
 def accepted_sizes(graph: StepGraph) -> dict[str, tuple[int, int | None]]:
     """The smallest and the largest size of each named dimension that some function takes; None for no largest."""
-    smallest = dict(graph.smallest)
-    largest = {name: max(bucket[name] for bucket in graph.buckets) for b in graph.buckets[:1] for name in b}
-    if graph.limits is None:
-        return {name: (smallest[name], largest[name]) for name in largest}
     accepted: dict[str, tuple[int, int | None]] = {}
-    for name, least in graph.limits.smallest.items():
-        most = graph.limits.largest.get(name)
-        accepted[name] = min(least, smallest.get(name, least)), most and max(most, largest.get(name, most))
+    for name in graph.buckets[0] if graph.buckets else ():
+        least, most = graph.bucket_limits.interval(name)
+        held = max(bucket[name] for bucket in graph.buckets)
+        accepted[name] = least, held if most is None else min(most, held)
+    if graph.limits is None:
+        return accepted
+    for name in graph.limits.smallest:
+        least, most = graph.limits.interval(name)
+        low, high = accepted.get(name, (least, most))
+        accepted[name] = min(least, low), None if most is None or high is None else max(most, high)
     return accepted
 
 
@@ -65,11 +66,17 @@ def refusals(entry: EntryPoint, graph: StepGraph, sizes: Mapping[str, str]) -> I
     buckets = [{n: size for n, size in bucket.items() if n in sizes} for bucket in graph.buckets]
     for number, bucket in enumerate(buckets):
         yield from _fits(f"%fits{number}", bucket, sizes)
+    if buckets:
+        yield from _any_of([f"%fits{number}" for number in range(len(buckets))])
     yield from _intervals(entry, sizes, accepted_sizes(graph))
+    always = graph.bucket_limits.conditions
+    for number, condition in enumerate(always):
+        yield from _condition(entry, condition, sizes, f"%always{number}")
     if graph.limits is None:
-        yield from _combinations(buckets, sizes)
-    else:
-        yield from _conditions(graph.limits, len(buckets), sizes)
+        yield from _combinations(entry, buckets, sizes)
+        return
+    for number, condition in enumerate(c for c in graph.limits.conditions if c not in always):
+        yield from _condition(entry, condition, sizes, f"%needs{number}", "%fits" if buckets else "")
 
 
 def _named(entry: EntryPoint) -> Iterator[tuple[int, int, str]]:
@@ -85,19 +92,9 @@ def _refused(entry: EntryPoint, number: int, dim: int, wanted: str, text: str) -
     spec, name = entry.inputs[number], f"%refused{number}.{dim}.{wanted.strip('%')}"
     yield f"{name} = arith.cmpi ne, {wanted}, %size{number}.{dim} : index"
     yield f"scf.if {name} {{"
-    own: list[str] = []
-    for d, size in enumerate(spec.shape):
-        yield f"  {name}.{d} = tensor.dim %arg{number}, %dim{d} : {spec_type(spec)}"
-        if isinstance(size, str):
-            own.append(f"{name}.{d}")
-    kind = spec_type(spec)
-    yield f"  {name}.view = hal.tensor.export %arg{number} : {kind}{{{', '.join(own)}}} -> !hal.buffer_view"
-    element = kind.removesuffix(">").rpartition("x")[2]
-    yield f"  {name}.type = hal.element_type<{element}> : i32"
-    yield f"  {name}.order = hal.encoding_type<dense_row_major> : i32"
-    shape = ", ".join(wanted if d == dim else f"{name}.{d}" for d in range(len(spec.shape)))
-    yield f'  hal.buffer_view.assert<{name}.view : !hal.buffer_view> message("{quoted(f"{text}; {NOT_RUN};")}")'
-    yield f"      shape([{shape}]) type({name}.type) encoding({name}.order)"
+    yield from (f"  {line}" for line in exported(entry, number, name))
+    shape = [wanted if d == dim else f"{name}.{d}" for d in range(len(spec.shape))]
+    yield from (f"  {line}" for line in mismatch(f"{name}.view", shape, f"{text}; {NOT_RUN};", name))
     yield "}"
 
 
@@ -111,11 +108,25 @@ def _fits(result: str, bucket: Bucket, sizes: Mapping[str, str]) -> Iterator[str
     yield f"{result} = arith.andi {result}.0, {result}.{len(bucket)} : i1"
 
 
+def _any_of(outcomes: Sequence[str]) -> Iterator[str]:
+    """`%fits`: whether any bucket holds a call."""
+    yield f"%fits.0 = arith.ori {outcomes[0]}, {outcomes[0]} : i1"
+    for number, outcome in enumerate(outcomes[1:], 1):
+        yield f"%fits.{number} = arith.ori %fits.{number - 1}, {outcome} : i1"
+    last = len(outcomes) - 1
+    yield f"%fits = arith.ori %fits.{last}, %fits.{last} : i1"
+
+
+def _first(entry: EntryPoint) -> dict[str, tuple[int, int]]:
+    """The first input and dimension of every name."""
+    return {name: (i, d) for i, d, name in reversed(list(_named(entry)))}
+
+
 def _intervals(
     entry: EntryPoint, sizes: Mapping[str, str], accepted: Mapping[str, tuple[int, int | None]]
 ) -> Iterator[str]:
     """Refuse sizes outside of the interval of one dimension."""
-    first = {name: (i, d) for i, d, name in reversed(list(_named(entry)))}
+    first = _first(entry)
     for name, size in sizes.items():
         (number, dim), (least, most) = first[name], accepted[name]
         yield f"%least.{name} = arith.constant {least} : index"
@@ -129,31 +140,81 @@ def _intervals(
         yield from _refused(entry, number, dim, nearest, text)
 
 
-def _combinations(buckets: Sequence[Bucket], sizes: Mapping[str, str]) -> Iterator[str]:
+def _combinations(entry: EntryPoint, buckets: Sequence[Bucket], sizes: Mapping[str, str]) -> Iterator[str]:
     """Refuse sizes that are each in some bucket, but not together."""
-    yield "%any0 = arith.ori %fits0, %fits0 : i1"
-    for number in range(1, len(buckets)):
-        yield f"%any{number} = arith.ori %any{number - 1}, %fits{number} : i1"
     listed = "; ".join(", ".join(f"{n} {size}" for n, size in bucket.items()) for bucket in buckets)
-    text = f"{', '.join(sizes)}: the sizes fit into no bucket of [{listed}]; {NOT_RUN}"
-    yield f'cf.assert %any{len(buckets) - 1}, "{quoted(text)}"'
+    names = ", ".join(sizes)
+    text = f"{names}: the sizes fit into no bucket of [{listed}]; {NOT_RUN}; beside the largest, written as a shape:"
+    wanted: list[str] = []
+    for name, size in sizes.items():
+        yield f"%held.{name}.n = arith.constant {buckets[-1][name]} : index"
+        yield f"%held.{name}.m = arith.minui {size}, %held.{name}.n : index"
+        yield f"%held.{name} = arith.select %fits, {size}, %held.{name}.m : index"
+        wanted.append(f"%held.{name}")
+    yield from refuse_unless_equal(entry, 0, list(sizes.values()), wanted, text, "%held")
 
 
-def _conditions(limits: Limits, buckets: int, sizes: Mapping[str, str]) -> Iterator[str]:
-    """Refuse sizes that no bucket holds and that the functions of any size do not take."""
-    for number, condition in enumerate(limits.conditions):
-        if any(s.name not in sizes for s in condition.free_symbols):
-            continue
-        left = yield from _index(condition.lhs, sizes, f"%left{number}")
-        right = yield from _index(condition.rhs, sizes, f"%right{number}")
-        comparison = _COMPARISONS[condition.func]
-        yield f"%holds{number}.b = arith.cmpi {comparison}, {left}, {right} : index"
-        for bucket in range(buckets):
-            before = f"%holds{number}.{bucket - 1}" if bucket else f"%holds{number}.b"
-            yield f"%holds{number}.{bucket} = arith.ori {before}, %fits{bucket} : i1"
-        last = f"%holds{number}.{buckets - 1}" if buckets else f"%holds{number}.b"
-        names = ", ".join(sorted(s.name for s in condition.free_symbols))
-        yield f'cf.assert {last}, "{quoted(f"{names}: the step needs {spelled(condition)}; {NOT_RUN}")}"'
+def _condition(
+    entry: EntryPoint, condition: Any, sizes: Mapping[str, str], name: str, unless: str = ""
+) -> Iterator[str]:
+    """Refuse sizes for which a relation does not hold, where `unless`, the name of an i1, is not true."""
+    if any(s.name not in sizes for s in condition.free_symbols):
+        return
+    multiple = multiple_of(condition)
+    side, other, kind = (multiple[0], multiple[1], None) if multiple else _balanced(condition)
+    given = yield from _index(side, sizes, f"{name}.given")
+    bound = yield from _index(other, sizes, f"{name}.bound")
+    nearest = yield from (_multiple(given, bound, name) if kind is None else _nearest(given, bound, kind, name))
+    if unless:
+        yield f"{name}.wanted = arith.select {unless}, {given}, {nearest} : index"
+        nearest = f"{name}.wanted"
+    if side.is_Symbol:
+        number, dim = _first(entry)[side.name]
+        text = f"{entry.inputs[number].name}: dimension {dim} ({side}): {needed(condition)}"
+        yield from _refused(entry, number, dim, nearest, text)
+        return
+    names = ", ".join(sorted(s.name for s in condition.free_symbols))
+    text = f"{names}: {needed(condition)}; {NOT_RUN}; {side}, written as a shape:"
+    yield from refuse_unless_equal(entry, 0, [given], [nearest], text, f"{name}.refused")
+
+
+def needed(condition: Any) -> str:
+    """What is said where a relation of sizes does not hold."""
+    return f"the step needs {spelled(condition)}"
+
+
+def _balanced(condition: Any) -> tuple[Any, Any, Any]:
+    """A relation with nothing negative on either side, a dimension alone on the left if there is one."""
+    terms = sympy.Add.make_args(sympy.expand(condition.lhs - condition.rhs))
+    negative = [t for t in terms if t.could_extract_minus_sign()]
+    left, right = sympy.Add(*(t for t in terms if t not in negative)), sympy.Add(*(-t for t in negative))
+    if right.is_Symbol and not left.is_Symbol:
+        return right, left, condition.reversed.func
+    return left, right, condition.func
+
+
+def _multiple(given: str, step: str, name: str) -> Generator[str, None, str]:
+    """The largest multiple of `step` that is not larger than `given`, or `step` itself."""
+    yield f"{name}.rest = arith.remui {given}, {step} : index"
+    yield f"{name}.below = arith.subi {given}, {name}.rest : index"
+    yield f"{name}.near = arith.maxui {name}.below, {step} : index"
+    return f"{name}.near"
+
+
+def _nearest(given: str, bound: str, kind: Any, name: str) -> Generator[str, None, str]:
+    """The number nearest to `given` that has the relation `kind` to `bound`."""
+    if kind is sympy.Eq:
+        return bound
+    if kind is sympy.Ne:
+        yield f"{name}.equal = arith.cmpi eq, {given}, {bound} : index"
+        yield f"{name}.one = arith.index_castui {name}.equal : i1 to index"
+        yield f"{name}.near = arith.addi {given}, {name}.one : index"
+        return f"{name}.near"
+    operation, step = _NEAREST[kind]
+    yield f"{name}.step = arith.constant {step} : index"
+    yield f"{name}.edge = arith.addi {bound}, {name}.step : index"
+    yield f"{name}.near = arith.{operation} {given}, {name}.edge : index"
+    return f"{name}.near"
 
 
 def _index(size: Any, sizes: Mapping[str, str], name: str) -> Generator[str, None, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ from torch.fx import GraphModule
 from irongrad.buckets import Bucket
 from irongrad.padding.interpreter import interpret_padded
 from irongrad.padding.padded import Padding
-from irongrad.padding.sizes import Sizes
+from irongrad.padding.sizes import Sizes, in_dimensions, unit_of
 from irongrad.pipeline.any_size import interpret_any_size
 from irongrad.pipeline.dimensions import Names
 from irongrad.pipeline.drawing import trace
 from irongrad.pipeline.graphs import Function, Value
+from irongrad.pipeline.symbols import Derived
 
 Interpret = Callable[[GraphModule, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -34,6 +35,7 @@ class Program:
         names: the symbols in its graph, as expressions of named dimensions; empty for one of fixed sizes.
         dynamic: names of dimensions by the input's name and position.
         guards: what has to be true of the symbols for the graph to be that of the program.
+        derived: sizes that are expressions of other dimensions.
     """
 
     run: Callable[..., Sequence[torch.Tensor]]
@@ -44,6 +46,7 @@ class Program:
     names: Names
     dynamic: Mapping[str, Mapping[int, str]]
     guards: tuple[Any, ...] = ()
+    derived: Derived = field(default_factory=dict)
 
 
 def specialise(program: Program, bucket: Bucket | None) -> tuple[Function, set[Any]]:
@@ -63,7 +66,7 @@ def specialise(program: Program, bucket: Bucket | None) -> tuple[Function, set[A
             return list(program.run(interpret_any_size, *values))
 
         dims = [program.dynamic.get(a.name, {}) if a.kind == "input" else {} for a in program.arguments]
-        return trace(plain, program.examples, program.arguments, program.results, dims), set()
+        return trace(plain, program.examples, program.arguments, program.results, dims, program.derived), set()
 
     needs: set[Any] = set()
 
@@ -82,10 +85,11 @@ def padded_interpreter(
     """What interprets a graph at the sizes of `bucket` for inputs of `true` sizes, and adds to `needs`."""
 
     def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        padding = Padding(Sizes(bucket, dict(zip(bucket, true, strict=True))))
+        units = {s for size in names.values() for s in size.free_symbols if unit_of(s) is not None}
+        padding = Padding(Sizes(bucket, dict(zip(bucket, true, strict=True)), units))
         results = interpret_padded(graph, values, names, padding)
         if needs is not None:
-            needs.update(padding.needs)
+            needs.update(map(in_dimensions, padding.needs))
         return results
 
     return interpret

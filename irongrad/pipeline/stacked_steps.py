@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from irongrad.pipeline.assertions import Lines, after, indented, messages_of, refuse_unless, results_of
+from irongrad.pipeline.assertions import Lines, after, indented, refuse_unless, refuse_unless_equal, results_of
 from irongrad.pipeline.cores import call, returned_by, spec_type
-from irongrad.pipeline.dispatch import Dispatch, checks_in_bucket, messages_in, run_checked, sizes_of_call
-from irongrad.pipeline.graphs import StepGraph, Value
+from irongrad.pipeline.dispatch import Dispatch, checks_in_bucket, run_checked, sizes_of_call
+from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.interface import chain_of
 from irongrad.pipeline.shared_cores import Cores
 from irongrad.runtime.manifest import EntryPoint, TensorSpec
+from irongrad.runtime.refusals import NOT_RUN
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,12 @@ class _Step:
     """What the loops run on slice `%i` of the stacked inputs.
 
     Attributes:
-        messages: what is said for each check that fails.
-        check: gives the outcome of each check.
+        checked: what measures the values of its inputs; None where they have no range.
+        check: gives what that finds.
         run: gives the results.
     """
 
-    messages: list[str]
+    checked: Function | None
     check: Callable[[], Lines]
     run: Callable[[], Lines]
 
@@ -35,7 +36,7 @@ def train_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[s
     yield "%c1 = arith.constant 1 : index"
     yield from _one_number_of_steps(entry)
     step = (yield from _in_buckets(entry, graph)) if graph.forms else _at_fixed_sizes(entry, graph, cores)
-    steps = yield from _guards_of_all_steps(step)
+    steps = yield from _guards_of_all_steps(step, entry)
     (loss,) = returned_by(chain_of(entry.name, graph), graph).values()
     element = loss.removeprefix("tensor<").removesuffix(">")
     yield f"%none = tensor.empty(%k) : tensor<?x{element}>"
@@ -79,26 +80,25 @@ def _one_number_of_steps(entry: EntryPoint) -> Iterator[str]:
     yield f"%k = tensor.dim %arg0, %c0 : {kinds[0]}"
     for i in range(1, len(kinds)):
         yield f"%k{i} = tensor.dim %arg{i}, %c0 : {kinds[i]}"
-        yield f"%same{i} = arith.cmpi eq, %k, %k{i} : index"
-        text = f"{names[i]} and {names[0]} are stacked over different numbers of steps (dimension 0)"
-        yield f'cf.assert %same{i}, "{text}"'
+        text = f"{names[i]} and {names[0]} are stacked over different numbers of steps (dimension 0); {NOT_RUN};"
+        yield from refuse_unless_equal(entry, 0, [f"%k{i}"], ["%k"], text, f"%same{i}")
 
 
-def _guards_of_all_steps(step: _Step) -> Generator[str, None, str]:
+def _guards_of_all_steps(step: _Step, entry: EntryPoint) -> Generator[str, None, str]:
     """Check every slice of the stacked inputs, and wait for the outcome once; returns the number of steps to take."""
-    count = len(step.messages)
-    if not count:
+    if step.checked is None:
         return "%k"
-    yield "%true = arith.constant dense<true> : tensor<i1>"
+    count = len(step.checked.results)
+    yield "%nothing = arith.constant dense<0> : tensor<i64>"
 
     def body() -> Lines:
         names = yield from step.check()
         for i, name in enumerate(names):
-            yield f"%and{i} = arith.andi %so{i}, {name} : tensor<i1>"
-        return [f"%and{i}" for i in range(count)]
+            yield f"%far{i} = arith.maxui %so{i}, {name} : tensor<i64>"
+        return [f"%far{i}" for i in range(count)]
 
-    outcomes = yield from _loop("%all", "%k", [(f"%so{i}", "%true", "tensor<i1>") for i in range(count)], body())
-    passed = yield from refuse_unless(outcomes, step.messages, "%passed")
+    farthest = yield from _loop("%all", "%k", [(f"%so{i}", "%nothing", "tensor<i64>") for i in range(count)], body())
+    passed = yield from refuse_unless(farthest, step.checked, entry, "%passed")
     yield from after(passed, "%steps", "%k", "index")
     return "%steps"
 
@@ -111,8 +111,8 @@ def _at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores) -> _Step:
         assert check is not None
         values: dict[Value, str] = {}
         yield from _private_slices(entry, values)
-        yield from call(f"graph.check.{chain[0]}", check, values, "%ok")
-        return results_of(check, "%ok")
+        yield from call(f"graph.check.{chain[0]}", check, values, "%far")
+        return results_of(check, "%far")
 
     def run() -> Lines:
         values: dict[Value, str] = {}
@@ -121,7 +121,7 @@ def _at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores) -> _Step:
         yield from cores.call(chain, values, "%out")
         return cores.results(chain, "%out")
 
-    return _Step(messages_of(check) if check is not None else [], checked, run)
+    return _Step(check, checked, run)
 
 
 def _in_buckets(entry: EntryPoint, graph: StepGraph) -> Generator[str, None, _Step]:
@@ -139,7 +139,7 @@ def _in_buckets(entry: EntryPoint, graph: StepGraph) -> Generator[str, None, _St
         yield from _slices_of_own_size(entry, dispatch)
         return (yield from run_checked(dispatch, values))
 
-    return _Step(messages_in(dispatch), checked, run)
+    return _Step(dispatch.check(0), checked, run)
 
 
 def _of_one_step(entry: EntryPoint, graph: StepGraph) -> EntryPoint:

@@ -8,18 +8,28 @@ import sympy
 import torch
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from irongrad.padding.sizes import symbol
 
 # Names of dimensions by position.
 Dims = Mapping[int, str]
+# Sizes by the names of dimensions, as expressions of others and of units.
+Derived = Mapping[str, sympy.Expr]
 
 
 class Symbols:
-    """The symbols of named dimensions in one traced graph."""
+    """The symbols of named dimensions in one traced graph.
 
-    def __init__(self, environment: ShapeEnv) -> None:
+    Args:
+        environment: where they are kept.
+        derived: sizes that are expressions of others, and of units (`irongrad.padding.sizes.unit`).
+    """
+
+    def __init__(self, environment: ShapeEnv, derived: Derived | None = None) -> None:
         self._environment = environment
+        self._derived = derived or {}
         self._sizes: dict[str, torch.SymInt] = {}
 
     def empty_like(self, example: torch.Tensor, dims: Dims) -> torch.Tensor:
@@ -28,6 +38,13 @@ class Symbols:
         return torch.empty(shape, dtype=example.dtype)
 
     def _of(self, name: str, example: int) -> torch.SymInt:
+        if name in self._derived and name not in self._sizes:
+            size = self._derived[name]
+            (own,) = size.free_symbols
+            one = (example - size.xreplace({own: sympy.Integer(0)})) / size.coeff(own)  # it is linear
+            made = sympy_interp(PythonReferenceAnalysis, {own: self._of(own.name, int(one))}, size)
+            assert isinstance(made, torch.SymInt)
+            self._sizes[name] = made
         if name not in self._sizes:
             source = ConstantSource(name)
             made = self._environment.create_symbol(example, source, dynamic_dim=DimDynamic.DYNAMIC)

@@ -21,6 +21,7 @@ from irongrad.runtime import checkpoint
 from irongrad.runtime.commands import file_value, filled_value, run_module
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import TICKET, EntryPoint, Manifest, TargetSpec, TensorSpec
+from irongrad.runtime.refusals import NOT_RUN, mismatch, out_of_range
 
 Array = np.ndarray[Any, Any]
 
@@ -227,22 +228,31 @@ class _Planner:
             self._add(point, f".wrong_shape.{spec.name}", {**inputs, spec.name: value}, refusal=refusal)
             if (wrong := _outside(spec)) is not None:
                 value = filled_value(own, wrong, self._golden.steps)
-                refusal = f"{spec.name}: every value must be in [{spec.minimum}, {spec.maximum}]"
+                refusal = out_of_range(spec, wrong)
                 self._add(point, f".out_of_range.{spec.name}", {**inputs, spec.name: value}, refusal=refusal)
 
         for name, (_, most) in self._manifest.sizes.items():
             if most is not None:
                 self._too_large(point, inputs, name, most)
 
+        for number, constraint in enumerate(self._manifest.constraints):
+            given = [s for s in point.inputs if set(s.shape) & set(constraint.broken) and s.name in inputs]
+            if constraint.broken and constraint.broken.keys() <= {d for s in given for d in s.shape}:
+                values = {s.name: self._filled(s, constraint.broken) for s in given}
+                self._add(point, f".constraint.{number}", {**inputs, **values}, refusal=constraint.refusal)
+
+    def _filled(self, spec: TensorSpec, sizes: Mapping[str, int]) -> str:
+        """A value of these sizes that is in its range."""
+        return filled_value(self._sized(spec, sizes), spec.minimum or 0, self._golden.steps)
+
     def _too_large(self, point: EntryPoint, inputs: Mapping[str, Path | str], name: str, most: int) -> None:
         """Check that a size is refused that is one larger than the largest, with the size that was given."""
         given = [s for s in point.inputs if name in s.shape and s.name in inputs]
         if not given:
             return
-        wrong = {s.name: self._sized(s, {name: most + 1}) for s in given}
-        values = {n: filled_value(s, s.minimum or 0, self._golden.steps) for n, s in wrong.items()}
+        values = {s.name: self._filled(s, {name: most + 1}) for s in given}
         dim = given[0].shape.index(name)
-        refusal = f"the step was not run; shape dimension {dim} mismatch; expected {most} but have {most + 1}"
+        refusal = f"{NOT_RUN}; {mismatch(dim, most, most + 1)}"
         self._add(point, f".too_large.{name}", {**inputs, **values}, refusal=refusal)
 
     def _sized(self, spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
@@ -347,7 +357,7 @@ def ctest_script(plan: Plan, artifact: PurePath, prefix: str) -> str:
         lines.append(f"add_test({name} {arguments})")
         properties = {"LABELS": f"irongrad;{check.target}"}
         if check.refusal:
-            properties["PASS_REGULAR_EXPRESSION"] = re.sub(r"([][().*+?^$|\\])", r"\\\1", check.refusal)
+            properties["PASS_REGULAR_EXPRESSION"] = re.sub(r"([][().*+?^$|\\;])", r"\\\1", check.refusal)
         if check.optional:
             properties["SKIP_REGULAR_EXPRESSION"] = _NO_DEVICE
         listed = " ".join(f"{k} {_quoted(v)}" for k, v in properties.items())

@@ -271,6 +271,21 @@ class ChoiceSpec:
 
 
 @dataclass(frozen=True)
+class ConstraintSpec:
+    """A relation of the sizes of a call.
+
+    Attributes:
+        text: the relation.
+        refusal: what the refusal of other sizes says.
+        broken: sizes that are refused for it, by dimension; empty where none are known.
+    """
+
+    text: str
+    refusal: str
+    broken: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """An artifact's manifest.
 
@@ -283,6 +298,7 @@ class Manifest:
         gradients: names of the parameters that are trained, in the order of `export_gradients`.
         buckets: sizes by dimension name, the bucket with the fewest elements first; empty for a step of fixed shapes.
         sizes: the smallest and the largest size of every named dimension; None where there is no largest.
+        constraints: what else has to hold of sizes.
         targets: one compiled file each.
         versions: of Python and the packages that made it.
         files: hashes by file name.
@@ -306,6 +322,7 @@ class Manifest:
     versions: dict[str, str]
     buckets: tuple[dict[str, int], ...] = ()
     sizes: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    constraints: tuple[ConstraintSpec, ...] = ()
     files: dict[str, FileSpec] = field(default_factory=dict)
     function: FunctionSpec | None = None
     seed: int | None = None

@@ -171,7 +171,7 @@ def test_a_reason_is_no_error_of_the_user():
     ],
 )
 def test_the_smallest_size_that_a_step_takes_is_found(function: Callable[..., Tensor], least: int):
-    assert differentiate(capture(_step(function))).smallest == {"B": 1, "T": least}
+    assert differentiate(capture(_step(function))).bucket_limits.smallest == {"B": 1, "T": least}
 
 
 def test_a_bucket_that_holds_no_input_is_refused():

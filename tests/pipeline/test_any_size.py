@@ -19,12 +19,15 @@ from torch.utils._sympy.functions import Mod
 
 import irongrad as ig
 from irongrad.padding.sizes import symbol
+from irongrad.passes.base import Context
+from irongrad.passes.simplify import Simplify
 from irongrad.pipeline.capture import capture
 from irongrad.pipeline.differentiate import differentiate
 from irongrad.pipeline.driver import step_graph
 from irongrad.pipeline.graphs import Function, Value
 from irongrad.pipeline.limits import limits_of, spelled
 from irongrad.pipeline.reshapes import joined_and_split
+from irongrad.pipeline.retrace import interpret_eager
 from irongrad.runtime import Session
 from irongrad.runtime.commands import run_module
 from irongrad.runtime.errors import CaptureError, GuardError, UnsupportedOpError, UserError
@@ -79,7 +82,14 @@ def joint() -> tuple[ig.TrainStep, Function]:
     return step, differentiate(capture(step)).joint
 
 
-@pytest.mark.parametrize("write", [lambda graph: graph, joined_and_split])
+def _simplified(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    made = copy.deepcopy(graph)
+    assert Simplify().run(made, Context("joint")).changed
+    made.recompile()
+    return made
+
+
+@pytest.mark.parametrize("write", [lambda graph: graph, joined_and_split, _simplified])
 @pytest.mark.parametrize(("b", "t"), [(3, 5), (2, 1), (1, 7), (5, 90), (70, 2)])
 def test_one_graph_is_right_at_every_size(joint: tuple[ig.TrainStep, Function], b: int, t: int, write: Any):
     step, function = joint
@@ -89,7 +99,7 @@ def test_one_graph_is_right_at_every_size(joint: tuple[ig.TrainStep, Function], 
     state = {**dict(step.model.named_parameters()), **dict(step.model.named_buffers())}
     given = [batch[a.name] if a.kind == "input" else state[a.name].detach() for a in function.arguments]
     graph = write(function.graph)
-    made = dict(zip(function.results, torch.fx.Interpreter(graph).run(*given, enable_io_processing=False), strict=True))
+    made = dict(zip(function.results, interpret_eager(graph, given), strict=True))  # nothing has strides
     torch.testing.assert_close(made[Value("output", "loss")].double(), loss.detach(), rtol=1e-5, atol=1e-6)
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
@@ -158,6 +168,11 @@ def test_a_budget_of_memory_needs_known_sizes(
 ):
     with pytest.raises(UserError, match=f"max_memory needs known sizes.*{message}"):
         ig.compile(_step(**options), tmp_path / "artifact", **budget)
+
+
+def test_the_route_over_stablehlo_needs_known_sizes(tmp_path: Path):
+    with pytest.raises(UserError, match="StableHLO needs known sizes, .* leave B, T open: give buckets for B, T, or"):
+        ig.compile(_step(), tmp_path / "artifact", route="stablehlo")
 
 
 def test_a_dimension_is_not_called_as_the_steps_are():

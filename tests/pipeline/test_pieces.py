@@ -209,6 +209,17 @@ def test_what_is_between_is_an_input_of_the_loss(between: list[str], message: st
         ig.pieces(step, between)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"accumulate": 5}, {"dynamic": {"x": {0: "B"}}}, {"dynamic": {"x": {0: "B"}}, "buckets": {"B": [8]}}],
+    ids=["micro-batches", "any size", "buckets"],
+)
+def test_sizes_that_vary_are_refused(options: dict[str, Any]):
+    step = replace(_step(), between=(), **options)
+    with pytest.raises(CaptureError, match="in pieces has neither micro-batches nor sizes that vary: leave out"):
+        ig.pieces(step, between=["match"])
+
+
 def test_a_budget_of_memory_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="max_memory needs forward and backward in one piece"):
         ig.compile(_step(), tmp_path / "artifact", max_memory="50%")

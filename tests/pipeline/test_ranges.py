@@ -8,15 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given as given_values
+from hypothesis import settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
 import irongrad as ig
 from irongrad.pipeline.capture import capture
-from irongrad.pipeline.guards import message
+from irongrad.pipeline.guards import farthest
 from irongrad.pipeline.ranges import Range, step_ranges
 from irongrad.runtime import Session
 from irongrad.runtime.errors import GuardError
+from irongrad.runtime.manifest import TensorSpec
+from irongrad.runtime.refusals import out_of_range
 
 WORDS, CLASSES, IGNORED = 11, 5, -100
 
@@ -64,10 +69,10 @@ def call(session: Session, entry: str, given: dict[str, np.ndarray]) -> Any:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (batch(token=WORDS), r"tokens: every value must be in \[0, 10\]"),
-        (batch(token=-1), r"tokens: every value must be in \[0, 10\]"),
-        (batch(label=CLASSES), r"y: every value must be in \[0, 4\] \(or -100\)"),
-        (batch(label=-1), r"y: every value must be in \[0, 4\] \(or -100\)"),
+        (batch(token=WORDS), r"tokens: every value must be in \[0, 10\].*: .* expected 10 but have 11;"),
+        (batch(token=-1), r"tokens: every value must be in \[0, 10\].* below 0, .* expected 0 but have 1;"),
+        (batch(label=CLASSES), r"y: every value must be in \[0, 4\] \(or -100\).*: .* expected 4 but have 5;"),
+        (batch(label=-3), r"y: every value must be in \[0, 4\] \(or -100\).* below 0, .* expected 0 but have 3;"),
     ],
     ids=["token above", "token below", "label above", "label below"],
 )
@@ -169,9 +174,29 @@ def test_negative_indices_end_to_end(compiled: Callable[..., Any]) -> None:
     session = compiled(step, "train_step", "predict").load()
     found = session.predict(**{n: t.numpy() for n, t in inputs.items()})
     np.testing.assert_allclose(found, model.layer(inputs["x"])[inputs["i"]].detach().numpy(), rtol=1e-5, atol=1e-6)
-    with pytest.raises(GuardError, match=r"i: every value must be in \[-4, 3\]"):
+    with pytest.raises(GuardError, match=r"i: every value must be in \[-4, 3\].* below -4, .* but have 1;"):
         session.predict(x=inputs["x"].numpy(), i=np.array([0, 0, 0, -5]))
 
 
-def test_message() -> None:
-    assert message(Range("y", 0, 9)) == "y: every value must be in [0, 9]; the step was not run"
+VALUES = st.one_of(st.integers(-12, 12), st.sampled_from([2**63 - 1, -(2**63), 2**31, -(2**31)]))
+
+
+@settings(max_examples=60, deadline=None)
+@given_values(
+    values=st.lists(VALUES, min_size=1, max_size=4), low=st.integers(-4, 0), exempt=st.sampled_from([None, -9, 9])
+)
+def test_a_check_measures_a_value_that_is_out_of_range(values: list[int], low: int, exempt: int | None) -> None:
+    limit = Range("i", low, 5, exempt)
+    wrong = [v for v in values if not low <= v <= 5 and v != exempt]
+    distance = int(farthest(torch.tensor(values), limit))
+    assert (0 <= distance <= 5 - low) == (not wrong)
+    found = (distance + low + 2**63) % 2**64 - 2**63  # distances wrap around at the ends of int64
+    assert not wrong or found in wrong
+
+
+def test_texts_of_refusals() -> None:
+    y = TensorSpec("y", "int64", (4,), 0, 9, -100)
+    said = "y: every value must be in [0, 9] (or -100); the step was not run; "
+    numbers = "shape dimension 0 mismatch; expected"
+    assert out_of_range(y, 12) == f"{said}a value, written as a shape: {numbers} 9 but have 12"
+    assert out_of_range(y, -3) == f"{said}how far a value is below 0, written as a shape: {numbers} 0 but have 3"

@@ -9,15 +9,16 @@ from typing import Any, ClassVar
 
 from torch.fx import Graph, GraphModule, Node
 
-from irongrad.passes.base import Context, PassResult
+from irongrad.passes.base import Context, OfAnySize, PassResult
 from irongrad.passes.simplify import arithmetic, parts, views
 from irongrad.passes.simplify.patterns import Rule, drop
+from irongrad.pipeline.symbols import has_symbols
 
 RULES: tuple[Rule, ...] = (*arithmetic.RULES, *views.RULES, *parts.RULES)
 
 
 @dataclass(frozen=True)
-class Simplify:
+class Simplify(OfAnySize):
     """Write expressions in their simplest form, by the tables of rules in this folder, until none applies.
 
     Before:
@@ -27,14 +28,16 @@ class Simplify:
 
     A rule holds for every number there is, infinities, nan and -0.0 included, or says that it rounds differently; so
     `x + 0` stays (-0.0 + 0 is 0.0), and `x * 0` does. None makes more work where another user needs what it looks
-    into. What rules leave without users goes; what was dead before is left to dead code elimination.
+    into. What rules leave without users goes; what was dead before is left to dead code elimination. Rules that take
+    sizes for numbers are left out where these are symbols.
     """
 
     name: ClassVar[str] = "simplify"
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
-        return simplify(graph, RULES)
+        symbolic = any(has_symbols(node.meta.get("val")) for node in graph.graph.nodes)
+        return simplify(graph, [rule for rule in RULES if not (symbolic and rule.sized)])
 
 
 def simplify(graph: GraphModule, rules: Sequence[Rule]) -> PassResult:

@@ -82,12 +82,13 @@ def split_there(parts: Sequence[Node], d: int, sizes: Sequence[int]) -> bool:
 
 
 RULES = (
-    Rule("row of a stack", lambda parts, d, i: select(stack(parts, d), d, i), lambda parts, i: parts[i]),
-    Rule("row of a concatenation", lambda parts, d, i: select(cat(parts, d), d, i), row),
-    Rule("row of a slice", lambda x, d, start, stop, i: select(slice_(x, d, start, stop, 1), d, i), row_of_slice),
+    Rule("row of a stack", lambda parts, d, i: select(stack(parts, d), d, i), lambda parts, i: parts[i], sized=True),
+    Rule("row of a concatenation", lambda parts, d, i: select(cat(parts, d), d, i), row, sized=True),
+    Rule("row of a slice", lambda x, d, start, stop, i: select(slice_(x, d, start, stop, 1), d, i), row_of_slice,
+         sized=True),
     Rule("slice of a part", lambda parts, d, start, stop: slice_(cat(parts, d), d, start, stop, 1), slice_of_part,
-         within_one),
+         within_one, sized=True),
     Rule("split where it was joined", lambda parts, d, sizes, i: item(split(cat(parts, d), sizes, d), i),
-         lambda parts, i: parts[i], split_there),
-    Rule("concatenation of one", lambda x: cat([x], ...), same_elements),
+         lambda parts, i: parts[i], split_there, sized=True),
+    Rule("concatenation of one", lambda x: cat([x], ...), same_elements, sized=True),
 )  # fmt: skip

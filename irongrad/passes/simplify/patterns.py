@@ -20,7 +20,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from irongrad.passes.base import value_of
+from irongrad.passes.base import kind_of, value_of
 from irongrad.passes.purity import is_mergeable
 from irongrad.passes.rewrite import call
 
@@ -77,6 +77,7 @@ class Rule:
         replacement: builds what stands for it, from any of these variables and `out`, the node that is replaced.
         when: what else has to hold of the variables.
         exact: whether the numbers stay bit for bit; otherwise they may round differently.
+        sized: whether it takes sizes for numbers, and so is for graphs of known sizes.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Rule:
     replacement: Callable[..., Any]
     when: Callable[..., bool] = lambda: True
     exact: bool = True
+    sized: bool = False
 
     @cached_property
     def expression(self) -> Expression:
@@ -99,7 +101,7 @@ class Rule:
             new = build(_call_with(self.replacement, bound), graph, node)
         if not isinstance(new, Node):
             return None  # a number, which stands for no tensor
-        if kind_of(new) == kind_of(node):
+        if kind_of(value_of(new)) == kind_of(value_of(node)):
             return new
         drop(new, keep=node)
         return None
@@ -192,11 +194,6 @@ def _call_with(function: Callable[..., Any], bound: Bindings) -> Any:
 @cache
 def _names(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
-
-
-def kind_of(node: Node) -> tuple[Any, ...]:
-    """The shape and dtype of what `node` gives."""
-    return tuple(value_of(node).shape), value_of(node).dtype
 
 
 def drop(node: Node, keep: Node | None = None) -> None:
