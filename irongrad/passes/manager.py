@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from irongrad.passes.base import Choice, Context, OfAnySize, Pass, PassResult, Timer
 from irongrad.passes.registry import lowerings_left_out
 from irongrad.passes.rewrite import bodies
-from irongrad.passes.verifier import InvalidGraphError, snapshot, verify
+from irongrad.passes.verifier import InvalidGraphError, Snapshot, snapshot, verify
 from irongrad.pipeline.graphs import Function, StepGraph
 from irongrad.runtime.errors import InternalError, UserError
 
@@ -69,12 +69,13 @@ def run_passes(
         for lowering in lowerings_left_out(() if name in unknown else passes):
             for module in _all_graphs(function.graph):
                 lowering.lower_plainly(module)
+    verified: dict[GraphModule, Snapshot] = {}
     for number, item in enumerate(passes):
         for name, function in functions.items():
             if name in unknown and not isinstance(item, OfAnySize):
                 continue
             context = Context(name, function.arguments, function.results, tuple(targets), timer)
-            record = _run(item, function.graph, context, before=[p.name for p in passes[:number]])
+            record = _run(item, function.graph, context, verified, [p.name for p in passes[:number]])
             on_pass(number, record, function)
     for function in functions.values():
         for module in _all_graphs(function.graph):
@@ -82,18 +83,20 @@ def run_passes(
     return replace(graph, functions=functions)
 
 
-def _run(item: Pass, graph: GraphModule, context: Context, before: Sequence[str]) -> PassRecord:
+def _run(
+    item: Pass, graph: GraphModule, context: Context, verified: dict[GraphModule, Snapshot], before: Sequence[str]
+) -> PassRecord:
     nodes = _count(graph)
     seconds = 0.0
     results: list[PassResult] = []
     for module in _all_graphs(graph):
         here = context if module is graph else replace(context, arguments=(), results=())
-        held = snapshot(module)
+        held = verified.get(module) or snapshot(module)
         start = time.perf_counter()
         try:
             results.append(item.run(module, here))
             seconds += time.perf_counter() - start
-            verify(module, held)
+            verified[module] = verify(module, held)
         except UserError:
             raise  # what was asked of the pass cannot be done
         except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,18 +35,21 @@ class Snapshot:
 
     arguments: tuple[Kind | None, ...]
     results: tuple[Kind | None, ...]
-    nodes: dict[Node, Hashable]
+    nodes: dict[Node, tuple[Any, ...]]
 
 
 def snapshot(graph: GraphModule) -> Snapshot:
     """What `verify` compares with."""
-    nodes = graph.graph.nodes
-    arguments = tuple(kind_of(n.meta.get("val")) for n in nodes if n.op == "placeholder")
-    return Snapshot(arguments, _results(graph), {n: _form(n) for n in nodes})
+    kinds = {n: kind_of(n.meta.get("val")) for n in graph.graph.nodes}
+    arguments = tuple(kind for n, kind in kinds.items() if n.op == "placeholder")
+    return Snapshot(arguments, _results(graph), {n: _form(n, kinds) for n in kinds})
 
 
-def verify(graph: GraphModule, before: Snapshot) -> None:
+def verify(graph: GraphModule, before: Snapshot) -> Snapshot:
     """Check that `graph` is well formed, functional, of the right types, and has the signature it had.
+
+    Returns:
+        What the next `verify` compares with.
 
     Raises:
         InvalidGraphError: naming the first node that breaks a rule.
@@ -63,6 +66,7 @@ def verify(graph: GraphModule, before: Snapshot) -> None:
     for node, form in now.nodes.items():
         if node.op == "call_function" and before.nodes.get(node) != form:
             _check(node)
+    return now
 
 
 def _check(node: Node) -> None:
@@ -91,7 +95,18 @@ def _results(graph: GraphModule) -> tuple[Kind | None, ...]:
     return tuple(kind_of(v.meta.get("val")) if isinstance(v, Node) else None for v in values)
 
 
-def _form(node: Node) -> Hashable:
+def _form(node: Node, kinds: Mapping[Node, Any]) -> tuple[Any, ...]:
     """Changes when the operator, an argument, or the value of an argument does."""
-    arguments = tuple(kind_of(n.meta.get("val")) for n in node.all_input_nodes)
-    return node.target, repr(node.args), repr(node.kwargs), arguments, kind_of(node.meta.get("val"))
+    inputs = tuple(kinds.get(n) for n in node.all_input_nodes)
+    return node.target, _plain(node.args), _plain(node.kwargs), inputs, kinds[node]
+
+
+def _plain(argument: Any) -> Any:
+    """An argument such that 1, 1.0 and True are three."""
+    if isinstance(argument, Node):
+        return argument
+    if isinstance(argument, (list, tuple)):
+        return tuple(map(_plain, argument))
+    if isinstance(argument, dict):
+        return tuple((name, _plain(value)) for name, value in argument.items())
+    return type(argument), argument

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
 from irongrad.cache import Store, default_store
 from irongrad.cache.builds import BuildRecord, compile_all, place_of
 from irongrad.passes import DEFAULT_LEVEL, Pass, PassRecord, parse_passes, passes_at, run_passes, without
@@ -167,7 +169,9 @@ def build(step: TrainStep, options: Options) -> Build:
             raise StoppedEarly
         return result
 
-    with tempfile.TemporaryDirectory(prefix="irongrad-") as directory, _frozen_heap():
+    # Graphs are interpreted and imported; the Python code of a module, a tenth of the time here, is never run.
+    lazily = _use_lazy_graph_module(True)
+    with tempfile.TemporaryDirectory(prefix="irongrad-") as directory, _frozen_heap(), lazily:
         scratch = Path(directory)
         try:
             captured: CapturedStep = stage("capture", capture, step, inference_of(options.entry_points))

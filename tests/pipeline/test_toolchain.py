@@ -16,7 +16,14 @@ from torch import nn
 import irongrad as ig
 from irongrad.decompositions import decomposition_table
 from irongrad.pipeline import compile as compilation
-from irongrad.pipeline.compile import COMMON_FLAGS, DATA_TILING, UNVERIFIED, _iree_compile, compile_module
+from irongrad.pipeline.compile import (
+    COMMON_FLAGS,
+    DATA_TILING,
+    UNVERIFIED,
+    _iree_compile,
+    compile_module,
+    without_plugins,
+)
 from irongrad.pipeline.diagnostics import lowering_error, toolchain_error
 from irongrad.pipeline.driver import build, make_options
 from irongrad.pipeline.operations import bytecode_of
@@ -75,6 +82,21 @@ def test_what_a_phase_is_given_is_verified(tmp_path):
     (tmp_path / "module.mlir").write_text('func.func @f(%x: f32) { %y = "arith.addf"(%x) : (f32) -> f32 return }')
     result = _iree_compile([UNVERIFIED, "--compile-to=flow", str(tmp_path / "module.mlir"), "-o", os.devnull])
     assert "expected 2 operands" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["llvm-cpu", "cuda", "vulkan"])
+def test_the_code_is_the_same_without_plugins_for_other_devices(tmp_path, name):
+    target = parse_target(name)
+    left_out = without_plugins(target)
+    assert left_out
+    assert not any(target.backend in flag for flag in left_out)
+    (tmp_path / "module.mlir").write_text(
+        "func.func @f(%x: tensor<8xf32>) -> tensor<8xf32> { %y = math.exp %x : tensor<8xf32> return %y : tensor<8xf32>}"
+    )
+    for file, flags in (("all", ()), ("few", left_out)):
+        arguments = [*target.flags, *flags, str(tmp_path / "module.mlir"), "-o", str(tmp_path / file)]
+        assert _iree_compile(arguments).returncode == 0
+    assert (tmp_path / "all").read_bytes() == (tmp_path / "few").read_bytes()
 
 
 def test_a_wrong_number_is_never_written(tmp_path, monkeypatch):
