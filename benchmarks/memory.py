@@ -3,9 +3,10 @@
     python benchmarks/memory.py [--family gpt] [--budgets 100% 75% 50%] [--rounds 7] [--json]
 
 Each budget is compiled and run in a process of its own; the parent asks one after the other to run a few steps, round
-by round. Predicted and compiler's bytes are those of the artifact's manifest. The peak at run time is the growth of the
-process's largest resident set over the state, from loading the artifact to the end of the third step:
-`device.allocator.statistics` of IREE 3.13.0 leaves out what a program allocates in its queues.
+by round, on local-sync. A step's time is the CPU time of its one thread, which other work on the machine hardly changes;
+the ratio is the median of the rounds' ratios. Predicted and compiler's bytes are those of the artifact's manifest. The
+peak at run time is the growth of the process's largest resident set over the state, from loading the artifact to the
+end of the third step: `device.allocator.statistics` of IREE 3.13.0 leaves out what a program allocates in its queues.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Row:
         predicted: bytes of `train_step` that IronGrad predicts.
         compiler: bytes of `train_step` that IREE allocates.
         peak: growth of the process's largest resident set by three steps.
-        milliseconds: of a step.
+        milliseconds: of CPU time, of a step.
         ratio: of its time to that of the first budget.
     """
 
@@ -83,10 +84,10 @@ def build(connection: Connection, family: str, budget: str, directory: Path) -> 
 
 
 def serve(connection: Connection, directory: Path, inputs: dict[str, np.ndarray]) -> None:
-    """Send what the artifact says and the peak, then run as many steps as asked, answering with seconds a step."""
+    """Send what the artifact says and the peak, then run as many steps as asked, answering with CPU seconds a step."""
     from irongrad.runtime import Session
 
-    session = Session(directory)
+    session = Session(directory, device="local-sync")
     before = largest_resident_set()
     for _ in range(3):
         session.train_step(**inputs)
@@ -95,10 +96,10 @@ def serve(connection: Connection, directory: Path, inputs: dict[str, np.ndarray]
     assert manifest.memory is not None
     connection.send((manifest.memory.predicted["train_step"], session.target.transients["train_step"], peak))
     while count := connection.recv():
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(count):
             session.train_step(**inputs)
-        connection.send((time.perf_counter() - start) / count)
+        connection.send((time.process_time() - start) / count)
 
 
 def largest_resident_set() -> int:
