@@ -77,7 +77,7 @@ class Call:
             if unified(wanted, dim) is None:
                 value = self.padding.aligned(value, d, solid(wanted))
             else:
-                value = Padded(value.tensor, (*value.layout[:d], solid(wanted), *value.layout[d + 1 :]))
+                value = value.named((*value.layout[:d], solid(wanted), *value.layout[d + 1 :]))
         self.arguments[name] = value
         return value
 

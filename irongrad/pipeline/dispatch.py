@@ -227,7 +227,8 @@ def _braced(names: Iterable[str]) -> str:
 def _copied(result: str, number: int, shape: tuple[int | str, ...], dispatch: Dispatch) -> Iterator[str]:
     """A copy of input `number` in the shape of a bucket, or in its own.
 
-    Its padding is in the input's range: the check of that looks at all elements.
+    Its padding is zeros, as `irongrad.padding` expects. Every range of indices has zero, so the check of that can look
+    at all elements.
     """
     spec, value = dispatch.entry.inputs[number], f"{dispatch.prefix}{number}"
     kind = mlir_type(shape, torch_dtype(spec.dtype))
@@ -242,8 +243,7 @@ def _copied(result: str, number: int, shape: tuple[int | str, ...], dispatch: Di
             yield f"{result}.{d}.n = arith.constant {shape[d]} : index"
             yield f"{result}.{d} = arith.subi {result}.{d}.n, {dispatch.sizes[name]} : index"
     element = kind.removesuffix(">").rpartition("x")[2]
-    filler = 0 if spec.minimum is None or spec.minimum <= 0 <= (spec.maximum or 0) else spec.minimum
-    yield f"{result}.v = arith.constant {float(filler) if 'f' in element else filler} : {element}"
+    yield f"{result}.v = arith.constant {'0.0' if 'f' in element else '0'} : {element}"
     places = ", ".join(f"{result}.p{d}: index" for d in range(len(shape)))
     yield f"{result} = tensor.pad {value} low[{', '.join('0' for _ in shape)}] high[{', '.join(high)}] {{"
     yield f"^bb0({places}):"

@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule
 
 from irongrad.buckets import Bucket
-from irongrad.padding.interpreter import interpret_padded
+from irongrad.padding.interpreter import interpret_padded, zeroed_in
 from irongrad.padding.padded import Padding
 from irongrad.padding.sizes import Sizes
 from irongrad.pipeline.any_size import interpret_any_size
@@ -81,11 +81,15 @@ def padded_interpreter(
 ) -> Interpret:
     """What interprets a graph at the sizes of `bucket` for inputs of `true` sizes, and adds to `needs`."""
 
+    def padding() -> Padding:
+        return Padding(Sizes(bucket, dict(zip(bucket, true, strict=True))))
+
     def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        padding = Padding(Sizes(bucket, dict(zip(bucket, true, strict=True))))
-        results = interpret_padded(graph, values, names, padding)
+        zeroed = zeroed_in(graph, values, names, padding())
+        run = padding()
+        results = interpret_padded(graph, values, names, run, zeroed)
         if needs is not None:
-            needs.update(padding.needs)
+            needs.update(run.needs)
         return results
 
     return interpret

@@ -16,7 +16,7 @@ def _view(call: Call) -> Padded:
     layout = reshaped(value.layout, sizes)
     if layout is None:
         return _gathered(call, value, layout_of(sizes))
-    return Padded(value.tensor.reshape([call.padding.sizes.bucket(s) for s in sizes]), layout)
+    return value.view(value.tensor.reshape([call.padding.sizes.bucket(s) for s in sizes]), layout)
 
 
 def _gathered(call: Call, value: Padded, layout: Layout) -> Padded:
@@ -29,7 +29,7 @@ def _gathered(call: Call, value: Padded, layout: Layout) -> Padded:
 @rule(aten.permute.default)
 def _permute(call: Call) -> Padded:
     value = call["self"]
-    return Padded(call.run(), tuple(value.layout[d] for d in value.dims(call["dims"]))) if value.ndim else value
+    return value.view(call.run(), tuple(value.layout[d] for d in value.dims(call["dims"]))) if value.ndim else value
 
 
 @rule(aten.transpose.int)
@@ -38,19 +38,21 @@ def _transpose(call: Call) -> Padded:
     order = list(range(value.ndim))
     a, b = value.dims([call["dim0"], call["dim1"]])
     order[a], order[b] = b, a
-    return Padded(call.run(), tuple(value.layout[d] for d in order))
+    return value.view(call.run(), tuple(value.layout[d] for d in order))
 
 
 @rule(aten.t.default, aten.numpy_T.default)
 def _t(call: Call) -> Padded:
-    return Padded(call.run(), tuple(reversed(call["self"].layout)))
+    value = call["self"]
+    return value.view(call.run(), tuple(reversed(value.layout)))
 
 
 @rule(aten.unsqueeze.default)
 def _unsqueeze(call: Call) -> Padded:
-    layout = list(call["self"].layout)
+    value = call["self"]
+    layout = list(value.layout)
     layout.insert(call["dim"] % (len(layout) + 1), dim_of(1))
-    return Padded(call.run(), tuple(layout))
+    return value.view(call.run(), tuple(layout))
 
 
 @rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
@@ -60,7 +62,7 @@ def _squeeze(call: Call) -> Padded:
     dims = value.dims(call.arguments.get("dim"))
     kept = [d for d, dim in enumerate(value.layout) if d not in dims or dim != dim_of(1)]
     layout = tuple(value.layout[d] for d in kept)
-    return Padded(value.tensor.reshape([value.tensor.shape[d] for d in kept]), layout)
+    return value.view(value.tensor.reshape([value.tensor.shape[d] for d in kept]), layout)
 
 
 @rule(aten.expand.default)
