@@ -118,7 +118,9 @@ def _padded(
         if value.kind != "input":
             return case.programs.state[value.name].initial
         tensor = inputs[value.name]
-        return padded_with(poison_of(tensor.dtype), tensor, padded_shape(tensor.shape, case.step.dynamic.get(value.name, {}), bucket))
+        return padded_with(
+            poison_of(tensor.dtype), tensor, padded_shape(tensor.shape, case.step.dynamic.get(value.name, {}), bucket)
+        )
 
     def padding() -> Padding:
         return Padding(Sizes(bucket, {n: torch.tensor(true[n]) for n in bucket}))
