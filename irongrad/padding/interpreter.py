@@ -44,6 +44,7 @@ _ASSERTIONS = frozenset(
     }
 )
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_ZEROED = "irongrad.zeroed"  # what `zeroed_in` found, in the `meta` of a graph
 
 
 class PaddedInterpreter(Portable):
@@ -264,8 +265,21 @@ def zeroed_in(
     """The results of nodes that something in `graph` reads with zeros in place of padding.
 
     They get those zeros where they are made, as a part of the kernel that makes them; for one reader among several
-    they would be copied. What the other readers find in padding does not matter to them.
+    they would be copied. What the other readers find in padding does not matter to them. They are the same in every
+    bucket, and so are looked for once.
     """
+    if _ZEROED not in graph.meta:
+        graph.meta[_ZEROED] = _zeroed_in(graph, values, names, padding)
+    found: Collection[Hashable] = graph.meta[_ZEROED]
+    return found
+
+
+def _zeroed_in(
+    graph: GraphModule,
+    values: Sequence[torch.Tensor],
+    names: Mapping[sympy.Symbol, sympy.Expr],
+    padding: Padding,
+) -> Collection[Hashable]:
     mode = detect_fake_mode(values) or FakeTensorMode(allow_non_fake_inputs=True)
     with _disable_current_modes(), mode, torch.no_grad():
         like = [torch.empty(v.shape, dtype=v.dtype) for v in values]

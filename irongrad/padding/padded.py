@@ -61,7 +61,7 @@ class Padded:
         return [d for d in self.dims(chosen) if is_padded(self.layout[d])]
 
     def repeats_padding(self) -> bool:
-        """Whether a dimension with padding is of equal elements, so that one view of it has padding where another has none."""
+        """Whether a dimension with padding has equal elements, so that none of them is padding to a view of it."""
         return any(a.uniform and a.padded for dim in self.layout for a in dim)
 
 

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
-from irongrad.padding.layout import Layout
 from irongrad.padding.interpreter import PaddedInterpreter, zeroed_in
+from irongrad.padding.layout import Layout
 from irongrad.padding.padded import Padded, Padding
 from irongrad.padding.sizes import Sizes
 from irongrad.pipeline.capture import CapturedStep, StepModule, capture, export
 from irongrad.pipeline.differentiate import Programs, joint_program, programs
 from irongrad.pipeline.graphs import Value
-from irongrad.pipeline.specialise import Program, padded_shape
+from irongrad.pipeline.specialise import Program, padded_shape, specialise
 from irongrad.pipeline.state_names import StateNames
 from irongrad.random import Draws
 from irongrad.step import TrainStep, call_of
@@ -251,6 +251,17 @@ def _holds(function: Callable[..., Any], sizes: str, *others: tuple[str, int]) -
 def holds() -> Callable[..., None]:
     """Checks, at random sizes, that a function (with the other arguments of `function_case`) is padded exactly."""
     return _holds
+
+
+@pytest.fixture
+def joint_graph() -> Callable[..., GraphModule]:
+    """The graph of forward and backward in a bucket, as it is compiled, of the arguments of `function_case`."""
+
+    def traced(function: Callable[..., Any], sizes: str, *others: tuple[str, int]) -> GraphModule:
+        made = function_case(function, sizes, *others)
+        return specialise(made.programs.joint, made.step.bucket_list[0])[0].graph
+
+    return traced
 
 
 @pytest.fixture
