@@ -23,8 +23,8 @@ class Padded:
     Attributes:
         tensor: its elements; the others may be anything.
         layout: which are true, by dimension.
-        zero: whether all the others are zeros.
-        maker: the result of a node of which this is a view; `Padding.fill` asks it for zeros.
+        zero: whether all the others are sure to be zeros.
+        maker: which result of which node this is, or is a view of; None for what is made inside of a rule.
     """
 
     tensor: Tensor
@@ -45,7 +45,7 @@ class Padded:
         return replace(self, tensor=tensor, layout=layout)
 
     def named(self, layout: Layout) -> Padded:
-        """This, its true elements where `layout` has them, which broadcasts with its own."""
+        """The same tensor with `layout`, which broadcasts with its own."""
         same = all(solid(a) == solid(b) for a, b in zip(self.layout, layout, strict=True))
         return self.view(self.tensor, layout) if same else Padded(self.tensor, layout)
 
@@ -71,7 +71,7 @@ class Padding:
     Attributes:
         sizes: of the bucket and of the call.
         needs: what must not be negative at the sizes of any call, as expressions of named dimensions.
-        zeroed: results of nodes in which some reader has put zeros in place of padding.
+        zeroed: the makers of what got zeros in place of its padding.
     """
 
     def __init__(self, sizes: Sizes) -> None:
