@@ -8,17 +8,22 @@ a mean, becomes the true one, a tensor. An operator that would read padding is r
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
+from torch import Tensor
+from torch._guards import detect_fake_mode
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.node import Target
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
-from irongrad.padding.layout import is_padded, layout_of, same_sizes, size_of
+from irongrad.padding.layout import Layout, is_padded, layout_of, same_sizes, size_of
 from irongrad.padding.padded import Padded, Padding
 from irongrad.padding.registry import Call, NoRule, rule_of
 from irongrad.padding.rules import load_rules
@@ -39,6 +44,7 @@ _ASSERTIONS = frozenset(
     }
 )
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_ZEROED = "irongrad.zeroed"  # what `zeroed_in` found, in the `meta` of a graph
 
 
 class PaddedInterpreter(Portable):
@@ -48,19 +54,27 @@ class PaddedInterpreter(Portable):
         graph: with symbolic sizes in its nodes' `meta`.
         names: what each symbol of the graph is, as an expression of named dimensions.
         padding: sizes of the bucket and of the call.
+        zeroed: results of nodes that get zeros for their padding where they are made.
     """
 
-    def __init__(self, graph: GraphModule, names: Mapping[sympy.Symbol, sympy.Expr], padding: Padding) -> None:
+    def __init__(
+        self,
+        graph: GraphModule,
+        names: Mapping[sympy.Symbol, sympy.Expr],
+        padding: Padding,
+        zeroed: Collection[Hashable] = (),
+    ) -> None:
         super().__init__(graph)
         load_rules()
         self._names = names
         self._padding = padding
+        self._zeroed = zeroed
 
     def placeholder(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An argument, with the padding that its symbolic sizes say."""
         value = super().placeholder(target, args, kwargs)
         made = self._sizes(self.node.meta["val"])
-        return _plain(Padded(value, layout_of(made))) if made is not None else value
+        return self._finished(self._given(value, layout_of(made)), 0) if made is not None else value
 
     def output(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The results, each with its true elements first in every dimension."""
@@ -86,7 +100,24 @@ class PaddedInterpreter(Portable):
         except NoRule as reason:
             raise UnsupportedOpError(self._refusal(target, (args, kwargs), str(reason))) from None
         self._check(results)
-        return tree_map(_plain, results, is_leaf=lambda v: isinstance(v, Padded))
+        if isinstance(results, list | tuple):
+            return [self._finished(r, i) for i, r in enumerate(results)]
+        return self._finished(results, 0)
+
+    def _given(self, value: Tensor, layout: Layout) -> Padded:
+        """An argument, which entry points pad with zeros."""
+        return Padded(value, layout, zero=True)
+
+    def _finished(self, result: Padded | None, number: int) -> Padded | Tensor | None:
+        """Result `number` of a node as its readers get it: a tensor without padding as itself."""
+        if result is None:
+            return None
+        if not result.padded():
+            return result.tensor
+        made = replace(result, maker=result.maker or (self.node.name, number))
+        if made.maker not in self._zeroed or made.repeats_padding():
+            return made
+        return replace(made, tensor=self._padding.fill(made, 0), zero=True)
 
     def _by_rule(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(target, OpOverload):
@@ -201,22 +232,56 @@ def _wrapped(value: Any) -> Any:
     return Padded(value, layout_of(value.shape)) if isinstance(value, torch.Tensor) else value
 
 
-def _plain(value: Any) -> Any:
-    """A tensor without padding as itself."""
-    return value.tensor if isinstance(value, Padded) and not value.padded() else value
-
-
 def interpret_padded(
     graph: GraphModule,
     values: Sequence[torch.Tensor],
     names: Mapping[sympy.Symbol, sympy.Expr],
     padding: Padding,
+    zeroed: Collection[Hashable] = (),
 ) -> Sequence[torch.Tensor]:
     """Run `graph` on flat `values` of a bucket's sizes and return its flat outputs, padded at the end.
+
+    Args:
+        graph: with symbolic sizes in its nodes' `meta`.
+        values: its arguments.
+        names: what each symbol of the graph is, as an expression of named dimensions.
+        padding: sizes of the bucket and of the call.
+        zeroed: what `zeroed_in` found.
 
     Raises:
         UnsupportedOpError: an operator that would read padding and has no rule; with the user's line.
     """
-    interpreter = PaddedInterpreter(graph, names, padding)
+    interpreter = PaddedInterpreter(graph, names, padding, zeroed)
     outputs: Sequence[torch.Tensor] = interpreter.run(*values, enable_io_processing=False)
     return outputs
+
+
+def zeroed_in(
+    graph: GraphModule,
+    values: Sequence[torch.Tensor],
+    names: Mapping[sympy.Symbol, sympy.Expr],
+    padding: Padding,
+) -> Collection[Hashable]:
+    """The results of nodes that something in `graph` reads with zeros in place of padding.
+
+    They get those zeros where they are made, as a part of the kernel that makes them; for one reader among several
+    they would be copied. What the other readers find in padding does not matter to them. They are the same in every
+    bucket, and so are looked for once.
+    """
+    if _ZEROED not in graph.meta:
+        graph.meta[_ZEROED] = _zeroed_in(graph, values, names, padding)
+    found: Collection[Hashable] = graph.meta[_ZEROED]
+    return found
+
+
+def _zeroed_in(
+    graph: GraphModule,
+    values: Sequence[torch.Tensor],
+    names: Mapping[sympy.Symbol, sympy.Expr],
+    padding: Padding,
+) -> Collection[Hashable]:
+    mode = detect_fake_mode(values) or FakeTensorMode(allow_non_fake_inputs=True)
+    with _disable_current_modes(), mode, torch.no_grad():
+        like = [torch.empty(v.shape, dtype=v.dtype) for v in values]
+        PaddedInterpreter(graph, names, padding).run(*like, enable_io_processing=False)
+    return padding.zeroed

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from irongrad.padding.layout import Axis, Dim, Layout, is_padded, size_of
+from irongrad.padding.layout import Axis, Dim, Layout, is_padded, size_of, solid
 from irongrad.padding.sizes import Number, Sizes
 
 # What `Padding.fill` writes for the smallest and the largest value of a dtype.
@@ -23,10 +23,14 @@ class Padded:
     Attributes:
         tensor: its elements; the others may be anything.
         layout: which are true, by dimension.
+        zero: whether all the others are sure to be zeros.
+        maker: which result of which node this is, or is a view of; None for what is made inside of a rule.
     """
 
     tensor: Tensor
     layout: Layout
+    zero: bool = False
+    maker: Hashable = None
 
     def __post_init__(self) -> None:
         assert self.tensor.ndim == len(self.layout), (self.tensor.shape, self.layout)
@@ -35,6 +39,15 @@ class Padded:
     def ndim(self) -> int:
         """The number of dimensions."""
         return len(self.layout)
+
+    def view(self, tensor: Tensor, layout: Layout) -> Padded:
+        """All elements of this, and no others, as `tensor` has them; what is padding stays padding."""
+        return replace(self, tensor=tensor, layout=layout)
+
+    def named(self, layout: Layout) -> Padded:
+        """The same tensor with `layout`, which broadcasts with its own."""
+        same = all(solid(a) == solid(b) for a, b in zip(self.layout, layout, strict=True))
+        return self.view(self.tensor, layout) if same else Padded(self.tensor, layout)
 
     def dims(self, chosen: Sequence[int] | int | None = None) -> list[int]:
         """`chosen` dimensions counted from the front; all of them for None, as for an empty list."""
@@ -47,6 +60,10 @@ class Padded:
         """Those of `chosen` dimensions that have padding."""
         return [d for d in self.dims(chosen) if is_padded(self.layout[d])]
 
+    def repeats_padding(self) -> bool:
+        """Whether a dimension with padding has equal elements, so that none of them is padding to a view of it."""
+        return any(a.uniform and a.padded for dim in self.layout for a in dim)
+
 
 class Padding:
     """The padding of one call.
@@ -54,11 +71,13 @@ class Padding:
     Attributes:
         sizes: of the bucket and of the call.
         needs: what must not be negative at the sizes of any call, as expressions of named dimensions.
+        zeroed: the makers of what got zeros in place of its padding.
     """
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
         self.needs: set[Any] = set()
+        self.zeroed: set[Hashable] = set()
         self._masks: dict[Dim, Tensor] = {}
 
     def need(self, dim: Dim, count: Any) -> None:
@@ -93,9 +112,13 @@ class Padding:
 
     def fill(self, value: Padded, filler: float | str, dims: Sequence[int] | int | None = None) -> Tensor:
         """The tensor with `filler` in place of the padding along `dims`."""
+        if value.zero and filler == 0:
+            return value.tensor
         valid = self.valid(value, dims)
         if valid is None:
             return value.tensor
+        if filler == 0:
+            self.zeroed.add(value.maker)
         return torch.where(valid, value.tensor, _constant(filler, value.tensor))
 
     def count(self, value: Padded, dims: Sequence[int] | int | None = None) -> Number:

@@ -77,7 +77,7 @@ class Call:
             if unified(wanted, dim) is None:
                 value = self.padding.aligned(value, d, solid(wanted))
             else:
-                value = Padded(value.tensor, (*value.layout[:d], solid(wanted), *value.layout[d + 1 :]))
+                value = value.named((*value.layout[:d], solid(wanted), *value.layout[d + 1 :]))
         self.arguments[name] = value
         return value
 
@@ -116,7 +116,8 @@ def register_padding_rule(operator: OpOverload) -> Callable[[R], R]:
     The rule gets a `Call` and returns a `Padded` for each result. `call["name"]` is the argument called so in the
     operator's schema: a tensor is a `Padded`, with its `layout` by dimension; `call.run(name=tensor)` runs the
     operator on the bucket's tensors, some of them replaced; `call.padding.fill(value, 0)` is a tensor with zeros for
-    its padding. For an operator that sums over all but its first dimension, say::
+    its padding. A result whose padding is sure to be zeros is `Padded(…, zero=True)`, which saves masking it. For an
+    operator that sums over all but its first dimension, say::
 
         @irongrad.register_padding_rule(torch.ops.mylib.row_sums.default)
         def rule(call):

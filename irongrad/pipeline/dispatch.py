@@ -191,26 +191,30 @@ def _results(dispatch: Dispatch, number: int, values: Mapping[Value, str]) -> Li
 
 
 def _inputs(dispatch: Dispatch, number: int) -> Lines:
-    """The inputs for the function of a bucket, or for that of any size, which IREE cannot see through.
+    """The inputs for the function of a bucket, or for that of any size: those of named sizes padded, the others copied.
 
-    One barrier holds them all: what is before a barrier is submitted, and waited for, by itself.
+    IREE cannot see through a copy, and so never writes into the caller's buffer. One barrier holds all of them: what is
+    before a barrier is submitted, and waited for, by itself.
     """
     bucket, inputs = dispatch.graph.forms[number], dispatch.entry.inputs
-    kinds: list[str] = []
+    names, copied = [f"%in{i}.{number}" for i in range(len(inputs))], dict[str, str]()
     for i, spec in enumerate(inputs):
         shape = tuple(bucket[d] if isinstance(d, str) and bucket else d for d in spec.shape)
-        kinds.append(mlir_type(shape, torch_dtype(spec.dtype)))
-        yield from _copied(f"%in{i}.{number}.c", i, shape, dispatch)
-    if not inputs:
-        return []
-    copies = ", ".join(f"%in{i}.{number}.c" for i in range(len(inputs)))
-    yield f"%in.{number}:{len(inputs)} = util.optimization_barrier {copies} : {', '.join(kinds)}"
-    names = [f"%in.{number}#{i}" for i in range(len(inputs))]
-    for i, (spec, kind) in enumerate(zip(inputs, kinds, strict=True)):
-        if "?" in kind:  # the barrier hides the sizes too
+        kind = mlir_type(shape, torch_dtype(spec.dtype))
+        if shape != spec.shape:
+            yield from _padded(names[i], i, shape, dispatch)
+            continue
+        # Its own sizes: IREE takes what a clone says for the sizes of the input itself, and drops a guard on them.
+        own = _braced(dispatch.own_sizes(i).values())
+        yield f"{names[i]}.c = flow.tensor.clone {dispatch.prefix}{i} : {kind}{own}"
+        copied[names[i]] = kind
+    if copied:
+        results, operands = ", ".join(f"{n}.b" for n in copied), ", ".join(f"{n}.c" for n in copied)
+        yield f"{results} = util.optimization_barrier {operands} : {', '.join(copied.values())}"
+    for i, spec in enumerate(inputs):
+        if names[i] in copied:  # the barrier hides the sizes too
             same = [dispatch.sizes[d] for d in spec.shape if isinstance(d, str)]
-            yield f"%in{i}.{number} = flow.tensor.tie_shape {names[i]} : {kind}{_braced(same)}"
-            names[i] = f"%in{i}.{number}"
+            yield f"{names[i]} = flow.tensor.tie_shape {names[i]}.b : {copied[names[i]]}{_braced(same)}"
     return names
 
 
@@ -219,17 +223,14 @@ def _braced(names: Iterable[str]) -> str:
     return f"{{{listed}}}" if listed else ""
 
 
-def _copied(result: str, number: int, shape: tuple[int | str, ...], dispatch: Dispatch) -> Iterator[str]:
-    """A copy of input `number` in the shape of a bucket, or in its own.
+def _padded(result: str, number: int, shape: tuple[int | str, ...], dispatch: Dispatch) -> Iterator[str]:
+    """A copy of input `number` in the shape of a bucket.
 
-    Its padding is in the input's range: the check of that looks at all elements.
+    Its padding is zeros, as `irongrad.padding` expects. Every range of indices has zero, so the check of that can look
+    at all elements.
     """
     spec, value = dispatch.entry.inputs[number], f"{dispatch.prefix}{number}"
     kind = mlir_type(shape, torch_dtype(spec.dtype))
-    if shape == spec.shape:
-        # Its own sizes: IREE takes what a clone says for the sizes of the input itself, and drops a guard on them.
-        yield f"{result} = flow.tensor.clone {value} : {kind}{_braced(dispatch.own_sizes(number).values())}"
-        return
     high = []
     for d, name in enumerate(spec.shape):
         high.append(f"{result}.{d}" if isinstance(name, str) else "0")
@@ -237,8 +238,7 @@ def _copied(result: str, number: int, shape: tuple[int | str, ...], dispatch: Di
             yield f"{result}.{d}.n = arith.constant {shape[d]} : index"
             yield f"{result}.{d} = arith.subi {result}.{d}.n, {dispatch.sizes[name]} : index"
     element = kind.removesuffix(">").rpartition("x")[2]
-    filler = 0 if spec.minimum is None or spec.minimum <= 0 <= (spec.maximum or 0) else spec.minimum
-    yield f"{result}.v = arith.constant {float(filler) if 'f' in element else filler} : {element}"
+    yield f"{result}.v = arith.constant {'0.0' if 'f' in element else '0'} : {element}"
     places = ", ".join(f"{result}.p{d}: index" for d in range(len(shape)))
     yield f"{result} = tensor.pad {value} low[{', '.join('0' for _ in shape)}] high[{', '.join(high)}] {{"
     yield f"^bb0({places}):"

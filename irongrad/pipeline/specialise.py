@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule
 
 from irongrad.buckets import Bucket
-from irongrad.padding.interpreter import interpret_padded
+from irongrad.padding.interpreter import interpret_padded, zeroed_in
 from irongrad.padding.padded import Padding
 from irongrad.padding.sizes import Sizes, in_dimensions, unit_of
 from irongrad.pipeline.any_size import interpret_any_size
@@ -84,12 +84,16 @@ def padded_interpreter(
 ) -> Interpret:
     """What interprets a graph at the sizes of `bucket` for inputs of `true` sizes, and adds to `needs`."""
 
-    def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def padding() -> Padding:
         units = {s for size in names.values() for s in size.free_symbols if unit_of(s) is not None}
-        padding = Padding(Sizes(bucket, dict(zip(bucket, true, strict=True)), units))
-        results = interpret_padded(graph, values, names, padding)
+        return Padding(Sizes(bucket, dict(zip(bucket, true, strict=True)), units))
+
+    def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        zeroed = zeroed_in(graph, values, names, padding())
+        run = padding()
+        results = interpret_padded(graph, values, names, run, zeroed)
         if needs is not None:
-            needs.update(map(in_dimensions, padding.needs))
+            needs.update(map(in_dimensions, run.needs))
         return results
 
     return interpret

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import hypothesis
@@ -14,12 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
+from irongrad.padding.interpreter import PaddedInterpreter, zeroed_in
+from irongrad.padding.layout import Layout
+from irongrad.padding.padded import Padded, Padding
+from irongrad.padding.sizes import Sizes
 from irongrad.pipeline.capture import CapturedStep, StepModule, capture, export
 from irongrad.pipeline.differentiate import Programs, joint_program, programs
 from irongrad.pipeline.graphs import Value
-from irongrad.pipeline.specialise import Program, padded_interpreter, padded_shape
+from irongrad.pipeline.specialise import Program, padded_shape, specialise
 from irongrad.pipeline.state_names import StateNames
 from irongrad.random import Draws
 from irongrad.step import TrainStep, call_of
@@ -47,10 +52,37 @@ def case(model: nn.Module, loss: Any, dynamic: Mapping[str, Mapping[int, str]], 
     return Case(step, programs(capture(step)))
 
 
-def poisoned(tensor: Tensor, shape: list[int]) -> Tensor:
-    """`tensor` padded with what must not be read."""
-    poison: Any = float("nan") if tensor.is_floating_point() else (True if tensor.dtype == torch.bool else POISON)
-    result = torch.full(shape, poison, dtype=tensor.dtype)
+class Poisoning(PaddedInterpreter):
+    """Writes into the padding of every value what must not be read, or makes sure of the zeros that it is said to have.
+
+    Arguments are poisoned too, though entry points pad them with zeros.
+    """
+
+    def _given(self, value: Tensor, layout: Layout) -> Padded:
+        return replace(super()._given(value, layout), zero=False)
+
+    def _finished(self, result: Padded | None, number: int) -> Padded | Tensor | None:
+        made = super()._finished(result, number)
+        if not isinstance(made, Padded):
+            return made
+        solid = [d for d in made.padded() if not any(a.uniform for a in made.layout[d])]
+        valid = self._padding.valid(made, solid) if solid else torch.tensor(True)
+        if made.zero:
+            assert not torch.where(valid, torch.zeros_like(made.tensor), made.tensor).any(), self.node.format_node()
+            return made
+        return replace(made, tensor=torch.where(valid, made.tensor, poison_of(made.tensor.dtype)))
+
+
+def poison_of(dtype: torch.dtype) -> Tensor:
+    """What must not be read."""
+    if dtype.is_floating_point:
+        return torch.full((), float("nan"), dtype=dtype)
+    return torch.full((), True if dtype == torch.bool else min(POISON, torch.iinfo(dtype).max), dtype=dtype)
+
+
+def padded_with(filler: Tensor, tensor: Tensor, shape: list[int]) -> Tensor:
+    """`tensor` padded with `filler`."""
+    result = filler.expand(shape).clone()
     result[tuple(slice(0, s) for s in tensor.shape)] = tensor
     return result
 
@@ -86,9 +118,20 @@ def _padded(
         if value.kind != "input":
             return case.programs.state[value.name].initial
         tensor = inputs[value.name]
-        return poisoned(tensor, padded_shape(tensor.shape, case.step.dynamic.get(value.name, {}), bucket))
+        return padded_with(
+            poison_of(tensor.dtype), tensor, padded_shape(tensor.shape, case.step.dynamic.get(value.name, {}), bucket)
+        )
 
-    interpret = padded_interpreter(program.names, bucket, [torch.tensor(true[n]) for n in bucket])
+    def padding() -> Padding:
+        return Padding(Sizes(bucket, {n: torch.tensor(true[n]) for n in bucket}))
+
+    def interpret(graph: GraphModule, values: Sequence[Tensor]) -> Sequence[Tensor]:
+        zeroed = zeroed_in(graph, values, program.names, padding())
+        results: Sequence[Tensor] = Poisoning(graph, program.names, padding(), zeroed).run(
+            *values, enable_io_processing=False
+        )
+        return results
+
     with torch.no_grad(), Draws(3, 5):
         outputs = program.run(interpret, *(argument(a) for a in program.arguments))
     return dict(zip(program.results, outputs, strict=True))
@@ -208,6 +251,17 @@ def _holds(function: Callable[..., Any], sizes: str, *others: tuple[str, int]) -
 def holds() -> Callable[..., None]:
     """Checks, at random sizes, that a function (with the other arguments of `function_case`) is padded exactly."""
     return _holds
+
+
+@pytest.fixture
+def joint_graph() -> Callable[..., GraphModule]:
+    """The graph of forward and backward in a bucket, as it is compiled, of the arguments of `function_case`."""
+
+    def traced(function: Callable[..., Any], sizes: str, *others: tuple[str, int]) -> GraphModule:
+        made = function_case(function, sizes, *others)
+        return specialise(made.programs.joint, made.step.bucket_list[0])[0].graph
+
+    return traced
 
 
 @pytest.fixture

@@ -163,3 +163,50 @@ def test_sizes_that_no_bucket_holds_change_nothing(session: Session, batch: dict
         session.train_step(x=np.zeros((2, 4), np.int64), y=np.full((2, 4), 3))
     for name, value in session.state().items():
         np.testing.assert_array_equal(value, before[name])
+
+
+class _Counting(nn.Module):
+    """A convolution of what an argument becomes by adding to some of its elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv1d(3, 2, 3, padding=1)
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        return self.layer(x.scatter_add(2, places, torch.full_like(x, 0.5)))
+
+
+def _images(b: int, t: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(100 * b + t)
+    places = torch.randint(0, 4, (b, 3, t), generator=generator)
+    x, y = (torch.randn(b, c, t, generator=generator) for c in (3, 2))
+    return {"x": x, "places": places, "y": y}
+
+
+def test_inputs_of_a_buckets_own_size_stay_as_they_are(tmp_path: Path):
+    torch.manual_seed(0)
+    model, examples = _Counting(), _images(3, 5)
+    reference = copy.deepcopy(model).double()
+    dynamic = {n: {0: "B", 2: "T"} for n in examples}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(
+        model,
+        F.mse_loss,
+        optimizer,
+        examples,
+        model_inputs=["x", "places"],
+        dynamic=dynamic,
+        buckets=[{"B": 4, "T": 8}],
+    )
+    session = ig.compile(step, tmp_path / "counting", entry_points=["train_step"]).load()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for b, t in [(4, 8), (3, 5), (4, 8)]:
+        batch = _images(b, t)
+        given = {n: session.to_device(v.numpy()) for n, v in batch.items()}
+        optimizer.zero_grad()
+        loss = F.mse_loss(reference(batch["x"].double(), batch["places"]), batch["y"].double())
+        loss.backward()
+        optimizer.step()
+        np.testing.assert_allclose(session.train_step(**given), loss.item(), rtol=2e-6)
+        for name, value in given.items():
+            np.testing.assert_array_equal(np.asarray(value), batch[name].numpy())

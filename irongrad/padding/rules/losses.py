@@ -26,19 +26,18 @@ def _align(call: Call) -> None:
 
 @rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _nll(call: Call) -> list[Padded]:
-    """Padding has the class that is ignored."""
+    """Padding has the class that is ignored, whose scores are not read."""
     _align(call)
     target = call["target"]
-    filled = call.padding.fill(target, call["ignore_index"])
-    loss, weight = call.run(self=call.padding.fill(call["self"], 0), target=filled)
+    loss, weight = call.run(target=call.padding.fill(target, call["ignore_index"]))
     return [Padded(loss, tuple(map(solid, target.layout)) if loss.ndim else ()), Padded(weight, ())]
 
 
 @rule(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def _nll_backward(call: Call) -> Padded:
     _align(call)
-    filled = call.padding.fill(call["target"], call["ignore_index"])
-    return Padded(call.run(**call.zeros("self", "grad_output"), target=filled), tuple(map(solid, call["self"].layout)))
+    gradient = call.run(target=call.padding.fill(call["target"], call["ignore_index"]))
+    return Padded(gradient, tuple(map(solid, call["self"].layout)), zero=True)
 
 
 _OPERANDS = ("self", "target", "weight", "pos_weight")

@@ -15,8 +15,8 @@ def _contracted(call: Call, a: str, b: str) -> dict[str, object]:
     if same is None:
         same = solid(x.layout[-1])
         y = call.padding.aligned(y, inner, same)
-    x = Padded(x.tensor, (*x.layout[:-1], same))
-    y = Padded(y.tensor, (*y.layout[:inner], same, *y.layout[inner + 1 :]))
+    x = x.named((*x.layout[:-1], same))
+    y = y.named((*y.layout[:inner], same, *y.layout[inner + 1 :]))
     return {a: call.padding.fill(x, 0, -1), b: call.padding.fill(y, 0, inner)}
 
 

@@ -11,12 +11,12 @@ from irongrad.padding.registry import Call, aten, rule
 
 @rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten._reshape_alias.default)
 def _view(call: Call) -> Padded:
-    value = call["self"]
+    value: Padded = call["self"]
     sizes = call.made[0] or ()
     layout = reshaped(value.layout, sizes)
     if layout is None:
         return _gathered(call, value, layout_of(sizes))
-    return Padded(value.tensor.reshape([call.padding.sizes.bucket(s) for s in sizes]), layout)
+    return value.view(value.tensor.reshape([call.padding.sizes.bucket(s) for s in sizes]), layout)
 
 
 def _gathered(call: Call, value: Padded, layout: Layout) -> Padded:
@@ -28,44 +28,46 @@ def _gathered(call: Call, value: Padded, layout: Layout) -> Padded:
 
 @rule(aten.permute.default)
 def _permute(call: Call) -> Padded:
-    value = call["self"]
-    return Padded(call.run(), tuple(value.layout[d] for d in value.dims(call["dims"]))) if value.ndim else value
+    value: Padded = call["self"]
+    return value.view(call.run(), tuple(value.layout[d] for d in value.dims(call["dims"]))) if value.ndim else value
 
 
 @rule(aten.transpose.int)
 def _transpose(call: Call) -> Padded:
-    value = call["self"]
+    value: Padded = call["self"]
     order = list(range(value.ndim))
     a, b = value.dims([call["dim0"], call["dim1"]])
     order[a], order[b] = b, a
-    return Padded(call.run(), tuple(value.layout[d] for d in order))
+    return value.view(call.run(), tuple(value.layout[d] for d in order))
 
 
 @rule(aten.t.default, aten.numpy_T.default)
 def _t(call: Call) -> Padded:
-    return Padded(call.run(), tuple(reversed(call["self"].layout)))
+    value: Padded = call["self"]
+    return value.view(call.run(), tuple(reversed(value.layout)))
 
 
 @rule(aten.unsqueeze.default)
 def _unsqueeze(call: Call) -> Padded:
-    layout = list(call["self"].layout)
+    value: Padded = call["self"]
+    layout = list(value.layout)
     layout.insert(call["dim"] % (len(layout) + 1), dim_of(1))
-    return Padded(call.run(), tuple(layout))
+    return value.view(call.run(), tuple(layout))
 
 
 @rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def _squeeze(call: Call) -> Padded:
     """A dimension of named size stays also in a bucket where it is 1, as the graph is the same for every size."""
-    value = call["self"]
+    value: Padded = call["self"]
     dims = value.dims(call.arguments.get("dim"))
     kept = [d for d, dim in enumerate(value.layout) if d not in dims or dim != dim_of(1)]
     layout = tuple(value.layout[d] for d in kept)
-    return Padded(value.tensor.reshape([value.tensor.shape[d] for d in kept]), layout)
+    return value.view(value.tensor.reshape([value.tensor.shape[d] for d in kept]), layout)
 
 
 @rule(aten.expand.default)
 def _expand(call: Call) -> Padded:
-    value = call["self"]
+    value: Padded = call["self"]
     return Padded(call.run(), _expanded(value.layout, call.made[0] or ()))
 
 
