@@ -84,19 +84,21 @@ def padded_interpreter(
 ) -> Interpret:
     """What interprets a graph at the sizes of `bucket` for inputs of `true` sizes, and adds to `needs`."""
 
-    def padding() -> Padding:
-        units = {s for size in names.values() for s in size.free_symbols if unit_of(s) is not None}
-        return Padding(Sizes(bucket, dict(zip(bucket, true, strict=True)), units))
-
     def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        zeroed = zeroed_in(graph, values, names, padding())
-        run = padding()
-        results = interpret_padded(graph, values, names, run, zeroed)
+        zeroed = zeroed_in(graph, values, names, padding_in(names, bucket, true))
+        padding = padding_in(names, bucket, true)
+        results = interpret_padded(graph, values, names, padding, zeroed)
         if needs is not None:
-            needs.update(map(in_dimensions, run.needs))
+            needs.update(map(in_dimensions, padding.needs))
         return results
 
     return interpret
+
+
+def padding_in(names: Names, bucket: Bucket, true: Sequence[torch.Tensor]) -> Padding:
+    """What is padding at the sizes of `bucket` for inputs of `true` sizes, in the order of `bucket`."""
+    units = {s for size in names.values() for s in size.free_symbols if unit_of(s) is not None}
+    return Padding(Sizes(bucket, dict(zip(bucket, true, strict=True)), units))
 
 
 def examples_in(program: Program, bucket: Bucket) -> list[torch.Tensor]:

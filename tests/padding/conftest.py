@@ -20,11 +20,10 @@ from torch.utils._pytree import tree_leaves
 from irongrad.padding.interpreter import PaddedInterpreter, zeroed_in
 from irongrad.padding.layout import Layout
 from irongrad.padding.padded import Padded, Padding
-from irongrad.padding.sizes import Sizes
 from irongrad.pipeline.capture import CapturedStep, StepModule, capture, export
 from irongrad.pipeline.differentiate import Programs, joint_program, programs
 from irongrad.pipeline.graphs import Value
-from irongrad.pipeline.specialise import Program, padded_shape, specialise
+from irongrad.pipeline.specialise import Program, padded_shape, padding_in, specialise
 from irongrad.pipeline.state_names import StateNames
 from irongrad.random import Draws
 from irongrad.step import TrainStep, call_of
@@ -123,7 +122,7 @@ def _padded(
         )
 
     def padding() -> Padding:
-        return Padding(Sizes(bucket, {n: torch.tensor(true[n]) for n in bucket}))
+        return padding_in(program.names, bucket, [torch.tensor(true[n]) for n in bucket])
 
     def interpret(graph: GraphModule, values: Sequence[Tensor]) -> Sequence[Tensor]:
         zeroed = zeroed_in(graph, values, program.names, padding())
