@@ -189,10 +189,13 @@ class Tracer:
                 self._refuse(_REFUSED[event])
 
     def _opened(self, path: object, mode: object, flags: int, *, by_import: bool) -> None:
-        if isinstance(path, int) or (by_import and flags & _WRITES):
+        if by_import and flags & _WRITES:
             return
-        name = os.fsdecode(path)  # type: ignore[arg-type]
-        if self._users and flags & _WRITES and name != os.devnull:
+        name = _name_of(path) if isinstance(path, int) else os.fsdecode(path)  # type: ignore[arg-type]
+        if name is None:
+            if self._users:
+                self._refuse("reads what is no file")
+        elif self._users and flags & _WRITES and name != os.devnull:
             self._refuse(f"writes {name}")
         elif self._users and mode is None and not os.path.isabs(name):
             self._refuse(f"opens {name} relative to a directory")  # which os.open does not tell
@@ -351,6 +354,17 @@ def _package(file: str) -> str:
         if file.startswith(root):
             return file.removeprefix(root).partition(os.sep)[0]
     return "" if file.startswith(own) else file
+
+
+def _name_of(number: int) -> str | None:
+    """The file that is open under a number, perhaps by code that is not Python; None for a pipe, or where none can say.
+
+    Linux's proc(5) has it.
+    """
+    with suppress(OSError):
+        name = os.readlink(f"/proc/self/fd/{number}")
+        return name if name.startswith(os.sep) else None
+    return None
 
 
 def _caller() -> str:

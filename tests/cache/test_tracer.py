@@ -107,6 +107,26 @@ def test_files_that_other_code_than_python_opens_are_noted(tracer, tmp_path):
     assert not tracer.trace().holds()
 
 
+def test_a_file_that_other_code_opened_for_python_is_noted(tracer, tmp_path):
+    """As onnx does for the weights beside a model."""
+    (tmp_path / "weights").write_bytes(b"1")
+    with tracer._unheard():
+        number = os.open(tmp_path / "weights", os.O_RDONLY)
+    assert answers(tracer, Question.CONTENT, tmp_path / "weights") is None
+    with tracer.users_code(), os.fdopen(number, "rb") as file:
+        assert file.read() == b"1"
+    assert answers(tracer, Question.CONTENT, tmp_path / "weights") is not None
+    assert tracer.refusal == ""
+
+
+def test_what_another_process_writes_is_refused(tracer):
+    end, other = os.pipe()
+    os.close(other)
+    with tracer.users_code(), os.fdopen(end) as file:
+        file.read()
+    assert tracer.refusal == "reads what is no file"
+
+
 def test_storage_mapped_by_pytorch_is_noted(tracer, tmp_path):
     (tmp_path / "raw").write_bytes(bytes(16))
     with tracer.users_code():
