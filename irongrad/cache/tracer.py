@@ -13,9 +13,7 @@ import importlib.metadata
 import importlib.util
 import linecache
 import os
-import site
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,10 +22,11 @@ from functools import cache, reduce, wraps
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import irongrad
+from irongrad.cache.callers import IMPORTLIB, asker, is_importing_a_package, is_installed, package
 from irongrad.cache.machine import CPUINFO
 from irongrad.cache.observations import ANSWERS, SPECIAL, Question, importable, names_in
 from irongrad.cache.recordings import Search, Trace
@@ -77,7 +76,6 @@ _KNOWN = frozenset(
 # The one part of them that does: SciPy's reader of Matrix Market files, imported by its first call.
 _UNKNOWN_MODULES = ("scipy.io._fast_matrix_market._fmm_core",)
 
-_IMPORTLIB = "<frozen importlib._bootstrap_external>"
 _OWN = str(Path(irongrad.__file__).parent) + os.sep
 
 
@@ -160,7 +158,7 @@ class Tracer:
     def _search(self, directory: str, name: str) -> None:
         if directory in self._searched:
             self._searched[directory].names.add(name)
-        elif _is_installed(directory + os.sep):
+        elif is_installed(directory + os.sep):
             self._ask(Question.INSTALLED, directory)
         elif os.path.isfile(directory):  # an archive of modules
             self._ask(Question.CONTENT, directory)
@@ -169,8 +167,8 @@ class Tracer:
 
     def _loaded(self, module: str, file: str) -> None:
         self._read(file)
-        if file.endswith(tuple(EXTENSION_SUFFIXES)) and (package := _package(file)) not in self._known:
-            self._refuse(f"imports {package}, whose own code may read files")
+        if file.endswith(tuple(EXTENSION_SUFFIXES)) and (name := package(file)) not in self._known:
+            self._refuse(f"imports {name}, whose own code may read files")
         if module in _UNKNOWN_MODULES:
             self._refuse(f"uses {module}")
 
@@ -180,8 +178,8 @@ class Tracer:
             return
         with self._unheard():
             if event == "open":
-                self._opened(*arguments, by_import=caller == _IMPORTLIB)
-            elif caller == _IMPORTLIB:
+                self._opened(*arguments, by_import=caller == IMPORTLIB)
+            elif caller == IMPORTLIB:
                 pass  # `searched` knows, and Python writes what it compiled
             elif event in _LISTED:
                 self._list(arguments[0], caller)
@@ -189,10 +187,13 @@ class Tracer:
                 self._refuse(_REFUSED[event])
 
     def _opened(self, path: object, mode: object, flags: int, *, by_import: bool) -> None:
-        if isinstance(path, int) or (by_import and flags & _WRITES):
+        if by_import and flags & _WRITES:
             return
-        name = os.fsdecode(path)  # type: ignore[arg-type]
-        if self._users and flags & _WRITES and name != os.devnull:
+        name = _name_of(path) if isinstance(path, int) else os.fsdecode(path)  # type: ignore[arg-type]
+        if name is None:
+            if self._users:
+                self._refuse("reads what is no file")
+        elif self._users and flags & _WRITES and name != os.devnull:
             self._refuse(f"writes {name}")
         elif self._users and mode is None and not os.path.isabs(name):
             self._refuse(f"opens {name} relative to a directory")  # which os.open does not tell
@@ -206,14 +207,14 @@ class Tracer:
         path = os.path.abspath(os.fsdecode(directory or os.curdir))  # type: ignore[arg-type]
         if caller == importlib.metadata.__file__:
             self._search(path, "")
-        elif not _asker().startswith(_OWN) and self._matters(path):
+        elif not asker().startswith(_OWN) and self._matters(path):
             self._ask(Question.LISTING, path)
 
     def _read(self, name: str) -> None:
         path = self._source(os.path.abspath(name))
         if not self._matters(path):
             return
-        if _is_installed(path):
+        if is_installed(path):
             self._ask(Question.INSTALLED, path)
         elif self._ask(Question.CONTENT, path) == SPECIAL and path != os.devnull:
             self._refuse(f"reads {path}")
@@ -224,7 +225,7 @@ class Tracer:
             return path
         with suppress(ValueError, OSError):
             source = importlib.util.source_from_cache(path)
-            if not _is_installed(path) and os.stat(path).st_mtime_ns < os.stat(source).st_mtime_ns:
+            if not is_installed(path) and os.stat(path).st_mtime_ns < os.stat(source).st_mtime_ns:
                 self._refuse(f"imports {source}, which is newer than its bytecode")
             return source
         return path
@@ -255,7 +256,7 @@ class Tracer:
             self._refuse("looks for a file in a directory that it has open")
         path = os.path.abspath(name)
         if self._matters(path):  # IronGrad looks for what there is, and does not care how new
-            self._ask(Question.KIND if _asker().startswith(_OWN) else Question.STATUS, path)
+            self._ask(Question.KIND if asker().startswith(_OWN) else Question.STATUS, path)
 
     def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -282,7 +283,7 @@ class Tracer:
         return answers[path]
 
     def _refuse(self, reason: str) -> None:
-        if not self.refusal and not _is_importing_a_package():
+        if not self.refusal and not is_importing_a_package():
             self.refusal = reason
 
     def _is_asking(self) -> bool:
@@ -331,61 +332,20 @@ class _Finder:
         return None
 
 
-@cache
-def _roots() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Where Python's own modules are, and where installed packages."""
-    own = {sysconfig.get_path(n) + os.sep for n in ("stdlib", "platstdlib")}
-    packages = {sysconfig.get_path(n) for n in ("purelib", "platlib")} | {*site.getsitepackages()}
-    return tuple(own), tuple(p + os.sep for p in packages | {site.getusersitepackages()})
+def _name_of(number: int) -> str | None:
+    """The file that is open under a number, perhaps by code that is not Python; None for a pipe, or where none can say.
 
-
-def _is_installed(path: str) -> bool:
-    own, packages = _roots()
-    return path.startswith(own) or path.startswith(packages)
-
-
-def _package(file: str) -> str:
-    """The directory of installed packages that an extension module is in; its file, elsewhere."""
-    own, packages = _roots()
-    for root in packages:
-        if file.startswith(root):
-            return file.removeprefix(root).partition(os.sep)[0]
-    return "" if file.startswith(own) else file
+    Linux's proc(5) has it.
+    """
+    with suppress(OSError):
+        name = os.readlink(f"/proc/self/fd/{number}")
+        return name if name.startswith(os.sep) else None
+    return None
 
 
 def _caller() -> str:
     """The file of what called the function that calls this one."""
     return sys._getframe(2).f_code.co_filename
-
-
-def _files_of_callers() -> Iterator[str]:
-    """The files of the code that is running, the innermost first, without this one."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename != __file__:
-            yield frame.f_code.co_filename
-        frame = frame.f_back
-
-
-def _asker() -> str:
-    """The file of the code for which Python's own modules do something."""
-    own, packages = _roots()
-    return next((f for f in _files_of_callers() if f.startswith(packages) or not f.startswith((*own, "<frozen"))), "")
-
-
-def _is_importing_a_package() -> bool:
-    """Whether what happens is part of the import of an installed package: it looks at the machine, or draws examples.
-
-    What it makes of that is its own affair; the step's code is what runs outside of it.
-    """
-    its_code = False
-    for file in _files_of_callers():
-        if file == _IMPORTLIB and its_code:
-            return True
-        its_code = its_code or _is_installed(file)
-        if not _is_installed(file) and not file.startswith("<frozen"):
-            return False
-    return False
 
 
 def _places(module: str, path: str) -> list[tuple[Any, str]]:

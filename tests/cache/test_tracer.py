@@ -19,6 +19,7 @@ import pytest
 import safetensors.numpy
 import torch
 
+from irongrad.cache import callers
 from irongrad.cache import tracer as module
 from irongrad.cache.observations import Question
 from irongrad.cache.tracer import Tracer
@@ -86,7 +87,7 @@ def test_what_the_compiler_does_besides_is_not(tracer, tmp_path):
 
 def test_what_an_installed_package_does_while_it_is_imported_is_its_own_affair(tracer, tmp_path, monkeypatch):
     (tmp_path / "drawing.py").write_text("import os\nos.urandom(1)\ndef draw():\n    return os.urandom(1)\n")
-    monkeypatch.setattr(module, "_roots", lambda: ((), (f"{tmp_path}/",)))
+    monkeypatch.setattr(callers, "_roots", lambda: ((), (f"{tmp_path}/",)))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "drawing", raising=False)
     with tracer.users_code():
@@ -105,6 +106,26 @@ def test_files_that_other_code_than_python_opens_are_noted(tracer, tmp_path):
     assert tracer.trace().holds()
     file.write_bytes(file.read_bytes() + b"x")
     assert not tracer.trace().holds()
+
+
+def test_a_file_that_other_code_opened_for_python_is_noted(tracer, tmp_path):
+    """As onnx does for the weights beside a model."""
+    (tmp_path / "weights").write_bytes(b"1")
+    with tracer._unheard():
+        number = os.open(tmp_path / "weights", os.O_RDONLY)
+    assert answers(tracer, Question.CONTENT, tmp_path / "weights") is None
+    with tracer.users_code(), os.fdopen(number, "rb") as file:
+        assert file.read() == b"1"
+    assert answers(tracer, Question.CONTENT, tmp_path / "weights") is not None
+    assert tracer.refusal == ""
+
+
+def test_what_another_process_writes_is_refused(tracer):
+    end, other = os.pipe()
+    os.close(other)
+    with tracer.users_code(), os.fdopen(end) as file:
+        file.read()
+    assert tracer.refusal == "reads what is no file"
 
 
 def test_storage_mapped_by_pytorch_is_noted(tracer, tmp_path):
@@ -155,19 +176,19 @@ def test_a_change_while_it_is_compiled_is_refused(tracer, tmp_path):
     assert tracer.refusal
 
 
-def test_native_code_of_unknown_packages_is_refused(tracer, monkeypatch, tmp_path):
-    found = type(sys)("foreign")
-    found.__file__ = str(tmp_path / f"foreign{importlib.machinery.EXTENSION_SUFFIXES[0]}")
-    monkeypatch.setattr(sys, "modules", {"torch._C": torch._C, "sys": sys, "foreign": found})
-    assert tracer.finish() is None
+def test_native_code_of_unknown_packages_is_refused(tracer, tmp_path):
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    tracer._loaded("torch._C", torch._C.__file__)
+    tracer._loaded("_json", _json.__file__)
+    assert tracer.refusal == ""
+    tracer._loaded("foreign", str(tmp_path / f"foreign{suffix}"))
     assert "whose own code may read files" in tracer.refusal
 
 
-def test_known_native_code_is_none(monkeypatch):
+def test_a_command_may_know_more_packages(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "package", lambda file: "mine")
     tracer = Tracer(known=["mine"])
-    monkeypatch.setattr(module, "_package", lambda file: "mine" if "torch" in file else "")
-    monkeypatch.setattr(sys, "modules", {"torch._C": torch._C, "sys": sys, "_json": _json})
-    tracer.finish()
+    tracer._loaded("mine.code", str(tmp_path / f"code{importlib.machinery.EXTENSION_SUFFIXES[0]}"))
     assert tracer.refusal == ""
 
 
