@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 from torch import nn
 from torch._functorch._aot_autograd.descriptors import (
@@ -230,7 +231,8 @@ def _check_buckets(made: Programs, buckets: Sequence[Bucket]) -> None:
     Raises:
         CaptureError: there is one.
     """
-    for condition in relations_of(made.joint.derived):
+    equal = [c for c in _conditions(made) if isinstance(c, sympy.Eq) and len(c.free_symbols) > 1]
+    for condition in (*relations_of(made.joint.derived), *equal):
         for bucket in buckets:
             if not holds(condition, bucket):
                 raise CaptureError(

@@ -56,8 +56,8 @@ def names_of(inputs: Sequence[torch.Tensor], dynamic: Sequence[Mapping[int, str]
         multiple, one = size.as_coeff_Mul()
         if not one.is_Symbol:
             raise CaptureError(
-                f"dimension {name!r} has to be {size} for this model, which is no multiple of a number, nor a sum of "
-                "other dimensions. Pad it in the data, or leave it out of dynamic"
+                f"dimension {name!r} has to be {size} for this model, which is neither a multiple of a number nor made "
+                "of other dimensions. Pad it in the data, or leave it out of dynamic"
             )
         names[one] = unit(name, int(multiple))
     return names
@@ -91,7 +91,7 @@ def multiples_of(program: ExportedProgram, names: Names, example: Mapping[str, i
     asked = [g for g in guards if getattr(g, "free_symbols", ()) and not is_of_broadcasting(g)]
     found: dict[str, int] = {}
     for name, size in example.items():
-        mine = [c for c in asked if symbol(name) in c.free_symbols]
+        mine = [c for c in asked if symbol(name) in c.free_symbols and _is_of_one(c, name, example)]
         if all(holds(c, {**example, name: n}) for c in mine for n in (size + 1, size + 2)):
             continue
         taken = [n for n in range(1, 2 * size + 1) if all(holds(c, {**example, name: n}) for c in mine)]
@@ -100,6 +100,15 @@ def multiples_of(program: ExportedProgram, names: Names, example: Mapping[str, i
         if (multiple := math.gcd(*taken)) > 1:
             found[name] = multiple
     return found
+
+
+def _is_of_one(condition: Any, name: str, example: Mapping[str, int]) -> bool:
+    """Whether a condition is one on the dimension `name` alone, the others being in it or not."""
+    others = [{n: size + more for n, size in example.items()} for more in (0, 1, 4)]
+    tried = [
+        {holds(condition, {**sizes, name: n}) for sizes in others} for n in range(example[name], example[name] + 3)
+    ]
+    return all(len(outcomes) == 1 for outcomes in tried)
 
 
 def _sizes(inputs: Sequence[torch.Tensor], dynamic: Sequence[Mapping[int, str]]) -> Iterator[tuple[str, sympy.Expr]]:

@@ -56,10 +56,11 @@ def traced(
 ) -> GraphModule:
     """As `retrace`, with the decompositions in `table`."""
     environment = ShapeEnv(duck_shape=False)
-    symbols = Symbols(environment, derived)
+    names = dims or [{}] * len(examples)
+    sizes = {name: int(e.shape[d]) for e, named in zip(examples, names, strict=True) for d, name in named.items()}
+    symbols = Symbols(environment, sizes, derived or {})
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment)
     with mode:
-        names = dims or [{}] * len(examples)
         fakes = [symbols.empty_like(e, d) for e, d in zip(examples, names, strict=True)]
     # PyTorch 2.13 has the shapes of some operators for symbolic sizes in Python alone (constant_pad_nd).
     dispatcher = enable_python_dispatcher() if any(dims) else nullcontext()

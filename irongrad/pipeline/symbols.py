@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from irongrad.padding.sizes import symbol
+from irongrad.padding.sizes import symbol, unit, unit_of
 
 # Names of dimensions by position.
 Dims = Mapping[int, str]
@@ -24,34 +24,40 @@ class Symbols:
 
     Args:
         environment: where they are kept.
+        examples: a size of each dimension.
         derived: sizes that are expressions of others, and of units (`irongrad.padding.sizes.unit`).
     """
 
-    def __init__(self, environment: ShapeEnv, derived: Derived | None = None) -> None:
+    def __init__(self, environment: ShapeEnv, examples: Mapping[str, int], derived: Derived) -> None:
         self._environment = environment
-        self._derived = derived or {}
+        self._examples = dict(examples)
+        for found in filter(None, (unit_of(s) for size in derived.values() for s in size.free_symbols)):
+            name, multiple = found
+            if name in examples:
+                self._examples[unit(name, multiple).name] = examples[name] // multiple
+        known = self._examples.keys()
+        self._derived = {n: size for n, size in derived.items() if {s.name for s in size.free_symbols} <= known}
         self._sizes: dict[str, torch.SymInt] = {}
 
     def empty_like(self, example: torch.Tensor, dims: Dims) -> torch.Tensor:
         """A contiguous tensor of the example's shape, but for its named dimensions."""
-        shape = [self._of(dims[d], size) if d in dims else size for d, size in enumerate(example.shape)]
+        shape = [self._of(dims[d]) if d in dims else size for d, size in enumerate(example.shape)]
         return torch.empty(shape, dtype=example.dtype)
 
-    def _of(self, name: str, example: int) -> torch.SymInt:
-        if name in self._derived and name not in self._sizes:
-            size = self._derived[name]
-            (own,) = size.free_symbols
-            one = (example - size.xreplace({own: sympy.Integer(0)})) / size.coeff(own)  # it is linear
-            made = sympy_interp(PythonReferenceAnalysis, {own: self._of(own.name, int(one))}, size)
+    def _of(self, name: str) -> torch.SymInt:
+        if name not in self._sizes:
+            made = self._made_of_others(self._derived[name]) if name in self._derived else self._new(name)
             assert isinstance(made, torch.SymInt)
             self._sizes[name] = made
-        if name not in self._sizes:
-            source = ConstantSource(name)
-            made = self._environment.create_symbol(example, source, dynamic_dim=DimDynamic.DYNAMIC)
-            size = self._environment.create_symintnode(made, hint=example, source=source)
-            assert isinstance(size, torch.SymInt)
-            self._sizes[name] = size
         return self._sizes[name]
+
+    def _made_of_others(self, size: sympy.Expr) -> object:
+        return sympy_interp(PythonReferenceAnalysis, {s: self._of(s.name) for s in size.free_symbols}, size)
+
+    def _new(self, name: str) -> object:
+        source, example = ConstantSource(name), self._examples[name]
+        made = self._environment.create_symbol(example, source, dynamic_dim=DimDynamic.DYNAMIC)
+        return self._environment.create_symintnode(made, hint=example, source=source)
 
 
 def environment_of(values: Sequence[torch.Tensor]) -> ShapeEnv | None:

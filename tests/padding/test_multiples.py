@@ -71,6 +71,41 @@ def test_a_dimension_twice_another_is_padded_exactly(step_holds: Callable[..., N
     step_holds(_Pairs(), nn.functional.mse_loss, names, [_pairs(b) for b in (4, 3, 1)])
 
 
+class _Halved(nn.Module):
+    """Every other place, seen from its neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv1d(6, 6, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.mT).mT
+
+
+def _halves(b: int, t: int) -> dict[str, Tensor]:
+    return {**_inputs(b, t), "y": _inputs(b, (t + 1) // 2)["x"]}
+
+
+HALVED = {"x": {0: "B", 1: "T"}, "y": {0: "B", 1: "H"}}
+
+
+def test_a_dimension_half_another_is_padded_exactly(step_holds: Callable[..., None]):
+    step_holds(_Halved(), nn.functional.mse_loss, HALVED, [_halves(*size) for size in [(3, 8), (2, 7), (3, 3)]])
+
+
+@pytest.mark.parametrize(("half", "fits"), [(4, True), (5, False)])
+def test_half_a_dimension_is_checked_in_a_call_and_in_a_bucket(half: int, fits: bool):
+    buckets = {"B": [4], "T": [8], "H": [half]}
+    step = _step(_Halved(), nn.functional.mse_loss, _halves(3, 7), dynamic=HALVED, buckets=buckets)
+    if not fits:
+        with pytest.raises(CaptureError, match=r"needs Eq\(H, .*, and the bucket .* or a list of combinations"):
+            differentiate(capture(step))
+        return
+    limits = differentiate(capture(step)).bucket_limits
+    taken = [(t, h) for t in range(4, 9) for h in range(1, 6) if limits.allow({"B": 2, "T": t, "H": h})]
+    assert taken == [(t, (t + 1) // 2) for t in range(4, 9)]
+
+
 def _step(model: nn.Module, loss: Any, inputs: dict[str, Tensor], **options: Any) -> TrainStep:
     torch.manual_seed(0)
     return TrainStep(model.double(), loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs, **options)
