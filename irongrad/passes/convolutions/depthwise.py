@@ -7,7 +7,7 @@ from functools import reduce
 import torch
 
 from irongrad.passes.convolutions.problem import Window
-from irongrad.passes.convolutions.products import Tap, met, scattered
+from irongrad.passes.convolutions.products import Tap, met, scattered, surrounded
 
 
 def depthwise(x: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
@@ -18,7 +18,7 @@ def depthwise(x: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Te
 
 def depthwise_input_gradient(grad: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
     """The gradient [N, C, H, W] of the input."""
-    last = grad.permute(0, 2, 3, 1)
+    last = surrounded(grad.permute(0, 2, 3, 1), window)
     return scattered(lambda tap: last * _place(weight, tap), window)
 
 

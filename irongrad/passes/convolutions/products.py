@@ -25,7 +25,7 @@ def gathered_product(x: torch.Tensor, weight: torch.Tensor, window: Window) -> t
     Where its sums were too long for their rounding, there is one for each row of the kernel.
     """
     parts, places = met(x, window), _places(weight, window)
-    rows = [[parts[i, j].flatten(0, 2) for j in window.taps_along(1)] for i in window.taps_along(0)]
+    rows = [[parts[i, j] for j in window.taps_along(1)] for i in window.taps_along(0)]
     if len(parts) * x.shape[1] <= LONGEST_PRODUCT:
         result = _joined([part for row in rows for part in row]) @ places.flatten(1).t()
     else:
@@ -35,52 +35,72 @@ def gathered_product(x: torch.Tensor, weight: torch.Tensor, window: Window) -> t
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+    """What places meet, [positions, places * C]; joined as images, for then IREE 3.13.0 copies each part once."""
+    return (torch.cat(parts, 3) if len(parts) > 1 else parts[0]).flatten(0, 2)
 
 
 def scattered_product(grad: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
     """The gradient [N, C, H, W] of the input: one product for all places, and a sum over where they go."""
     places = _places(weight, window)
     product = grad.permute(0, 2, 3, 1).flatten(0, 2) @ places.flatten(1)
-    by_place = product.unflatten(1, places.shape[1:]).unflatten(0, (grad.shape[0], *window.out))
+    by_place = surrounded(product.unflatten(1, places.shape[1:]).unflatten(0, (grad.shape[0], *window.out)), window)
     rows, columns = (window.taps_along(d) for d in range(2))
     return scattered(lambda tap: by_place[:, :, :, tap[0] - rows[0], tap[1] - columns[0]], window)
 
 
+def surrounded(x: torch.Tensor, window: Window) -> torch.Tensor:
+    """`x` [N, *out, ...] with zeros around it, so that at each place all inputs meet a block of it.
+
+    One copy of the whole; each place moved by itself would be two or three kernels of its own.
+    """
+    pads: list[int] = []
+    for d in reversed(range(2)):
+        starts = [start for ends in _starts(window, d) for start in ends.values()]
+        pads += [max(0, -min(starts)), max(0, max(starts) + _count(window, d) - window.out[d])]
+    return F.pad(x, [0, 0] * (x.ndim - 3) + pads) if any(pads) else x
+
+
 def scattered(of_tap: Callable[[Tap], torch.Tensor], window: Window) -> torch.Tensor:
-    """The sum over the places of `of_tap`, [N, *out, C], each where it goes in the input: [N, C, *sizes].
+    """The sum over the places of `of_tap`, each where it goes in the input: [N, C, *sizes].
 
     Inputs that are a stride apart meet the same places. Each such phase is a sum of its own, and they take turns: no
     zeros are put between outputs and multiplied.
+
+    Args:
+        of_tap: of a place, what is to be added up, [N, *out, C], `surrounded`.
+        window: how the convolution moves.
     """
-    counts = [-(-size // step) for size, step in zip(window.sizes, window.stride, strict=True)]
     values = {tap: of_tap(tap) for tap in window.taps()}
     some = next(iter(values.values()))
+    starts = [_starts(window, d) for d in range(2)]
+    counts = [_count(window, d) for d in range(2)]
+    before = [max(0, *(-start for ends in along for start in ends.values())) for along in starts]
 
-    def phase(first: tuple[int, int]) -> torch.Tensor:
-        """The inputs `first`, `first + stride` and so on."""
+    def phase(i: int, j: int) -> torch.Tensor:
+        """The inputs `(i, j)`, and those that are a stride apart."""
         terms = []
-        for tap, value in values.items():
-            ends = [
-                f + pad - t * dil for f, pad, t, dil in zip(first, window.padding, tap, window.dilation, strict=True)
-            ]
-            if all(end % step == 0 for end, step in zip(ends, window.stride, strict=True)):
-                starts = [end // step for end, step in zip(ends, window.stride, strict=True)]
-                terms.append(_moved(_moved(value, 1, starts[0], counts[0]), 2, starts[1], counts[1]))
+        for (row, column), value in values.items():
+            if row in starts[0][i] and column in starts[1][j]:
+                block = value.narrow(1, starts[0][i][row] + before[0], counts[0])
+                terms.append(block.narrow(2, starts[1][j][column] + before[1], counts[1]))
         return reduce(torch.add, terms) if terms else some.new_zeros([some.shape[0], *counts, some.shape[3]])
 
     high, wide = (range(step) for step in window.stride)
-    both = choice([choice([phase((i, j)) for j in wide], 3) for i in high], 2)
+    both = choice([choice([phase(i, j) for j in wide], 3) for i in high], 2)
     image = both.flatten(3, 4).flatten(1, 2)
     return image[:, : window.sizes[0], : window.sizes[1]].permute(0, 3, 1, 2)
 
 
-def _moved(x: torch.Tensor, dim: int, start: int, count: int) -> torch.Tensor:
-    """`count` places along `dim` from `start` on; zeros where there are none."""
-    before, after = max(-start, 0), max(start + count - x.shape[dim], 0)
-    if before or after:
-        x = F.pad(x, [0, 0] * (x.ndim - 1 - dim) + [before, after])
-    return x.narrow(dim, start + before, count)
+def _count(window: Window, dim: int) -> int:
+    """How many inputs are a stride apart."""
+    return -(-window.sizes[dim] // window.stride[dim])
+
+
+def _starts(window: Window, dim: int) -> list[dict[int, int]]:
+    """For each of the first inputs, the places that meet it, and at which output each does; it may be none."""
+    step, pad, dilation = window.stride[dim], window.padding[dim], window.dilation[dim]
+    ends = [{tap: first + pad - tap * dilation for tap in window.taps_along(dim)} for first in range(step)]
+    return [{tap: end // step for tap, end in along.items() if end % step == 0} for along in ends]
 
 
 def weight_gradient_by_place(grad: torch.Tensor, x: torch.Tensor, window: Window) -> torch.Tensor:
@@ -94,9 +114,9 @@ def weight_gradient_by_place(grad: torch.Tensor, x: torch.Tensor, window: Window
 def weight_gradient_gathered(grad: torch.Tensor, x: torch.Tensor, window: Window) -> torch.Tensor:
     """The same as one product with what all places meet, in the order of the weight: [positions, C * places]."""
     left = grad.permute(0, 2, 3, 1).flatten(0, 2).t()
-    gathered = torch.stack([part.flatten(0, 2) for part in met(x, window).values()], 2)
+    gathered = torch.stack(list(met(x, window).values()), 4)
     counts = [len(window.taps_along(d)) for d in range(2)]
-    return _in_kernel((left @ gathered.flatten(1)).unflatten(1, (x.shape[1], *counts)), window)
+    return _in_kernel((left @ gathered.flatten(3).flatten(0, 2)).unflatten(1, (x.shape[1], *counts)), window)
 
 
 def _places(weight: torch.Tensor, window: Window) -> torch.Tensor:
