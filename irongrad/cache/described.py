@@ -7,13 +7,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import sympy
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from irongrad.pipeline.dimensions import is_condition, symbolic_inputs
 from irongrad.pipeline.locations import portable
+from irongrad.pipeline.symbols import environment_of
 from irongrad.pipeline.usercode import is_user_file
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
@@ -63,10 +66,20 @@ def _sha256(tensor: torch.Tensor) -> str:
 
 
 def described_program(program: ExportedProgram) -> Any:
-    """An exported program without the values of its parameters: its graph, its signature and its constants."""
-    if program.range_constraints:
-        raise UnknownValueError("a range of sizes")
-    return (described_graph(program.graph_module), str(program.graph_signature), described(program.constants))
+    """An exported program without the values of its parameters: its graph, its signature, constants and sizes."""
+    signature, constants = str(program.graph_signature), described(program.constants)
+    return (described_graph(program.graph_module), signature, constants, _sizes(program))
+
+
+def _sizes(program: ExportedProgram) -> Any:
+    """The symbols of sizes that vary: their ranges, and what was taken for true of them."""
+    ranges = tuple((str(s), str(r.lower), str(r.upper)) for s, r in program.range_constraints.items())
+    environment = environment_of(symbolic_inputs(program))
+    if environment is None:
+        return ranges
+    guards = tuple((sympy.srepr(g.expr), is_condition(g)) for g in environment.guards)
+    equal = tuple((str(s), sympy.srepr(size)) for s, size in environment.replacements.items())
+    return (ranges, guards, equal)
 
 
 def described_graph(graph: GraphModule) -> Any:

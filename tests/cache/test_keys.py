@@ -167,6 +167,41 @@ def test_every_change_of_the_step_changes_its_key(options, plain):
     assert len({plain, *found.values()}) == len(CHANGED) + 1, found
 
 
+class AtLeast(Net):
+    """Decides on a size: `least` is in no graph."""
+
+    least = 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] < self.least:
+            return super().forward(x) * 0
+        return super().forward(x)
+
+
+def varying(least: int = 2, size: int = 4, **options: Any) -> ig.TrainStep:
+    given = {"dynamic": {"x": {0: "B"}, "y": {0: "B"}}, "inputs": {n: torch.ones(size, 4) for n in "xy"}}
+    return make_step(lambda model: setattr(model, "least", least), kind=AtLeast, **{**given, **options})
+
+
+def test_every_change_of_sizes_that_vary_changes_the_key(options):
+    whole, part = {"x": {0: "B"}, "y": {0: "B"}}, {"x": {0: "N"}, "y": {0: "N"}}
+    steps = {
+        "any size": lambda: varying(),
+        "a larger example": lambda: varying(size=5),
+        "a decision on a size": lambda: varying(least=3),
+        "another name": lambda: varying(dynamic=part),
+        "buckets": lambda: varying(buckets={"B": [4, 8]}),
+        "other buckets": lambda: varying(buckets=[{"B": 4}, {"B": 9}]),
+        "sizes above them": lambda: varying(buckets={"B": [4, 8]}, bucket_fallback="dynamic"),
+        "a constraint": lambda: varying(constraints=["B <= 9"]),
+        "fixed sizes": lambda: varying(dynamic={}),
+    }
+    assert key(varying(dynamic=whole), options) == key(varying(), options)
+    found = {name: key(make(), options) for name, make in steps.items()}
+    assert None not in found.values()
+    assert len(set(found.values())) == len(steps), found
+
+
 def test_the_line_of_an_operator_is_in_the_key(options, plain):
     """It is in the artifact too."""
     source = "\n\ndef loss(a, b):\n    return (a - b).square().mean()\n"
