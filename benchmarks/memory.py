@@ -3,10 +3,11 @@
     python benchmarks/memory.py [--family gpt] [--budgets 100% 75% 50%] [--rounds 7] [--json]
 
 Each budget is compiled and run in a process of its own; the parent asks one after the other to run a few steps, round
-by round, on local-sync. A step's time is the CPU time of its one thread, which other work on the machine hardly changes;
-the ratio is the median of the rounds' ratios. Predicted and compiler's bytes are those of the artifact's manifest. The
-peak at run time is the growth of the process's largest resident set over the state, from loading the artifact to the
-end of the third step: `device.allocator.statistics` of IREE 3.13.0 leaves out what a program allocates in its queues.
+by round, on local-sync. A step's time is the CPU time of its one thread, which other work on the machine hardly
+changes; the ratio is the median of the rounds' ratios. Predicted and compiler's bytes are those of the artifact's
+manifest. The peak at run time is the growth of the process's largest resident set over the state, from loading the
+artifact to the end of the third step: `device.allocator.statistics` of IREE 3.13.0 leaves out what a program
+allocates in its queues.
 """
 
 from __future__ import annotations
