@@ -33,7 +33,7 @@ from irongrad.pipeline.graphs import Function, StateTensor, StepGraph, Value
 from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.importer import ImportedStep, import_functions
 from irongrad.pipeline.interface import describe, selected
-from irongrad.pipeline.package import Artifact, package
+from irongrad.pipeline.package import Artifact, Origin, package
 from irongrad.pipeline.ranges import Range
 from irongrad.pipeline.staging import check_output
 from irongrad.runtime.errors import InternalError, ToolchainError
@@ -84,7 +84,8 @@ def import_bundle(
         store = default_store() if cache else None
         compiled = compile_all(store, module, targets, scratch)
         versions = {n: v for n, v in bundle.index.versions.items() if n in ("jax", "jaxlib")}
-        return package(module, compiled, bundle.golden, Path(output), asked=names, route="stablehlo", versions=versions)
+        origin = Origin(names, route="stablehlo", versions=versions)
+        return package(module, compiled, origin, bundle.golden, Path(output))
 
 
 def step_graph(bundle: Bundle) -> StepGraph:

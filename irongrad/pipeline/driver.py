@@ -33,7 +33,7 @@ from irongrad.pipeline.legality import check_float64, check_operators
 from irongrad.pipeline.memory import memory_of
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.oracle import golden_of
-from irongrad.pipeline.package import Artifact, package
+from irongrad.pipeline.package import Artifact, Origin, package
 from irongrad.pipeline.packing import pack_state
 from irongrad.pipeline.pieces import cut
 from irongrad.pipeline.ranges import Range, step_ranges
@@ -196,8 +196,8 @@ def build(step: TrainStep, options: Options) -> Build:
                 compiled: list[CompiledModule] = stage("compile", compiling.result)
             statistics |= {c.target.name: c.statistics for c in compiled}
             choices = tuple(choice for record in records for choice in record.choices)
-            about = (None, memory, options.asked, options.passes, options.route, others, choices)
-            artifact = stage("package", package, module, compiled, golden, options.output, *about)
+            origin = Origin(options.asked, options.passes, choices, options.route, memory)
+            artifact = stage("package", package, module, compiled, origin, golden, options.output, others)
             if place is not None and place.keep(artifact, BuildRecord(tuple(records), statistics, artifact.reports)):
                 key = place.key
         except StoppedEarly:

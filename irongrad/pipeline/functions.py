@@ -40,7 +40,7 @@ from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.legality import check_float64, check_operators, check_values
 from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
-from irongrad.pipeline.package import package
+from irongrad.pipeline.package import Origin, package
 from irongrad.pipeline.ranges import Range, function_ranges
 from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.regions import check_control_flow
@@ -120,8 +120,8 @@ def compile_function(
         with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
             module = assemble(import_functions(graph, Path(scratch)), interface)
             compiled = compile_once(default_store() if cache else None, module, chosen, Path(scratch))
-        function = FunctionSpec(flat.arguments, flat.result)
-        artifact = package(module, [compiled], golden, directory / "artifact", function, None, [target], passes)
+        origin = Origin([target], passes, function=FunctionSpec(flat.arguments, flat.result))
+        artifact = package(module, [compiled], origin, golden, directory / "artifact")
         result = CompiledFunction(artifact.load())
         weakref.finalize(result, stack.pop_all().close)
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -64,35 +64,46 @@ class Artifact:
         return Session(self.directory, **options)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What the manifest tells of how a module came to be.
+
+    Attributes:
+        asked: what each target was asked for as.
+        passes: what ran on the step graph.
+        choices: what they chose by measurement.
+        route: by which dialect it was imported.
+        memory: the plan of its memory.
+        function: how it is called, where it is a compiled function.
+        versions: of what else made it, such as JAX.
+    """
+
+    asked: Sequence[str]
+    passes: Sequence[Pass] = ()
+    choices: Sequence[Choice] = ()
+    route: str = "linalg"
+    memory: MemorySpec | None = None
+    function: FunctionSpec | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
 def package(
     module: AssembledModule,
     compiled: Sequence[CompiledModule],
+    origin: Origin,
     golden: Golden,
     output: Path,
-    function: FunctionSpec | None = None,
-    memory: MemorySpec | None = None,
-    asked: Sequence[str] = (),
-    passes: Sequence[Pass] = (),
-    route: str = "linalg",
     others: Sequence[Golden] = (),
-    choices: Sequence[Choice] = (),
-    versions: Mapping[str, str] | None = None,
 ) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
 
     Args:
         module: the program.
         compiled: for each target.
+        origin: how they were made.
         golden: expected values, which are kept in the artifact.
         output: the directory.
-        function: how it is called, where it is a compiled function.
-        memory: the plan of its memory.
-        asked: what each target was asked for as.
-        passes: what ran on the step graph.
-        route: by which dialect it was imported.
         others: expected values for other buckets than that of `golden`.
-        choices: what passes chose by measurement.
-        versions: of what else made it, such as JAX.
 
     Raises:
         VerificationError: a target's numbers are wrong; nothing is written then.
@@ -105,11 +116,7 @@ def package(
         write_golden(golden, staging / GOLDEN)
         # Everything is compared here; what the artifact keeps of it, for later, must be right as well.
         stored = read_golden(staging / GOLDEN)
-        manifest = _manifest(module, [target_spec(c, a) for c, a in zip(compiled, asked, strict=True)], staging)
-        spellings = tuple(map(spelled, passes))
-        tuned = tuple(ChoiceSpec(c.what, c.chosen, dict(c.seconds)) for c in choices)
-        manifest = replace(manifest, function=function, memory=memory, passes=spellings, route=route, tuned=tuned)
-        manifest = replace(manifest, versions=manifest.versions | dict(versions or {}))
+        manifest = _manifest(module, compiled, origin, staging)
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []
@@ -187,7 +194,8 @@ def target_spec(compiled: CompiledModule, asked: str) -> TargetSpec:
     )
 
 
-def _manifest(module: AssembledModule, targets: Sequence[TargetSpec], directory: Path) -> Manifest:
+def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origin: Origin, directory: Path) -> Manifest:
+    targets = [target_spec(c, a) for c, a in zip(compiled, origin.asked, strict=True)]
     names = [t.file for t in targets] + [PORTABLE_MODULE, INITIAL_STATE, GOLDEN]
     versions = {"irongrad": irongrad.__version__, "python": platform.python_version()}
     return Manifest(
@@ -198,7 +206,12 @@ def _manifest(module: AssembledModule, targets: Sequence[TargetSpec], directory:
         state=module.interface.state,
         gradients=module.graph.gradients,
         targets=tuple(targets),
-        versions=versions | {p: version(p) for p in PACKAGES},
+        versions=versions | {p: version(p) for p in PACKAGES} | dict(origin.versions),
+        passes=tuple(map(spelled, origin.passes)),
+        route=origin.route,
+        tuned=tuple(ChoiceSpec(c.what, c.chosen, dict(c.seconds)) for c in origin.choices),
+        memory=origin.memory,
+        function=origin.function,
         files={n: file_spec(directory / n) for n in names},
         seed=module.graph.seed,
         precision=module.graph.precision,
