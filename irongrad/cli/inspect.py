@@ -18,6 +18,7 @@ from irongrad.runtime.checkpoint import numpy_dtype, read
 from irongrad.runtime.commands import command_line
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import Certificate, Manifest, Role, StateSpec, check_files, read_manifest
+from irongrad.runtime.refusals import largest_of
 from irongrad.runtime.session import initial_state
 
 # Small state whose values say how far training is.
@@ -68,7 +69,7 @@ def _entry_points(manifest: Manifest) -> None:
         for spec in entry.inputs:
             if spec.minimum is not None and not short:
                 exempt = f" or {spec.exempt}" if spec.exempt is not None else ""
-                console.print(f"    {spec.name} in [{spec.minimum}, {spec.maximum}]{exempt}", markup=False)
+                console.print(f"    {spec.name} in [{spec.minimum}, {largest_of(spec)}]{exempt}", markup=False)
     buckets = "; ".join(", ".join(f"{n} {size}" for n, size in bucket.items()) for bucket in manifest.buckets)
     console.print(
         f"buckets: {buckets or ('none (any size)' if manifest.sizes else 'none (fixed shapes)')}", markup=False

@@ -10,7 +10,7 @@ wrong time, whatever they are given.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 from irongrad.pipeline.cores import spec_type
 from irongrad.pipeline.graphs import Function
@@ -22,7 +22,13 @@ from irongrad.runtime.refusals import too_large, too_small
 Lines = Generator[str, None, list[str]]
 
 
-def refuse_unless(distances: Sequence[str], check: Function, entry: EntryPoint, name: str) -> Lines:
+def refuse_unless(
+    distances: Sequence[str],
+    check: Function,
+    entry: EntryPoint,
+    name: str,
+    limits: Mapping[str, Sequence[str]] | None = None,
+) -> Lines:
     """Refuse values out of the range of their input; returns for each input that it passed, an i1.
 
     Args:
@@ -30,6 +36,7 @@ def refuse_unless(distances: Sequence[str], check: Function, entry: EntryPoint, 
         check: names the inputs.
         entry: the entry point, whose arguments they are.
         name: what the SSA names of what is computed begin with.
+        limits: by input, the SSA names of further largest values, indices.
     """
     numbers = {spec.name: i for i, spec in enumerate(entry.inputs)}
     for i, (distance, result) in enumerate(zip(distances, check.results, strict=True)):
@@ -38,8 +45,8 @@ def refuse_unless(distances: Sequence[str], check: Function, entry: EntryPoint, 
         assert spec.minimum is not None
         assert spec.maximum is not None
         yield f"{own}.far = tensor.extract {distance}[] : tensor<i64>"
-        yield f"{own}.most = arith.constant {spec.maximum - spec.minimum} : i64"
         yield f"{own}.least = arith.constant {spec.minimum} : i64"
+        yield from _most(f"{own}.most", spec.maximum - spec.minimum, (limits or {}).get(spec.name, ()), f"{own}.least")
         yield f"{own}.zero = arith.constant 0 : i64"
         yield f"{own} = arith.cmpi ule, {own}.far, {own}.most : i64"
         yield f"{own}.near = arith.minsi {own}.far, {own}.most : i64"
@@ -54,6 +61,16 @@ def refuse_unless(distances: Sequence[str], check: Function, entry: EntryPoint, 
         yield f"{own}.none = arith.constant 0 : index"
         yield from refuse_unless_equal(entry, number, [f"{own}.under"], [f"{own}.none"], too_small(spec), f"{own}.low")
     return [f"{name}.{i}" for i in range(len(distances))]
+
+
+def _most(result: str, constant: int, limits: Sequence[str], least: str) -> Iterator[str]:
+    """The largest distance from the smallest value."""
+    names = [f"{result}.{i}" for i in range(len(limits))] + [result]
+    yield f"{names[0]} = arith.constant {constant} : i64"
+    for before, after, limit in zip(names, names[1:], limits, strict=False):
+        yield f"{after}.limit = arith.index_cast {limit} : index to i64"
+        yield f"{after}.distance = arith.subi {after}.limit, {least} : i64"
+        yield f"{after} = arith.minsi {before}, {after}.distance : i64"
 
 
 def _sum_as_index(result: str, a: str, b: str) -> Iterator[str]:

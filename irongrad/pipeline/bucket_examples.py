@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from irongrad.buckets import Bucket, smallest
+from irongrad.padding.sizes import symbol
 from irongrad.pipeline.capture import CapturedStep
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.limits import Limits, spelled
@@ -22,7 +23,7 @@ def at_other_sizes(captured: CapturedStep, graph: StepGraph) -> list[CapturedSte
     others = [_sizes(graph, bucket) for bucket in step.bucket_list if bucket != taken]
     if graph.limits is not None:
         others += _of_any_size(sizes_of(step, step.inputs), graph, graph.limits)
-    return [replace(captured, step=replace(step, inputs=_inputs(step, sizes))) for sizes in others]
+    return [replace(captured, step=replace(step, inputs=_inputs(step, graph, sizes))) for sizes in others]
 
 
 def _sizes(graph: StepGraph, bucket: Bucket) -> Bucket:
@@ -72,9 +73,13 @@ def _allowed(sizes: Iterable[Bucket], limits: Limits) -> Iterator[Bucket]:
     return (s for s in sizes if limits.allow(s))
 
 
-def _inputs(step: TrainStep, sizes: Bucket) -> dict[str, torch.Tensor]:
-    """The example's first elements, or the example again and again."""
-    return {name: _resized(tensor, step.dynamic.get(name, {}), sizes) for name, tensor in step.inputs.items()}
+def _inputs(step: TrainStep, graph: StepGraph, sizes: Bucket) -> dict[str, torch.Tensor]:
+    """The example's first elements, or the example again and again; no index larger than these sizes allow."""
+    inputs = {name: _resized(tensor, step.dynamic.get(name, {}), sizes) for name, tensor in step.inputs.items()}
+    known = {symbol(name): size for name, size in sizes.items()}
+    for name, limits in graph.value_limits.items():
+        inputs[name] = inputs[name].clamp(max=min(int(limit.xreplace(known)) for limit in limits))
+    return inputs
 
 
 def _resized(tensor: torch.Tensor, dims: Mapping[int, str], sizes: Bucket) -> torch.Tensor:

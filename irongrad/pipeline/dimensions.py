@@ -137,9 +137,15 @@ def specialised(message: str, dynamic: Sequence[Mapping[int, str]]) -> list[str]
 
 def named_sizes(value: torch.Tensor, names: Names) -> tuple[Any, ...]:
     """The sizes of a fake tensor: numbers, and expressions of named dimensions."""
-    return tuple(
-        in_dimensions(s.node.expr.xreplace(dict(names))) if isinstance(s, torch.SymInt) else s for s in value.shape
-    )
+    return tuple(named_size(s, names) for s in value.shape)
+
+
+def named_size(size: int | torch.SymInt, names: Names) -> Any:
+    """A number, or an expression of named dimensions."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    expression = in_dimensions(sympy.sympify(size.node.expr).xreplace(dict(names)))
+    return int(expression) if expression.is_Integer else expression
 
 
 def holds(condition: Any, sizes: Mapping[str, int]) -> bool:

@@ -102,6 +102,23 @@ def run_in_bucket(entry: EntryPoint, graph: StepGraph, values: Mapping[Value, st
     return (yield from _finished(dispatch, values, _checked_form))
 
 
+def value_limits(graph: StepGraph, sizes: Mapping[str, str], name: str) -> Generator[str, None, dict[str, list[str]]]:
+    """The largest values of inputs that depend on the sizes of a call: by input, SSA names of indices.
+
+    Args:
+        graph: the step graph.
+        sizes: the SSA name of each named dimension's size, an index.
+        name: what the SSA names of what is computed begin with.
+    """
+    found: dict[str, list[str]] = {}
+    for number, (given, limits) in enumerate(graph.value_limits.items()):
+        known = [m for m in limits if all(s.name in sizes for s in m.free_symbols)]
+        found[given] = []
+        for i, limit in enumerate(known):
+            found[given].append((yield from index_of(limit, sizes, f"{name}.{number}.{i}")))
+    return found
+
+
 def run_checked(dispatch: Dispatch, values: Mapping[Value, str]) -> Lines:
     """Run the smallest bucket that holds a call whose sizes and values are known to be right."""
     return (yield from _finished(dispatch, values, _form))
@@ -145,7 +162,9 @@ def _checked_form(dispatch: Dispatch, number: int) -> Lines:
     check = dispatch.check(number)
     if check is not None:
         yield from call(f"graph.check.{dispatch.form(number)}", check, values, f"%far.{number}")
-        yield from refuse_unless(results_of(check, f"%far.{number}"), check, dispatch.entry, f"%passed.{number}")
+        limits = yield from value_limits(dispatch.graph, dispatch.sizes, f"%largest.{number}")
+        found = results_of(check, f"%far.{number}")
+        yield from refuse_unless(found, check, dispatch.entry, f"%passed.{number}", limits)
     return (yield from _results(dispatch, number, values))
 
 

@@ -131,6 +131,8 @@ class StepGraph:
         bucket_limits: the sizes that a call may have whatever its form; the buckets' own sizes limit it further.
         limits: the sizes that functions of any size take; None where there are no such functions.
         output_sizes: the sizes of each result of `predict`, as numbers and expressions of named dimensions.
+        value_limits: of inputs whose values have to be smaller than sizes that vary, the largest ones, expressions of
+            named dimensions.
     """
 
     state: tuple[StateTensor, ...]
@@ -147,6 +149,7 @@ class StepGraph:
     bucket_limits: Limits = field(default_factory=Limits)
     limits: Limits | None = None
     output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    value_limits: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def forms(self) -> tuple[Bucket | None, ...]:

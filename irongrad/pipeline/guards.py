@@ -25,7 +25,8 @@ def add_guards(graph: StepGraph, ranges: Sequence[Range]) -> StepGraph:
             examples = [_example(graph, function, r.input) for r in mine]
             dims = [graph.dynamic.get(r.input, {}) for r in mine] if function.of_any_size else []
             checks[f"check.{name}"] = _check(mine, examples, dims)
-    return replace(graph, functions={**graph.functions, **checks})
+    limits = {r.input: r.limits for r in ranges if r.limits}
+    return replace(graph, functions={**graph.functions, **checks}, value_limits=limits)
 
 
 def _example(graph: StepGraph, function: Function, name: str) -> torch.Tensor:

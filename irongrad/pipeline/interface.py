@@ -223,11 +223,13 @@ def _spelled(size: Any) -> int | str:
 
 
 def _stacked(spec: TensorSpec, name: str | None = None) -> TensorSpec:
-    shape = (STEPS_DIM, *spec.shape)
-    return TensorSpec(name or spec.name, spec.dtype, shape, spec.minimum, spec.maximum, spec.exempt)
+    return replace(spec, name=name or spec.name, shape=(STEPS_DIM, *spec.shape))
 
 
 def _spec(name: str, tensor: torch.Tensor, ranges: Sequence[Range]) -> TensorSpec:
     found = next((r for r in ranges if r.input == name), None)
-    limits = (found.minimum, found.maximum, found.exempt) if found else (None, None, None)
-    return TensorSpec(name, numpy_name(tensor.dtype), tuple(tensor.shape), *limits)
+    spec = TensorSpec(name, numpy_name(tensor.dtype), tuple(tensor.shape))
+    if found is None:
+        return spec
+    limits = tuple(map(str, found.limits))
+    return replace(spec, minimum=found.minimum, maximum=found.maximum, exempt=found.exempt, limits=limits)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,9 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from irongrad.pipeline.capture import CapturedStep
+from irongrad.pipeline.dimensions import Names, named_size, names_of, symbolic_inputs
 from irongrad.pipeline.exported import FlatGraph
+from irongrad.runtime.manifest import UNLIMITED
 
 aten = torch.ops.aten
 
@@ -72,29 +74,57 @@ class Range:
         minimum: the smallest, inclusive.
         maximum: the largest, inclusive.
         exempt: one more value that is accepted (`ignore_index`), or None.
+        limits: further largest values, expressions of named dimensions.
     """
 
     input: str
     minimum: int
     maximum: int
     exempt: int | None = None
+    limits: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Use:
+    """An argument of an operator that is an index.
+
+    Attributes:
+        index: the argument.
+        size: of what it is an index of, a number or symbolic.
+        from_end: whether negative ones count from the end.
+        exempt: one more value that is accepted, or None.
+    """
+
+    index: object
+    size: int | torch.SymInt
+    from_end: bool = False
+    exempt: int | None = None
 
 
 def step_ranges(captured: CapturedStep) -> list[Range]:
     """Find the ranges of a step's inputs: what training, evaluation and prediction all accept."""
-    found = index_ranges(captured.train, captured.step.inputs)
+    dynamic, inputs = captured.step.dynamic, list(captured.step.inputs)
+    found = index_ranges(captured.train, inputs, dynamic)
     if captured.eval is not None:
-        found += index_ranges(captured.eval, captured.step.inputs)
+        found += index_ranges(captured.eval, inputs, dynamic)
     if captured.predict is not None:
-        found += index_ranges(captured.predict, captured.predict_inputs)
+        found += index_ranges(captured.predict, captured.predict_inputs, dynamic)
     merged: dict[str, Range] = {}
     for limit in found:
         merged[limit.input] = _intersect(merged.get(limit.input), limit)
     return list(merged.values())
 
 
-def index_ranges(program: ExportedProgram, inputs: Iterable[str]) -> list[Range]:
-    """Find the range of each input of `program` that is used as an index, the intersection of all its uses."""
+def index_ranges(
+    program: ExportedProgram, inputs: Sequence[str], dynamic: Mapping[str, Mapping[int, str]]
+) -> list[Range]:
+    """Find the range of each input of `program` that is used as an index, the intersection of all its uses.
+
+    Args:
+        program: an exported program.
+        inputs: the names of its inputs.
+        dynamic: names of dimensions of inputs, by their positions.
+    """
     placeholders = dict(zip(program.graph_signature.user_inputs, inputs, strict=True))
     graph = FlatGraph(program.graph_module)
     source = {
@@ -105,7 +135,9 @@ def index_ranges(program: ExportedProgram, inputs: Iterable[str]) -> list[Range]
         and node.name in placeholders
         and _is_integer(node)
     }
-    return _ranges(graph.nodes, source, graph.origins)
+    dims = [dynamic.get(name, {}) for name in inputs]
+    names = names_of(symbolic_inputs(program), dims) if any(dims) else {}
+    return _ranges(graph.nodes, source, graph.origins, names)
 
 
 def function_ranges(graph: GraphModule, inputs: Iterable[str]) -> list[Range]:
@@ -113,19 +145,21 @@ def function_ranges(graph: GraphModule, inputs: Iterable[str]) -> list[Range]:
     placeholders = (n for n in graph.graph.nodes if n.op == "placeholder")
     source = {node: {name} for node, name in zip(placeholders, inputs, strict=True) if _is_integer(node)}
     flat = FlatGraph(graph)
-    return _ranges(flat.nodes, source, flat.origins)
+    return _ranges(flat.nodes, source, flat.origins, {})
 
 
-def _ranges(nodes: Iterable[Node], source: dict[Node, set[str]], origins: Callable[[Any], list[Any]]) -> list[Range]:
+def _ranges(
+    nodes: Iterable[Node], source: dict[Node, set[str]], origins: Callable[[Any], list[Any]], names: Names
+) -> list[Range]:
     """The ranges of inputs, by the nodes in `source` that hold their values, given what is the same value as what."""
     found: dict[str, Range] = {}
     for node in nodes:
         if keeps_values(node):
             source[node] = set().union(*(source.get(o, ()) for n in node.all_input_nodes for o in origins(n)))
         elif isinstance(node.target, torch._ops.OpOverload):
-            for index, low, high, exempt in _uses(node):
-                for name in {name for o in origins(index) for name in source.get(o, ())}:
-                    found[name] = _intersect(found.get(name), Range(name, low, high, exempt))
+            for use in _uses(node):
+                for name in {name for o in origins(use.index) for name in source.get(o, ())}:
+                    found[name] = _intersect(found.get(name), _range(name, use, names))
     return list(found.values())
 
 
@@ -143,12 +177,22 @@ def _intersect(a: Range | None, b: Range) -> Range:
     if a is None:
         return b
     exempt = a.exempt if a.exempt == b.exempt else None
-    return Range(a.input, max(a.minimum, b.minimum), min(a.maximum, b.maximum), exempt)
+    limits = tuple(dict.fromkeys((*a.limits, *b.limits)))
+    return Range(a.input, max(a.minimum, b.minimum), min(a.maximum, b.maximum), exempt, limits)
 
 
-def _size(node: torch.fx.Node, dim: int) -> int:
+def _range(name: str, use: _Use, names: Names) -> Range:
+    """The range of an input with one use. Where sizes vary, so would a smallest value below zero: it has none there."""
+    size = named_size(use.size, names)
+    if isinstance(size, int):
+        return Range(name, -size if use.from_end else 0, size - 1, use.exempt)
+    return Range(name, 0, UNLIMITED, use.exempt, (size - 1,))
+
+
+def _size(node: torch.fx.Node, dim: int) -> int | torch.SymInt:
     value = node.meta["val"]
-    return int(value.shape[dim]) if value.ndim else 1
+    size: int | torch.SymInt = value.shape[dim] if value.ndim else 1
+    return size
 
 
 def _arguments(node: torch.fx.Node) -> dict[str, object]:
@@ -159,39 +203,34 @@ def _arguments(node: torch.fx.Node) -> dict[str, object]:
     return values
 
 
-def _uses(node: torch.fx.Node) -> list[tuple[object, int, int, int | None]]:
-    """(index node, minimum, maximum, exempt) for every argument of `node` that is an index."""
+def _uses(node: torch.fx.Node) -> list[_Use]:
+    """Every argument of `node` that is an index."""
     values: dict[str, Any] = _arguments(node)
     name = str(node.target._overloadpacket).removeprefix("aten.").rstrip("_")
     if name in ("embedding", "embedding_bag"):
-        return [(values["indices"], 0, _size(values["weight"], 0) - 1, None)]
+        return [_Use(values["indices"], _size(values["weight"], 0))]
     if name == "cross_entropy_loss" or re.fullmatch("nll_loss(_nd|2d)?(_forward)?", name):
         scores = values["self"]
         classes = _size(scores, 1 if scores.meta["val"].ndim > 1 else 0)
-        return [(values["target"], 0, classes - 1, int(values["ignore_index"]))]
+        return [_Use(values["target"], classes, exempt=int(values["ignore_index"]))]
     if name == "multi_margin_loss":
-        return [(values["target"], 0, _size(values["self"], -1) - 1, None)]
+        return [_Use(values["target"], _size(values["self"], -1))]
     if name in ("gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add", "index_copy"):
-        return [(values["index"], 0, _size(values["self"], int(values["dim"])) - 1, None)]
+        return [_Use(values["index"], _size(values["self"], int(values["dim"])))]
     if name == "index_fill":
-        size = _size(values["self"], int(values["dim"]))
-        return [(values["index"], -size, size - 1, None)]
+        return [_Use(values["index"], _size(values["self"], int(values["dim"])), from_end=True)]
     if name in ("take", "put"):
-        size = values["self"].meta["val"].numel()
-        return [(values["index"], -size, size - 1, None)]
+        return [_Use(values["index"], values["self"].meta["val"].numel(), from_end=True)]
     if name == "take_along_dim" and values["dim"] is not None:
-        size = _size(values["self"], int(values["dim"]))
-        return [(values["indices"], -size, size - 1, None)]
+        return [_Use(values["indices"], _size(values["self"], int(values["dim"])), from_end=True)]
     if name == "one_hot" and int(values["num_classes"]) > 0:
-        return [(values["self"], 0, int(values["num_classes"]) - 1, None)]
+        return [_Use(values["self"], int(values["num_classes"]))]
     if name in ("index", "index_put"):
         return list(_tensor_indices(values["self"], values["indices"]))
     return []
 
 
-def _tensor_indices(
-    tensor: torch.fx.Node, indices: Sequence[torch.fx.Node | None]
-) -> Iterator[tuple[object, int, int, int | None]]:
+def _tensor_indices(tensor: torch.fx.Node, indices: Sequence[torch.fx.Node | None]) -> Iterator[_Use]:
     """The uses in `tensor[indices]`; a mask takes as many dimensions as it has."""
     dim = 0
     for index in indices:
@@ -199,6 +238,5 @@ def _tensor_indices(
             dim += index.meta["val"].ndim
             continue
         if index is not None:
-            size = _size(tensor, dim)
-            yield index, -size, size - 1, None
+            yield _Use(index, _size(tensor, dim), from_end=True)
         dim += 1

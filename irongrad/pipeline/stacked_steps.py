@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from irongrad.pipeline.assertions import Lines, after, indented, refuse_unless, refuse_unless_equal, results_of
 from irongrad.pipeline.cores import call, returned_by, spec_type
-from irongrad.pipeline.dispatch import Dispatch, checks_in_bucket, run_checked, sizes_of_call
+from irongrad.pipeline.dispatch import Dispatch, checks_in_bucket, run_checked, sizes_of_call, value_limits
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.interface import chain_of
 from irongrad.pipeline.shared_cores import Cores
@@ -23,11 +23,13 @@ class _Step:
         checked: what measures the values of its inputs; None where they have no range.
         check: gives what that finds.
         run: gives the results.
+        limits: the largest values of inputs that depend on the sizes of the call.
     """
 
     checked: Function | None
     check: Callable[[], Lines]
     run: Callable[[], Lines]
+    limits: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def train_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
@@ -98,7 +100,7 @@ def _guards_of_all_steps(step: _Step, entry: EntryPoint) -> Generator[str, None,
         return [f"%far{i}" for i in range(count)]
 
     farthest = yield from _loop("%all", "%k", [(f"%so{i}", "%nothing", "tensor<i64>") for i in range(count)], body())
-    passed = yield from refuse_unless(farthest, step.checked, entry, "%passed")
+    passed = yield from refuse_unless(farthest, step.checked, entry, "%passed", step.limits)
     yield from after(passed, "%steps", "%k", "index")
     return "%steps"
 
@@ -127,6 +129,7 @@ def _at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores) -> _Step:
 def _in_buckets(entry: EntryPoint, graph: StepGraph) -> Generator[str, None, _Step]:
     """All slices are of one size, so one bucket is chosen for them all, by conditions that no loop changes."""
     sizes = yield from sizes_of_call(entry, graph)
+    limits = yield from value_limits(graph, sizes, "%largest")
     dispatch = Dispatch(_of_one_step(entry, graph), graph, sizes, "%slice", 1)
 
     def checked() -> Lines:
@@ -139,7 +142,7 @@ def _in_buckets(entry: EntryPoint, graph: StepGraph) -> Generator[str, None, _St
         yield from _slices_of_own_size(entry, dispatch)
         return (yield from run_checked(dispatch, values))
 
-    return _Step(dispatch.check(0), checked, run)
+    return _Step(dispatch.check(0), checked, run, limits)
 
 
 def _of_one_step(entry: EntryPoint, graph: StepGraph) -> EntryPoint:

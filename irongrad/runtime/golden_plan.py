@@ -311,11 +311,12 @@ def _wrong_shape(spec: TensorSpec, own: TensorSpec, size: int) -> tuple[str, str
 
 
 def _outside(spec: TensorSpec) -> int | None:
-    """A value that the input must not hold, None where its dtype has none."""
+    """A value that the input must not hold whatever the sizes, None where its dtype has none."""
     if spec.minimum is None or spec.maximum is None:
         return None
     limits = np.iinfo(spec.dtype)
-    candidates = (spec.maximum + 1, spec.maximum + 2, spec.minimum - 1, spec.minimum - 2)
+    above = () if spec.limits else (spec.maximum + 1, spec.maximum + 2)
+    candidates = (*above, spec.minimum - 1, spec.minimum - 2)
     return next((c for c in candidates if c != spec.exempt and limits.min <= c <= limits.max), None)
 
 

@@ -35,6 +35,8 @@ SKIPPED = "scaler/skipped"
 TICKET = "ticket"
 # The dimension of the inputs of `train_steps` over which it loops.
 STEPS_DIM = "K"
+# What `TensorSpec.maximum` is where `limits` alone say how large a value may be.
+UNLIMITED = 2**31 - 1
 
 
 class Role(StrEnum):
@@ -60,6 +62,7 @@ class TensorSpec:
         minimum: the smallest value the step accepts, for class indices and the like.
         maximum: the largest.
         exempt: a value outside that range that is accepted too, such as cross_entropy's `ignore_index`.
+        limits: further largest values, which vary with the sizes of a call, such as `T - 1`.
     """
 
     name: str
@@ -68,6 +71,7 @@ class TensorSpec:
     minimum: int | None = None
     maximum: int | None = None
     exempt: int | None = None
+    limits: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"

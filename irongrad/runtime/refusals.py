@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from irongrad.runtime.manifest import TensorSpec
+from irongrad.runtime.manifest import UNLIMITED, TensorSpec
 
 NOT_RUN = "the step was not run"
 
@@ -10,7 +10,14 @@ NOT_RUN = "the step was not run"
 def range_of(spec: TensorSpec) -> str:
     """What is said first when an input leaves its range."""
     exempt = f" (or {spec.exempt})" if spec.exempt is not None else ""
-    return f"{spec.name}: every value must be in [{spec.minimum}, {spec.maximum}]{exempt}; {NOT_RUN}"
+    return f"{spec.name}: every value must be in [{spec.minimum}, {largest_of(spec)}]{exempt}; {NOT_RUN}"
+
+
+def largest_of(spec: TensorSpec) -> str:
+    """The largest value that an input may have, in words: it may depend on the sizes of a call."""
+    known = [str(spec.maximum)] if not spec.limits or spec.maximum != UNLIMITED else []
+    every = [*known, *spec.limits]
+    return every[0] if len(every) == 1 else f"min({', '.join(every)})"
 
 
 def too_large(spec: TensorSpec) -> str:
