@@ -116,29 +116,53 @@ class Session:
         if self.device.startswith("local"):
             keep_freed_memory()
             give_workers_stack()
+        path = self.directory / self.target.file
+        module = self._load(path, state)
+        self._functions = {e.name: (e, module.lookup_function(e.name)) for e in self.manifest.entry_points}
+        self._defaults = {h.name: h.default for h in self.manifest.hypers}
+
+    def _load(self, path: Path, state: Path) -> Any:
+        """Load the module and the state onto the device.
+
+        A Vulkan device that is lost before anything was computed is opened once more, for IREE keeps the lost one:
+        Mesa 22.3.6's is so in one of 20 to 60 processes on a busy machine (VK_ERROR_DEVICE_LOST, IREE's DATA_LOSS).
+        """
+        device = self._opened()
         try:
-            self._device = ireert.get_device(self.device)
+            return self._load_on(device, path, state)
+        except Exception as error:
+            if "DATA_LOSS" not in str(error):
+                raise self._not_loaded(path, error) from error
+        device = self._opened(cache=False)
+        try:
+            return self._load_on(device, path, state)
+        except Exception as error:
+            raise self._not_loaded(path, error) from error
+
+    def _opened(self, *, cache: bool = True) -> Any:
+        try:
+            return ireert.get_device(self.device, cache=cache)
         except Exception as error:
             known = ", ".join(ireert.query_available_drivers())
             raise ArtifactError(
                 f"the device {self.device!r} cannot be opened: {reason(error)}. Drivers in this IREE: {known}"
             ) from error
+
+    def _load_on(self, device: Any, path: Path, state: Path) -> Any:
         instance = ireert.VmInstance()
         index = ireert.ParameterIndex()
         index.load(str(state))
         parameters = ireert.create_io_parameters_module(instance, index.create_provider(scope=SCOPE))
-        path = self.directory / self.target.file
-        try:
-            module = ireert.VmModule.mmap(instance, str(path))
-            hal = ireert.create_hal_module(instance, self._device)
-            self._context = ireert.VmContext(instance, modules=[hal, parameters, module])
-        except Exception as error:
-            raise ArtifactError(
-                f"{path} does not load on {self.device}: {reason(error)}. Is the artifact made for this target, "
-                "and by the IREE version in its manifest?"
-            ) from error
-        self._functions = {e.name: (e, module.lookup_function(e.name)) for e in self.manifest.entry_points}
-        self._defaults = {h.name: h.default for h in self.manifest.hypers}
+        module = ireert.VmModule.mmap(instance, str(path))
+        hal = ireert.create_hal_module(instance, device)
+        self._device, self._context = device, ireert.VmContext(instance, modules=[hal, parameters, module])
+        return module
+
+    def _not_loaded(self, path: Path, error: Exception) -> ArtifactError:
+        return ArtifactError(
+            f"{path} does not load on {self.device}: {reason(error)}. Is the artifact made for this target, and by the "
+            "IREE version in its manifest?"
+        )
 
     # --- entry points ---------------------------------------------------------------------------------------------
 
