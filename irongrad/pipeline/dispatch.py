@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from irongrad.pipeline.assertions import Lines, indented, refuse_unless, results_of
+from irongrad.pipeline.assertions import Lines, after, indented, refuse_unless, results_of
 from irongrad.pipeline.cores import call, call_part, finish, spec_type, torch_dtype, typed_arguments, typed_results
 from irongrad.pipeline.dtypes import mlir_type
 from irongrad.pipeline.graphs import Function, StepGraph, Value
@@ -164,8 +164,22 @@ def _checked_form(dispatch: Dispatch, number: int) -> Lines:
         yield from call(f"graph.check.{dispatch.form(number)}", check, values, f"%far.{number}")
         limits = yield from value_limits(dispatch.graph, dispatch.sizes, f"%largest.{number}")
         found = results_of(check, f"%far.{number}")
-        yield from refuse_unless(found, check, dispatch.entry, f"%passed.{number}", limits)
+        passed = yield from refuse_unless(found, check, dispatch.entry, f"%passed.{number}", limits)
+        yield from _after_checks(dispatch, number, values, passed)
     return (yield from _results(dispatch, number, values))
+
+
+def _after_checks(dispatch: Dispatch, number: int, values: dict[Value, str], passed: Sequence[str]) -> Iterator[str]:
+    """Nothing that reads an input as an index comes before the checks of it."""
+    bucket = dispatch.graph.forms[number]
+    for spec in dispatch.entry.inputs:
+        old = values[Value("input", spec.name)]
+        shape = tuple(bucket[d] if isinstance(d, str) and bucket else d for d in spec.shape)
+        kind = mlir_type(shape, torch_dtype(spec.dtype))
+        yield from after(passed, f"{old}.a", old, kind)
+        same = [dispatch.sizes[d] for d in shape if isinstance(d, str)]
+        yield f"{old}.s = flow.tensor.tie_shape {old}.a : {kind}{_braced(same)}"
+        values[Value("input", spec.name)] = f"{old}.s"
 
 
 def _form(dispatch: Dispatch, number: int) -> Lines:

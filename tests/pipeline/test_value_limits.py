@@ -112,6 +112,16 @@ def test_a_place_behind_the_last_is_refused(session: Session, entry: str, t: int
         np.testing.assert_array_equal(array, before[name])
 
 
+@pytest.mark.parametrize("word", [WORDS, 1 << 40, -(1 << 40)])
+def test_nothing_is_read_before_the_checks(artifact: Path, session: Session, word: int):
+    """An embedding's gradient is added where the index says, and so far away there is no memory."""
+    batch = _arrays(_batch(B, T))
+    expected = Session(artifact).train_step(**batch)
+    with pytest.raises(GuardError, match=r"x: every value must be in \[0, 8\]"):
+        session.train_step(**{**batch, "x": np.full_like(batch["x"], word)})
+    assert session.train_step(**batch) == expected
+
+
 def test_a_place_behind_the_last_is_refused_at_any_size(of_any_size: Session):
     batch = _arrays(_batch(B, 40))
     batch["last"][1] = 40
