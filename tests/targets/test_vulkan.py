@@ -18,7 +18,7 @@ from irongrad.pipeline.driver import build, make_options
 from irongrad.pipeline.functions import flat_function, golden_of_function, trace_function
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
-from irongrad.pipeline.package import Artifact, package
+from irongrad.pipeline.package import Artifact, Origin, package
 from irongrad.runtime import Session, load
 from irongrad.runtime.commands import run_module
 from irongrad.runtime.errors import ArtifactError, GuardError, VerificationError
@@ -156,9 +156,8 @@ def packaged(target: Target, directory: Path) -> Artifact:
     graph, ranges = trace_function(flat, normalised)
     module = assemble(import_functions(graph, directory), describe_function(graph, ranges))
     compiled = compile_module(module, target, directory)
-    function = FunctionSpec(flat.arguments, flat.result)
-    golden = golden_of_function(flat, graph)
-    return package(module, [compiled], golden, directory / "artifact", function, asked=[target.name])
+    origin = Origin([target.name], function=FunctionSpec(flat.arguments, flat.result))
+    return package(module, [compiled], origin, golden_of_function(flat, graph), directory / "artifact")
 
 
 def test_another_subgroup_size_is_refused_when_it_is_loaded(vulkan, iree_run, tmp_path):
