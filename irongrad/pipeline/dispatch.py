@@ -78,6 +78,12 @@ class Dispatch:
         """What checks the values of its inputs."""
         return self.graph.functions.get(f"check.{self.form(number)}")
 
+    def kind(self, spec: TensorSpec, number: int) -> tuple[tuple[int | str, ...], str]:
+        """The shape that an input has in bucket `number`, its own for a function of any size, and its type."""
+        bucket = self.graph.forms[number]
+        shape = tuple(bucket[d] if isinstance(d, str) and bucket else d for d in spec.shape)
+        return shape, mlir_type(shape, torch_dtype(spec.dtype))
+
     def own_sizes(self, number: int) -> dict[int, str]:
         """The SSA names of the sizes of the named dimensions of input `number`."""
         shape = self.entry.inputs[number].shape
@@ -171,11 +177,9 @@ def _checked_form(dispatch: Dispatch, number: int) -> Lines:
 
 def _after_checks(dispatch: Dispatch, number: int, values: dict[Value, str], passed: Sequence[str]) -> Iterator[str]:
     """Nothing that reads an input as an index comes before the checks of it."""
-    bucket = dispatch.graph.forms[number]
     for spec in dispatch.entry.inputs:
         old = values[Value("input", spec.name)]
-        shape = tuple(bucket[d] if isinstance(d, str) and bucket else d for d in spec.shape)
-        kind = mlir_type(shape, torch_dtype(spec.dtype))
+        shape, kind = dispatch.kind(spec, number)
         yield from after(passed, f"{old}.a", old, kind)
         same = [dispatch.sizes[d] for d in shape if isinstance(d, str)]
         yield f"{old}.s = flow.tensor.tie_shape {old}.a : {kind}{_braced(same)}"
@@ -229,11 +233,10 @@ def _inputs(dispatch: Dispatch, number: int) -> Lines:
     IREE cannot see through a copy, and so never writes into the caller's buffer. One barrier holds all of them: what is
     before a barrier is submitted, and waited for, by itself.
     """
-    bucket, inputs = dispatch.graph.forms[number], dispatch.entry.inputs
+    inputs = dispatch.entry.inputs
     names, copied = [f"%in{i}.{number}" for i in range(len(inputs))], dict[str, str]()
     for i, spec in enumerate(inputs):
-        shape = tuple(bucket[d] if isinstance(d, str) and bucket else d for d in spec.shape)
-        kind = mlir_type(shape, torch_dtype(spec.dtype))
+        shape, kind = dispatch.kind(spec, number)
         if shape != spec.shape:
             yield from _padded(names[i], i, shape, dispatch)
             continue
