@@ -26,6 +26,7 @@ import psutil
 from step_time import CASES, make_step, measured_cases, torch_step
 
 BACKENDS = ("torch.compile", "irongrad")
+_CASE = ("family", "size")
 
 
 @dataclass(frozen=True)
@@ -159,19 +160,23 @@ def measure(family: str, size: str, rounds: int) -> Row:
 
 
 def main() -> None:
-    """Measure every chosen case and print a table, or JSON."""
+    """Measure every chosen case and print two tables, or JSON."""
     from rich.console import Console
     from rich.table import Table
 
     rows = measured_cases(__doc__, measure, 3)
-    table = Table("family", "size", "torch.compile CPU s", "IronGrad CPU s", "ratio", "wall s", "IronGrad's CPU s")
+    if not rows:
+        return
+    table = Table(*_CASE, "CPU s, torch.compile", "IronGrad", "ratio", "wall s, torch.compile", "IronGrad")
     for row in rows:
-        stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in row.stages.items() if seconds >= 0.05)
-        cpu = [f"{row.cpu[b]:.1f}" for b in BACKENDS]
-        wall = " | ".join(f"{row.wall[b]:.1f}" for b in BACKENDS)
-        table.add_row(row.family, row.size, *cpu, f"{row.ratio:.2f}", wall, stages)
-    if rows:
-        Console().print(table)
+        cpu, wall = ([f"{seconds[b]:.1f}" for b in BACKENDS] for seconds in (row.cpu, row.wall))
+        table.add_row(row.family, row.size, *cpu, f"{row.ratio:.2f}", *wall)
+    Console().print(table)
+    names = list(dict.fromkeys(name for row in rows for name in row.stages))
+    stages = Table(*_CASE, *names, title="IronGrad's stages, CPU s")
+    for row in rows:
+        stages.add_row(row.family, row.size, *(f"{row.stages.get(n, 0.0):.1f}" for n in names))
+    Console().print(stages)
 
 
 if __name__ == "__main__":
