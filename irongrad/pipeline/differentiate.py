@@ -29,9 +29,11 @@ from irongrad.pipeline.capture import CapturedStep, StepModule, loss_node, plain
 from irongrad.pipeline.complex import at_fixed_sizes, refuse_complex
 from irongrad.pipeline.dimensions import (
     derived_of,
+    dims_of,
     guards_of,
     holds,
     named_sizes,
+    names_in_program,
     names_of,
     relations_of,
     symbolic_inputs,
@@ -192,8 +194,7 @@ def _limits(made: Programs, captured: CapturedStep) -> Limits | None:
         return None
     conditions = _conditions(made)
     for program in filter(None, (captured.train, captured.eval)):
-        names = names_of(symbolic_inputs(program), [step.dynamic.get(n, {}) for n in step.inputs])
-        conditions += table_conditions(program, names)
+        conditions += table_conditions(program, names_in_program(program, step.inputs, step.dynamic))
     return limits_of(conditions, list(sizes_of(step, step.inputs)), step.conditions)
 
 
@@ -268,7 +269,7 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
     for node in [n for n in joint.graph.nodes if n.op == "placeholder"]:
         match node.meta["desc"]:
             case ParamAOTInput(target=path) | BufferAOTInput(target=path):
-                name = names.of(path) if path in names._canonical else names.constant(path, constants[path])
+                name = names.of(path) if path in names else names.constant(path, constants[path])
                 arguments.append(Value("state", name))
                 examples.append(names.state[name].initial)
             case PlainAOTInput(idx=index):
@@ -283,7 +284,8 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
     if not any(r.kind == "gradient" for r in results):
         raise CaptureError(_no_gradient(captured))
 
-    symbols = names_of(given, [dynamic.get(n, {}) for n in inputs])
+    dims = dims_of(inputs, dynamic)
+    symbols = names_of(given, dims)
     portable = at_fixed_sizes(joint, symbols)
     scaled = captured.step.scaler is not None
     if scaled:
@@ -297,7 +299,7 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
         return [outputs[i] for i in kept]
 
     sizes = tuple(named_sizes(joint.graph.output_node().args[0][i].meta["val"], symbols) for i in kept)
-    derived = derived_of(given, [dynamic.get(n, {}) for n in inputs], symbols)
+    derived = derived_of(given, dims, symbols)
     return Program(
         run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic, guards_of(given), derived
     )
@@ -324,7 +326,7 @@ def _joint_results(
     joint: torch.fx.GraphModule, names: StateNames, outputs: Sequence[str]
 ) -> tuple[list[Value], list[int]]:
     """What the results stand for: the loss, the model's `outputs`, updated buffers and gradients."""
-    output = next(n for n in reversed(joint.graph.nodes) if n.op == "output")
+    output = joint.graph.output_node()
     results: list[Value] = []
     kept: list[int] = []
     for index, (node, descriptor) in enumerate(zip(output.args[0], output.meta["desc"], strict=True)):
