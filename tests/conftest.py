@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import irongrad as ig
+from irongrad.pipeline.oracle import twin_of
 from irongrad.runtime import Session
 from irongrad.runtime.devices import Device, find_device
 
@@ -80,9 +81,43 @@ def iree_run() -> Callable[[list[str]], subprocess.CompletedProcess[str]]:
     def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
         tool = shutil.which(arguments[0]) or str(Path(sys.executable).with_name(arguments[0]))
         for _ in range(3):
-            result = subprocess.run([tool, *arguments[1:]], capture_output=True, text=True, check=False)
+            result = subprocess.run([tool, *arguments[1:]], capture_output=True, text=True, check=False, timeout=120)
             if "DATA_LOSS" not in result.stderr:
                 break
         return result
 
     return run
+
+
+@pytest.fixture(scope="session")
+def trains_as_eager() -> Callable[..., None]:
+    """`trains_as_eager(session, step, batches, ...)`: from its initial state, a session goes on as eager float64 does.
+
+    Compared are the loss of each batch of `x` and `y`, within `rtol`, and the state after the last, within `state`, a
+    relative and an absolute difference.
+    """
+
+    def check(
+        session: Session,
+        step: ig.TrainStep,
+        batches: Iterable[Mapping[str, torch.Tensor]],
+        *,
+        rtol: float,
+        state: tuple[float, float],
+    ) -> None:
+        twin = twin_of(step, torch.float64)
+        session.reset()
+        for batch in batches:
+            loss = twin.loss(twin.model(batch["x"]), batch["y"])
+            twin.optimizers[0].zero_grad()
+            loss.backward()
+            if twin.clip_grad_norm is not None:
+                nn.utils.clip_grad_norm_(twin.model.parameters(), twin.clip_grad_norm)
+            twin.optimizers[0].step()
+            made = session.train_step(**{n: v.numpy() for n, v in batch.items()})
+            np.testing.assert_allclose(made, loss.item(), rtol=rtol)
+        found = session.state()
+        for name, value in twin.model.state_dict().items():
+            np.testing.assert_allclose(found[name], value.numpy(), rtol=state[0], atol=state[1], err_msg=name)
+
+    return check

@@ -11,7 +11,8 @@ import msgspec
 from irongrad.cache.store import Store
 from irongrad.pipeline.staging import publish, staged
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.manifest import Manifest, check_files, read_manifest
+from irongrad.runtime.integrity import check_files
+from irongrad.runtime.manifest import Manifest, read_manifest
 
 ARTIFACT = "artifact"
 RECORD = "record.msgpack"  # JSON has no infinity

@@ -17,7 +17,8 @@ from irongrad.cli.common import console, directory_argument, json_option, print_
 from irongrad.runtime.checkpoint import numpy_dtype, read
 from irongrad.runtime.commands import command_line
 from irongrad.runtime.errors import UserError
-from irongrad.runtime.manifest import Certificate, Manifest, Role, StateSpec, check_files, read_manifest
+from irongrad.runtime.integrity import check_files
+from irongrad.runtime.manifest import Certificate, Manifest, Role, StateSpec, read_manifest
 from irongrad.runtime.refusals import largest_of
 from irongrad.runtime.session import initial_state
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,48 +77,112 @@ def command(
     run goes on as the first one would have.
     """
     session = load(directory, target=target, device=device, checkpoint=resume, strict=strict)
-    if not is_verified(session.target, session.device):
-        error_console.print(
-            f"warning: the target {session.target.name} is not verified on {session.device}; its numbers may be wrong. "
-            f"Verify it: irongrad verify {directory} --target {session.target.name} --device {session.device}",
-            highlight=False,
-            soft_wrap=True,
-        )
+    _warn_unless_verified(session)
     if seed is not None and resume is None and session.manifest.seed is not None:
         session.seed(seed)
-    hypers = numbers(settings, "--set") | ({"lr": lr} if lr is not None else {})
-    arrays = read_data(data, session)
-    held_out = read_data(validation, session) if validation is not None else None
-    compiled, factor = _batch(session, batch_size)
-    size = len(next(iter(arrays.values())))
-    per_epoch = size // (compiled * factor)
-    if per_epoch == 0:
-        raise GuardError(f"{data} has {size} samples, fewer than one batch of {compiled * factor}")
+    training = _Training(
+        session=session,
+        data=read_data(data, session),
+        held_out=read_data(validation, session) if validation is not None else None,
+        sizes=_batch(session, batch_size),
+        hypers=numbers(settings, "--set") | ({"lr": lr} if lr is not None else {}),
+        seed=seed or 0,
+    )
+    if training.per_epoch == 0:
+        raise GuardError(f"{data} has {training.samples} samples, fewer than one batch of {training.batch}")
+    compiled, factor = training.sizes
     if factor > 1 and not as_json:
         console.print(f"each step accumulates {factor} batches of {compiled}; BatchNorm sees {compiled} at a time")
     report: list[dict[str, Any]] = []
     step = int(session.state()[STEPS])
     with _progress(as_json) as progress:
-        for epoch in range(epochs):
-            task = progress.add_task(f"epoch {epoch + 1}/{epochs}", total=per_epoch, loss="")
-            losses = []
-            for _ in range(per_epoch):
-                order = _order(size, seed or 0, step // per_epoch)
-                rows = order[step % per_epoch * compiled * factor :][: compiled * factor]
-                losses.append(_step(session, arrays, rows.reshape(factor, compiled), hypers))
-                step += 1
-                progress.update(task, advance=1, loss=f"loss {np.mean(losses):.4f}")
-            record = {"epoch": epoch + 1, "steps": step, "loss": float(np.mean(losses))}
-            if held_out is not None:
-                record["validation_loss"] = evaluate(session, held_out, compiled)
-                progress.update(task, loss=f"loss {record['loss']:.4f}, validation {record['validation_loss']:.4f}")
-            report.append(record)
+        for epoch in range(1, epochs + 1):
+            task = progress.add_task(f"epoch {epoch}/{epochs}", total=training.per_epoch, loss="")
+            record = training.epoch(step, partial(progress.update, task))
+            report.append({"epoch": epoch, **record})
+            step = record["steps"]
             if checkpoint is not None:
                 session.save(checkpoint)
     if as_json:
         print_json({"epochs": report, "checkpoint": str(checkpoint) if checkpoint else None})
     elif checkpoint is not None:
         console.print(f"saved {checkpoint}")
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A session, and what it is trained on.
+
+    Attributes:
+        session: it has the state.
+        data: the arrays of all samples, by the input's name.
+        held_out: those of the evaluation loss; None for none.
+        sizes: the compiled batch size, and how many of them make one step.
+        hypers: hyperparameters that are not the compiled defaults.
+        seed: of the order of the samples.
+    """
+
+    session: Session
+    data: Data
+    held_out: Data | None
+    sizes: tuple[int, int]
+    hypers: dict[str, float]
+    seed: int
+
+    @property
+    def batch(self) -> int:
+        """How many samples a step takes."""
+        return self.sizes[0] * self.sizes[1]
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        return len(next(iter(self.data.values())))
+
+    @property
+    def per_epoch(self) -> int:
+        """The steps of an epoch; samples that fill no step are left out."""
+        return self.samples // self.batch
+
+    def epoch(self, first: int, show: Callable[..., None]) -> dict[str, Any]:
+        """Train one epoch from step `first` on, and evaluate.
+
+        Returns:
+            The number of steps so far, and the mean losses.
+        """
+        losses = []
+        for number in range(first, first + self.per_epoch):
+            losses.append(self._step(number))
+            show(advance=1, loss=f"loss {np.mean(losses):.4f}")
+        record = {"steps": first + self.per_epoch, "loss": float(np.mean(losses))}
+        if self.held_out is not None:
+            record["validation_loss"] = evaluate(self.session, self.held_out, self.sizes[0])
+            show(loss=f"loss {record['loss']:.4f}, validation {record['validation_loss']:.4f}")
+        return record
+
+    def _step(self, number: int) -> float:
+        """Step `number` since the beginning of the first run, on samples that follow from it and the seed."""
+        epoch, place = divmod(number, self.per_epoch)
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
+        compiled, factor = self.sizes
+        rows = order[place * self.batch :][: self.batch].reshape(factor, compiled)
+        batches: Iterator[Data] = ({n: a[part] for n, a in self.data.items()} for part in rows)
+        if factor == 1:
+            return self.session.train_step(**next(batches), **self.hypers)
+        losses = [self.session.grad_step(**batch) for batch in batches]
+        self.session.apply_step(**self.hypers)
+        return float(np.mean(losses))
+
+
+def _warn_unless_verified(session: Session) -> None:
+    if is_verified(session.target, session.device):
+        return
+    error_console.print(
+        f"warning: the target {session.target.name} is not verified on {session.device}; its numbers may be wrong. "
+        f"Verify it: irongrad verify {session.directory} --target {session.target.name} --device {session.device}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def read_data(path: Path, session: Session) -> Data:
@@ -168,19 +234,6 @@ def _batch(session: Session, wanted: int | None) -> tuple[int, int]:
             f"--batch-size {wanted}: the step is compiled for batches of {compiled}; use that, or a multiple of it"
         )
     return compiled, wanted // compiled
-
-
-def _order(size: int, seed: int, epoch: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng((seed, epoch)).permutation(size)
-
-
-def _step(session: Session, data: Data, rows: np.ndarray[Any, Any], hypers: dict[str, float]) -> float:
-    batches: Iterator[Data] = ({n: a[part] for n, a in data.items()} for part in rows)
-    if len(rows) == 1:
-        return session.train_step(**next(batches), **hypers)
-    losses = [session.grad_step(**batch) for batch in batches]
-    session.apply_step(**hypers)
-    return float(np.mean(losses))
 
 
 def _progress(quiet: bool) -> Progress:

@@ -12,7 +12,8 @@ from irongrad.cli.common import console, device_option, directory_argument, json
 from irongrad.runtime import Session
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import read_golden
-from irongrad.runtime.manifest import GOLDEN, Certificate, check_files, write_manifest
+from irongrad.runtime.integrity import check_files
+from irongrad.runtime.manifest import GOLDEN, Certificate, write_manifest
 from irongrad.runtime.verification import Report, signed, verify
 
 

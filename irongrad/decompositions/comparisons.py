@@ -18,6 +18,10 @@ aten = torch.ops.aten
 
 def _in_one_kind(operator: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
     def compare(x: torch.Tensor, number: float) -> torch.Tensor:
+        """The same comparison of the same values, both floating-point or both integers: booleans of the shape of `x`.
+
+        As PyTorch promotes them ("Type Promotion"): an integer tensor and a float are compared as float32.
+        """
         if x.is_floating_point() and isinstance(number, int):
             result: torch.Tensor = operator(x, float(number))
         elif x.dtype == torch.bool and isinstance(number, int):

@@ -29,6 +29,7 @@ _ARITHMETIC = (
 def _in_float32(op: torch._ops.OpOverload) -> None:
     @decomposes(op)
     def rewrite(x: object, y: object, *args: object, **kwargs: object) -> object:
+        """round(op(float32(x), float32(y))) where a number in it is none of the tensors' dtype; as it is elsewhere."""
         given = (x, y, *args, *kwargs.values())
         dtypes = {v.dtype for v in given if isinstance(v, torch.Tensor)}
         if len(dtypes) != 1 or not dtypes <= {torch.float16, torch.bfloat16}:

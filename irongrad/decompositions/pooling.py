@@ -24,6 +24,10 @@ def _average_pooling(dims: int, forward: Operator, backward: Operator) -> None:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> torch.Tensor:
+        """y[o] = sum of x[i] over the places i of window o, by how many count: [..., sizes] -> [..., windows].
+
+        One dimension after the other, for the divisor is a product of one a dimension (`_averages`).
+        """
         windows = sliding(x, kernel_size, stride, padding, ceil_mode=ceil_mode, dims=dims)
         return apply_each(x, _averages(windows, count_include_pad, divisor_override))
 
@@ -38,6 +42,7 @@ def _average_pooling(dims: int, forward: Operator, backward: Operator) -> None:
         count_include_pad: bool,
         divisor_override: int | None,
     ) -> torch.Tensor:
+        """dx[i] = sum of dy[o] over the windows o that hold i, by their divisors: the transposed map."""
         windows = sliding(x, kernel_size, stride, padding, ceil_mode=ceil_mode, dims=dims)
         return apply_each_transposed(grad, _averages(windows, count_include_pad, divisor_override))
 
@@ -75,10 +80,12 @@ def _adaptive_pooling(dims: int, forward: Operator, backward: Operator) -> None:
 
     @decomposes(forward)
     def pool(x: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
+        """The mean of each window, [..., sizes] -> [..., *output_size]; `adaptive` says where the windows lie."""
         return apply_each(x, averages(x, output_size))
 
     @decomposes(backward)
     def pool_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """dx[i] = sum of dy[o] over the windows o that hold i, by their sizes: the transposed map."""
         return apply_each_transposed(grad, averages(x, grad.shape[-dims:]))
 
 

@@ -26,6 +26,10 @@ def _max_pooling(dims: int, forward: Operator, backward: Operator) -> None:
         dilation: Sequence[int] = (1,),
         ceil_mode: bool = False,
     ) -> Pooled:
+        """The maximum of each window and its place in the flattened image: [..., sizes] -> twice [..., windows].
+
+        Of equal ones the first place, in the order of the elements (ATen/native/cpu/MaxPoolKernel.cpp).
+        """
         windows = sliding(x, kernel_size, stride, padding, dilation, ceil_mode, dims=dims)
         return _pool(x, [w.places() for w in windows])
 
@@ -40,6 +44,7 @@ def _max_pooling(dims: int, forward: Operator, backward: Operator) -> None:
         ceil_mode: bool,
         indices: torch.Tensor,
     ) -> torch.Tensor:
+        """dx[i] = sum of dy[o] over the windows o whose maximum is at i: [..., windows] -> [..., sizes]."""
         windows = sliding(x, kernel_size, stride, padding, dilation, ceil_mode, dims=dims)
         return _backward(grad, x, [w.places() for w in windows], indices)
 
@@ -51,10 +56,12 @@ _max_pooling(3, aten.max_pool3d_with_indices.default, aten.max_pool3d_with_indic
 def _adaptive_pooling(dims: int, forward: Operator, backward: Operator) -> None:
     @decomposes(forward)
     def pool(x: torch.Tensor, output_size: Sequence[int]) -> Pooled:
+        """As that of sliding windows, for those of `adaptive`: [..., sizes] -> twice [..., *output_size]."""
         return _pool(x, [adaptive(*sizes) for sizes in zip(x.shape[-dims:], output_size, strict=True)])
 
     @decomposes(backward)
     def pool_backward(grad: torch.Tensor, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """dx[i] = sum of dy[o] over the windows o whose maximum is at i; `grad` says how many there are."""
         tables = [adaptive(*sizes) for sizes in zip(x.shape[-dims:], grad.shape[-dims:], strict=True)]
         return _backward(grad, x, tables, indices)
 
@@ -147,6 +154,7 @@ def _fractional_pooling(dims: int, forward: Operator, backward: Operator) -> Non
         output_size: Sequence[int],
         indices: torch.Tensor,
     ) -> torch.Tensor:
+        """dx[indices[o]] += dy[o]: windows may lie anywhere, and so share inputs, in other ways for each plane."""
         zeros = torch.zeros_like(x).flatten(-dims)
         return zeros.scatter_add(-1, indices.flatten(-dims), grad.flatten(-dims)).reshape(x.shape)
 

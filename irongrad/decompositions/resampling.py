@@ -135,12 +135,14 @@ def _register(forward: Operator, backward: Operator, resampling: Resampling, tra
 
     @decomposes(forward)
     def upsample(x: torch.Tensor, output_size: Sequence[int], *scales: float | None) -> torch.Tensor:
+        """y[o] = sum of w[o, i] x[i], one dimension after the other: [..., sizes] -> [..., *output_size]."""
         return apply_each(x, _maps(resampling, x.dtype, x.shape, output_size, False, scales))
 
     @decomposes(backward)
     def upsample_backward(
         grad: torch.Tensor, output_size: Sequence[int], input_size: Sequence[int], *scales: float | None
     ) -> torch.Tensor:
+        """dx[i] = sum of w[o, i] dy[o], the weights of `transposed`: [..., *output_size] -> `input_size`."""
         return apply_each_transposed(grad, _maps(transposed, grad.dtype, input_size, output_size, False, scales))
 
 
@@ -151,6 +153,7 @@ def _register_aligned(forward: Operator, backward: Operator, resampling: Resampl
     def upsample(
         x: torch.Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
     ) -> torch.Tensor:
+        """y[o] = sum of w[o, i] x[i], one dimension after the other: [..., sizes] -> [..., *output_size]."""
         return apply_each(x, _maps(resampling, x.dtype, x.shape, output_size, align_corners, scales))
 
     @decomposes(backward)
@@ -161,6 +164,7 @@ def _register_aligned(forward: Operator, backward: Operator, resampling: Resampl
         align_corners: bool,
         *scales: float | None,
     ) -> torch.Tensor:
+        """dx[i] = sum of w[o, i] dy[o], the weights of the forward: [..., *output_size] -> `input_size`."""
         maps = _maps(resampling, grad.dtype, input_size, output_size, align_corners, scales)
         return apply_each_transposed(grad, maps)
 

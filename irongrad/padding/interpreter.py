@@ -269,19 +269,10 @@ def zeroed_in(
     bucket, and so are looked for once.
     """
     if _ZEROED not in graph.meta:
-        graph.meta[_ZEROED] = _zeroed_in(graph, values, names, padding)
+        mode = detect_fake_mode(values) or FakeTensorMode(allow_non_fake_inputs=True)
+        with _disable_current_modes(), mode, torch.no_grad():
+            like = [torch.empty(v.shape, dtype=v.dtype) for v in values]
+            PaddedInterpreter(graph, names, padding).run(*like, enable_io_processing=False)
+        graph.meta[_ZEROED] = padding.zeroed
     found: Collection[Hashable] = graph.meta[_ZEROED]
     return found
-
-
-def _zeroed_in(
-    graph: GraphModule,
-    values: Sequence[torch.Tensor],
-    names: Mapping[sympy.Symbol, sympy.Expr],
-    padding: Padding,
-) -> Collection[Hashable]:
-    mode = detect_fake_mode(values) or FakeTensorMode(allow_non_fake_inputs=True)
-    with _disable_current_modes(), mode, torch.no_grad():
-        like = [torch.empty(v.shape, dtype=v.dtype) for v in values]
-        PaddedInterpreter(graph, names, padding).run(*like, enable_io_processing=False)
-    return padding.zeroed

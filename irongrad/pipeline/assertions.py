@@ -100,7 +100,7 @@ def refuse_unless_equal(
     yield f"  {name}.shown = hal.buffer_view.create buffer({name}.buffer : !hal.buffer)[{name}.none, {name}.length]"
     shape = ", ".join([*given, f"{name}.none"])
     yield f"      shape([{shape}]) type({name}.type) encoding({name}.order) : !hal.buffer_view"
-    yield from (f"  {line}" for line in mismatch(f"{name}.shown", [*wanted, f"{name}.none"], text, name))
+    yield from (f"  {line}" for line in assert_shape(f"{name}.shown", [*wanted, f"{name}.none"], text, name))
     yield "}"
 
 
@@ -121,7 +121,7 @@ def exported(entry: EntryPoint, number: int, name: str) -> Iterator[str]:
     yield f"{name}.order = hal.encoding_type<dense_row_major> : i32"
 
 
-def mismatch(view: str, shape: Sequence[str], text: str, name: str) -> Iterator[str]:
+def assert_shape(view: str, shape: Sequence[str], text: str, name: str) -> Iterator[str]:
     """Refuse a buffer view of another shape, in words; `exported` has computed its type."""
     yield f'hal.buffer_view.assert<{view} : !hal.buffer_view> message("{quoted(text)}")'
     yield f"    shape([{', '.join(shape)}]) type({name}.type) encoding({name}.order)"

@@ -63,8 +63,8 @@ def _of_any_size(example: Bucket, graph: StepGraph, limits: Limits) -> list[Buck
     found = next(_allowed(sizes, limits), None)
     if found is None:
         raise CaptureError(
-            "bucket_fallback='dynamic' is for sizes above the largest bucket, and this model or loss takes none: "
-            f"{ {n: limits.largest[n] for n in example if n in limits.largest} }. Leave bucket_fallback out"
+            "bucket_fallback='dynamic' is for sizes above the largest bucket, and this model or loss takes none: the "
+            f"largest are {dict(limits.largest)}. Leave bucket_fallback out"
         )
     return [found]
 

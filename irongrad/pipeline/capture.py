@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from irongrad.decompositions.registry import BeforeAutograd
 from irongrad.pipeline import autograd_functions, sideeffects, usercode
-from irongrad.pipeline.dimensions import fixed, specialised, symbolic
+from irongrad.pipeline.dimensions import dims_of, fixed, specialised, symbolic
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.exported import FlatGraph, region_of
 from irongrad.pipeline.multiples import declared_multiples, needed_multiples
@@ -263,7 +263,7 @@ def export(
 
 
 def _dynamic(step: TrainStep, inputs: Iterable[str]) -> list[Mapping[int, str]]:
-    return [step.dynamic.get(n, {}) for n in inputs] if step.dynamic else []
+    return dims_of(inputs, step.dynamic) if step.dynamic else []
 
 
 def _export_predict(
@@ -291,8 +291,7 @@ def _used_inputs(program: ExportedProgram) -> list[bool]:
 
 def loss_node(program: ExportedProgram) -> torch.fx.Node:
     """The node of `CapturedStep.train` or `.eval` that computes the loss."""
-    outputs = next(n for n in reversed(program.graph.nodes) if n.op == "output").args[0]
-    node = next(n for n in outputs if n.name == program.graph_signature.user_outputs[0])
+    node = next(n for n in program.graph.output_node().args[0] if n.name == program.graph_signature.user_outputs[0])
     return FlatGraph(program.graph_module).origins(node)[-1]
 
 

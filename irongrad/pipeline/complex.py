@@ -57,8 +57,7 @@ def in_reals(graph: GraphModule) -> GraphModule:
     """
     if not has_complex(graph):
         return graph
-    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
-    for result in output.all_input_nodes:
+    for result in graph.graph.output_node().all_input_nodes:
         if _is_complex(result.meta["val"]):
             raise CaptureError(f"{usercode.line_of(result)}\n  a result is complex. Return torch.view_as_real(z)")
     examples = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]

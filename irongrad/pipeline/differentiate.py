@@ -29,9 +29,11 @@ from irongrad.pipeline.capture import CapturedStep, StepModule, loss_node, plain
 from irongrad.pipeline.complex import at_fixed_sizes, refuse_complex
 from irongrad.pipeline.dimensions import (
     derived_of,
+    dims_of,
     guards_of,
     holds,
     named_sizes,
+    names_in_program,
     names_of,
     relations_of,
     symbolic_inputs,
@@ -192,8 +194,7 @@ def _limits(made: Programs, captured: CapturedStep) -> Limits | None:
         return None
     conditions = _conditions(made)
     for program in filter(None, (captured.train, captured.eval)):
-        names = names_of(symbolic_inputs(program), [step.dynamic.get(n, {}) for n in step.inputs])
-        conditions += table_conditions(program, names)
+        conditions += table_conditions(program, names_in_program(program, step.inputs, step.dynamic))
     return limits_of(conditions, list(sizes_of(step, step.inputs)), step.conditions)
 
 
@@ -261,29 +262,16 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
             joint = aot_export_joint_with_descriptors(stack, exported, values).graph_module
     except Exception as error:
         raise usercode.capture_error(error, exported) from error
-    constants = {**dict(exported.named_buffers()), **dict(exported.named_parameters())}
-    arguments: list[Value] = []
-    examples: list[torch.Tensor] = []
-    given: list[torch.Tensor] = []
-    for node in [n for n in joint.graph.nodes if n.op == "placeholder"]:
-        match node.meta["desc"]:
-            case ParamAOTInput(target=path) | BufferAOTInput(target=path):
-                name = names.of(path) if path in names._canonical else names.constant(path, constants[path])
-                arguments.append(Value("state", name))
-                examples.append(names.state[name].initial)
-            case PlainAOTInput(idx=index):
-                given.append(node.meta["val"])
-                arguments.append(Value("input", list(inputs)[index]))
-                examples.append(list(inputs.values())[index])
-            case TangentAOTInput():
-                tangent = node.meta["val"].dtype
-            case other:
-                raise CaptureError(f"AOTAutograd made an argument that IronGrad does not know: {other}")
+    pairs = _joint_arguments(joint, exported, names, inputs)
+    arguments, examples = [value for value, _ in pairs], [example for _, example in pairs]
     results, kept = _joint_results(joint, names, captured.output_names if captured.step.between else ())
     if not any(r.kind == "gradient" for r in results):
         raise CaptureError(_no_gradient(captured))
 
-    symbols = names_of(given, [dynamic.get(n, {}) for n in inputs])
+    given = _fakes(joint, PlainAOTInput)
+    (tangent,) = (t.dtype for t in _fakes(joint, TangentAOTInput))
+    dims = dims_of(inputs, dynamic)
+    symbols = names_of(given, dims)
     portable = at_fixed_sizes(joint, symbols)
     scaled = captured.step.scaler is not None
     if scaled:
@@ -297,10 +285,37 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
         return [outputs[i] for i in kept]
 
     sizes = tuple(named_sizes(joint.graph.output_node().args[0][i].meta["val"], symbols) for i in kept)
-    derived = derived_of(given, [dynamic.get(n, {}) for n in inputs], symbols)
+    derived = derived_of(given, dims, symbols)
     return Program(
         run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic, guards_of(given), derived
     )
+
+
+def _joint_arguments(
+    joint: torch.fx.GraphModule, exported: nn.Module, names: StateNames, inputs: Mapping[str, torch.Tensor]
+) -> list[tuple[Value, torch.Tensor]]:
+    """What the arguments stand for, but for the loss's gradient, each with an example."""
+    constants = {**dict(exported.named_buffers()), **dict(exported.named_parameters())}
+    taken: list[tuple[Value, torch.Tensor]] = []
+    for node in joint.graph.find_nodes(op="placeholder"):
+        match node.meta["desc"]:
+            case ParamAOTInput(target=path) | BufferAOTInput(target=path):
+                name = names.of(path) if path in names else names.constant(path, constants[path])
+                taken.append((Value("state", name), names.state[name].initial))
+            case PlainAOTInput(idx=index):
+                name = list(inputs)[index]
+                taken.append((Value("input", name), inputs[name]))
+            case TangentAOTInput():
+                pass
+            case other:
+                raise CaptureError(f"AOTAutograd made an argument that IronGrad does not know: {other}")
+    return taken
+
+
+def _fakes(joint: torch.fx.GraphModule, kind: type) -> list[torch.Tensor]:
+    """The fake tensors of the arguments of one kind."""
+    nodes = joint.graph.find_nodes(op="placeholder")
+    return [node.meta["val"] for node in nodes if isinstance(node.meta["desc"], kind)]
 
 
 def _constants_as_buffers(exported: nn.Module) -> None:
@@ -324,7 +339,7 @@ def _joint_results(
     joint: torch.fx.GraphModule, names: StateNames, outputs: Sequence[str]
 ) -> tuple[list[Value], list[int]]:
     """What the results stand for: the loss, the model's `outputs`, updated buffers and gradients."""
-    output = next(n for n in reversed(joint.graph.nodes) if n.op == "output")
+    output = joint.graph.output_node()
     results: list[Value] = []
     kept: list[int] = []
     for index, (node, descriptor) in enumerate(zip(output.args[0], output.meta["desc"], strict=True)):

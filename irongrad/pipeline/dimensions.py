@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -17,6 +17,13 @@ from irongrad.pipeline.symbols import Derived
 from irongrad.runtime.errors import CaptureError
 
 Names = Mapping[sympy.Symbol, sympy.Expr]
+# Names of dimensions, by the input's name and position.
+Dynamic = Mapping[str, Mapping[int, str]]
+
+
+def dims_of(inputs: Iterable[str], dynamic: Dynamic) -> list[Mapping[int, str]]:
+    """The names of the dimensions of each of `inputs`, by position; of one that has none, none."""
+    return [dynamic.get(name, {}) for name in inputs]
 
 
 def symbolic(
@@ -61,6 +68,11 @@ def names_of(inputs: Sequence[torch.Tensor], dynamic: Sequence[Mapping[int, str]
             )
         names[one] = unit(name, int(multiple))
     return names
+
+
+def names_in_program(program: ExportedProgram, inputs: Iterable[str], dynamic: Dynamic) -> Names:
+    """As `names_of`, for the inputs of an exported program, whose names are `inputs`."""
+    return names_of(symbolic_inputs(program), dims_of(inputs, dynamic))
 
 
 def derived_of(inputs: Sequence[torch.Tensor], dynamic: Sequence[Mapping[int, str]], names: Names) -> Derived:

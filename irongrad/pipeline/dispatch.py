@@ -2,9 +2,11 @@
 
 Compiled code measures the inputs, refuses sizes that no function takes, pads the inputs, calls the function of one
 bucket on them and on the true sizes, and cuts its outputs to their own sizes. A function of any size gets the inputs as
-they are. What comes after forward and backward,
-and every store, comes after the choice: it is compiled once, and IREE 3.13.0 loses the offset of a tensor in its
-buffer where two branches store it ("attempted to access an address outside of the valid buffer range").
+they are.
+
+What comes after forward and backward, and every store, comes after the choice: it is compiled once, and IREE 3.13.0
+loses the offset of a tensor in its buffer where two branches store it ("attempted to access an address outside of the
+valid buffer range").
 """
 
 from __future__ import annotations

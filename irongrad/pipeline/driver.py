@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
@@ -244,22 +244,28 @@ def _optimised(graph: StepGraph, options: Options, records: list[PassRecord]) ->
     return pack_state(optimised)
 
 
+class Choices(TypedDict, total=False):
+    """What `compile` takes by name and hands on to `make_options`, which has the defaults."""
+
+    opt_level: int
+    passes: str | None
+    disable_passes: Sequence[str]
+    max_memory: str
+    tune: bool
+    route: str
+    entry_points: Sequence[str] | None
+    dump_dir: str | os.PathLike[str] | None
+    cache: bool
+
+
 def compile(
     step: TrainStep,
     output: str | os.PathLike[str],
     target: str | Sequence[str] = "llvm-cpu",
     *,
-    opt_level: int = DEFAULT_LEVEL,
-    passes: str | None = None,
-    disable_passes: Sequence[str] = (),
-    max_memory: str = "",
-    tune: bool = False,
-    route: str = "linalg",
-    entry_points: Sequence[str] | None = None,
     precision: str | None = None,
     bucket_fallback: str | None = None,
-    dump_dir: str | os.PathLike[str] | None = None,
-    cache: bool = True,
+    **choices: Unpack[Choices],
 ) -> Artifact:
     """Compile a training step into an artifact directory, and verify it.
 
@@ -268,18 +274,20 @@ def compile(
         output: the directory to write; an artifact that is there already is replaced once the new one is verified.
         target: one target or several, such as `llvm-cpu`, `llvm-cpu:cpu=x86-64-v3` or `vulkan:profile=desktop`;
             `irongrad targets` lists them.
-        opt_level: 0 to 3: how much to optimise.
-        passes: exactly these passes in place of the level's, such as `dce,cse`; `irongrad passes` lists them.
-        disable_passes: names of passes to leave out.
-        max_memory: the most that the intermediate values of a step may take, such as `512MiB`, or `50%` of what they
-            take without a limit. The backward then computes again what it cannot keep.
-        tune: choose the forms of convolutions by measurement on this machine, and not by a table of costs.
-        route: from PyTorch's operators to linalg: `linalg` directly, or over `stablehlo`.
-        entry_points: which entry points to include, all by default.
         precision: in place of the step's own, `f32`, `bf16` or `f16`.
         bucket_fallback: in place of the step's own, `dynamic` for a function of any size beside the buckets.
-        dump_dir: where to write every stage's readable form.
-        cache: whether to take from the cache on disk what was compiled before, and to keep what is compiled.
+        choices: any of these, by name:
+            opt_level: 0 to 3, how much to optimise; 2 by default.
+            passes: exactly these passes in place of the level's, such as `dce,cse`; `irongrad passes` lists them.
+            disable_passes: names of passes to leave out.
+            max_memory: the most that the intermediate values of a step may take, such as `512MiB`, or `50%` of what
+                they take without a limit. The backward then computes again what it cannot keep.
+            tune: choose the forms of convolutions by measurement on this machine, and not by a table of costs.
+            route: from PyTorch's operators to linalg: `linalg` directly, as by default, or over `stablehlo`.
+            entry_points: which entry points to include, all by default.
+            dump_dir: where to write every stage's readable form.
+            cache: whether to take from the cache on disk what was compiled before, and to keep what is compiled; it is
+                by default.
 
     Raises:
         CaptureError: the step cannot be captured; with the user's line.
@@ -289,24 +297,13 @@ def compile(
         ToolchainError: torch-mlir or IREE failed.
         VerificationError: the compiled step disagrees with the float64 oracle; nothing is written.
     """
+    if unknown := choices.keys() - Choices.__annotations__.keys():
+        raise TypeError(f"compile() got an unexpected keyword argument {min(unknown)!r}")
     if precision is not None:
         step = replace(step, precision=precision)
     if bucket_fallback is not None:
         step = replace(step, bucket_fallback=bucket_fallback)
-    options = make_options(
-        output,
-        target,
-        opt_level=opt_level,
-        passes=passes,
-        disable_passes=disable_passes,
-        max_memory=max_memory,
-        tune=tune,
-        route=route,
-        entry_points=entry_points,
-        dump_dir=dump_dir,
-        cache=cache,
-    )
-    artifact = build(step, options).artifact
+    artifact = build(step, make_options(output, target, **choices)).artifact
     assert artifact is not None
     return artifact
 

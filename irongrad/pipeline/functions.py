@@ -210,8 +210,8 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> tuple[StepGrap
     except Exception as error:
         raise usercode.capture_error(error, fn) from error
     arguments = tuple(Value("input", n) for n in flat.examples)
-    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
-    results = tuple(Value("output", f"result{i}") for i in range(len(output.args[0])))
+    count = len(graph.graph.output_node().args[0])
+    results = tuple(Value("output", f"result{i}") for i in range(count))
     step = StepGraph((), (), flat.examples, {}, functions={"call": Function(graph, arguments, results)})
     ranges = function_ranges(traced, flat.examples)
     return add_guards(constants_as_state(step, "call"), ranges), ranges

@@ -67,7 +67,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class Function:
-    """A functional ATen graph: no mutation, no constants over a few elements, no symbolic scalars.
+    """A functional ATen graph: no mutation, no constants over a few elements, no symbols but in sizes (`of_any_size`).
 
     Attributes:
         graph: the graph; its placeholders are `arguments` and its outputs `results`, in order.
@@ -91,8 +91,7 @@ class Function:
 
     def results_like(self) -> list[torch.Tensor]:
         """The fake tensors of the results."""
-        output = next(n for n in reversed(self.graph.graph.nodes) if n.op == "output")
-        return [n.meta["val"] for n in output.args[0]]
+        return [n.meta["val"] for n in self.graph.graph.output_node().args[0]]
 
 
 def specialised_name(name: str, bucket: Bucket | None) -> str:
@@ -119,8 +118,8 @@ class StepGraph:
         fixed: hyperparameters that the graph was specialised on, with their values.
         functions: `joint` (forward and backward), or `forward` and `finish` in its place (`irongrad.pipeline.pieces`),
             `update` (the optimizer), `accumulate` and `mean` (of gradients), `eval` and, unless the model has no output
-            but its loss, `predict`; with `check.<name>` for those whose inputs have a range.
-            `irongrad.pipeline.assemble` chains them.
+            but its loss, `predict`; `step` of an imported step, `call` of a compiled function; with `check.<name>` for
+            those whose inputs have a range. `irongrad.pipeline.interface` says which an entry point runs.
         accumulate: how many micro-batches `joint` runs on in turn; the other functions take whole batches.
         precision: of forward and backward, as in `TrainStep.precision`.
         packs: what is stored, or handed on, together.

@@ -38,7 +38,11 @@ def index_of(size: Any, sizes: Mapping[str, str], name: str) -> Generator[str, N
     if expression.is_Symbol:
         return sizes[expression.name]
     if expression.func not in _OPERATIONS:
-        raise UnsupportedOpError(f"a result of predict has the size {expression}, which an entry point cannot compute")
+        names = ", ".join(sorted(repr(s.name) for s in expression.free_symbols))
+        raise UnsupportedOpError(
+            f"the size {expression} is not made of sums, products, whole quotients, remainders, maxima and minima, so "
+            f"an entry point cannot compute it: leave {names} out of dynamic="
+        )
     terms: list[str] = []
     for i, part in enumerate(expression.args):
         term = yield from index_of(part, sizes, f"{name}.{i}")

@@ -15,7 +15,7 @@ from irongrad.decompositions import is_ours
 from irongrad.pipeline import usercode
 from irongrad.pipeline.capture import plain_operators
 from irongrad.pipeline.complex import at_fixed_sizes
-from irongrad.pipeline.dimensions import derived_of, guards_of, named_sizes, names_of, symbolic_inputs
+from irongrad.pipeline.dimensions import derived_of, dims_of, guards_of, named_sizes, names_in_program, symbolic_inputs
 from irongrad.pipeline.graphs import Value
 from irongrad.pipeline.specialise import Interpret, Program
 from irongrad.pipeline.state_names import StateNames
@@ -57,8 +57,7 @@ def inference_program(
     """
     with plain_operators(), usercode.quiet_export():
         program = program.run_decompositions(table)
-    dynamic = [step.dynamic.get(n, {}) for n in inputs]
-    symbols = names_of(symbolic_inputs(program), dynamic)
+    symbols = names_in_program(program, inputs, step.dynamic)
     arguments: list[Value] = []
     examples: list[torch.Tensor] = []
     remaining = list(inputs)
@@ -90,7 +89,8 @@ def inference_program(
         return interpret(portable, values)
 
     sizes = tuple(named_sizes(n.meta["val"], symbols) for n in portable.graph.output_node().args[0])
-    guards, derived = guards_of(symbolic_inputs(program)), derived_of(symbolic_inputs(program), dynamic, symbols)
+    given = symbolic_inputs(program)
+    derived = derived_of(given, dims_of(inputs, step.dynamic), symbols)
     return Program(
-        run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, step.dynamic, guards, derived
+        run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, step.dynamic, guards_of(given), derived
     )

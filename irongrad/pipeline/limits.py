@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,7 @@ def limits_of(conditions: Iterable[Any], names: Sequence[str], declared: Sequenc
     return Limits(smallest, largest, tuple(others))
 
 
+@functools.cache  # sympy takes seconds over all sizes, and the programs of a step have conditions in common
 def _interval(condition: Any, name: str) -> tuple[int, int | None] | None:
     """The first size for which `condition` holds and the last, None for no last; None where there are gaps."""
     right = [holds(condition, {name: s}) for s in (*range(1, _TRIED), _FAR)]

@@ -10,7 +10,7 @@ import math
 
 from torch.export import ExportedProgram
 
-from irongrad.pipeline.dimensions import derived_of, multiples_of, names_of, symbolic_inputs
+from irongrad.pipeline.dimensions import derived_of, dims_of, multiples_of, names_in_program, symbolic_inputs
 from irongrad.pipeline.limits import multiple_of
 from irongrad.runtime.errors import CaptureError
 from irongrad.step import TrainStep, sizes_of
@@ -36,10 +36,9 @@ def needed_multiples(train: ExportedProgram, step: TrainStep) -> dict[str, int]:
     """
     if not step.dynamic:
         return {}
-    inputs, sizes = symbolic_inputs(train), sizes_of(step, step.inputs)
-    dynamic = [step.dynamic.get(n, {}) for n in step.inputs]
-    names = names_of(inputs, dynamic)
-    own = {name: size for name, size in sizes.items() if name not in derived_of(inputs, dynamic, names)}
+    sizes, names = sizes_of(step, step.inputs), names_in_program(train, step.inputs, step.dynamic)
+    derived = derived_of(symbolic_inputs(train), dims_of(step.inputs, step.dynamic), names)
+    own = {name: size for name, size in sizes.items() if name not in derived}
     found = multiples_of(train, names, own)
     for name, multiple in found.items():
         if sizes[name] < 2 * multiple:

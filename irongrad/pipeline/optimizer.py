@@ -164,7 +164,7 @@ def _joint_function(whole: Function, update: Update) -> Function:
     """The joint graph without gradients of parameters that no optimizer holds."""
     kept = [i for i, r in enumerate(whole.results) if r.kind != "gradient" or r.name in update.parameters]
     graph = copy.deepcopy(whole.graph)
-    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
+    output = graph.graph.output_node()
     output.args = ([output.args[0][i] for i in kept],)
     eliminate_dead_code(graph)
     graph.recompile()

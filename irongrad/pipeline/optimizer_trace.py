@@ -86,7 +86,10 @@ def trace_update(joint: JointStep) -> Update:
     held = {id(p) for o in step.optimizers for g in o.param_groups for p in g["params"]}
     parameters = {n: p for n, p in _named_parameters(joint) if id(p) in held and n in with_gradient}
     if not parameters:
-        raise CaptureError("no parameter that the optimizer holds gets a gradient from the loss")
+        raise CaptureError(
+            "no parameter that the optimizer holds gets a gradient from the loss; give it those of this model, "
+            "model.parameters()"
+        )
     initial = initial_state(step.optimizers, parameters)
     clips = {
         name: Hyper(name, name, None, -1, float(value))

@@ -41,13 +41,13 @@ def _turns(function: Function) -> dict[Value, int]:
     (compiler/src/iree/compiler/Dialect/Stream/Transforms/EmplaceAllocations.cpp).
     """
     turn = {n: i for i, n in enumerate(function.graph.graph.nodes)}
-    output = next(n for n in turn if n.op == "output")
-    return {v: turn[n] for v, n in zip(function.results, output.args[0], strict=True)}
+    results = function.graph.graph.output_node().args[0]
+    return {v: turn[n] for v, n in zip(function.results, results, strict=True)}
 
 
 def _packed(function: Function) -> tuple[Function, tuple[Pack, ...]]:
     fx = function.graph.graph
-    output = next(n for n in reversed(fx.nodes) if n.op == "output")
+    output = fx.output_node()
     arguments = {n: v for n, v in zip(fx.nodes, function.arguments, strict=False) if n.op == "placeholder"}
     results = dict(zip(function.results, output.args[0], strict=True))
     packs: list[Pack] = []

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from irongrad.pipeline.capture import CapturedStep
-from irongrad.pipeline.dimensions import Names, named_size, names_of, symbolic_inputs
+from irongrad.pipeline.dimensions import Names, named_size, names_in_program
 from irongrad.pipeline.exported import FlatGraph
 from irongrad.runtime.manifest import UNLIMITED
 
@@ -135,9 +135,7 @@ def index_ranges(
         and node.name in placeholders
         and _is_integer(node)
     }
-    dims = [dynamic.get(name, {}) for name in inputs]
-    names = names_of(symbolic_inputs(program), dims) if any(dims) else {}
-    return _ranges(graph.nodes, source, graph.origins, names)
+    return _ranges(graph.nodes, source, graph.origins, names_in_program(program, inputs, dynamic))
 
 
 def function_ranges(graph: GraphModule, inputs: Iterable[str]) -> list[Range]:

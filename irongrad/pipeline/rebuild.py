@@ -20,13 +20,13 @@ from irongrad.pipeline.package import Artifact, target_spec
 from irongrad.pipeline.staging import publish, staged
 from irongrad.runtime.errors import ToolchainError, UserError, VerificationError
 from irongrad.runtime.golden import read_golden
+from irongrad.runtime.integrity import check_files
 from irongrad.runtime.manifest import (
     GOLDEN,
     INITIAL_STATE,
     PORTABLE_MODULE,
     EntryPoint,
     Manifest,
-    check_files,
     file_spec,
     read_manifest,
     write_manifest,

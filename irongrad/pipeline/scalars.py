@@ -16,10 +16,6 @@ from torch.fx.node import Target
 aten = torch.ops.aten
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
 def _add(x: Any, y: Any, *, alpha: Any = 1) -> Any:
     return x + y * alpha
 
@@ -63,7 +59,7 @@ def _tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def _pairwise(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def apply(a: Any, b: Any) -> Any:
-        if not (_number(a) or _number(b)):
+        if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
             return min(a, b) if function is torch.minimum else max(a, b)
         return function(_tensor(a, torch.float64), _tensor(b, torch.float64))
 

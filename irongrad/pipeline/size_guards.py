@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 
 from irongrad.buckets import Bucket
-from irongrad.pipeline.assertions import exported, mismatch, refuse_unless_equal
+from irongrad.pipeline.assertions import assert_shape, exported, refuse_unless_equal
 from irongrad.pipeline.cores import spec_type
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.indices import index_of
@@ -94,7 +94,7 @@ def _refused(entry: EntryPoint, number: int, dim: int, wanted: str, text: str) -
     yield f"scf.if {name} {{"
     yield from (f"  {line}" for line in exported(entry, number, name))
     shape = [wanted if d == dim else f"{name}.{d}" for d in range(len(spec.shape))]
-    yield from (f"  {line}" for line in mismatch(f"{name}.view", shape, f"{text}; {NOT_RUN};", name))
+    yield from (f"  {line}" for line in assert_shape(f"{name}.view", shape, f"{text}; {NOT_RUN};", name))
     yield "}"
 
 

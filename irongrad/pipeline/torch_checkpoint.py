@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from irongrad.runtime.checkpoint import atomic_write
+from irongrad.runtime.checkpoint import atomic_write, readable
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.manifest import DRAWS, GROWTH_TRACKER, SCALE, SEED, SKIPPED, STEPS, Manifest, Role, read_manifest
 
@@ -37,9 +37,10 @@ def load_checkpoint(
         The model's part of the checkpoint, as it was given to `model.load_state_dict`.
 
     Raises:
-        ArtifactError: the checkpoint does not fit the model.
+        ArtifactError: the checkpoint is missing or damaged, or does not fit the model.
     """
-    tensors = load_file(path)
+    with readable(path):
+        tensors = load_file(path)
     wanted = model.state_dict().keys()
     mine = {n: t for n, t in tensors.items() if n in wanted}
     if missing := sorted(wanted - mine.keys()):
@@ -47,9 +48,10 @@ def load_checkpoint(
     model.load_state_dict(mine)
     names = {id(p): n for n, p in model.named_parameters()}
     for one in _each(optimizer):
-        for group in one.param_groups:
-            for parameter in group["params"]:
-                _load_state(one, parameter, names[id(parameter)], tensors)
+        for parameter in [p for group in one.param_groups for p in group["params"]]:
+            if id(parameter) not in names:
+                raise ArtifactError("the optimizer holds a parameter that is none of the model's; make it anew")
+            _load_state(one, parameter, names[id(parameter)], tensors)
     if scaler is not None:
         if SCALE not in tensors:
             raise ArtifactError(f"{path} has no {SCALE}: the compiled step has no loss scale")
@@ -137,7 +139,10 @@ def _default(
         momentum = any(s.get("momentum_buffer") is not None for s in states.values())
         return torch.tensor(max([*counts, int(momentum)]), dtype=torch.int64)
     if isinstance(artifact, Manifest) or role in (Role.PARAMETER, Role.BUFFER):
-        raise ArtifactError(f"the model (or its optimizer) has no {name}, which the compiled step's state has")
+        raise ArtifactError(
+            f"the model (or its optimizer) has no {name}, which the compiled step's state has. Give the model that was "
+            "compiled, and the artifact's directory for state that an optimizer does not hold yet"
+        )
     from irongrad.runtime.session import initial_state
 
     return torch.from_numpy(np.array(initial_state(Path(artifact))[name]))

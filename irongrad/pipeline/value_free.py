@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 import irongrad.pipeline.fake_shapes  # noqa: F401 (registers them)
 from irongrad.decompositions.scatter import put_by_mask
+from irongrad.pipeline.symbols import has_symbols
 from irongrad.runtime.errors import UnsupportedOpError
 
 _REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -162,10 +163,6 @@ def _is_mask(index: object) -> bool:
     return isinstance(index, Tensor) and index.dtype is torch.bool
 
 
-def _is_symbolic(tensor: Tensor) -> bool:
-    return any(isinstance(size, torch.SymInt) for size in tensor.shape)
-
-
 # Composite in C++, where torch 2.13 reads symbolic sizes as numbers.
 
 
@@ -179,7 +176,7 @@ def _max_pool1d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    if not _is_symbolic(input):
+    if not has_symbols(input):
         return NotImplemented
     window = (kernel_size, stride or kernel_size, padding, dilation)
     kernel, stride, padding, dilation = ((v,) if isinstance(v, int) else tuple(v) for v in window)
@@ -193,7 +190,7 @@ def _max_pool1d(
 @_replaces(functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, torch.adaptive_avg_pool1d)
 def _adaptive_avg_pool(input: Tensor, output_size: Any) -> Tensor:
     """Without the strides of an image of channels last, which a mean over all of it is given in eager."""
-    if not _is_symbolic(input):
+    if not has_symbols(input):
         return NotImplemented
     pool = functional.adaptive_avg_pool1d if input.ndim == 3 else functional.adaptive_avg_pool2d
     return pool(input.contiguous(), output_size)
@@ -201,7 +198,7 @@ def _adaptive_avg_pool(input: Tensor, output_size: Any) -> Tensor:
 
 @_replaces(torch.take_along_dim, Tensor.take_along_dim)
 def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
-    if dim is None or not _is_symbolic(input) or input.ndim != indices.ndim:
+    if dim is None or not has_symbols(input) or input.ndim != indices.ndim:
         return NotImplemented
     d = dim % input.ndim
     shape = [i if n == d or i != 1 else v for n, (v, i) in enumerate(zip(input.shape, indices.shape, strict=True))]

@@ -81,7 +81,9 @@ def as_array(value: Any) -> Array:
     try:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError) as error:
-        raise GuardError(f"a {type(value).__name__} cannot be read through DLPack: {error}") from None
+        raise GuardError(
+            f"a {type(value).__name__} cannot be read through DLPack: {error}. Pass a numpy array, or one on the CPU"
+        ) from None
 
 
 def as_seed(value: Any) -> Array:

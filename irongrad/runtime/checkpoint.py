@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ def read(path: Path, manifest: Manifest) -> dict[str, Array]:
     Raises:
         ArtifactError: the file is missing, damaged, or does not hold this model's state.
     """
-    arrays = _load(path)
+    with readable(path):
+        arrays = arrays_of(path)
     check_arrays(arrays, manifest, str(path))
     return {s.name: arrays[s.name] for s in manifest.state}
 
@@ -68,16 +70,9 @@ def check(path: Path, manifest: Manifest) -> None:
     Raises:
         ArtifactError: as `read`.
     """
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            found = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-            shapes = {
-                key: (tuple(s.get_shape()), _DTYPES.get(s.get_dtype(), s.get_dtype())) for key, s in found.items()
-            }
-    except FileNotFoundError:
-        raise ArtifactError(f"the checkpoint {path} does not exist") from None
-    except Exception as error:
-        raise ArtifactError(f"{path} is not a readable safetensors file: {error}") from None
+    with readable(path), safetensors.safe_open(path, framework="numpy") as file:
+        found = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        shapes = {key: (tuple(s.get_shape()), _DTYPES.get(s.get_dtype(), s.get_dtype())) for key, s in found.items()}
     _compare(shapes, manifest, str(path))
 
 
@@ -119,9 +114,15 @@ def arrays_of(path: Path) -> dict[str, Array]:
         return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
 
 
-def _load(path: Path) -> dict[str, Array]:
+@contextmanager
+def readable(path: str | os.PathLike[str]) -> Iterator[None]:
+    """While open, what goes wrong is that the checkpoint at `path` cannot be read.
+
+    Raises:
+        ArtifactError: it is missing or damaged.
+    """
     try:
-        return arrays_of(path)
+        yield
     except FileNotFoundError:
         raise ArtifactError(f"the checkpoint {path} does not exist") from None
     except Exception as error:

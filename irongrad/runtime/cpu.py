@@ -8,17 +8,14 @@ from pathlib import Path
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.manifest import TargetSpec
 
-# LLVM's feature names where Linux's /proc/cpuinfo spells them differently, on x86 and on Arm
+# Decisive features that Linux's /proc/cpuinfo spells otherwise than LLVM, on x86 and on Arm
 # (Documentation/arch/arm64/elf_hwcaps.rst of Linux).
 _LINUX_NAMES = {
     "sse3": "pni",
     "bmi": "bmi1",
     "sse4.1": "sse4_1",
     "sse4.2": "sse4_2",
-    "cx16": "cx16",
-    "sahf": "lahf_lm",
     "lzcnt": "abm",
-    "sha": "sha_ni",
     "avx512vpopcntdq": "avx512_vpopcntdq",
     "avx512vbmi2": "avx512_vbmi2",
     "avx512vnni": "avx512_vnni",
@@ -56,7 +53,7 @@ _DECISIVE = {
     "riscv64": ("v", "zfh", "zvfh"),
 }
 
-
+# What `--target` takes for any CPU of an architecture.
 _OLDER = {"x86_64": "llvm-cpu:cpu=x86-64-v2", "aarch64": "llvm-cpu:arch=aarch64", "riscv64": "llvm-cpu:arch=riscv64"}
 
 

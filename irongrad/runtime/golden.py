@@ -12,6 +12,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from irongrad.runtime.checkpoint import arrays_of
 from irongrad.runtime.errors import ArtifactError
 
 Array = np.ndarray[Any, Any]
@@ -79,9 +80,11 @@ def read_golden(path: Path) -> Golden:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             about = json.loads(file.metadata()[_METADATA])
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        arrays = arrays_of(path)
     except Exception as error:
-        raise ArtifactError(f"{path} is not a readable golden file: {error}") from None
+        raise ArtifactError(
+            f"{path} is not a readable golden file: {error}. Copy or compile the artifact again"
+        ) from None
     inputs = {k.removeprefix("input/"): a for k, a in arrays.items() if k.startswith("input/")}
     expected = {k.removeprefix("expected/"): a for k, a in arrays.items() if k.startswith("expected/")}
     return Golden(about["steps"], about["oracle"], inputs, expected, about["allowed"])

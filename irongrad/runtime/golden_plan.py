@@ -219,7 +219,7 @@ class _Planner:
         return [*flags, *values]
 
     def _refusals(self, point: EntryPoint, inputs: Mapping[str, Path | str]) -> None:
-        """Check that a wrong shape and a value out of range are refused, one input at a time."""
+        """Check that a wrong shape and a value out of range are refused, one input at a time, and then wrong sizes."""
         for spec in point.inputs:
             if spec.name not in inputs:
                 continue

@@ -384,23 +384,3 @@ def file_spec(path: Path) -> FileSpec:
     """Hash the file at `path`."""
     with path.open("rb") as file:
         return FileSpec(hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size)
-
-
-def check_files(manifest: Manifest, directory: Path, names: tuple[str, ...]) -> None:
-    """Compare files with the manifest's hashes.
-
-    Raises:
-        ArtifactError: one is missing or differs.
-    """
-    for name in names:
-        path = directory / name
-        if name not in manifest.files:
-            raise ArtifactError(f"{directory / MANIFEST} does not list {name}: the artifact is damaged")
-        if not path.is_file():
-            raise ArtifactError(f"{path} is missing from the artifact; copy the whole directory")
-        found = file_spec(path)
-        if found != manifest.files[name]:
-            raise ArtifactError(
-                f"{path} is damaged: it has {found.size} bytes and sha256 {found.sha256[:12]}…, the manifest says "
-                f"{manifest.files[name].size} and {manifest.files[name].sha256[:12]}…. Copy or compile it again"
-            )

@@ -25,11 +25,16 @@ def choose_target(manifest: Manifest, directory: Path, name: str | None, device:
     if name is not None:
         found = next((t for t in manifest.targets if t.name == name), None)
         if found is None:
-            raise ArtifactError(f"{directory} has no target {name!r}; it has {names}")
+            raise ArtifactError(
+                f"{directory} has no target {name!r}; it has {names}. Add one: irongrad rebuild {directory} --target …"
+            )
         return found
     fitting = [t for t in manifest.targets if device is None or _same_driver(t.device, device)]
     if not fitting:
-        raise ArtifactError(f"{directory} has no target for the device {device!r}; it has {names}")
+        raise ArtifactError(
+            f"{directory} has no target for the device {device!r}; it has {names}. Add one: irongrad rebuild "
+            f"{directory} --target …"
+        )
     reasons = {t.name: why_not(t, directory, device or t.device) for t in fitting}
     runnable = next((t for t in fitting if not reasons[t.name]), None)
     if runnable is not None:

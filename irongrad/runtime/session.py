@@ -25,7 +25,9 @@ from irongrad.runtime.arguments import (
     refuse_leftovers,
     take,
 )
+from irongrad.runtime.devices import is_local
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
+from irongrad.runtime.integrity import check_files
 from irongrad.runtime.manifest import (
     DRAWS,
     INITIAL_STATE,
@@ -35,7 +37,6 @@ from irongrad.runtime.manifest import (
     EntryPoint,
     Manifest,
     TensorSpec,
-    check_files,
     read_manifest,
 )
 from irongrad.runtime.memory import keep_freed_memory
@@ -113,7 +114,7 @@ class Session:
         self._open(state)
 
     def _open(self, state: Path) -> None:
-        if self.device.startswith("local"):
+        if is_local(self.device):
             keep_freed_memory()
             give_workers_stack()
         path = self.directory / self.target.file
@@ -127,17 +128,12 @@ class Session:
         A Vulkan device that is lost before anything was computed is opened once more, for IREE keeps the lost one:
         Mesa 22.3.6's is so in one of 20 to 60 processes on a busy machine (VK_ERROR_DEVICE_LOST, IREE's DATA_LOSS).
         """
-        device = self._opened()
         try:
-            return self._load_on(device, path, state)
-        except Exception as error:
-            if "DATA_LOSS" not in str(error):
-                raise self._not_loaded(path, error) from error
-        device = self._opened(cache=False)
-        try:
-            return self._load_on(device, path, state)
-        except Exception as error:
-            raise self._not_loaded(path, error) from error
+            return self._load_on(self._opened(), path, state)
+        except ArtifactError as error:
+            if "DATA_LOSS" not in str(error.__cause__):
+                raise
+        return self._load_on(self._opened(cache=False), path, state)
 
     def _opened(self, *, cache: bool = True) -> Any:
         try:
@@ -151,18 +147,18 @@ class Session:
     def _load_on(self, device: Any, path: Path, state: Path) -> Any:
         instance = ireert.VmInstance()
         index = ireert.ParameterIndex()
-        index.load(str(state))
-        parameters = ireert.create_io_parameters_module(instance, index.create_provider(scope=SCOPE))
-        module = ireert.VmModule.mmap(instance, str(path))
-        hal = ireert.create_hal_module(instance, device)
-        self._device, self._context = device, ireert.VmContext(instance, modules=[hal, parameters, module])
+        try:
+            index.load(str(state))
+            parameters = ireert.create_io_parameters_module(instance, index.create_provider(scope=SCOPE))
+            module = ireert.VmModule.mmap(instance, str(path))
+            hal = ireert.create_hal_module(instance, device)
+            self._device, self._context = device, ireert.VmContext(instance, modules=[hal, parameters, module])
+        except Exception as error:
+            raise ArtifactError(
+                f"{path} does not load on {self.device}: {reason(error)}. Is the artifact made for this target, and by "
+                "the IREE version in its manifest?"
+            ) from error
         return module
-
-    def _not_loaded(self, path: Path, error: Exception) -> ArtifactError:
-        return ArtifactError(
-            f"{path} does not load on {self.device}: {reason(error)}. Is the artifact made for this target, and by the "
-            "IREE version in its manifest?"
-        )
 
     # --- entry points ---------------------------------------------------------------------------------------------
 
@@ -271,7 +267,15 @@ class Session:
         return dict(zip(self.manifest.gradients, sums, strict=True)), int(count)
 
     def load_gradients(self, sums: Mapping[str, Array], count: int) -> None:
-        """Replace the accumulators, for instance with sums over several devices."""
+        """Replace the accumulators, for instance with sums over several devices.
+
+        Raises:
+            GuardError: a parameter's sum is missing, or has another shape or dtype.
+        """
+        if missing := [n for n in self.manifest.gradients if n not in sums]:
+            raise GuardError(
+                f"import_gradients: every trained parameter needs a sum, and {', '.join(missing[:4])} have none"
+            )
         arrays = [sums[n] for n in self.manifest.gradients]
         self._invoke("import_gradients", [*arrays, np.array(count, np.int64)])
 

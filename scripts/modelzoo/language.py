@@ -90,10 +90,11 @@ def qwen2() -> ig.TrainStep:
     return _decoder(hf.Qwen2ForCausalLM, hf.Qwen2Config(**_DECODER))
 
 
-def mixtral() -> ig.TrainStep:
+def mixtral(layers: int = 2) -> ig.TrainStep:
     """Jiang et al., arXiv:2401.04088; with the router's auxiliary loss."""
+    sizes = {**_DECODER, "num_hidden_layers": layers}
     config = hf.MixtralConfig(
-        **_DECODER, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True, sliding_window=None
+        **sizes, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True, sliding_window=None
     )
     return _decoder(hf.MixtralForCausalLM, config)
 

@@ -1,16 +1,18 @@
-"""The command line as a person and a script meet it, in processes of its own."""
+"""The command line as a person and a script meet it: in processes of its own, or what needs none in this one."""
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from irongrad.cli.main import VERBS
+from irongrad.cli.main import VERBS, main
 from irongrad.runtime import Session
 
 STEP = """
@@ -76,6 +78,20 @@ def irongrad(*arguments: object, code: int = 0) -> str:
     return result.stdout if code == 0 else result.stdout + result.stderr
 
 
+def irongrad_here(*arguments: object, code: int = 0) -> str:
+    """As `irongrad`, in this process: it has loaded PyTorch, which takes most of the time of one that compiles."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(printed):
+        patch.setattr(sys, "argv", ["irongrad", *map(str, arguments)])
+        patch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as end:
+            main()
+        for module in ("step", "sizes"):  # the project's
+            sys.modules.pop(module, None)
+    assert end.value.code == code, printed.getvalue()
+    return printed.getvalue()
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a script, its artifact in `build/`, and data."""
@@ -97,7 +113,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_verb_has_help_with_an_example():
     for verb in VERBS:
-        text = irongrad(verb, "--help")
+        text = irongrad_here(verb, "--help")
         assert "Example:" in text
         assert f"irongrad {verb}" in text
         assert "--json" in text
@@ -255,7 +271,7 @@ WRONG_COMPILES = [
 
 @pytest.mark.parametrize(("source", "options", "message"), WRONG_COMPILES)
 def test_compile_says_what_is_wrong(project, tmp_path, source, options, message):
-    text = irongrad("compile", project / source, "-o", tmp_path / "out", *options, code=2)
+    text = irongrad_here("compile", project / source, "-o", tmp_path / "out", *options, code=2)
     assert message in text.replace("\n", " ")
     assert not (tmp_path / "out").exists()
 
@@ -265,9 +281,9 @@ def line_of(marker):
 
 
 def test_check_lists_every_operator(project):
-    text = irongrad("check", f"{project / 'step.py'}:make_step")
+    text = irongrad_here("check", f"{project / 'step.py'}:make_step")
     assert "all of them can be compiled for llvm-cpu" in text
-    report = json.loads(irongrad("check", f"{project / 'step.py'}:make_step", "--json"))
+    report = json.loads(irongrad_here("check", f"{project / 'step.py'}:make_step", "--json"))
     assert report["compiles"]
     assert report["refusals"] == []
     assert set(report["operators"]) == {"forward", "backward", "update", "evaluation"}
@@ -279,12 +295,12 @@ def test_check_lists_every_operator(project):
 
 
 def test_check_finds_every_refusal_at_once(project):
-    text = irongrad("check", f"{project / 'step.py'}:make_refused", code=2)
+    text = irongrad_here("check", f"{project / 'step.py'}:make_refused", code=2)
     assert "2 cannot be compiled" in text
     for marker, name in [("# the first refusal", "airy_ai"), ("# the second", "bessel_j0")]:
         assert f"step.py:{line_of(marker)}: " in text
         assert name in text
-    report = json.loads(irongrad("check", f"{project / 'step.py'}:make_refused", "--json", code=2))
+    report = json.loads(irongrad_here("check", f"{project / 'step.py'}:make_refused", "--json", code=2))
     assert not report["compiles"]
     first, second = report["refusals"]
     assert first["line"].startswith(f"{project / 'step.py'}:{line_of('# the first refusal')}: ")
@@ -293,25 +309,25 @@ def test_check_finds_every_refusal_at_once(project):
 
 
 def test_check_reports_what_cannot_be_captured_and_unknown_targets(project):
-    assert f"step.py:{line_of('at fault')}" in irongrad("check", f"{project / 'step.py'}:make_branch", code=2)
-    assert "did you mean" in irongrad("check", f"{project / 'step.py'}:make_step", "--target", "llvm", code=2)
+    assert f"step.py:{line_of('at fault')}" in irongrad_here("check", f"{project / 'step.py'}:make_branch", code=2)
+    assert "did you mean" in irongrad_here("check", f"{project / 'step.py'}:make_step", "--target", "llvm", code=2)
 
 
 def test_compile_never_replaces_something_else(project, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    assert "not an artifact" in irongrad("compile", f"{project / 'step.py'}:make_step", "-o", tmp_path, code=2)
+    assert "not an artifact" in irongrad_here("compile", f"{project / 'step.py'}:make_step", "-o", tmp_path, code=2)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
 def test_compile_points_at_the_users_line(project, tmp_path):
-    text = irongrad("compile", f"{project / 'step.py'}:make_branch", "-o", tmp_path / "out", code=2)
+    text = irongrad_here("compile", f"{project / 'step.py'}:make_branch", "-o", tmp_path / "out", code=2)
     line = next(i for i, x in enumerate(STEP.splitlines(), 1) if "the line that is at fault" in x)
     assert f"step.py:{line}" in text.replace("\n", "")
     assert "torch.where" in text.replace("\n", " ")
 
 
 def test_stop_after_writes_no_artifact(project, tmp_path):
-    text = irongrad(
+    text = irongrad_here(
         "compile", f"{project / 'step.py'}:make_step", "-o", tmp_path / "out", "--stop-after", "differentiate",
         "--dump-dir", tmp_path / "dump",
     )  # fmt: skip

@@ -36,7 +36,7 @@ def test_a_segmenter_trains(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     inputs = {"x": torch.randn(2, 3, 9, 8), "y": torch.randint(0, 2, (2, 9, 8))}
     step = ig.TrainStep(model, F.cross_entropy, optimizer, inputs)
-    artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step", "train_steps", "predict"))
+    artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",))
     assert artifact.reports["llvm-cpu"].passed
 
 

@@ -1,4 +1,4 @@
-"""Five model families, compiled and trained on twenty real batches beside eager PyTorch.
+"""Five model families, compiled and trained on ten or twenty real batches beside eager PyTorch.
 
 Loss and full state of every step are held to the project's number contract: what differs from eager float64 may be a
 small factor of what eager float32 differs by, over runs with other rounding. Such runs drift apart as training goes
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -29,8 +29,6 @@ from irongrad.runtime.session import Session
 from irongrad.runtime.verification import largest_error
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-STEPS = 20
-
 Batch = dict[str, np.ndarray]
 States = list[dict[str, np.ndarray]]
 
@@ -39,14 +37,16 @@ States = list[dict[str, np.ndarray]]
 class Family:
     """An example and the sizes to test it at; `data` goes to `make_step` and `batches`, `sizes` to `make_step`.
 
-    With `lr`, another learning rate than the example's: the first steps of a large one may be so chaotic that eager
-    runs differ among themselves as much as any two runs would, and comparing with them says nothing.
+    `steps` are how many batches it is trained on. With `lr`, another learning rate than the example's: the first steps
+    of a large one may be so chaotic that eager runs differ among themselves as much as any two runs would, and
+    comparing with them says nothing.
     """
 
     name: str
     data: dict[str, Any]
     sizes: dict[str, Any]
     lr: float | None = None
+    steps: int = 10
 
     def load(self) -> ModuleType:
         return importlib.import_module(self.name)
@@ -59,7 +59,7 @@ class Family:
 
     def batches(self) -> list[Batch]:
         known = {k: v for k, v in self.data.items() if k != "cell"}
-        return list(islice(self.load().batches(**known, seed=1), STEPS))
+        return list(islice(self.load().batches(**known, seed=1), self.steps))
 
 
 _RNN = {"batch": 4, "length": 4}
@@ -69,11 +69,15 @@ SMALL = {
     "mlp": Family("mlp", {"batch": 16}, {"hidden": 32}),
     "resnet18": Family("resnet18", {"batch": 8}, {"width": 4}, lr=0.005),
     "lstm": Family("rnn", _RNN, {"cell": "lstm", **_RNN_SIZES}),
-    "gru": Family("rnn", _RNN, {"cell": "gru", **_RNN_SIZES}),
-    "bidirectional lstm": Family("rnn", {**_RNN, "bidirectional": True}, {"cell": "lstm", **_RNN_SIZES}),
     "bidirectional gru": Family("rnn", {**_RNN, "bidirectional": True}, {"cell": "gru", **_RNN_SIZES}),
     "gpt": Family("gpt", {"batch": 2, "length": 16}, {"width": 16, "heads": 2, "layers": 2}),
     "moe": Family("moe", {"batch": 8}, {"width": 16}),
+}
+
+# The directions of the other cell.
+ALSO = {
+    "gru": Family("rnn", _RNN, {"cell": "gru", **_RNN_SIZES}),
+    "bidirectional lstm": Family("rnn", {**_RNN, "bidirectional": True}, {"cell": "lstm", **_RNN_SIZES}),
 }
 
 MEDIUM = {
@@ -102,21 +106,35 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where those of `SMALL` are, by name, once they are compiled."""
+    return tmp_path_factory.mktemp("families")
+
+
 @pytest.mark.parametrize("name", SMALL)
-def test_family_trains_as_eager_does(name: str, tmp_path: Path) -> None:
-    check(SMALL[name], tmp_path / "artifact")
+def test_family_trains_as_eager_does(name: str, artifacts: Path) -> None:
+    check(SMALL[name], artifacts / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALSO)
+def test_the_other_cell_trains_as_eager_does(name: str, tmp_path: Path) -> None:
+    """`./scripts/test -m slow tests/examples` runs these; each cell, and each direction, is in `SMALL` already."""
+    check(ALSO[name], tmp_path / "artifact")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEDIUM)
 def test_larger_family_trains_as_eager_does(name: str, tmp_path: Path) -> None:
-    check(MEDIUM[name], tmp_path / "artifact")
+    """`./scripts/test -m slow tests/examples` runs these, on twice as many batches."""
+    check(replace(MEDIUM[name], steps=20), tmp_path / "artifact")
 
 
-def test_the_comparison_refuses_a_wrong_state(tmp_path: Path) -> None:
+def test_the_comparison_refuses_a_wrong_state(artifacts: Path) -> None:
     """A step with a learning rate of one part in a thousand more is not right, so the tests above can fail."""
     step, batches = SMALL["mlp"].step(), SMALL["mlp"].batches()
-    session = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",)).load()
+    session = compiled(step, artifacts / "mlp")
     found = run_compiled(session, batches, lr=1.001e-3)
     with pytest.raises(AssertionError, match="weight after step 1 "):
         compare(found, *oracle(step, session, batches))
@@ -125,9 +143,14 @@ def test_the_comparison_refuses_a_wrong_state(tmp_path: Path) -> None:
 def check(family: Family, output: Path) -> None:
     """Compile a family, train it on real batches, and compare every loss and state with eager PyTorch."""
     step, batches = family.step(), family.batches()
-    assert len(batches) == STEPS
-    session = ig.compile(step, output, entry_points=("train_step",)).load()
+    assert len(batches) == family.steps
+    session = compiled(step, output)
     compare(run_compiled(session, batches), *oracle(step, session, batches))
+
+
+def compiled(step: ig.TrainStep, output: Path) -> Session:
+    """`step` compiled to `output`, unless it was before."""
+    return Session(output) if output.exists() else ig.compile(step, output, entry_points=("train_step",)).load()
 
 
 def run_compiled(session: Session, batches: Sequence[Batch], **hypers: float) -> States:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -39,10 +40,6 @@ def _batch(b: int, t: int) -> dict[str, Tensor]:
     return {n: torch.randint(0, limit, (b, t), generator=generator) for n, limit in limits.items()}
 
 
-def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
     torch.manual_seed(0)
@@ -50,37 +47,30 @@ def model() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def session(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Session:
-    step = ig.TrainStep(
+def step(model: nn.Module) -> ig.TrainStep:
+    return ig.TrainStep(
         model,
         _loss,
-        _optimizer(model),
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         _batch(3, 5),
         dynamic={"x": {0: "B", 1: "T"}, "y": {0: "B", 1: "T"}},
         buckets=[{"B": 4, "T": 4}, {"B": 4, "T": 8}],
         clip_grad_norm=0.5,
     )
+
+
+@pytest.fixture(scope="module")
+def session(step: ig.TrainStep, tmp_path_factory: pytest.TempPathFactory) -> Session:
     directory: Path = tmp_path_factory.mktemp("buckets") / "tagger"
     entry_points = ["train_step", "train_steps", "grad_step", "eval_step", "predict", "reset"]
     return ig.compile(step, directory, entry_points=entry_points).load()
 
 
-def test_every_size_trains_one_state_as_eager_does(session: Session, model: nn.Module):
-    reference = copy.deepcopy(model).double()
-    optimizer = _optimizer(reference)
-    session.reset()
-    for b, t in [(3, 5), (1, 4), (4, 8), (2, 3), (4, 7), (3, 4)]:
-        batch = _batch(b, t)
-        loss = _loss(reference(batch["x"]), batch["y"])
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
-        optimizer.step()
-        made = session.train_step(**{n: v.numpy() for n, v in batch.items()})
-        np.testing.assert_allclose(made, loss.item(), rtol=2e-6)
-    state = session.state()
-    for name, value in reference.state_dict().items():
-        np.testing.assert_allclose(state[name], value.numpy(), rtol=2e-5, atol=2e-6)
+def test_every_size_trains_one_state_as_eager_does(
+    session: Session, step: ig.TrainStep, trains_as_eager: Callable[..., None]
+):
+    batches = [_batch(b, t) for b, t in [(3, 5), (1, 4), (4, 8), (2, 3), (4, 7), (3, 4)]]
+    trains_as_eager(session, step, batches, rtol=2e-6, state=(2e-5, 2e-6))
 
 
 def test_outputs_have_their_own_sizes(session: Session, model: nn.Module):

@@ -46,7 +46,7 @@ def _inputs(b: int, t: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
 def test_parts_of_a_dimension_are_padded_exactly(step_holds: Callable[..., None], blocks: Callable[[Tensor], Tensor]):
-    sizes = [(3, 16), (3, 8), (2, 12), (1, 16)]
+    sizes = [(3, 16), (1, 12)]
     step_holds(_Blocks(blocks), _loss, {"x": {0: "B", 1: "T"}}, [_inputs(*size) for size in sizes])
 
 

@@ -53,7 +53,7 @@ def _next_token(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def test_sentences_of_a_batch(step_holds: Callable[..., None]):
-    sizes = ((4, 8), (3, 5), (1, 3))
+    sizes = ((4, 8), (1, 5))
     inputs = [{"x": torch.randint(0, 9, s), "y": torch.randint(0, 9, s)} for s in sizes]
     step_holds(_Language(), _next_token, SEQUENCES, inputs)
 
@@ -73,7 +73,7 @@ class _Reader(nn.Module):
 
 
 def test_the_last_state_of_each_length(step_holds: Callable[..., None]):
-    sizes = ((4, 8), (3, 5), (1, 3))
+    sizes = ((4, 8), (1, 5))
     inputs = [{"x": torch.randint(0, 9, s), "y": torch.randint(0, 3, s[:1])} for s in sizes]
     step_holds(_Reader(), F.cross_entropy, {"x": {0: "B", 1: "T"}, "y": {0: "B"}}, inputs)
 

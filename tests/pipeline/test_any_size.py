@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
 from irongrad.runtime.manifest import GOLDEN
 from irongrad.runtime.session import initial_state
 
+Run = Callable[[list[str]], subprocess.CompletedProcess[str]]
 B, T = symbol("B"), symbol("T")
 NAMES = {"x": {0: "B", 1: "T"}, "y": {0: "B", 1: "T"}}
 
@@ -193,21 +193,9 @@ def session(artifact: Path) -> Session:
     return ig.runtime.load(artifact)
 
 
-def test_calls_that_no_bucket_holds_train_the_same_state(session: Session):
-    reference = copy.deepcopy(_step(attends=False).model).double()
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
-    session.reset()
-    for b, t in [(3, 5), (4, 9), (6, 4), (2, 8), (5, 70), (1, 96)]:
-        batch = _batch(b, t)
-        loss = _loss(reference(batch["x"]), batch["y"])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        made = session.train_step(**{n: v.numpy() for n, v in batch.items()})
-        np.testing.assert_allclose(made, loss.item(), rtol=1e-5)
-    state = session.state()
-    for name, value in reference.state_dict().items():
-        np.testing.assert_allclose(state[name], value.numpy(), rtol=1e-4, atol=1e-5)
+def test_calls_that_no_bucket_holds_train_the_same_state(session: Session, trains_as_eager: Callable[..., None]):
+    batches = [_batch(b, t) for b, t in [(3, 5), (4, 9), (6, 4), (2, 8), (5, 70), (1, 96)]]
+    trains_as_eager(session, _step(attends=False), batches, rtol=1e-5, state=(1e-4, 1e-5))
 
 
 @pytest.mark.parametrize(("b", "t"), [(3, 5), (6, 11)])
@@ -244,7 +232,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("shapes", "message"), REFUSALS)
 def test_a_refusal_says_what_was_given_wherever_it_is_run(
-    artifact: Path, session: Session, shapes: dict[str, tuple[int, int]], message: str
+    artifact: Path, session: Session, iree_run: Run, shapes: dict[str, tuple[int, int]], message: str
 ):
     session.reset()
     before = session.state()
@@ -254,26 +242,23 @@ def test_a_refusal_says_what_was_given_wherever_it_is_run(
     for name, value in session.state().items():
         np.testing.assert_array_equal(value, before[name])
     values = {n: f"{shape[0]}x{shape[1]}xi64=0" for n, shape in shapes.items()}
-    alone = _run(run_module(session.manifest, artifact, "train_step", inputs=values))
+    alone = iree_run(run_module(session.manifest, artifact, "train_step", inputs=values))
     assert alone.returncode != 0
     assert message in alone.stderr
 
 
-def test_the_golden_checks_pass_and_refuse_in_the_same_words(artifact: Path, session: Session, tmp_path: Path):
+def test_the_golden_checks_pass_and_refuse_in_the_same_words(
+    artifact: Path, session: Session, iree_run: Run, tmp_path: Path
+):
     plan = make_plan(session.manifest, read_golden(artifact / GOLDEN), initial_state(artifact))
     write_files(plan, session.manifest, tmp_path)
     assert next(c for c in plan.checks if c.name.endswith("train_step.too_large.T")).refusal in REFUSALS[0][1]
     for check in (c for c in plan.checks if ".train_step" in c.name):
         command = [a.replace(ARTIFACT, str(artifact)).replace(FILES, str(tmp_path)) for a in check.command]
-        result = _run(command)
+        result = iree_run(command)
         assert (result.returncode != 0) == bool(check.refusal), check.name
         assert check.refusal in result.stderr
 
 
 def test_the_manifest_says_which_sizes_there_are(session: Session):
     assert session.manifest.sizes == {"B": (1, None), "T": (1, 96)}
-
-
-def _run(command: Any) -> subprocess.CompletedProcess[str]:
-    tool = shutil.which(command[0]) or str(Path(sys.executable).with_name(command[0]))
-    return subprocess.run([tool, *command[1:]], capture_output=True, text=True, check=False, timeout=60)

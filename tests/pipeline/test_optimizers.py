@@ -68,15 +68,45 @@ RARER: dict[str, Make] = {
     "adafactor_decay": lambda p: optim.Adafactor(p, lr=0.01, weight_decay=0.1, d=1.5),
     "muon_rms": lambda p: _muon(p, nesterov=False, adjust_lr_fn="match_rms_adamw"),
 }
-CASES = [
-    *(pytest.param(make, id=name) for name, make in VARIANTS.items()),
-    *(pytest.param(make, id=name, marks=pytest.mark.slow) for name, make in RARER.items()),
-]
+TOGETHER = 4  # optimizers in one step: most of the time to compile one is in the networks and in what each step has
 
 
-@pytest.mark.parametrize("make", CASES)
-def test_follows_eager(make: Make, compiled: Compile) -> None:
-    step = mlp_step(make)
+def together(makes: dict[str, Make]) -> list[dict[str, Make]]:
+    """`makes` in parts of `TOGETHER`."""
+    items = list(makes.items())
+    return [dict(items[i : i + TOGETHER]) for i in range(0, len(items), TOGETHER)]
+
+
+class Towers(nn.Module):
+    """Networks alike on one input, each for an optimizer of its own."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self.towers = nn.ModuleDict({n: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)) for n in names})
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [tower(x) for tower in self.towers.values()]
+
+
+def sum_of_losses(outputs: list[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+    return torch.stack([nn.functional.cross_entropy(output, y) for output in outputs]).sum()
+
+
+@pytest.mark.parametrize(
+    "makes",
+    [
+        *(pytest.param(part, id="-".join(part)) for part in together(VARIANTS)),
+        *(pytest.param(part, id="-".join(part), marks=pytest.mark.slow) for part in together(RARER)),
+    ],
+)
+def test_follows_eager(makes: dict[str, Make], compiled: Compile) -> None:
+    """Loss, gradients and state after each of `STEPS` steps; what one optimizer does reaches its own network alone."""
+    torch.manual_seed(0)
+    model = Towers(makes)
+    made = [make(list(model.towers[name].parameters())) for name, make in makes.items()]
+    optimizers = [o for one in made for o in (one if isinstance(one, list) else [one])]
+    inputs = {"x": torch.randn(16, 6), "y": torch.randint(0, 4, (16,))}
+    step = ig.TrainStep(model, sum_of_losses, optimizers, inputs)
     artifact = compiled(step, "train_step", steps=STEPS)
     report = artifact.reports["llvm-cpu"]
     assert report.steps == STEPS
@@ -87,6 +117,7 @@ def test_follows_eager(make: Make, compiled: Compile) -> None:
     before = session.state()
     session.train_step(**arrays(step))
     after = session.state()
+    assert len(artifact.manifest.gradients) == 4 * len(makes)
     assert all((after[n] != before[n]).any() for n in artifact.manifest.gradients)
 
 
@@ -142,36 +173,42 @@ def one_cycle(make: Make, key: str, **options: float) -> list[dict[str, float]]:
     return values
 
 
-@pytest.mark.parametrize(
-    ("make", "key"),
-    [
-        pytest.param(lambda p: optim.SGD(p, lr=0.1, momentum=0.9), "momentum", id="sgd"),
-        pytest.param(lambda p: optim.AdamW(p, lr=0.01), "beta1", id="adamw"),
-    ],
-)
-def test_one_cycle_schedule(make: Make, key: str, compiled: Compile, agree: Agree) -> None:
-    step = mlp_step(make)
-    check_run(compiled(step, "train_step"), step, one_cycle(make, key), agree)
+CHANGING: dict[str, Make] = {
+    "sgd": lambda p: optim.SGD(p, lr=0.1),
+    "momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: optim.AdamW(p, lr=0.01, weight_decay=0.0),
+}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(lambda p: optim.SGD(p, lr=0.1), id="sgd"),
-        pytest.param(lambda p: optim.AdamW(p, lr=0.01, weight_decay=0.0), id="adamw"),
-    ],
-)
-def test_weight_decay_can_be_switched_on(make: Make, compiled: Compile, agree: Agree) -> None:
-    step = mlp_step(make)
-    check_run(compiled(step, "train_step"), step, [{"weight_decay": 0.1}] * STEPS, agree)
+@pytest.fixture(scope="module")
+def changing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Artifact]:
+    """The compiled step with an optimizer of `CHANGING`, by its name."""
+    made: dict[str, Artifact] = {}
+
+    def artifact(name: str) -> Artifact:
+        if name not in made:
+            directory = tmp_path_factory.mktemp("changing") / name
+            made[name] = ig.compile(mlp_step(CHANGING[name]), directory, entry_points=("train_step",))
+        return made[name]
+
+    return artifact
 
 
-def test_momentum_cannot_be_switched_on(compiled: Compile) -> None:
-    step = mlp_step(lambda p: optim.SGD(p, lr=0.1))
-    artifact = compiled(step, "train_step")
+@pytest.mark.parametrize(("name", "key"), [("momentum", "momentum"), ("adamw", "beta1")])
+def test_one_cycle_schedule(name: str, key: str, changing: Callable[[str], Artifact], agree: Agree) -> None:
+    check_run(changing(name), mlp_step(CHANGING[name]), one_cycle(CHANGING[name], key), agree)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_weight_decay_can_be_switched_on(name: str, changing: Callable[[str], Artifact], agree: Agree) -> None:
+    check_run(changing(name), mlp_step(CHANGING[name]), [{"weight_decay": 0.1}] * STEPS, agree)
+
+
+def test_momentum_cannot_be_switched_on(changing: Callable[[str], Artifact]) -> None:
+    artifact = changing("sgd")
     assert artifact.manifest.fixed["momentum"] == 0.0
     with pytest.raises(GuardError, match="momentum is compiled in as 0.0"):
-        artifact.load().train_step(**arrays(step), momentum=0.9)
+        artifact.load().train_step(**arrays(mlp_step(CHANGING["sgd"])), momentum=0.9)
 
 
 def test_groups_have_their_own_hyperparameters(compiled: Compile) -> None:

@@ -52,7 +52,7 @@ sys.path.insert(0, folder)
 import net
 for _ in range(int(before)):
     build(net.make_step(), make_options(output, entry_points=("predict",), stop_after="assemble"))
-ig.compile(net.make_step(), output, entry_points=("train_step", "predict"))
+ig.compile(net.make_step(), output, entry_points=("train_step",))
 """
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 import irongrad as ig
 from irongrad.pipeline.capture import capture
 from irongrad.pipeline.differentiate import differentiate
-from irongrad.pipeline.graphs import Value
+from irongrad.pipeline.graphs import Function, Value
 from irongrad.runtime import Session
 from irongrad.runtime.commands import run_module
 from irongrad.runtime.errors import GuardError
@@ -25,6 +24,8 @@ from irongrad.runtime.golden import read_golden
 from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
 from irongrad.runtime.manifest import GOLDEN
 from irongrad.runtime.session import initial_state
+
+Run = Callable[[list[str]], subprocess.CompletedProcess[str]]
 
 
 class _Blocks(nn.Module):
@@ -57,16 +58,23 @@ def _step(**options: Any) -> ig.TrainStep:
     return ig.TrainStep(model, _loss, optimizer, _batch(3, 8), dynamic=names, **options)
 
 
-@pytest.mark.parametrize(("b", "t"), [(3, 8), (2, 4), (1, 12), (5, 40)])
-def test_one_graph_is_right_at_every_multiple(b: int, t: int):
+@pytest.fixture(scope="module")
+def joint() -> tuple[ig.TrainStep, Function]:
     step = _step()
-    joint = differentiate(capture(step)).joint
+    return step, differentiate(capture(step)).joint
+
+
+@pytest.mark.parametrize(("b", "t"), [(3, 8), (2, 4), (1, 12), (5, 40)])
+def test_one_graph_is_right_at_every_multiple(joint: tuple[ig.TrainStep, Function], b: int, t: int):
+    step, function = joint
     model, batch = copy.deepcopy(step.model), _batch(b, t)
     loss = _loss(model(batch["x"]), batch["y"])
     loss.backward()
-    given = [batch[a.name] if a.kind == "input" else step.model.get_parameter(a.name).detach() for a in joint.arguments]
-    made = torch.fx.Interpreter(joint.graph).run(*given, enable_io_processing=False)
-    found = dict(zip(joint.results, made, strict=True))
+    given = [
+        batch[a.name] if a.kind == "input" else step.model.get_parameter(a.name).detach() for a in function.arguments
+    ]
+    made = torch.fx.Interpreter(function.graph).run(*given, enable_io_processing=False)
+    found = dict(zip(function.results, made, strict=True))
     torch.testing.assert_close(found[Value("output", "loss")], loss.detach())
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[Value("gradient", name)], parameter.grad)
@@ -85,21 +93,9 @@ def session(artifact: Path) -> Session:
     return ig.runtime.load(artifact)
 
 
-def test_multiples_train_in_buckets_and_beyond(session: Session):
-    reference = copy.deepcopy(_step().model).double()
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
-    session.reset()
-    for b, t in [(3, 8), (2, 4), (6, 12), (4, 8), (1, 64)]:
-        batch = _batch(b, t)
-        loss = _loss(reference(batch["x"]), batch["y"])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        made = session.train_step(**{n: v.numpy() for n, v in batch.items()})
-        np.testing.assert_allclose(made, loss.item(), rtol=1e-5)
-    state = session.state()
-    for name, value in reference.state_dict().items():
-        np.testing.assert_allclose(state[name], value.numpy(), rtol=1e-4, atol=1e-6)
+def test_multiples_train_in_buckets_and_beyond(session: Session, trains_as_eager: Callable[..., None]):
+    batches = [_batch(b, t) for b, t in [(3, 8), (2, 4), (6, 12), (4, 8), (1, 64)]]
+    trains_as_eager(session, _step(), batches, rtol=1e-5, state=(1e-4, 1e-6))
 
 
 REFUSALS = [
@@ -123,7 +119,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("sizes", "message"), REFUSALS)
 def test_a_refusal_says_the_relation_and_what_was_given(
-    artifact: Path, session: Session, sizes: tuple[int, int], message: str
+    artifact: Path, session: Session, iree_run: Run, sizes: tuple[int, int], message: str
 ):
     session.reset()
     before = session.state()
@@ -133,13 +129,13 @@ def test_a_refusal_says_the_relation_and_what_was_given(
     for name, value in session.state().items():
         np.testing.assert_array_equal(value, before[name])
     values = dict.fromkeys(("x", "y"), f"{sizes[0]}x{sizes[1]}xi64=0")
-    alone = _run(run_module(session.manifest, artifact, "train_step", inputs=values))
+    alone = iree_run(run_module(session.manifest, artifact, "train_step", inputs=values))
     assert alone.returncode != 0
     assert message in alone.stderr
     assert "INVALID_ARGUMENT" in alone.stderr
 
 
-def test_the_golden_checks_break_every_relation(artifact: Path, session: Session, tmp_path: Path):
+def test_the_golden_checks_break_every_relation(artifact: Path, session: Session, iree_run: Run, tmp_path: Path):
     assert {c.text for c in session.manifest.constraints} == {"T a multiple of 4", "B < T"}
     assert all(c.broken for c in session.manifest.constraints)
     plan = make_plan(session.manifest, read_golden(artifact / GOLDEN), initial_state(artifact))
@@ -147,11 +143,6 @@ def test_the_golden_checks_break_every_relation(artifact: Path, session: Session
     chosen = [c for c in plan.checks if ".constraint." in c.name or ".out_of_range." in c.name]
     assert len(chosen) == 4
     for check in chosen:
-        result = _run([a.replace(ARTIFACT, str(artifact)).replace(FILES, str(tmp_path)) for a in check.command])
+        result = iree_run([a.replace(ARTIFACT, str(artifact)).replace(FILES, str(tmp_path)) for a in check.command])
         assert result.returncode != 0
         assert check.refusal in result.stderr, check.name
-
-
-def _run(command: Any) -> subprocess.CompletedProcess[str]:
-    tool = shutil.which(command[0]) or str(Path(sys.executable).with_name(command[0]))
-    return subprocess.run([tool, *command[1:]], capture_output=True, text=True, check=False, timeout=60)

@@ -147,6 +147,10 @@ def test_another_model_is_refused(pair: tuple[Make, Artifact], tmp_path: Path) -
     artifact.load().save(path)
     with pytest.raises(ArtifactError, match="checkpoint of another model"):
         ig.load_checkpoint(path, nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(ArtifactError, match="the checkpoint .*nowhere does not exist"):
+        ig.load_checkpoint(tmp_path / "nowhere", Net())
+    with pytest.raises(ArtifactError, match="a parameter that is none of the model's"):
+        ig.load_checkpoint(path, Net(), optim.SGD(Net().parameters()))
     step = make_step(make)
     wide = Net()
     wide.norm = nn.BatchNorm1d(7)

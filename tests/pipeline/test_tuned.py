@@ -65,7 +65,9 @@ def test_memory_is_predicted_for_a_network_of_convolutions(tuned):
 
 def test_a_step_is_not_tuned_for_another_machine(tmp_path):
     file = tmp_path / "step.py"
-    file.write_text(STEP)
+    file.write_text(
+        STEP.replace("nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()", "").replace("8, 16, 16, 16", "8, 16, 4, 4")
+    )
     command = ["compile", f"{file}:make_step", "-o", str(tmp_path / "out"), "--tune", "--no-cache"]
     result = CliRunner().invoke(cli, [*command, "--target", "llvm-cpu:arch=aarch64"])
     assert isinstance(result.exception, UserError) or result.exit_code != 0

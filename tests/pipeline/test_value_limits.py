@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,14 +128,14 @@ def test_a_place_behind_the_last_is_refused_at_any_size(of_any_size: Session):
         of_any_size.predict(x=batch["x"], last=batch["last"])
 
 
-def test_the_golden_checks_are_refused_at_every_size(artifact: Path, session: Session, tmp_path: Path):
+def test_the_golden_checks_are_refused_at_every_size(
+    artifact: Path, session: Session, iree_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+):
     plan = make_plan(session.manifest, read_golden(artifact / GOLDEN), session.initial_state())
     write_files(plan, session.manifest, tmp_path)
     checks = [c for c in plan.checks if c.name.endswith(".out_of_range.last")]
     assert checks
     for check in checks:
-        tool, *command = [a.replace(ARTIFACT, str(artifact)).replace(FILES, str(tmp_path)) for a in check.command]
-        found = shutil.which(tool) or str(Path(sys.executable).with_name(tool))
-        result = subprocess.run([found, *command], capture_output=True, text=True, check=False, timeout=60)
+        result = iree_run([a.replace(ARTIFACT, str(artifact)).replace(FILES, str(tmp_path)) for a in check.command])
         assert result.returncode != 0
         assert check.refusal in result.stderr

@@ -63,6 +63,8 @@ def test_accumulators_hold_sums_and_can_be_set(session, batches):
     assert count == 2
     for name in first:
         np.testing.assert_array_equal(both[name], first[name] + first[name], err_msg=name)
+    with pytest.raises(GuardError, match=r"every trained parameter needs a sum, and 0\.weight have none"):
+        session.load_gradients({n: g for n, g in first.items() if n != "0.weight"}, 1)
     session.load_gradients(first, 1)
     session.apply_step()
     after = snapshot(session)

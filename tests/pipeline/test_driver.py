@@ -1,0 +1,23 @@
+"""What `ig.compile` takes by name."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import irongrad as ig
+from irongrad.pipeline.driver import Choices, make_options
+
+
+def test_every_choice_is_an_option():
+    named = {p.name: p for p in inspect.signature(make_options).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    assert named.keys() - Choices.__annotations__.keys() == {"stop_after", "on_stage", "on_measuring"}
+    assert Choices.__annotations__.keys() <= named.keys()
+    assert all(p.default is not p.empty for p in named.values())
+
+
+def test_compile_says_that_it_does_not_know_a_name(mlp_step: ig.TrainStep, tmp_path: Path):
+    with pytest.raises(TypeError, match=r"compile\(\) got an unexpected keyword argument 'stop_after'"):
+        ig.compile(mlp_step, tmp_path / "out", stop_after="capture")  # type: ignore[call-arg]
