@@ -3,7 +3,7 @@
 IREE 3.13.0 makes a kernel of every copy that is not one of whole rows, and compiles two such copies once only if they
 begin at the same places. What a convolution gathers begins at as many places as its kernel has, so that of the 284
 kernels of a small ResNet-18 156 are copies, of 36 kinds. Here the places become arguments of one kernel of each kind,
-which saves a quarter of IREE's time for that network; its steps are no slower (docs/benchmarks.md).
+which saves a fifth of IREE's time for that network; its steps are no slower (docs/benchmarks.md).
 """
 
 from __future__ import annotations
