@@ -10,9 +10,9 @@ from torch.fx import GraphModule, Node
 
 from irongrad.passes.base import value_of
 from irongrad.passes.common_subexpressions import merge_common_subexpressions
+from irongrad.passes.record import record
 from irongrad.passes.rewrite import meta_of
 from irongrad.passes.simplify import RULES, simplify
-from irongrad.pipeline.retrace import retrace
 
 
 def inline(function: Callable[..., torch.Tensor], operands: Sequence[Node], like: Node) -> Node:
@@ -45,8 +45,7 @@ def inline(function: Callable[..., torch.Tensor], operands: Sequence[Node], like
 def _traced(
     function: Callable[..., torch.Tensor], operands: tuple[tuple[tuple[int, ...], torch.dtype], ...]
 ) -> GraphModule:
-    examples = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in operands]
-    graph = retrace(lambda *tensors: [function(*tensors)], examples)
+    graph = record(function, operands)
     simplify(graph, RULES)
     merge_common_subexpressions(graph)
     return graph
