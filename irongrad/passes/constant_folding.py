@@ -133,6 +133,8 @@ _MOVES = frozenset(
     }
 )
 
+_LITERAL = "folded_"
+
 _UNDEFINED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 
 
@@ -219,11 +221,19 @@ def _written(graph: GraphModule, node: Node, constant: Constant) -> Node:
         return call(graph.graph, aten.full.default, list(value.shape), number, dtype=value.dtype, like=node)
     if value.dtype is torch.int64 and torch.equal(constant.narrow, torch.arange(value.numel())):
         return call(graph.graph, aten.arange.start_step, 0, value.numel(), like=node)
-    name = next(n for i in range(len(graph.graph.nodes)) if not hasattr(graph, n := f"folded_{i}"))
-    graph.register_buffer(name, constant.narrow.reshape(value.shape))
-    new = graph.graph.get_attr(name)
+    new = graph.graph.get_attr(_literal(graph, constant.narrow.reshape(value.shape)))
     new.meta = dict(node.meta)
     return new
+
+
+def _literal(graph: GraphModule, elements: torch.Tensor) -> str:
+    """The attribute of `graph` that holds `elements`: one for all equal ones, which are common subexpressions so."""
+    literals = {name: held for name, held in graph.named_buffers(recurse=False) if name.startswith(_LITERAL)}
+    for name, held in literals.items():
+        if (held.dtype, held.shape) == (elements.dtype, elements.shape) and _equal(held, elements):
+            return name
+    graph.register_buffer(name := f"{_LITERAL}{len(literals)}", elements)
+    return name
 
 
 PASS = ConstantFolding
