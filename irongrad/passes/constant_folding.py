@@ -32,8 +32,9 @@ class ConstantFolding:
         a = full([8, 8], 0.5); b = [0, 2, 4]; return (a, b)
 
     A tensor of equal elements, of any size, becomes `full`; another becomes `arange` or a literal, if it has at most
-    `limit` elements. Numbers are those that eager gives, and float64 too: what rounds differently on the way than once
-    at the end is not folded. Nor are booleans that differ, which are no literals (see `irongrad.pipeline.literals`).
+    `limit` elements, and equal literals are one. Numbers are those that eager gives, and float64 too: what rounds
+    differently on the way than once at the end is not folded. Nor are booleans that differ, which are no literals (see
+    `irongrad.pipeline.literals`).
     """
 
     name: ClassVar[str] = "fold"
