@@ -229,7 +229,8 @@ def _written(graph: GraphModule, node: Node, constant: Constant) -> Node:
 
 def _literal(graph: GraphModule, elements: torch.Tensor) -> str:
     """The attribute of `graph` that holds `elements`: one for all equal ones, which are common subexpressions so."""
-    literals = {name: held for name, held in graph.named_buffers(recurse=False) if name.startswith(_LITERAL)}
+    held_here = graph.named_buffers(recurse=False)
+    literals: dict[str, torch.Tensor] = {name: held for name, held in held_here if name.startswith(_LITERAL)}
     for name, held in literals.items():
         if (held.dtype, held.shape) == (elements.dtype, elements.shape) and _equal(held, elements):
             return name
