@@ -17,7 +17,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -83,15 +83,8 @@ def _in_all(times: psutil._common.pcputimes) -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def first_step_of_torch_compile(family: str, size: str, stages: dict[str, float]) -> None:
-    """Take a first step with torch.compile."""
-    torch_step(family, CASES[family][size], compiled=True)()
-
-
-def first_step_of_irongrad(family: str, size: str, stages: dict[str, float]) -> None:
-    """Compile with IronGrad, load the artifact and take a step; adds each stage's CPU time to `stages`."""
-    from irongrad.pipeline.driver import build, make_options
-    from irongrad.runtime import Session
+def clock(stages: dict[str, float]) -> Callable[[str], contextlib.AbstractContextManager[None]]:
+    """What adds each stage's CPU time to `stages`: `on_stage` of the compiler's options."""
 
     @contextlib.contextmanager
     def on_stage(name: str) -> Iterator[None]:
@@ -103,6 +96,20 @@ def first_step_of_irongrad(family: str, size: str, stages: dict[str, float]) -> 
         stages[name] = stages.get(name, 0.0) + spent.own
         stages[owner] = stages.get(owner, 0.0) + spent.children
 
+    return on_stage
+
+
+def first_step_of_torch_compile(family: str, size: str, stages: dict[str, float]) -> None:
+    """Take a first step with torch.compile."""
+    torch_step(family, CASES[family][size], compiled=True)()
+
+
+def first_step_of_irongrad(family: str, size: str, stages: dict[str, float]) -> None:
+    """Compile with IronGrad, load the artifact and take a step; adds each stage's CPU time to `stages`."""
+    from irongrad.pipeline.driver import build, make_options
+    from irongrad.runtime import Session
+
+    on_stage = clock(stages)
     step = make_step(family, CASES[family][size])
     inputs = {n: t.numpy() for n, t in step.inputs.items()}
     with tempfile.TemporaryDirectory() as directory:

@@ -1,10 +1,11 @@
 """Transient memory against step time, of GPT and of ResNet-18 on CIFAR's shapes, under several memory budgets.
 
-    python benchmarks/memory.py [--family gpt] [--budgets 100% 75% 50%] [--rounds 7] [--json]
+    python benchmarks/memory.py [--family gpt] [--budgets 100% 75% 60% 50%] [--rounds 7] [--json]
 
 Each budget is compiled and run in a process of its own; the parent asks one after the other to run a few steps, round
 by round, on local-sync. A step's time is the CPU time of its one thread, which other work on the machine hardly
-changes; the ratio is the median of the rounds' ratios. Predicted and compiler's bytes are those of the artifact's
+changes; the ratio is the median of the rounds' ratios to the first budget. One that cannot be met is said so, and left
+out. Predicted and compiler's bytes are those of the artifact's
 manifest. The peak at run time is the growth of the process's largest resident set over the state, from loading the
 artifact to the end of the third step: `device.allocator.statistics` of IREE 3.13.0 leaves out what a program
 allocates in its queues.
@@ -27,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-BUDGETS = ("100%", "75%", "50%")
+BUDGETS = ("100%", "75%", "60%", "50%")
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,18 @@ def make_step(family: str):
 
 
 def build(connection: Connection, family: str, budget: str, directory: Path) -> None:
-    """Compile, and send the inputs of a step."""
+    """Compile, and send the inputs of a step; or why it cannot be compiled."""
     import irongrad as ig
+    from irongrad.runtime.errors import UserError
 
     step = make_step(family)
     limit = "" if budget == "100%" else budget
-    ig.compile(step, directory, entry_points=("train_step",), max_memory=limit)
-    connection.send({n: t.numpy() for n, t in step.inputs.items()})
+    try:
+        ig.compile(step, directory, entry_points=("train_step",), max_memory=limit)
+    except UserError as error:
+        connection.send(str(error))
+    else:
+        connection.send({n: t.numpy() for n, t in step.inputs.items()})
 
 
 def serve(connection: Connection, directory: Path, inputs: dict[str, np.ndarray]) -> None:
@@ -109,23 +115,28 @@ def largest_resident_set() -> int:
     return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
-def measure(family: str, budgets: list[str], rounds: int) -> list[Row]:
-    """Measure one family under every budget, interleaved."""
+def measure(family: str, budgets: list[str], rounds: int, say: Callable[[str], object]) -> list[Row]:
+    """Measure one family under every budget that can be met, interleaved."""
     with tempfile.TemporaryDirectory() as scratch:
         pipes, facts = {}, {}
         for budget in budgets:
             directory = Path(scratch) / budget
-            inputs = _start(build, family, budget, directory).recv()
-            pipes[budget] = _start(serve, directory, inputs)
+            answer = _start(build, family, budget, directory).recv()
+            if isinstance(answer, str):
+                say(f"{family} {budget}: {answer}")
+                continue
+            pipes[budget] = _start(serve, directory, answer)
             facts[budget] = pipes[budget].recv()
-        times: dict[str, list[float]] = {b: [] for b in budgets}
+            predicted, compiler, _ = facts[budget]
+            say(f"{family} {budget}: {predicted / 1e6:.1f} MB predicted, {compiler / 1e6:.1f} MB allocated by IREE")
+        times: dict[str, list[float]] = {b: [] for b in pipes}
         for _ in range(rounds):
             for budget, pipe in pipes.items():
                 pipe.send(2)
                 times[budget].append(pipe.recv())
         for pipe in pipes.values():
             pipe.send(0)
-    first = times[budgets[0]]
+    first = next(iter(times.values()))
     return [
         Row(
             family,
@@ -134,7 +145,7 @@ def measure(family: str, budgets: list[str], rounds: int) -> list[Row]:
             milliseconds=1e3 * statistics.median(times[budget]),
             ratio=statistics.median(t / f for t, f in zip(times[budget], first, strict=True)),
         )
-        for budget in budgets
+        for budget in pipes
     ]
 
 
@@ -156,7 +167,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows = [r for f in options.family or ("gpt", "resnet18") for r in measure(f, options.budgets, options.rounds)]
+    say = Console(stderr=True).print
+    families = options.family or ("gpt", "resnet18")
+    rows = [r for f in families for r in measure(f, options.budgets, options.rounds, say)]
     if options.json:
         print(json.dumps([asdict(r) for r in rows], indent=2))
         return

@@ -32,8 +32,9 @@ class ConstantFolding:
         a = full([8, 8], 0.5); b = [0, 2, 4]; return (a, b)
 
     A tensor of equal elements, of any size, becomes `full`; another becomes `arange` or a literal, if it has at most
-    `limit` elements. Numbers are those that eager gives, and float64 too: what rounds differently on the way than once
-    at the end is not folded. Nor are booleans that differ, which are no literals (see `irongrad.pipeline.literals`).
+    `limit` elements, and equal literals are one. Numbers are those that eager gives, and float64 too: what rounds
+    differently on the way than once at the end is not folded. Nor are booleans that differ, which are no literals (see
+    `irongrad.pipeline.literals`).
     """
 
     name: ClassVar[str] = "fold"
@@ -133,6 +134,8 @@ _MOVES = frozenset(
     }
 )
 
+_LITERAL = "folded_"
+
 _UNDEFINED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 
 
@@ -219,11 +222,20 @@ def _written(graph: GraphModule, node: Node, constant: Constant) -> Node:
         return call(graph.graph, aten.full.default, list(value.shape), number, dtype=value.dtype, like=node)
     if value.dtype is torch.int64 and torch.equal(constant.narrow, torch.arange(value.numel())):
         return call(graph.graph, aten.arange.start_step, 0, value.numel(), like=node)
-    name = next(n for i in range(len(graph.graph.nodes)) if not hasattr(graph, n := f"folded_{i}"))
-    graph.register_buffer(name, constant.narrow.reshape(value.shape))
-    new = graph.graph.get_attr(name)
+    new = graph.graph.get_attr(_literal(graph, constant.narrow.reshape(value.shape)))
     new.meta = dict(node.meta)
     return new
+
+
+def _literal(graph: GraphModule, elements: torch.Tensor) -> str:
+    """The attribute of `graph` that holds `elements`: one for all equal ones, which are common subexpressions so."""
+    held_here = graph.named_buffers(recurse=False)
+    literals: dict[str, torch.Tensor] = {name: held for name, held in held_here if name.startswith(_LITERAL)}
+    for name, held in literals.items():
+        if (held.dtype, held.shape) == (elements.dtype, elements.shape) and _equal(held, elements):
+            return name
+    graph.register_buffer(name := f"{_LITERAL}{len(literals)}", elements)
+    return name
 
 
 PASS = ConstantFolding

@@ -20,7 +20,8 @@ class DeadCode(OfAnySize):
     After:
         a = relu(x); return (a,)
 
-    Placeholders stay, since they are the signature. Nothing is refused; a node that is not pure stays.
+    The other passes leave such nodes where they write others. Placeholders stay, since they are the signature.
+    Nothing is refused; a node that is not pure stays.
     """
 
     name: ClassVar[str] = "dce"

@@ -10,7 +10,6 @@ import torch
 from torch.fx import GraphModule, Node
 
 from irongrad.passes.base import Context, PassResult, value_of
-from irongrad.passes.dead_code import eliminate_dead_code
 from irongrad.passes.inline import inline
 from irongrad.passes.rewrite import call, replace, sort_topologically
 
@@ -52,7 +51,6 @@ class GradientNorm:
                     joined += len(run)
         if joined:
             sort_topologically(graph.graph)
-            eliminate_dead_code(graph)
         return PassResult(joined > 0, {"joined": joined})
 
 

@@ -9,7 +9,6 @@ import torch
 from torch.fx import GraphModule, Node
 
 from irongrad.passes.base import Context, PassResult, value_of
-from irongrad.passes.dead_code import eliminate_dead_code
 from irongrad.passes.rewrite import call
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -49,8 +48,6 @@ class HalfProducts:
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
         products = sum(_rewrite(n) for n in list(graph.graph.nodes) if n.target in _PRODUCTS)
-        if products:
-            eliminate_dead_code(graph)
         return PassResult(products > 0, {"products": products})
 
 

@@ -47,9 +47,6 @@ class Layout:
         sunk = 0
         for node in list(graph.graph.nodes):
             sunk += node.op == "call_function" and _sink(node)
-        for node in reversed(graph.graph.nodes) if sunk else ():
-            if node.target is aten.permute.default and not node.users:
-                graph.graph.erase_node(node)
         return PassResult(sunk > 0, {"sunk": sunk})
 
 

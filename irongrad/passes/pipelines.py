@@ -11,9 +11,9 @@ DEFAULT_LEVEL = 2
 # 0: what was captured. 1: clean-up. 2: all that is measured to pay. 3: also what costs compile time.
 LEVELS = {
     0: "",
-    1: "dce,fold,simplify,cse,dce",
-    2: "dce,fold,simplify,cse,dce,convolutions,layout,cse,dce,multi-tensor,gradient-norm,half-products",
-    3: "dce,fold,simplify,cse,dce,convolutions,layout,cse,dce,multi-tensor,gradient-norm,half-products,interleave",
+    1: "fold,simplify,cse",
+    2: "fold,simplify,cse,convolutions,layout,cse,dce,multi-tensor,gradient-norm,half-products,dce",
+    3: "fold,simplify,cse,convolutions,layout,cse,dce,multi-tensor,gradient-norm,half-products,interleave,dce",
 }
 
 

@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from irongrad.passes import Pass, run_passes
+from irongrad.passes.dead_code import DeadCode
 from irongrad.passes.wide import largest_difference, run_wide
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.retrace import retrace
@@ -59,14 +60,15 @@ def apply(
 ) -> Rewritten:
     """Run a pass on `fn`, and hold it to what every pass has to do.
 
-    A second run changes nothing, and the numbers stay: on the examples, run in float64.
+    A second run changes nothing, and the numbers stay: on the examples, run in float64. What a pass leaves without
+    users is for dead code elimination.
     """
     step = step_of(fn, *examples, decompose=decompose, **keywords)
     ((name, function),) = step.functions.items()
     records = []
-    once = run_passes(step, [item], on_pass=lambda number, record, function: records.append(record))
+    once = run_passes(step, [item, DeadCode()], on_pass=lambda number, record, function: records.append(record))
     run_passes(once, [item], on_pass=lambda number, record, function: records.append(record))
-    first, second = records
+    first, _, second = records
     assert not second.changed, f"a second run of {item.name} changes the graph again: {second}"
     before, after = function.graph, once.functions[name].graph
     if not first.changed:

@@ -49,6 +49,15 @@ def test_counting_stays_arange(apply):
     assert done.operators == {"aten.arange.start_step": 1, "aten.add.Tensor": 1}
 
 
+def test_equal_literals_are_one(apply):
+    def fn(x):
+        return x + torch.arange(6) * 2, x - torch.arange(6) * 2, x * (torch.arange(6) * 2.0), x / (torch.arange(6) * 3)
+
+    done = apply(ConstantFolding(), fn, torch.randn(6))
+    names = [n.target for n in done.after.graph.nodes if n.op == "get_attr"]
+    assert names == ["folded_0", "folded_0", "folded_1", "folded_2"]
+
+
 @pytest.mark.parametrize(
     "fn",
     [

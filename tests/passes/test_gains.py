@@ -1,0 +1,176 @@
+"""What each pass brings, in nodes, kernels, operations or bytes: one that brings nothing has to go."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch.fx import Node
+from torch.nn import functional as F
+
+from irongrad.passes import DEFAULT_LEVEL, Pass, parse_passes, passes_at, registered, run_passes, without
+from irongrad.passes.memory.costs import flops
+from irongrad.passes.memory.fusion import kernels
+from irongrad.passes.memory.liveness import usage
+from irongrad.pipeline.driver import step_graph
+from irongrad.pipeline.graphs import StepGraph
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def calls(step: StepGraph) -> Iterator[Node]:
+    for function in step.functions.values():
+        yield from (n for n in function.graph.graph.nodes if n.op == "call_function")
+
+
+def nodes(step: StepGraph) -> int:
+    return sum(len(f.graph.graph.nodes) for f in step.functions.values())
+
+
+def launches(step: StepGraph) -> int:
+    """Kernels, by the model of what IREE fuses."""
+    return sum(len(kernels(f.graph.graph).time) for f in step.functions.values())
+
+
+def operations(step: StepGraph) -> int:
+    """Floating point operations of products and convolutions."""
+    return sum(map(flops, calls(step)))
+
+
+def transposed(step: StepGraph) -> int:
+    """Elements of transposed tensors."""
+    return sum(n.meta["val"].numel() for n in calls(step) if n.target is torch.ops.aten.permute.default)
+
+
+def memory(step: StepGraph) -> int:
+    """Bytes of transient values, by the model of what IREE stores."""
+    return usage(step.functions["joint"].graph.graph).total
+
+
+def wide_operands(step: StepGraph) -> int:
+    """Operands of products that are float32 matrices, and not just widened."""
+    cast = torch.ops.prims.convert_element_type.default
+    operands = [o for n in calls(step) if n.target is torch.ops.aten.bmm.default for o in n.all_input_nodes]
+    return sum(o.target is not cast for o in operands)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> StepGraph:
+    """Forward, backward and update of a model that computes its masks and angles in every layer."""
+    sys.path.insert(0, str(BENCHMARKS))
+    import decoder
+
+    whole = step_graph(decoder.make_step(batch=2, length=8, width=16))
+    return replace(whole, functions={name: whole.functions[name] for name in ("joint", "update")})
+
+
+def with_gradient(fn: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    def both(*tensors):
+        value, backward = torch.func.vjp(fn, *tensors)
+        return value, *backward(torch.ones_like(value))
+
+    return both
+
+
+@pytest.fixture(scope="module")
+def images(step_of) -> StepGraph:
+    """A 3x3 convolution."""
+    fn = with_gradient(lambda x, w: F.conv2d(x, w, padding=1))
+    return step_of(fn, torch.randn(8, 64, 32, 32), torch.randn(64, 64, 3, 3))
+
+
+@pytest.fixture(scope="module")
+def bottleneck(step_of) -> StepGraph:
+    """1x1 convolutions, with elementwise functions between them."""
+
+    def fn(x, *weights):
+        for weight in weights:
+            x = F.conv2d(x, weight[:, :, None, None]).relu()
+        return x.mean((2, 3))
+
+    return step_of(with_gradient(fn), torch.randn(4, 64, 8, 8), *torch.randn(3, 64, 64))
+
+
+@pytest.fixture(scope="module")
+def pooled(step_of) -> StepGraph:
+    """Maximum pooling, whose masks are computed from places."""
+    return step_of(with_gradient(lambda x: F.max_pool2d(x, 3, 2, 1)), torch.randn(2, 4, 8, 8))
+
+
+@pytest.fixture(scope="module")
+def attention(step_of) -> StepGraph:
+    """The scores of attention in bfloat16."""
+
+    def scores(q, k):
+        return torch.bmm(q.float() * 0.3, k.float().mT * 0.3)
+
+    return step_of(scores, *(torch.randn(2, 8, 16).bfloat16() for _ in range(2)))
+
+
+@pytest.fixture(scope="module")
+def cell(step_of) -> StepGraph:
+    """The gates of a recurrent cell, side by side, and what reads them."""
+
+    def gates(x, y):
+        return torch.cat([x.sigmoid(), y.tanh(), x * y, x - y], 1).exp()
+
+    return step_of(gates, torch.randn(8, 16), torch.randn(8, 16))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Where a pass brings something.
+
+    Attributes:
+        step: the fixture of the step.
+        measure: what it makes less.
+        most: how much of that is left, at the most.
+        spelled: the pass and its options.
+    """
+
+    step: str
+    measure: Callable[[StepGraph], int]
+    most: float
+    spelled: str = ""
+
+
+GAINS = {
+    "dce": Gain("decoder", nodes, 0.9),
+    "fold": Gain("pooled", nodes, 0.7),
+    "simplify": Gain("decoder", nodes, 0.6),
+    "cse": Gain("decoder", nodes, 0.6),
+    "convolutions": Gain("images", operations, 0.5),
+    "layout": Gain("bottleneck", transposed, 0.5),
+    "multi-tensor": Gain("decoder", launches, 0.8),
+    "gradient-norm": Gain("decoder", launches, 0.95),
+    "half-products": Gain("attention", wide_operands, 0.0),
+    "interleave": Gain("cell", launches, 0.5),
+    "rematerialise": Gain("decoder", memory, 0.75, "rematerialise{max_memory=75%}"),
+}
+
+
+@pytest.fixture(name="optimised", scope="module")
+def optimised_fixture(request) -> Callable[[str, tuple[Pass, ...]], StepGraph]:
+    """The step of a fixture after passes."""
+    return cache(lambda step, passes: run_passes(request.getfixturevalue(step), passes))
+
+
+def test_every_pass_is_here():
+    assert GAINS.keys() == registered().keys()
+
+
+@pytest.mark.parametrize("name", GAINS)
+def test_gain(name, optimised):
+    """What the default pipeline leaves with the pass, of what it leaves without it."""
+    gain = GAINS[name]
+    standard = passes_at(DEFAULT_LEVEL)
+    rest = without(standard, [name])
+    whole = standard if rest != standard else (*standard, *parse_passes(gain.spelled or name))
+    before, after = (gain.measure(optimised(gain.step, p)) for p in (rest, whole))
+    assert before > 0
+    assert after <= gain.most * before
