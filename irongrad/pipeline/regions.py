@@ -12,6 +12,7 @@ from torch._higher_order_ops import utils
 from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from irongrad.pipeline.usercode import line_of
@@ -63,7 +64,7 @@ def simplified(graph: GraphModule, passes: Sequence[Callable[[GraphModule], None
     for transform in passes:
         transform(graph)
     graph.graph.eliminate_dead_code()
-    return GraphModule(graph, graph.graph)  # without the regions of what was dead
+    return _make_graph_module(graph, graph.graph)  # without the regions of what was dead
 
 
 def has_while_loop(graph: GraphModule) -> bool:
