@@ -32,7 +32,9 @@ def allowed_error(exact: np.ndarray[Any, Any], largest: float, eps: float) -> fl
         largest: the largest error of any run in the step's own dtypes.
         eps: the machine epsilon of the dtype in which it is computed; 0 for integers and booleans.
     """
-    scale = float(np.max(np.abs(exact[np.isfinite(exact)]), initial=0.0))
+    scale = float(np.max(np.abs(exact), initial=0.0))
+    if not np.isfinite(scale):
+        scale = float(np.max(np.abs(exact[np.isfinite(exact)]), initial=0.0))
     ulps = FLOOR_ULPS_FLOAT64 if eps == _EPS_FLOAT64 else FLOOR_ULPS
     underflow = _TINY if eps else 0.0
     return FACTOR * largest + ulps * eps * scale + underflow

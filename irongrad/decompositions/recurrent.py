@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from irongrad.decompositions.registry import decomposes
+from irongrad.decompositions.repetition import Repeated
 
 Tensors = Sequence[Tensor]
 
@@ -211,8 +212,9 @@ def _unrolled(
     body: Callable[..., Any], carried: list[Tensor], stacks: list[Tensor], outer: tuple[Tensor, ...], order: range
 ) -> list[Tensor]:
     count, rows = len(carried), {}
+    repeated = Repeated(body)
     for step in order:
-        results = body(*carried, *(stack[step] for stack in stacks), *outer)
+        results = repeated(*carried, *(stack[step] for stack in stacks), *outer)
         carried, rows[step] = results[:count], results[count:]
     return [*carried, *(torch.stack(made) for made in zip(*(rows[step] for step in sorted(order)), strict=True))]
 

@@ -32,7 +32,7 @@ from irongrad.pipeline.interface import Interface, describe, inference_of, selec
 from irongrad.pipeline.legality import check_float64, check_operators
 from irongrad.pipeline.memory import memory_of
 from irongrad.pipeline.optimizer import add_optimizer
-from irongrad.pipeline.oracle import golden_of
+from irongrad.pipeline.oracle import golden_of, half_of_the_threads
 from irongrad.pipeline.package import Artifact, Origin, package
 from irongrad.pipeline.packing import pack_state
 from irongrad.pipeline.pieces import cut
@@ -189,7 +189,8 @@ def build(step: TrainStep, options: Options) -> Build:
             memory = memory_of(graph, interface, options.max_memory)
             imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
             module: AssembledModule = stage("assemble", assemble, imported, interface)
-            with ThreadPoolExecutor(1) as beside:  # iree-compile is a process, and does not keep every core busy
+            # iree-compile is a process, and does not keep every core busy.
+            with ThreadPoolExecutor(1) as beside, half_of_the_threads():
                 compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch)
                 golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
                 others = [golden_of(c, graph, 1) for c in at_other_sizes(captured, graph)]

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import CellType, FunctionType
 
 import numpy as np
@@ -35,6 +36,7 @@ from irongrad.pipeline.state_names import name_of
 from irongrad.random import Draws, is_random
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import DRAWS, STEPS, Role
+from irongrad.runtime.memory import keep_freed_memory
 from irongrad.runtime.verification import largest_error
 from irongrad.step import TrainStep, micro_batches
 from irongrad.tolerance import FACTOR as FACTOR
@@ -86,7 +88,7 @@ class Values:
 
     def record(self, key: str, tensor: torch.Tensor) -> None:
         """Keep a copy of `tensor`."""
-        self.arrays[key] = np.array(tensor.detach().cpu().to(torch.float64).numpy())
+        self.arrays[key] = tensor.detach().cpu().to(torch.float64, copy=True).numpy()
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Spread:
 
     def record(self, key: str, tensor: torch.Tensor) -> None:
         """Compare `tensor` with its exact value."""
-        error = largest_error(tensor.detach().cpu().to(torch.float64).numpy(), self.exact.arrays[key])
+        error = largest_error(to_numpy(tensor), self.exact.arrays[key])
         self.largest[key] = max(self.largest.get(key, 0.0), error)
         self.eps[key] = float(torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
 
@@ -116,12 +118,14 @@ class Spread:
 
 def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
     """Run the oracle and the runs in the step's own dtypes, and return expected values with allowed errors."""
+    keep_freed_memory()  # every run allocates what the run before has freed
     step = captured.step
     exact, oracle = Values(), "float64"
     # Values overflow in the step's own dtypes, so a run in these says which updates are skipped.
     skips = run_eager(captured, graph, None, steps, None, lambda key, tensor: None) if step.scaler else None
     try:
-        run_eager(captured, graph, torch.float64, steps, None, exact.record, skips)
+        with eager_float64():
+            run_eager(captured, graph, torch.float64, steps, None, exact.record, skips)
     except RuntimeError:
         # A model with float32 constants in its code cannot run in float64; its own run stands in, without autocast.
         oracle = str(next(step.model.parameters()).dtype).removeprefix("torch.")
@@ -135,8 +139,22 @@ def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
     return Golden(steps, oracle, inputs, exact.arrays, {key: spread.allowed(key) for key in exact.arrays})
 
 
+@contextmanager
+def half_of_the_threads() -> Iterator[None]:
+    """Leave the other half of the cores to iree-compile while eager runs beside it.
+
+    OpenMP's threads spin while they wait for each other. Where one waits for a core that iree-compile has, all do, and
+    a run on two cores was seen to take three to seven times the CPU time that it takes on one.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @eager_control_flow()
-@eager_float64()
 def run_eager(
     captured: CapturedStep,
     graph: StepGraph,
@@ -280,27 +298,26 @@ class RoundingNoise(TorchDispatchMode):
             with self:
                 return _FUSED[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if is_random(func):
-            return result  # a draw is exact: a mask is 0 or 1, and a uniform number below 1
-        if func.is_view or func in _MOVES or (func._schema.is_mutable and result is not None and _is_scalar(result)):
-            return result  # a step count is no rounded value
-        for tensor in torch.utils._pytree.tree_leaves(result):
-            # A tensor of zeros that autograd makes has no memory.
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not tensor._is_zerotensor():
-                self._perturb(tensor)
+        if _is_exact(func):
+            return result
+        with torch._C.DisableTorchFunction():  # each mode of functions would see every operator of the noise
+            tensors = [result] if isinstance(result, torch.Tensor) else torch.utils._pytree.tree_leaves(result)
+            for tensor in tensors:
+                if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not _is_count(func, result):
+                    self._perturb(tensor)
         return result
 
     def _perturb(self, tensor: torch.Tensor) -> None:
         if tensor._is_zerotensor():
-            return  # forward-mode autograd's zero has no memory; torch 2.13 ends the process when it is written to
-        start = self._random.randrange(_STRETCH)
-        stretch = self._factors_of(tensor.dtype)[start : start + _STRETCH]
-        if tensor.numel() <= _STRETCH:
-            tensor.mul_(stretch[: tensor.numel()].view(tensor.shape))
+            return  # autograd's zero has no memory; torch 2.13 ends the process when it is written to
+        start, size = self._random.randrange(_STRETCH), tensor.numel()
+        factors = self._factors_of(tensor.dtype)
+        if size <= _STRETCH:
+            tensor.mul_(factors[start : start + size].view(tensor.shape))
             return
-        flat = tensor.reshape(-1)
-        for part in flat.split(_STRETCH):
-            part.mul_(stretch[: len(part)])
+        flat, whole = tensor.reshape(-1), size - size % _STRETCH
+        flat[:whole].view(-1, _STRETCH).mul_(factors[start : start + _STRETCH])
+        flat[whole:].mul_(factors[start : start + size - whole])
         if not tensor.is_contiguous():
             tensor.copy_(flat.view(tensor.shape))
 
@@ -312,8 +329,15 @@ class RoundingNoise(TorchDispatchMode):
         return self._factors[dtype]
 
 
-def _is_scalar(result: object) -> bool:
-    return isinstance(result, torch.Tensor) and result.ndim == 0
+@cache
+def _is_exact(operator: torch._ops.OpOverload) -> bool:
+    """Whether it rounds nothing: a draw is exact too, as a mask is 0 or 1, and a uniform number below 1."""
+    return is_random(operator) or operator.is_view or operator in _MOVES
+
+
+def _is_count(operator: torch._ops.OpOverload, result: object) -> bool:
+    """Whether the result is a number that is updated in place, as an optimizer counts its steps."""
+    return isinstance(result, torch.Tensor) and result.ndim == 0 and operator._schema.is_mutable
 
 
 def _clip(step: TrainStep) -> None:

@@ -23,7 +23,7 @@ from irongrad.pipeline.size_constraints import constraints_of
 from irongrad.pipeline.size_guards import accepted_sizes
 from irongrad.pipeline.staging import publish, staged
 from irongrad.runtime.errors import InternalError, VerificationError
-from irongrad.runtime.golden import Golden, read_golden, write_golden
+from irongrad.runtime.golden import Golden, are_same, kept, read_golden, write_golden
 from irongrad.runtime.manifest import (
     FORMAT_VERSION,
     GOLDEN,
@@ -113,9 +113,7 @@ def package(
             (staging / f"step.{binary.target.name}.vmfb").write_bytes(binary.vmfb)
         (staging / PORTABLE_MODULE).write_bytes(module.bytecode)
         _write_state(module, staging / INITIAL_STATE)
-        write_golden(golden, staging / GOLDEN)
-        # Everything is compared here; what the artifact keeps of it, for later, must be right as well.
-        stored = read_golden(staging / GOLDEN)
+        _write_golden(golden, staging / GOLDEN)
         manifest = _manifest(module, compiled, origin, staging)
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
@@ -123,9 +121,10 @@ def package(
         for target in manifest.targets:
             if not why_not(target, staging, target.device):
                 session = Session(staging, target=target.name)
-                for other in others:
-                    _check(verify(session, other), other)
-                reports[target.name] = _verified(session, golden, stored)
+                for expected in (*others, golden):
+                    report = verify(session, expected)
+                    _check(report, expected)
+                reports[target.name] = report
                 target = replace(target, certificate=certificate(reports[target.name], target.device))
             targets.append(target)
         manifest = replace(manifest, targets=tuple(targets))
@@ -134,12 +133,11 @@ def package(
     return Artifact(output, manifest, reports)
 
 
-def _verified(session: Session, golden: Golden, stored: Golden) -> Report:
-    report = verify(session, golden)
-    if report.passed and not verify(session, stored).passed:
-        raise InternalError("the golden values as they are stored disagree with those that were computed")
-    _check(report, golden)
-    return report
+def _write_golden(golden: Golden, path: Path) -> None:
+    """Write what the artifact keeps of `golden`, all of which is compared here, for later."""
+    write_golden(golden, path)
+    if not are_same(read_golden(path), kept(golden)):
+        raise InternalError("the golden values as they are stored are not those that were computed")
 
 
 def _check(report: Report, golden: Golden) -> None:

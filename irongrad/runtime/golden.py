@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,12 @@ def sampled(value: Array) -> Array:
     Whole float64 copies of every step would make the golden file thirty times as large as the model.
     """
     flat = np.asarray(value).reshape(-1)
-    if flat.size <= SAMPLE:
-        return flat
-    return flat[np.sort(np.random.default_rng(0).choice(flat.size, SAMPLE, replace=False))]
+    return flat if flat.size <= SAMPLE else flat[_places(flat.size)]
+
+
+@cache
+def _places(size: int) -> Array:
+    return np.sort(np.random.default_rng(0).choice(size, SAMPLE, replace=False))
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,30 @@ class Golden:
     allowed: Mapping[str, float]
 
 
+def kept(golden: Golden) -> Golden:
+    """The golden values as an artifact keeps them: large tensors as samples."""
+    expected = {key: sampled(a) if a.size > SAMPLE else a for key, a in golden.expected.items()}
+    return replace(golden, expected=expected)
+
+
+def are_same(one: Golden, other: Golden) -> bool:
+    """Whether golden values are the same to the last bit."""
+    about = [(g.steps, g.oracle, dict(g.allowed)) for g in (one, other)]
+    arrays = _same_arrays(one.inputs, other.inputs) and _same_arrays(one.expected, other.expected)
+    return about[0] == about[1] and arrays
+
+
+def _same_arrays(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
+    def content(array: Array) -> tuple[object, ...]:
+        return array.dtype, array.shape, array.tobytes()
+
+    return one.keys() == other.keys() and all(content(one[name]) == content(other[name]) for name in one)
+
+
 def write_golden(golden: Golden, path: Path) -> None:
     """Store golden values as safetensors, large tensors as samples."""
-    expected = golden.expected.items()
     arrays = {f"input/{n}": np.asarray(a, order="C") for n, a in golden.inputs.items()}
-    arrays |= {f"expected/{k}": sampled(a) if a.size > SAMPLE else np.asarray(a, order="C") for k, a in expected}
+    arrays |= {f"expected/{k}": np.asarray(a, order="C") for k, a in kept(golden).expected.items()}
     # One key: safetensors writes several in an order that differs from run to run.
     about = {"steps": golden.steps, "oracle": golden.oracle, "allowed": dict(golden.allowed)}
     path.write_bytes(safetensors.numpy.save(arrays, metadata={_METADATA: json.dumps(about)}))

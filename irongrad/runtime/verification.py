@@ -184,13 +184,17 @@ def largest_error(value: Array, expected: Array) -> float:
 
     `expected` may be a sample of a large tensor (`irongrad.runtime.golden.sampled`).
     """
-    wide = np.asarray(value).astype(np.float64)
-    if wide.size > expected.size == SAMPLE:
-        wide = sampled(wide)
-    if wide.shape != expected.shape:
+    found = np.asarray(value)
+    if found.size > expected.size == SAMPLE:
+        found = sampled(found)
+    if found.shape != expected.shape:
         return float("inf")
     with np.errstate(invalid="ignore"):
-        difference = np.abs(wide - expected)
+        difference = np.abs(np.subtract(found, expected, dtype=np.float64))
+    largest = float(np.max(difference, initial=0.0))
+    if np.isfinite(largest):
+        return largest
+    wide = found.astype(np.float64)
     same = (wide == expected) | (np.isnan(wide) & np.isnan(expected))
     difference = np.where(same, 0.0, difference)
     return float(np.max(np.where(np.isnan(difference), np.inf, difference), initial=0.0))

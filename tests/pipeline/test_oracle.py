@@ -1,0 +1,89 @@
+"""Eager runs beside the compiler, and the golden values that come of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import irongrad as ig
+from irongrad.pipeline import package
+from irongrad.pipeline.oracle import RoundingNoise, half_of_the_threads
+from irongrad.runtime.errors import InternalError
+from irongrad.runtime.golden import Golden, kept, read_golden
+from irongrad.runtime.session import Session
+from irongrad.runtime.verification import Report, verify
+from irongrad.tolerance import NOISE_ULPS
+
+EPS = torch.finfo(torch.float32).eps
+
+
+def test_eager_leaves_cores_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = [6]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    with pytest.raises(ValueError, match="an eager run"), half_of_the_threads():
+        raise ValueError("an eager run that failed")
+    assert threads == [6, 3, 6]
+    threads[:] = [1]
+    with half_of_the_threads():
+        assert threads[-1] == 1
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 50, 1000), (2, 1 << 18), (0, 4)])
+def test_noise_is_in_the_last_places_of_every_element(shape: tuple[int, ...]) -> None:
+    """However large a tensor is, and in whatever order it lies in memory."""
+    tensor = torch.ones(shape)
+    for start in (tensor, tensor.transpose(0, -1) if shape else tensor):
+        with RoundingNoise(0):
+            noisy = start * 1.0
+        off = (noisy - 1) / EPS
+        assert float(off.abs().max() if off.numel() else 0) <= NOISE_ULPS
+        assert (off != 0).double().mean() > 0.8 or off.numel() < 2
+
+
+def test_noise_spares_what_is_exact() -> None:
+    count, values = torch.tensor(3.0), torch.arange(1000.0)
+    with RoundingNoise(0):
+        count.add_(1)
+        moved = values.view(10, 100).t().clone()
+        mask = torch.bernoulli(torch.full((1000,), 0.5))
+    assert float(count) == 4.0
+    assert torch.equal(moved, values.view(10, 100).t())
+    assert set(mask.tolist()) == {0.0, 1.0}
+
+
+def test_golden_values_that_are_not_stored_as_computed_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = Golden(1, "float64", {}, {"loss/0/": np.array(0.5)}, {"loss/0/": 1e-6})
+    package._write_golden(golden, tmp_path / "golden")
+    monkeypatch.setattr(package, "read_golden", lambda path: Golden(1, "float64", {}, {"loss/0/": np.array(0.6)}, {}))
+    with pytest.raises(InternalError, match="as they are stored"):
+        package._write_golden(golden, tmp_path / "golden")
+
+
+def test_an_artifact_keeps_the_golden_values_of_its_verification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of tensors that it keeps samples of; they are compared whole, each step once."""
+    torch.manual_seed(0)
+    model = nn.Linear(80, 60)
+    inputs = {"x": torch.randn(2, 80), "y": torch.randn(2, 60)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    seen: list[Golden] = []
+
+    def seeing(session: Session, golden: Golden) -> Report:
+        seen.append(golden)
+        return verify(session, golden)
+
+    monkeypatch.setattr(package, "verify", seeing)
+    artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",))
+    (golden,) = seen
+    assert golden.expected["state/1/weight"].shape == (60, 80)
+    stored = read_golden(artifact.directory / "golden.safetensors")
+    assert stored.expected["state/1/weight"].shape == (4096,)
+    assert stored.allowed == kept(golden).allowed

@@ -1,0 +1,77 @@
+"""What counts as an error of a compiled value, and what an artifact keeps of the expected ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from irongrad.runtime.golden import SAMPLE, Golden, are_same, kept, read_golden, sampled, write_golden
+from irongrad.runtime.verification import largest_error
+
+DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.uint8, np.bool_)
+NUMBERS = st.floats(width=16)
+
+
+def error_of_one(value: float, expected: float) -> float:
+    if value == expected or (math.isnan(value) and math.isnan(expected)):
+        return 0.0
+    difference = abs(value - expected)
+    return math.inf if math.isnan(difference) else difference
+
+
+@given(pairs=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=5), dtype=st.sampled_from(DTYPES[:4]))
+def test_the_largest_error_is_that_of_some_element(pairs: list[tuple[float, float]], dtype: type) -> None:
+    value, expected = (np.array([p[i] for p in pairs], dtype) for i in (0, 1))
+    wide = expected.astype(np.float64)
+    errors = [error_of_one(float(v), float(e)) for v, e in zip(value, wide, strict=True)]
+    assert largest_error(value, wide) == max(errors, default=0.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_is_compared_as_float64(dtype: type) -> None:
+    value = np.array([[0, 1], [1, 0]], dtype)
+    assert largest_error(value, value.astype(np.float64) + np.array([[0.25, 0], [0, 0]])) == 0.25
+    assert largest_error(np.array(1, dtype), np.array(1.5)) == 0.5
+    assert largest_error(value, np.zeros(4)) == math.inf
+
+
+def test_a_sample_is_compared_with_the_elements_that_it_was_taken_of() -> None:
+    whole = np.random.default_rng(0).normal(size=(3, SAMPLE)).astype(np.float32)
+    sample = sampled(whole.astype(np.float64))
+    assert sample.shape == (SAMPLE,)
+    assert largest_error(whole, sample) == 0.0
+    assert largest_error(whole + np.float32(2.0), sample) == pytest.approx(2.0)
+
+
+def golden_values() -> Golden:
+    inputs = {f"x{n}": np.arange(3).astype(dtype) for n, dtype in enumerate(DTYPES)}
+    expected = {
+        "loss/0/": np.array(0.1),
+        "state/1/w": np.array([0.0, math.inf, math.nan]),
+        "large": np.ones((2, SAMPLE)),
+    }
+    return Golden(1, "float64", inputs, expected, {"loss/0/": 0.1, "state/1/w": math.inf, "large": 1e-17})
+
+
+def test_what_is_stored_is_what_is_kept(tmp_path: Path) -> None:
+    golden = golden_values()
+    write_golden(golden, tmp_path / "golden")
+    assert are_same(read_golden(tmp_path / "golden"), kept(golden))
+    assert not are_same(read_golden(tmp_path / "golden"), golden)
+
+
+def test_one_bit_makes_another_golden_value() -> None:
+    golden = golden_values()
+    off = {**golden.expected, "loss/0/": np.nextafter(golden.expected["loss/0/"], 1)}
+    assert are_same(golden, golden_values())
+    assert not are_same(golden, replace(golden, expected=off))
+    assert not are_same(golden, replace(golden, allowed={**golden.allowed, "large": 1.1e-17}))
+    assert not are_same(golden, replace(golden, inputs={**golden.inputs, "x0": np.array([0.0, 1.0, -2.0])}))
+    assert not are_same(golden, replace(golden, inputs={**golden.inputs, "x1": golden.inputs["x0"]}))
