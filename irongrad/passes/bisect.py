@@ -10,10 +10,11 @@ import torch
 
 from irongrad.passes.base import Pass
 from irongrad.passes.manager import PassRecord, run_passes
-from irongrad.passes.wide import largest_difference, run_wide, values_for
+from irongrad.passes.wide import largest_difference, magnitudes, run_wide, values_for
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 
-# Of a result's largest magnitude: far above what float64 rounds, far below what anything but rounding would do.
+# Of the largest magnitude of a result, or of what it is a sum of: far above what float64 rounds, far below what
+# anything but rounding would do.
 TOLERANCE = 1e-9
 
 
@@ -25,7 +26,8 @@ class Finding:
         number: its position among the passes, from 1.
         name: the pass's name.
         function: the function's name.
-        difference: the largest relative difference from the graph before any pass, run in float64.
+        difference: the largest difference from the graph before any pass, run in float64, as a share of the largest
+            magnitude of the result or of what it is a sum of.
         result: where that is: the kind and name of the function's result.
         stats: what the pass says it did.
     """
@@ -59,13 +61,14 @@ def bisect(graph: StepGraph, passes: Sequence[Pass], targets: Sequence[str] = ("
     value_of = values_for(graph)
     arguments = {name: _arguments(f, value_of) for name, f in graph.functions.items()}
     before = {name: run_wide(f.graph, arguments[name]) for name, f in graph.functions.items()}
+    sizes = {name: magnitudes(f.graph, arguments[name], before[name]) for name, f in graph.functions.items()}
     found: list[Finding] = []
 
     def compare(number: int, record: PassRecord, function: Function) -> None:
         if not record.changed:
             return
         name = record.function
-        place, difference = largest_difference(before[name], run_wide(function.graph, arguments[name]))
+        place, difference = largest_difference(before[name], run_wide(function.graph, arguments[name]), sizes[name])
         result = function.results[place]
         where = f"{result.kind} {result.name}"
         found.append(Finding(number + 1, record.name, name, difference, where, dict(record.stats)))

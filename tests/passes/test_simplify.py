@@ -350,6 +350,13 @@ def test_what_is_no_identity_stays(apply, fn):
     assert not apply(Simplify(), fn, torch.randn(3, 3), torch.randn(3, 3), decompose=False).changed
 
 
+@pytest.mark.parametrize("x", [torch.arange(4), torch.tensor([True, False, True, False])])
+@pytest.mark.parametrize("y", [torch.tensor([0, 1, 128, 255], dtype=torch.uint8), torch.randn(4)])
+def test_a_negative_of_another_dtype_is_not_taken_away(apply, x, y):
+    """-y of an unsigned byte is a large one; and nothing is taken away from a boolean."""
+    assert not apply(Simplify(), lambda x, y: x + -y, x, y).changed
+
+
 def test_a_sum_that_another_user_needs_is_not_computed_twice(apply):
     def fn(x):
         total = aten.sum.dim_IntList(x, [1], True)

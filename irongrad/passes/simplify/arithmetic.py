@@ -37,6 +37,11 @@ def is_boolean(x: Node) -> bool:
     return bool(value_of(x).dtype is torch.bool)
 
 
+def are_alike(x: Any, y: Node) -> bool:
+    """Whether two values are of one dtype: -y of an unsigned byte is a large one, and not what `x - y` takes away."""
+    return isinstance(x, Node) and value_of(x).dtype is value_of(y).dtype
+
+
 def is_widening(x: Node, y: Any) -> bool:
     """Whether every number of the dtype of `x` is one of the dtype `y`."""
     have = value_of(x).dtype
@@ -60,7 +65,7 @@ RULES = (
     Rule("integer + 0", lambda x: add(x, 0), lambda x: x, lambda out: not value_of(out).is_floating_point()),
     Rule("x ** 1", lambda x: power(x, 1), lambda x: x),
     Rule("x ** 2", lambda x: power(x, 2), lambda x: mul(x, x)),
-    Rule("x + -y", lambda x, y: add(x, neg(y)), lambda x, y: sub(x, y), lambda x: isinstance(x, Node)),
+    Rule("x + -y", lambda x, y: add(x, neg(y)), lambda x, y: sub(x, y), are_alike),
     Rule("x if True else y", lambda x, y: where(True, x, y), lambda x: x),
     Rule("x if False else y", lambda x, y: where(False, x, y), lambda y: y),
     Rule("not x == number", lambda x, c: invert(eq(x, c)), lambda x, c: ne(x, c)),
