@@ -63,8 +63,9 @@ def arguments(layers: int = 4, rows: int = 256, width: int = 16) -> list[torch.T
     return [torch.randn(rows, width), *(torch.randn(width, width) / width**0.5 for _ in range(layers))]
 
 
-def test_same_numbers_in_half_the_memory(apply: Callable[..., Any]) -> None:
-    examples = arguments()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_same_numbers_in_half_the_memory(apply: Callable[..., Any], dtype: torch.dtype) -> None:
+    examples = [a.to(dtype) for a in arguments()]
     done = apply(Rematerialise("50%"), with_gradients(network), *examples, function="joint")
     before, after = usage(done.before.graph).total, usage(done.after.graph).total
     assert done.stats["bytes"] == after

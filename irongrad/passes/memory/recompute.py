@@ -164,4 +164,4 @@ def _backward_call(graph: Graph, operator: OpOverload, *args: Any, like: Node, *
 
 def _is_float(node: Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype == torch.float32 and value.numel() > 0
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 0
