@@ -245,6 +245,20 @@ def test_bisection_finds_the_pass_and_the_function():
     assert found[-1].difference > 1e-3
 
 
+def test_bisection_of_a_step_in_buckets():
+    """Of which one is smaller than the example, and one larger."""
+    model = nn.Linear(4, 3)
+    inputs = {"x": torch.randn(5, 4), "y": torch.tensor([0, 1, 2, 0, 1])}
+    dynamic = {"x": {0: "B"}, "y": {0: "B"}}
+    step = ig.TrainStep(
+        model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters()), inputs, dynamic=dynamic,
+        buckets={"B": [4, 8]},
+    )  # fmt: skip
+    found = bisect(step_graph(step), passes_at(1))
+    assert {"joint", "joint@B4", "eval@B4", "predict"} <= {f.function for f in found}
+    assert not any(f.changes_numbers for f in found)
+
+
 def test_fractions_of_integers_are_wide_too(step_of):
     """So that rounding to float32 is not taken for a change."""
     graph = step_of(lambda i: i.exp() + i / 3, torch.tensor([1, 2])).functions["call"].graph
