@@ -67,6 +67,7 @@ def _cast_chain(s):
     narrow, wide = s.one_of(
         (torch.float32, torch.float64), (torch.bfloat16, torch.float32), (torch.bool, torch.int64),
         (torch.int32, torch.int64), (torch.int32, torch.float64), (torch.uint8, torch.float16),
+        (torch.uint16, torch.int32),
     )  # fmt: skip
     last = s.one_of(torch.float32, narrow)
     cast = prims.convert_element_type.default

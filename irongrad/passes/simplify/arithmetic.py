@@ -49,9 +49,12 @@ def is_widening(x: Node, y: Any) -> bool:
         return False
     if have is torch.bool:
         return True
-    if have.is_floating_point or not y.is_floating_point:
-        return bool(have.is_floating_point == y.is_floating_point and torch.promote_types(have, y) is y)
-    return bool(torch.iinfo(have).bits < _PRECISION[y])
+    if have.is_floating_point:
+        return bool(y.is_floating_point and torch.promote_types(have, y) is y)
+    if y.is_floating_point or y is torch.bool:
+        return bool(torch.iinfo(have).bits < _PRECISION.get(y, 0))
+    narrow, wide = torch.iinfo(have), torch.iinfo(y)
+    return bool(wide.min <= narrow.min and narrow.max <= wide.max)
 
 
 # Bits of a significand; all integers of fewer are exact.
