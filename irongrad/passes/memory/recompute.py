@@ -89,8 +89,9 @@ class _Recomputation:
         self._tied: dict[tuple[Node, Node], Node] = {}
 
     def passed(self, node: Node) -> None:
-        """Take note that `node` is computed from here on."""
-        if node in self._grouping.leader and self._grouping.is_stored(node) and _is_float(node):
+        """Take note that `node` is computed from here on; one of half precision serves where there is no other."""
+        serves = node in self._grouping.leader and self._grouping.is_stored(node) and _is_float(node)
+        if serves and (_is_wide(node) or self._late is None or not _is_wide(self._late)):
             self._late = node
 
     def rewire(self, node: Node) -> None:
@@ -183,3 +184,7 @@ def _backward_call(graph: Graph, operator: OpOverload, *args: Any, like: Node, *
 def _is_float(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 0
+
+
+def _is_wide(node: Node) -> bool:
+    return node.meta["val"].dtype in (torch.float32, torch.float64)
