@@ -27,7 +27,8 @@ def _full(size: Sequence[int], value: float, *, dtype: torch.dtype | None = None
     """Of bytes: torch-mlir 20261001 makes a constant of another type of them, which its verifier then refuses."""
     if dtype is not torch.uint8:
         return NotImplemented
-    return torch.arange(int(value), int(value) + 1, dtype=torch.int32).to(torch.uint8).expand(list(size))
+    byte = torch.arange(int(value), int(value) + 1, dtype=torch.int32).to(torch.uint8)
+    return byte.expand(list(size)) if size else byte.squeeze(0)
 
 
 @decomposes(aten.zeros.default)

@@ -238,10 +238,14 @@ def _spread(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
 
 def zero_padded(x: torch.Tensor, pads: Sequence[int]) -> torch.Tensor:
     """`constant_pad_nd` with zeros; negative pads become slices, as torch-mlir 20261001 does not lower them."""
-    for dim, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True), start=1):
-        start, end = max(-before, 0), x.shape[-dim] - max(-after, 0)
-        if (start, end) != (0, x.shape[-dim]):
-            x = x.narrow(-dim, start, end - start)
+    pairs = list(zip(pads[::2], pads[1::2], strict=True))
+    cuts = [(max(-before, 0), max(-after, 0)) for before, after in pairs]
+    if any(any(cut) and x.shape[-dim] <= sum(cut) for dim, cut in enumerate(cuts, start=1)):  # zeros alone are left
+        sizes = [size + sum(pair) for size, pair in zip(reversed(x.shape), pairs, strict=False)]
+        return x.new_zeros([*x.shape[: -len(pairs)], *reversed(sizes)])
+    for dim, (start, end) in enumerate(cuts, start=1):
+        if start or end:
+            x = x.narrow(-dim, start, x.shape[-dim] - start - end)
     positive = [max(p, 0) for p in pads]
     return aten.constant_pad_nd.default(x, positive) if any(positive) else x
 

@@ -25,6 +25,7 @@ uses_pytorch(
 @decomposes(aten.rsub.Scalar)
 def _rsub(x: torch.Tensor, other: float, alpha: float = 1) -> torch.Tensor:
     """PyTorch's decomposition makes a tensor of the number, which rounds it to float32 for a float64 x too."""
+    x = x.to(torch.result_type(x, other))  # an integer's negative may be none of its dtype
     return (-x if alpha == 1 else x * -alpha) + other
 
 

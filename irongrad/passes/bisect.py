@@ -10,10 +10,11 @@ import torch
 
 from irongrad.passes.base import Pass
 from irongrad.passes.manager import PassRecord, run_passes
-from irongrad.passes.wide import largest_difference, run_wide, values_for
-from irongrad.pipeline.graphs import Function, StepGraph, Value
+from irongrad.passes.wide import largest_difference, magnitudes, run_wide, values_for
+from irongrad.pipeline.graphs import Function, StepGraph, Value, base_name, specialised_name
 
-# Of a result's largest magnitude: far above what float64 rounds, far below what anything but rounding would do.
+# Of the largest magnitude of a result, or of what it is a sum of: far above what float64 rounds, far below what
+# anything but rounding would do.
 TOLERANCE = 1e-9
 
 
@@ -25,7 +26,8 @@ class Finding:
         number: its position among the passes, from 1.
         name: the pass's name.
         function: the function's name.
-        difference: the largest relative difference from the graph before any pass, run in float64.
+        difference: the largest difference from the graph before any pass, run in float64, as a share of the largest
+            magnitude of the result or of what it is a sum of.
         result: where that is: the kind and name of the function's result.
         stats: what the pass says it did.
     """
@@ -57,15 +59,16 @@ def bisect(graph: StepGraph, passes: Sequence[Pass], targets: Sequence[str] = ("
         InternalError: a pass fails, or leaves a graph that is not well formed.
     """
     value_of = values_for(graph)
-    arguments = {name: _arguments(f, value_of) for name, f in graph.functions.items()}
+    arguments = {name: _arguments(graph, name, value_of) for name in graph.functions}
     before = {name: run_wide(f.graph, arguments[name]) for name, f in graph.functions.items()}
+    sizes = {name: magnitudes(f.graph, arguments[name], before[name]) for name, f in graph.functions.items()}
     found: list[Finding] = []
 
     def compare(number: int, record: PassRecord, function: Function) -> None:
         if not record.changed:
             return
         name = record.function
-        place, difference = largest_difference(before[name], run_wide(function.graph, arguments[name]))
+        place, difference = largest_difference(before[name], run_wide(function.graph, arguments[name]), sizes[name])
         result = function.results[place]
         where = f"{result.kind} {result.name}"
         found.append(Finding(number + 1, record.name, name, difference, where, dict(record.stats)))
@@ -77,8 +80,27 @@ def bisect(graph: StepGraph, passes: Sequence[Pass], targets: Sequence[str] = ("
     return tuple(found)
 
 
-def _arguments(function: Function, value_of: Callable[[Value], torch.Tensor]) -> list[torch.Tensor]:
-    """A value for every argument; of a batch as much as a function of micro-batches takes."""
-    values = [value_of(a) for a in function.arguments]
-    sizes = [function.example(i).shape for i in range(len(values))]
-    return [v[: s[0]] if v.ndim else v for v, s in zip(values, sizes, strict=True)]
+def _arguments(step: StepGraph, name: str, value_of: Callable[[Value], torch.Tensor]) -> list[torch.Tensor]:
+    """A value for every argument of a function: of the examples as much as it takes, with zeros where it takes more."""
+    function, sizes = step.functions[name], _sizes(step, name)
+    values = [torch.tensor(sizes[a.name]) if a.kind == "size" else value_of(a) for a in function.arguments]
+    if function.of_any_size:
+        return values
+    return [_fitted(v, function.example(i).shape) for i, v in enumerate(values)]
+
+
+def _sizes(step: StepGraph, name: str) -> dict[str, int]:
+    """The sizes of named dimensions: those of the examples, or of the function's bucket where that is smaller."""
+    own = (b for b in step.buckets if specialised_name(base_name(name), b) == name)
+    bucket = next(own, step.buckets[-1] if step.buckets else {})
+    sizes = {dim: step.inputs[n].shape[d] for n, dims in step.dynamic.items() for d, dim in dims.items()}
+    return {dim: min(size, bucket.get(dim, size)) for dim, size in sizes.items()}
+
+
+def _fitted(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    part = value[tuple(slice(size) for size in shape)]
+    if part.shape == shape:
+        return part
+    result = value.new_zeros(shape)
+    result[tuple(slice(size) for size in part.shape)] = part
+    return result

@@ -47,8 +47,12 @@ class HalfProducts:
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
-        products = sum(_rewrite(n) for n in list(graph.graph.nodes) if n.target in _PRODUCTS)
+        products = sum(_rewrite(n) for n in list(graph.graph.nodes) if _is_wide_product(n))
         return PassResult(products > 0, {"products": products})
+
+
+def _is_wide_product(node: Node) -> bool:
+    return node.target in _PRODUCTS and value_of(node).dtype is torch.float32
 
 
 def _rewrite(product: Node) -> bool:

@@ -89,14 +89,16 @@ def _run(
     nodes = _count(graph)
     seconds = 0.0
     results: list[PassResult] = []
+    seen = False  # whether a graph is another, whatever the pass says of it
     for module in _all_graphs(graph):
         here = context if module is graph else replace(context, arguments=(), results=())
         held = verified.get(module) or snapshot(module)
         start = time.perf_counter()
         try:
-            results.append(item.run(module, here))
+            results.append(_checked(item.run(module, here)))
             seconds += time.perf_counter() - start
             verified[module] = verify(module, held)
+            seen = seen or verified[module].nodes != held.nodes
         except UserError:
             raise  # what was asked of the pass cannot be done
         except Exception as error:
@@ -104,9 +106,17 @@ def _run(
     stats: dict[str, int] = {}
     for result in results:
         stats |= {k: stats.get(k, 0) + v for k, v in result.stats.items()}
-    changed = any(r.changed for r in results)
+    changed = seen or any(r.changed for r in results)
     choices = tuple(choice for result in results for choice in result.choices)
     return PassRecord(item.name, context.function, seconds, (nodes, _count(graph)), changed, stats, choices)
+
+
+def _checked(result: object) -> PassResult:
+    if not isinstance(result, PassResult):
+        raise TypeError(f"it returned {result!r}, and no PassResult")
+    if wrong := {name: count for name, count in result.stats.items() if not isinstance(count, int)}:
+        raise TypeError(f"its stats are no counts: {wrong}")
+    return result
 
 
 def _failure(item: Pass, context: Context, before: Sequence[str], error: Exception) -> InternalError:

@@ -12,15 +12,16 @@ from torch.fx import Node
 def is_pure(node: Node) -> bool:
     """Whether `node` gives the same value whenever it is computed, and does nothing else.
 
-    By the operator's schema, which tells writes, and its tags, which tell random operators. Control flow is pure: its
-    bodies are graphs that the verifier holds to the same rules.
+    By the operator's schema, which tells writes, and its tags, which tell random operators. One that returns nothing is
+    there for what else it does. Control flow is pure: its bodies are graphs that the verifier holds to the same rules.
     """
     target = node.target
     if node.op == "get_attr" or target is operator.getitem or isinstance(target, HigherOrderOperator):
         return True
     if not isinstance(target, OpOverload):
         return False
-    return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+    schema = target._schema
+    return bool(schema.returns) and not schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
 
 
 def is_mergeable(node: Node) -> bool:

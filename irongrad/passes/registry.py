@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 import msgspec
 
@@ -55,9 +55,20 @@ def registered() -> dict[str, type[Pass]]:
             kind = entry.load()
         except Exception as error:
             raise UserError(f"the pass {entry.name!r} ({entry.value}) cannot be loaded: {error}") from error
+        _check_kind(entry, kind)
         if found.setdefault(entry.name, kind) is not kind:
             raise UserError(f"the pass {entry.name!r} ({entry.value}) has the name of another; rename its entry point")
     return found
+
+
+def _check_kind(entry: EntryPoint, kind: object) -> None:
+    if not (isinstance(kind, type) and is_dataclass(kind) and callable(getattr(kind, "run", None))):
+        raise UserError(f"the pass {entry.name!r} ({entry.value}) is no dataclass with a method `run`")
+    if getattr(kind, "name", None) != entry.name:
+        raise UserError(
+            f"the pass {entry.name!r} ({entry.value}) calls itself {getattr(kind, 'name', None)!r}; its class's `name` "
+            "and its entry point's have to be the same"
+        )
 
 
 def parse_passes(text: str) -> tuple[Pass, ...]:

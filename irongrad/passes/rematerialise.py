@@ -45,7 +45,8 @@ class Rematerialise:
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
         nodes = graph.graph.nodes
-        if not self.max_memory or base_name(context.function) != "joint" or any(map(is_recomputed, nodes)):
+        is_step = base_name(context.function) == "joint" and context.results  # and no body of its control flow
+        if not self.max_memory or not is_step or any(map(is_recomputed, nodes)):
             return PassResult(False)
         if not any(map(is_backward, nodes)):
             return PassResult(False)

@@ -64,19 +64,38 @@ def verify(graph: GraphModule, before: Snapshot) -> Snapshot:
     if now.results != before.results:
         raise InvalidGraphError(f"the results were {before.results} and are {now.results}")
     for node, form in now.nodes.items():
-        if node.op == "call_function" and before.nodes.get(node) != form:
-            _check(node)
+        if before.nodes.get(node) != form:
+            _check(graph, node)
     return now
 
 
-def _check(node: Node) -> None:
+def _check(graph: GraphModule, node: Node) -> None:
+    if node.op == "call_function":
+        _check_call(node)
+    elif node.op == "get_attr":
+        _check_constant(graph, node)
+    elif node.op not in ("placeholder", "output"):
+        raise InvalidGraphError(f"{node.format_node()}: {node.op} is no call of an ATen operator")
+
+
+def _check_constant(graph: GraphModule, node: Node) -> None:
+    held = getattr(graph, str(node.target))
+    if isinstance(held, torch.Tensor) and kind_of(held) != kind_of(node.meta.get("val")):
+        raise InvalidGraphError(
+            f"{node.format_node()}: meta['val'] says {kind_of(node.meta.get('val'))}, it holds {kind_of(held)}"
+        )
+
+
+def _check_call(node: Node) -> None:
     target = node.target
     if isinstance(target, HigherOrderOperator):
         return  # its bodies are graphs of their own, and their signatures are checked with them
     if target is not operator.getitem and not isinstance(target, OpOverload):
         raise InvalidGraphError(f"{node.format_node()}: {target} is no ATen operator")
     if not is_pure(node):
-        raise InvalidGraphError(f"{node.format_node()}: {target} writes into an argument, or is random")
+        raise InvalidGraphError(
+            f"{node.format_node()}: {target} writes into an argument, is random, or has another effect"
+        )
     if "val" not in node.meta:
         raise InvalidGraphError(f"{node.format_node()}: the node has no meta['val']")
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,12 +17,24 @@ from irongrad.runtime.manifest import Role
 aten = torch.ops.aten
 
 _NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_EPS = torch.finfo(torch.float64).eps
 
 
 def run_wide(graph: GraphModule, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a functional graph in float64, whatever floating-point dtypes it asks for."""
-    with torch.no_grad(), eager_control_flow():
+    with torch.no_grad(), eager_control_flow(), _float64_by_default():
         return _run(graph, [widened(v) for v in values])
+
+
+@contextmanager
+def _float64_by_default() -> Iterator[None]:
+    """While open, functions of integers that give fractions, such as `exp`, give float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _run(graph: GraphModule, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -99,21 +112,48 @@ def values_for(step: StepGraph) -> Callable[[Value], torch.Tensor]:
     return value_of
 
 
-def largest_difference(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> tuple[int, float]:
-    """The result that differs most, by its position, and by how much of its largest finite magnitude.
+def magnitudes(graph: GraphModule, values: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[float]:
+    """For each of the `results` of `graph` the largest magnitude of it, or of what it is a sum of.
+
+    A sum whose terms cancel, such as the gradient of a bias that a normalisation follows, is nothing but rounding: it
+    moves by as much as an epsilon of its terms where the last bits of `values` do. That is how their magnitude is
+    found here; where a bit decides more than a sum does, as among equal maxima, it is that of the largest result.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def shaken(value: torch.Tensor) -> torch.Tensor:
+        sign = torch.rand(value.shape, generator=generator, dtype=torch.float64).sub(0.5).sign()
+        return value.double() * (1 + _EPS * sign) if value.is_floating_point() else value
+
+    moved = run_wide(graph, [shaken(v) for v in values])
+    own = [_largest(r) for r in results]
+    terms = [_largest(m.double() - r.double()) / _EPS for m, r in zip(moved, results, strict=True)]
+    return [max(size, min(term, max(own))) for size, term in zip(own, terms, strict=True)]
+
+
+def largest_difference(
+    before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], sizes: Sequence[float] | None = None
+) -> tuple[int, float]:
+    """The result that differs most, by its position, and by how much of `sizes`, its largest magnitude by default.
 
     Infinite where one is not finite and the other is, or has another infinity.
     """
-    differences = [_difference(b, a) for b, a in zip(before, after, strict=True)]
+    sizes = [_largest(b) for b in before] if sizes is None else sizes
+    differences = [_difference(b, a, size) for b, a, size in zip(before, after, sizes, strict=True)]
     worst = max(range(len(differences)), key=differences.__getitem__, default=0)
     return worst, differences[worst] if differences else 0.0
 
 
-def _difference(before: torch.Tensor, after: torch.Tensor) -> float:
+def _difference(before: torch.Tensor, after: torch.Tensor, size: float) -> float:
     b, a = before.double(), after.double()
     finite = b.isfinite() & a.isfinite()
     if not torch.equal(b[~finite].nan_to_num(), a[~finite].nan_to_num()) or (b.isnan() != a.isnan()).any():
         return float("inf")
-    scale = b[finite].abs().amax().item() if finite.any() else 0.0
-    gap = (b[finite] - a[finite]).abs().amax().item() if finite.any() else 0.0
-    return gap / scale if scale else gap
+    gap = _largest(b[finite] - a[finite])
+    return gap / size if size else gap
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest finite magnitude; 0 where there is none."""
+    finite = tensor.double()[tensor.isfinite()]
+    return finite.abs().amax().item() if finite.numel() else 0.0

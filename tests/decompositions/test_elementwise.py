@@ -54,6 +54,27 @@ def decomposed(function: Callable[..., object], *tensors: torch.Tensor) -> list[
     return list(retrace(flat, tensors)(*tensors))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64, torch.float32])
+@pytest.mark.parametrize("number", [1, 1.0, 2.5])
+def test_an_integer_taken_away_from_a_number(dtype: torch.dtype, number: float) -> None:
+    x = torch.tensor([0, 5, 127]).to(dtype)
+    for function in (lambda x: number - x, lambda x: torch.rsub(x, number, alpha=2)):
+        (found,) = decomposed(function, x)
+        assert found.dtype == function(x).dtype
+        assert torch.equal(found, function(x))
+
+
+@pytest.mark.parametrize("shape", [[], [1], [2, 3]])
+def test_bytes_of_one_value(shape: list[int]) -> None:
+    x = torch.ones(())
+    for function in (
+        lambda x: torch.full(shape, 200, dtype=torch.uint8),
+        lambda x: torch.zeros(shape, dtype=torch.uint8) + x,
+    ):
+        (found,) = decomposed(function, x)
+        assert torch.equal(found, function(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", BINARY)
 def test_all_pairs_of_special_numbers(name: str, dtype: torch.dtype) -> None:

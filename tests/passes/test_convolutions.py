@@ -104,8 +104,16 @@ def test_places_that_meet_only_padding_are_left_out(apply):
     assert not done.operators["aten.convolution.default"]
 
 
-def test_a_kernel_that_meets_only_padding_has_gradients_of_zero(apply):
-    done = check(apply, sizes=(1, 1), kernel=1, stride=3, padding=2)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        {"sizes": (1, 1), "stride": 3, "padding": 2},
+        {"sizes": (1, 3), "stride": 5, "padding": 2},
+        {"sizes": (2, 1), "stride": 7, "padding": 1},
+    ],
+)
+def test_a_kernel_that_meets_only_padding_has_gradients_of_zero(apply, problem):
+    done = check(apply, kernel=1, **problem)
     assert not done.operators["aten.convolution_backward.default"]
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from typing import ClassVar
 
 import pytest
@@ -14,12 +15,13 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.passes import PassResult, parse_passes, passes_at, registered, run_passes, without
+from irongrad.passes import PassResult, parse_passes, passes_at, registered, registry, run_passes, without
 from irongrad.passes.bisect import bisect
 from irongrad.passes.common_subexpressions import CommonSubexpressions
 from irongrad.passes.dead_code import DeadCode
 from irongrad.passes.pipelines import LEVELS
 from irongrad.passes.rewrite import call, replace
+from irongrad.passes.wide import run_wide
 from irongrad.pipeline.driver import step_graph
 from irongrad.runtime.errors import InternalError, UserError
 
@@ -73,6 +75,17 @@ class Swap:
                     output.args = ([call(graph, aten.sum.default, node, like=node)],)
                 case "argument":
                     graph.placeholder("extra")
+                case "effect":
+                    graph.call_function(aten._assert_async.msg, (source, "no zero")).meta["val"] = None
+                case "method":
+                    new = graph.call_method("neg", (source,))
+                    new.meta = dict(node.meta)
+                    replace(node, new)
+                case "constant":
+                    graph.owning_module.register_buffer("two", torch.ones(2))
+                    new = graph.get_attr("two")
+                    new.meta = dict(node.meta)
+                    replace(node, new)
 
 
 def test_the_registry_holds_what_the_levels_name():
@@ -130,8 +143,11 @@ def test_new_nodes_keep_the_users_line():
         ("no value", "has no meta"),
         ("shape", "meta['val'] says"),
         ("result", "the results were"),
-        ("write", "writes into an argument, or is random"),
-        ("random", "writes into an argument, or is random"),
+        ("write", "writes into an argument, is random, or has another effect"),
+        ("random", "writes into an argument, is random, or has another effect"),
+        ("effect", "writes into an argument, is random, or has another effect"),
+        ("method", "call_method is no call of an ATen operator"),
+        ("constant", "it holds ((2,), torch.float32)"),
         ("python", "is no ATen operator"),
         ("order", "a value is used before it is computed"),
         ("dtype", "meta['val'] says"),
@@ -164,11 +180,107 @@ def _step():
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Says:
+    """Change the graph, and say `what`."""
+
+    name: ClassVar[str] = "says"
+    what: object = None
+
+    def run(self, graph, context):
+        Swap().run(graph, context)
+        return self.what
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (None, "it returned None, and no PassResult"),
+        (PassResult(True, {"a": "b"}), "its stats are no counts: {'a': 'b'}"),
+    ],
+)
+def test_a_pass_that_says_nothing_of_use_is_named(step_of, what, message):
+    with pytest.raises(InternalError, match="the pass 'says' failed on the function 'call'") as caught:
+        run_passes(step_of(lambda x: x.relu(), torch.randn(3)), [Says(what)])
+    assert message in str(caught.value)
+
+
+def test_bisection_finds_a_pass_that_says_it_changed_nothing(step_of):
+    found = bisect(step_of(lambda x: x.relu(), torch.randn(3)), [CommonSubexpressions(), Says(PassResult(False))])
+    assert (found[-1].name, found[-1].changes_numbers) == ("says", True)
+
+
+@dataclass(frozen=True)
+class Misnamed:
+    """Has another name than its entry point."""
+
+    name: ClassVar[str] = "other"
+
+    def run(self, graph, context):
+        return PassResult(False)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("Misnamed", "calls itself 'other'"),
+        ("_step", "is no dataclass with a method `run`"),
+        ("Nowhere", "cannot be loaded"),
+        ("DeadCode", "calls itself 'dce'"),
+    ],
+)
+def test_an_entry_point_that_is_no_pass_is_named(monkeypatch, value, message):
+    entry = EntryPoint("mine", f"test_framework_passes:{value}", registry.GROUP)
+    monkeypatch.setitem(sys.modules, "test_framework_passes", sys.modules[__name__])
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    with pytest.raises(UserError, match="the pass 'mine'") as caught:
+        registered.__wrapped__()
+    assert message in str(caught.value)
+
+
 def test_bisection_finds_the_pass_and_the_function():
     found = bisect(step_graph(_step()), [CommonSubexpressions(), Swap(), DeadCode()])
     assert [f.changes_numbers for f in found] == [False] * (len(found) - 1) + [True]
     assert (found[-1].number, found[-1].name, found[-1].function) == (2, "swap", "joint")
     assert found[-1].difference > 1e-3
+
+
+def test_bisection_of_a_step_in_buckets():
+    """Of which one is smaller than the example, and one larger."""
+    model = nn.Linear(4, 3)
+    inputs = {"x": torch.randn(5, 4), "y": torch.tensor([0, 1, 2, 0, 1])}
+    dynamic = {"x": {0: "B"}, "y": {0: "B"}}
+    step = ig.TrainStep(
+        model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters()), inputs, dynamic=dynamic,
+        buckets={"B": [4, 8]},
+    )  # fmt: skip
+    found = bisect(step_graph(step), passes_at(1))
+    assert {"joint", "joint@B4", "eval@B4", "predict"} <= {f.function for f in found}
+    assert not any(f.changes_numbers for f in found)
+
+
+def test_fractions_of_integers_are_wide_too(step_of):
+    """So that rounding to float32 is not taken for a change."""
+    graph = step_of(lambda i: i.exp() + i / 3, torch.tensor([1, 2])).functions["call"].graph
+    (result,) = run_wide(graph, [torch.tensor([1, 2])])
+    assert torch.equal(result, torch.tensor([1.0, 2.0], dtype=torch.float64).exp() + torch.tensor([1, 2]).double() / 3)
+
+
+def test_rounding_of_a_gradient_that_is_zero_changes_nothing(step_of):
+    """That of a bias before a normalisation: terms that cancel, and leave the rounding of their sum."""
+
+    def normalised(x, weight, bias):
+        y = nn.functional.conv2d(x, weight, bias, padding=1)
+        return nn.functional.batch_norm(y, None, None, training=True).sin().sum()
+
+    def gradients(*tensors):
+        return torch.func.grad(normalised, (0, 1, 2))(*tensors)
+
+    torch.manual_seed(0)
+    step = step_of(gradients, torch.randn(4, 3, 5, 5), torch.randn(8, 3, 3, 3), torch.randn(8))
+    found = bisect(step, parse_passes("convolutions{direct=false},layout"))
+    assert [f.name for f in found] == ["convolutions", "layout"]
+    assert 0 < max(f.difference for f in found) < 1e-12
 
 
 @pytest.mark.parametrize("level", LEVELS)

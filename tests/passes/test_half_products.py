@@ -68,3 +68,9 @@ def test_one_half_precision_operand_of_two_stays_wide_alone(apply):
 )
 def test_others_stay(apply, fn):
     assert not apply(HalfProducts(), fn, halves(4, 4), halves(4, 4)).changed
+
+
+def test_products_in_float64_are_left_alone(apply):
+    assert not apply(
+        HalfProducts(), lambda x, y: (x.double() * 0.5).t() @ y.double(), halves(4, 3), halves(4, 5)
+    ).changed

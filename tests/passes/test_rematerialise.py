@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
@@ -13,6 +14,7 @@ from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
+from irongrad.passes.base import Context
 from irongrad.passes.common_subexpressions import merge_common_subexpressions
 from irongrad.passes.memory.fusion import kernels
 from irongrad.passes.memory.liveness import usage
@@ -63,8 +65,9 @@ def arguments(layers: int = 4, rows: int = 256, width: int = 16) -> list[torch.T
     return [torch.randn(rows, width), *(torch.randn(width, width) / width**0.5 for _ in range(layers))]
 
 
-def test_same_numbers_in_half_the_memory(apply: Callable[..., Any]) -> None:
-    examples = arguments()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_same_numbers_in_half_the_memory(apply: Callable[..., Any], dtype: torch.dtype) -> None:
+    examples = [a.to(dtype) for a in arguments()]
     done = apply(Rematerialise("50%"), with_gradients(network), *examples, function="joint")
     before, after = usage(done.before.graph).total, usage(done.after.graph).total
     assert done.stats["bytes"] == after
@@ -81,6 +84,19 @@ def test_without_a_budget_or_a_backward_nothing_changes(apply: Callable[..., Any
 
 def test_a_budget_that_is_met_already_changes_nothing(apply: Callable[..., Any]) -> None:
     assert not apply(Rematerialise("100%"), with_gradients(network), *arguments(), function="joint").changed
+
+
+def test_where_nothing_can_be_made_again_a_smaller_budget_is_refused(apply: Callable[..., Any]) -> None:
+    with pytest.raises(UserError, match="smallest budget that can be met"):
+        apply(Rematerialise("10%"), with_gradients(lambda x, w: (x @ w).sum()), *arguments(1), function="joint")
+
+
+def test_bodies_of_loops_are_left_alone() -> None:
+    """A share is one of the whole step, and not of what a body takes."""
+    graph = joint(network, *arguments(2))
+    before = str(graph.graph)
+    assert not Rematerialise("50%").run(graph, Context("joint")).changed
+    assert str(graph.graph) == before
 
 
 def test_a_budget_that_cannot_be_met_says_which_can(apply: Callable[..., Any]) -> None:
@@ -200,3 +216,26 @@ def test_sums_of_early_and_late_values_are_read_from_memory() -> None:
     graph.recompile()
     for a, b in zip(interpret(graph, examples), expected, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_several_results_of_one_operator_are_made_again_together() -> None:
+    """As a loop's are, and parts of a split: one copy of the operator, whose results are tied one by one."""
+
+    def network(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            one, other = aten.split_with_sizes.default(torch.tanh(x @ weight), [8, 8], 1)
+            x = torch.cat([one.exp() * other, other.sin() * one], 1)
+        return x.square().mean()
+
+    examples = arguments(3)
+    graph = joint(network, *examples, decompose=False)
+    expected = interpret(graph, examples)
+    recompute(graph.graph, set())
+    graph.graph.eliminate_dead_code()
+    graph.graph.lint()
+    graph.recompile()
+    items = [n for n in graph.graph.nodes if is_recomputed(n) and n.target is operator.getitem]
+    assert len({n.args for n in items}) == len(items) > 4
+    assert all(is_recomputed(n.args[0]) for n in items)
+    for a, b in zip(interpret(graph, examples), expected, strict=True):
+        assert torch.equal(a, b)

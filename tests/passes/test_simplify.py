@@ -67,6 +67,7 @@ def _cast_chain(s):
     narrow, wide = s.one_of(
         (torch.float32, torch.float64), (torch.bfloat16, torch.float32), (torch.bool, torch.int64),
         (torch.int32, torch.int64), (torch.int32, torch.float64), (torch.uint8, torch.float16),
+        (torch.uint16, torch.int32),
     )  # fmt: skip
     last = s.one_of(torch.float32, narrow)
     cast = prims.convert_element_type.default
@@ -348,6 +349,13 @@ def test_a_rule_that_would_change_the_dtype_or_the_shape_does_not_apply(apply):
 )
 def test_what_is_no_identity_stays(apply, fn):
     assert not apply(Simplify(), fn, torch.randn(3, 3), torch.randn(3, 3), decompose=False).changed
+
+
+@pytest.mark.parametrize("x", [torch.arange(4), torch.tensor([True, False, True, False])])
+@pytest.mark.parametrize("y", [torch.tensor([0, 1, 128, 255], dtype=torch.uint8), torch.randn(4)])
+def test_a_negative_of_another_dtype_is_not_taken_away(apply, x, y):
+    """-y of an unsigned byte is a large one; and nothing is taken away from a boolean."""
+    assert not apply(Simplify(), lambda x, y: x + -y, x, y).changed
 
 
 def test_a_sum_that_another_user_needs_is_not_computed_twice(apply):

@@ -15,9 +15,10 @@ there is then freed only when the last of it is.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._ops import OpOverload
@@ -29,6 +30,9 @@ from irongrad.passes.memory.written import CONTRACTIONS
 from irongrad.passes.rewrite import call
 
 aten = torch.ops.aten
+
+# Of a copy: what it is a copy of, and the value that what it reads is tied to, where it is not made once and for all.
+_Key: TypeAlias = tuple[Node, Node | None]
 
 # Of a copy: the name of its original.
 _RECOMPUTED = "irongrad_recomputed"
@@ -80,13 +84,14 @@ class _Recomputation:
     def __post_init__(self) -> None:
         self._grouping = kernels(self.graph)
         self._late: Node | None = None
-        self._made: dict[tuple[Node, Node | None], Node] = {}
+        self._made: dict[_Key, Node] = {}
         self._stage: dict[Node, Node] = {}
         self._tied: dict[tuple[Node, Node], Node] = {}
 
     def passed(self, node: Node) -> None:
-        """Take note that `node` is computed from here on."""
-        if node in self._grouping.leader and self._grouping.is_stored(node) and _is_float(node):
+        """Take note that `node` is computed from here on; one of half precision serves where there is no other."""
+        serves = node in self._grouping.leader and self._grouping.is_stored(node) and _is_float(node)
+        if serves and (_is_wide(node) or self._late is None or not _is_wide(self._late)):
             self._late = node
 
     def rewire(self, node: Node) -> None:
@@ -103,18 +108,32 @@ class _Recomputation:
 
     def _copy(self, node: Node) -> Node:
         assert self._late is not None
+        if node.target is operator.getitem:  # of several results: a copy of all of them, which is made once
+            return self._item(node)
         key = (node, None if is_root(node) else self._late)
         if key not in self._made:
             distinct = not all(self._is_free(n) for n in node.all_input_nodes)
             # What IREE packs for a contraction it would keep for its copy.
             keep_free = distinct and node.target not in CONTRACTIONS
             args, kwargs = map_arg((node.args, node.kwargs), lambda n: self._operand(n, keep_free))
-            copy = self.graph.call_function(node.target, args, kwargs)
-            copy.meta = {**node.meta, "autograd_backward": True, _RECOMPUTED: node.name}
-            self._made[key] = copy
-            self._stage[copy] = self._late
-            self.copies[copy] = node
+            self._stage[self._add(node, key, args, kwargs)] = self._late
         return self._made[key]
+
+    def _item(self, node: Node) -> Node:
+        key = (node, None)
+        if key not in self._made:
+            whole, place = node.args
+            assert isinstance(whole, Node)
+            made = self._copy(whole)
+            self._stage[self._add(node, key, (made, place), {})] = self._stage[made]
+        return self._made[key]
+
+    def _add(self, node: Node, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        """A copy of `node`, known as `key`."""
+        copy = self._made[key] = self.graph.call_function(node.target, args, kwargs)
+        copy.meta = {**node.meta, "autograd_backward": True, _RECOMPUTED: node.name}
+        self.copies[copy] = node
+        return copy
 
     def _is_free(self, node: Node) -> bool:
         """Whether `node` takes no memory of its own: an argument, a constant, or a view of one."""
@@ -164,4 +183,8 @@ def _backward_call(graph: Graph, operator: OpOverload, *args: Any, like: Node, *
 
 def _is_float(node: Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype == torch.float32 and value.numel() > 0
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 0
+
+
+def _is_wide(node: Node) -> bool:
+    return node.meta["val"].dtype in (torch.float32, torch.float64)

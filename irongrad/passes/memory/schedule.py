@@ -237,6 +237,8 @@ class _Program:
     def solve(self) -> frozenset[Node] | None:
         """The best choice under the constraints so far; None where there is none."""
         values = self.problem.values
+        if not values:
+            return None
         scale = sum(self.problem.costs.values()) or 1.0
         size = sum(map(bytes_of, values)) or 1
         kept = [_TIE * bytes_of(v) / size for v in values]

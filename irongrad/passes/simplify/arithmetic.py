@@ -37,6 +37,11 @@ def is_boolean(x: Node) -> bool:
     return bool(value_of(x).dtype is torch.bool)
 
 
+def are_alike(x: Any, y: Node) -> bool:
+    """Whether two values are of one dtype: -y of an unsigned byte is a large one, and not what `x - y` takes away."""
+    return isinstance(x, Node) and value_of(x).dtype is value_of(y).dtype
+
+
 def is_widening(x: Node, y: Any) -> bool:
     """Whether every number of the dtype of `x` is one of the dtype `y`."""
     have = value_of(x).dtype
@@ -44,9 +49,12 @@ def is_widening(x: Node, y: Any) -> bool:
         return False
     if have is torch.bool:
         return True
-    if have.is_floating_point or not y.is_floating_point:
-        return bool(have.is_floating_point == y.is_floating_point and torch.promote_types(have, y) is y)
-    return bool(torch.iinfo(have).bits < _PRECISION[y])
+    if have.is_floating_point:
+        return bool(y.is_floating_point and torch.promote_types(have, y) is y)
+    if y.is_floating_point or y is torch.bool:
+        return bool(torch.iinfo(have).bits < _PRECISION.get(y, 0))
+    narrow, wide = torch.iinfo(have), torch.iinfo(y)
+    return bool(wide.min <= narrow.min and narrow.max <= wide.max)
 
 
 # Bits of a significand; all integers of fewer are exact.
@@ -60,7 +68,7 @@ RULES = (
     Rule("integer + 0", lambda x: add(x, 0), lambda x: x, lambda out: not value_of(out).is_floating_point()),
     Rule("x ** 1", lambda x: power(x, 1), lambda x: x),
     Rule("x ** 2", lambda x: power(x, 2), lambda x: mul(x, x)),
-    Rule("x + -y", lambda x, y: add(x, neg(y)), lambda x, y: sub(x, y), lambda x: isinstance(x, Node)),
+    Rule("x + -y", lambda x, y: add(x, neg(y)), lambda x, y: sub(x, y), are_alike),
     Rule("x if True else y", lambda x, y: where(True, x, y), lambda x: x),
     Rule("x if False else y", lambda x, y: where(False, x, y), lambda y: y),
     Rule("not x == number", lambda x, c: invert(eq(x, c)), lambda x, c: ne(x, c)),
