@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from irongrad.decompositions.indexing import row_of
 from irongrad.decompositions.registry import decomposes
 
 aten = torch.ops.aten
@@ -66,18 +67,10 @@ def _index_put(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumul
     if rows == 1:  # one place, the last to write to it wins
         written = matrix + new.sum(0, keepdim=True, dtype=x.dtype) if accumulate else new[-1:]
     else:
-        row = _row(tensors, [x.shape[d] for d in dims])
+        row = row_of(tensors, [x.shape[d] for d in dims])
         written = aten.index_put.default(matrix, [row], new, accumulate)
     back = sorted(range(x.ndim), key=lambda d: order[d])
     return written.reshape([x.shape[d] for d in order]).permute(back)
-
-
-def _row(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
-    """The row number that the indices of several dimensions make."""
-    row = torch.zeros_like(indices[0], dtype=torch.int64)
-    for index, size in zip(indices, sizes, strict=True):
-        row = row * size + index
-    return row.reshape(-1)
 
 
 def put_by_mask(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumulate: bool) -> torch.Tensor:
