@@ -36,7 +36,7 @@ def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tenso
     return NotImplemented
 
 
-@decomposes(aten.index.Tensor, aten._unsafe_index.Tensor)
+@decomposes(aten.index.Tensor)
 def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """Several indices of unknown sizes as one: rows of a matrix of the indexed dimensions by the others.
 

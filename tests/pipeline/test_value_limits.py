@@ -35,7 +35,8 @@ class _LastWord(nn.Module):
 
     def forward(self, x: Tensor, last: Tensor) -> Tensor:
         seen = self.embedding(x).tanh()
-        return self.head(seen.gather(1, last[:, None, None].expand(-1, 1, 6))[:, 0])
+        gathered = seen.gather(1, last[:, None, None].expand(-1, 1, 6))[:, 0]
+        return self.head(gathered * seen[torch.arange(len(x)), last])
 
 
 def _batch(b: int, t: int) -> dict[str, Tensor]:
