@@ -124,9 +124,9 @@ def fixed(names: Sequence[str]) -> str:
     listed = ", ".join(repr(n) for n in names)
     return (
         f"the size of {listed} is in dynamic, but the model or the loss works for that of the example alone: a size "
-        "of 1 that broadcasts, a Python number in a shape, a parameter of that size, a decision (if, for, int()) on "
-        "it, or an operator that PyTorch traces for fixed sizes only. Use x.shape[...] where the size is meant, or "
-        f"leave {listed} out of dynamic and buckets"
+        "of 1 that broadcasts, a Python number in a shape, a parameter of that size, a decision (if, for, int(), "
+        "len()) on it, or an operator that PyTorch traces for fixed sizes only. Use x.shape[...] where the size is "
+        f"meant, or leave {listed} out of dynamic and buckets"
     )
 
 

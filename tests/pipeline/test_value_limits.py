@@ -36,7 +36,7 @@ class _LastWord(nn.Module):
     def forward(self, x: Tensor, last: Tensor) -> Tensor:
         seen = self.embedding(x).tanh()
         gathered = seen.gather(1, last[:, None, None].expand(-1, 1, 6))[:, 0]
-        return self.head(gathered * seen[torch.arange(len(x)), last])
+        return self.head(gathered * seen[torch.arange(x.shape[0]), last])
 
 
 def _batch(b: int, t: int) -> dict[str, Tensor]:
