@@ -84,11 +84,11 @@ def _index_put(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumul
 
 
 def _own(x: torch.Tensor, *written: torch.Tensor) -> torch.Tensor:
-    """`x`, as a tensor that nothing but one write of `written` can be taken to use.
+    """`x`, as a tensor that no other write can be taken to begin with.
 
-    IREE 3.13.0 lets two scatters into equal zeros of unknown sizes write into one buffer, such as those of the
-    gradient of `h[rows, a] + h[rows, b]`: what either wrote is lost. The condition is always false, which
-    MLIR does not know.
+    IREE 3.13.0 has scatters into equal zeros of unknown sizes begin with one buffer, as those of the gradient of
+    `h[rows, a] * h[rows, b]`, and loses what they write: that gradient was zero. The condition is always false, which
+    MLIR does not know. tests/pipeline/test_value_limits.py compiles such a step.
     """
     never = [_first(t).abs() < 0 for t in written]
     return torch.where(torch.stack(never).any(), torch.ones((), dtype=x.dtype), x)

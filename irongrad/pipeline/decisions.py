@@ -31,7 +31,7 @@ def kept_decisions() -> Iterator[None]:
     found: list[tuple[ShapeEnv, Decision]] = []
 
     def decided(question: torch.SymBool) -> bool:
-        answer = plain(question)
+        answer: bool = plain(question)
         if is_of_a_model(sys._getframe(1).f_code.co_filename):
             asked = question.node.expr
             true = asked if answer else sympy.Not(asked)
