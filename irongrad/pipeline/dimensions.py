@@ -173,7 +173,10 @@ def guards_of(inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     if not environments:
         return ()
     # A guard is kept as it was asked; symbols that have turned out to be equal have one name since.
-    return tuple(environments[0].simplify(guard.expr) for guard in environments[0].guards if is_condition(guard))
+    conditions = filter(is_condition, environments[0].guards)
+    # Of what sizes are not, a program that is captured has what its model asked: PyTorch asks for its own forms.
+    kept = (g for g in conditions if isinstance(g, Decision) or not isinstance(g.expr, sympy.Ne))
+    return tuple(environments[0].simplify(guard.expr) for guard in kept)
 
 
 def is_condition(guard: Any) -> bool:
