@@ -174,8 +174,8 @@ def guards_of(inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         return ()
     # A guard is kept as it was asked; symbols that have turned out to be equal have one name since.
     conditions = filter(is_condition, environments[0].guards)
-    # Of what sizes are not, a program that is captured has what its model asked: PyTorch asks for its own forms.
-    kept = (g for g in conditions if isinstance(g, Decision) or not isinstance(g.expr, sympy.Ne))
+    # PyTorch asks for remainders of sizes by sizes to find out strides.
+    kept = (g for g in conditions if all(m.args[1].is_number for m in g.expr.atoms(Mod, PythonMod)))
     return tuple(environments[0].simplify(guard.expr) for guard in kept)
 
 
