@@ -175,8 +175,13 @@ def guards_of(inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     # A guard is kept as it was asked; symbols that have turned out to be equal have one name since.
     conditions = filter(is_condition, environments[0].guards)
     # PyTorch asks for remainders of sizes by sizes to find out strides.
-    kept = (g for g in conditions if all(m.args[1].is_number for m in g.expr.atoms(Mod, PythonMod)))
+    kept = (g for g in conditions if not _is_of_sizes_by_sizes(g.expr))
     return tuple(environments[0].simplify(guard.expr) for guard in kept)
+
+
+def _is_of_sizes_by_sizes(condition: Any) -> bool:
+    remainders = condition.atoms(Mod, PythonMod)
+    return isinstance(condition, sympy.Ne) and any(not r.args[1].is_number for r in remainders)
 
 
 def is_condition(guard: Any) -> bool:
