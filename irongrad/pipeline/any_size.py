@@ -7,7 +7,7 @@ of its sizes, as captured, is another matter: the entry points check it (`irongr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,15 @@ from irongrad.runtime.errors import UnsupportedOpError
 _ASSERTIONS = frozenset({torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default})
 
 
-def interpret_any_size(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def interpret_any_size(
+    graph: GraphModule, values: Sequence[torch.Tensor], known: Collection[Any] = ()
+) -> Sequence[torch.Tensor]:
     """As `interpret_eager`, on fake tensors of which named dimensions are symbols.
+
+    Args:
+        graph: as captured.
+        values: its arguments.
+        known: conditions on named dimensions that calls are held to, in the form that `canonical` gives.
 
     Raises:
         UnsupportedOpError: an operator whose form depends on a size; with the user's line.
@@ -37,14 +44,15 @@ def interpret_any_size(graph: GraphModule, values: Sequence[torch.Tensor]) -> Se
         return interpret_eager(graph, values)
     check_control_flow(graph)
     with plain_operators():
-        outputs: Sequence[torch.Tensor] = _AnySize(graph, environment).run(*values, enable_io_processing=False)
+        outputs: Sequence[torch.Tensor] = _AnySize(graph, environment, known).run(*values, enable_io_processing=False)
     return outputs
 
 
 class _AnySize(Portable):
-    def __init__(self, graph: GraphModule, environment: ShapeEnv) -> None:
+    def __init__(self, graph: GraphModule, environment: ShapeEnv, known: Collection[Any]) -> None:
         super().__init__(graph)
         self._environment = environment
+        self._known = known
 
     def run_node(self, n: Node) -> Any:
         """Run one node, and refuse what it asked of sizes."""
@@ -52,16 +60,15 @@ class _AnySize(Portable):
         if n.target in _ASSERTIONS:
             return None
         result = super().run_node(n)
-        asked = [guard.expr for guard in self._environment.guards[known:] if is_condition(guard)]
-        if asked:
-            raise UnsupportedOpError(self._refusal(n, asked))
+        names = names_in(self._environment)
+        asked = [guard.expr.xreplace(names) for guard in self._environment.guards[known:] if is_condition(guard)]
+        if new := [condition for condition in asked if condition.canonical not in self._known]:
+            raise UnsupportedOpError(self._refusal(n, new))
         return result
 
     def _refusal(self, node: Node, asked: Sequence[Any]) -> str:
-        names = names_in(self._environment)
-        dims = sorted({str(names[s]) for condition in asked for s in condition.free_symbols if s in names})
-        listed = ", ".join(map(repr, dims))
-        needs = ", ".join(str(condition.xreplace(names)) for condition in asked)
+        listed = ", ".join(sorted({repr(str(s)) for condition in asked for s in condition.free_symbols}))
+        needs = ", ".join(map(str, asked))
         return (
             f"{line_of(node)}\n  {node.target} is compiled in another form where {needs} does not hold, so it cannot "
             f"be compiled for every size of {listed}: leave {listed} out of dynamic=, so that its size is fixed, or "

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from irongrad.decompositions.registry import BeforeAutograd
 from irongrad.pipeline import autograd_functions, sideeffects, usercode
+from irongrad.pipeline.decisions import kept_decisions
 from irongrad.pipeline.dimensions import dims_of, fixed, specialised, symbolic
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.exported import FlatGraph, region_of
@@ -179,9 +181,15 @@ def plain_operators() -> Iterator[None]:
             sdpa_kernel([SDPBackend.MATH]),
             torch.backends.mkldnn.flags(enabled=False),
             torch.backends.nnpack.flags(enabled=False),  # its choice by batch size would be a guard on it
+            mock.patch("torch.nn.modules.transformer._detect_is_causal_mask", _is_said_to_be_causal),
             aliases_allowed(),
         ):
             yield
+
+
+def _is_said_to_be_causal(mask: object, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """What nn.Transformer asks of a mask's values, to take a faster form with the same result where it is causal."""
+    return is_causal is True
 
 
 def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> CapturedStep:
@@ -247,6 +255,7 @@ def export(
             BeforeAutograd(),
             autograd_functions.kept(),
             ValueFree(),
+            kept_decisions(),
         ):
             program = torch.export.export(
                 module, tuple(v.detach() for v in values), dynamic_shapes=symbolic(dynamic, multiples), strict=False

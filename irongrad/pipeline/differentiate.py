@@ -195,7 +195,7 @@ def _limits(made: Programs, captured: CapturedStep) -> Limits | None:
     conditions = _conditions(made)
     for program in filter(None, (captured.train, captured.eval)):
         conditions += table_conditions(program, names_in_program(program, step.inputs, step.dynamic))
-    return limits_of(conditions, list(sizes_of(step, step.inputs)), step.conditions)
+    return limits_of([*conditions, *step.conditions], list(sizes_of(step, step.inputs)))
 
 
 def _bucket_limits(made: Programs, needs: set[Any], step: TrainStep) -> Limits:
@@ -211,7 +211,7 @@ def _bucket_limits(made: Programs, needs: set[Any], step: TrainStep) -> Limits:
     largest = {name: max(bucket[name] for bucket in buckets) for name in buckets[0]}
     limits = limits_up_to([*(need >= 0 for need in needs), *_conditions(made)], largest, step.conditions)
     if gaps := [c for c in limits.conditions if len(c.free_symbols) == 1 and c not in known]:
-        needs_text = ", ".join(map(str, gaps))
+        needs_text = ", ".join(map(spelled, gaps))
         names = ", ".join(sorted(repr(s.name) for c in gaps for s in c.free_symbols))
         raise CaptureError(
             f"this model or loss needs {needs_text}, which not all sizes up to the largest bucket {largest} satisfy. "

@@ -13,6 +13,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils._sympy.functions import Mod, PythonMod
 
 from irongrad.padding.sizes import in_dimensions, symbol, unit, unit_of
+from irongrad.pipeline.decisions import Decision
 from irongrad.pipeline.symbols import Derived
 from irongrad.runtime.errors import CaptureError
 
@@ -100,7 +101,7 @@ def multiples_of(program: ExportedProgram, names: Names, example: Mapping[str, i
         CaptureError: the program is right for no other size than the example's.
     """
     guards = [g.xreplace(dict(names)) for g in guards_of(symbolic_inputs(program))]
-    asked = [g for g in guards if getattr(g, "free_symbols", ()) and not is_of_broadcasting(g)]
+    asked = [g for g in guards if getattr(g, "free_symbols", ())]
     found: dict[str, int] = {}
     for name, size in example.items():
         mine = [c for c in asked if symbol(name) in c.free_symbols and _is_of_one(c, name, example)]
@@ -135,9 +136,9 @@ def fixed(names: Sequence[str]) -> str:
     listed = ", ".join(repr(n) for n in names)
     return (
         f"the size of {listed} is in dynamic, but the model or the loss works for that of the example alone: a size "
-        "of 1 that broadcasts, a Python number in a shape, a parameter of that size, a decision (if, for, int()) on "
-        "it, or an operator that PyTorch traces for fixed sizes only. Use x.shape[...] where the size is meant, or "
-        f"leave {listed} out of dynamic and buckets"
+        "of 1 that broadcasts, a Python number in a shape, a parameter of that size, a decision (if, for, int(), "
+        "len()) on it, or an operator that PyTorch traces for fixed sizes only. Use x.shape[...] where the size is "
+        f"meant, or leave {listed} out of dynamic and buckets"
     )
 
 
@@ -184,17 +185,29 @@ def guards_of(inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     if not environments:
         return ()
     # A guard is kept as it was asked; symbols that have turned out to be equal have one name since.
-    return tuple(environments[0].simplify(guard.expr) for guard in environments[0].guards if not _of_strides(guard))
+    conditions = filter(is_condition, environments[0].guards)
+    # PyTorch asks for remainders of sizes by sizes to find out strides.
+    kept = (g for g in conditions if not _is_of_sizes_by_sizes(g.expr))
+    return tuple(environments[0].simplify(guard.expr) for guard in kept)
+
+
+def _is_of_sizes_by_sizes(condition: Any) -> bool:
+    remainders = condition.atoms(Mod, PythonMod)
+    return isinstance(condition, sympy.Ne) and any(not r.args[1].is_number for r in remainders)
 
 
 def is_condition(guard: Any) -> bool:
-    """Whether a guard says for which sizes a graph is right; one of strides does not, nor that a size is not 1."""
-    return not _of_strides(guard) and not is_of_broadcasting(guard.expr)
+    """Whether a guard says for which sizes a graph is right; one of strides does not, nor one of broadcasting."""
+    return not _of_strides(guard) and not _of_broadcasting(guard)
 
 
-def is_of_broadcasting(condition: Any) -> bool:
-    """Whether a condition is that a size is not some number: PyTorch asks so for 1, and the graph is the same then."""
-    return isinstance(condition, sympy.Ne) and not condition.has(Mod, PythonMod)
+def _of_broadcasting(guard: Any) -> bool:
+    """Whether a guard is that a size is not some number: PyTorch asks so for 1, and the graph is the same then.
+
+    A model that asks does something else then.
+    """
+    is_of_size = isinstance(guard.expr, sympy.Ne) and not guard.expr.has(Mod, PythonMod)
+    return is_of_size and not isinstance(guard, Decision)
 
 
 def _of_strides(guard: Any) -> bool:

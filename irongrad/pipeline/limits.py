@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import sympy
 from torch.utils._sympy.functions import Mod, PythonMod
 
-from irongrad.pipeline.dimensions import holds, is_of_broadcasting
+from irongrad.pipeline.dimensions import holds
 
 _TRIED = 1 << 12  # a limit is looked for up to this size
 _FAR = 1 << 20  # a condition that holds here and for all sizes tried holds for every larger one
@@ -47,25 +48,25 @@ class Limits:
 def limits_up_to(conditions: Iterable[Any], largest: Mapping[str, int], declared: Sequence[Any] = ()) -> Limits:
     """As `limits_of`, for sizes up to `largest`: a condition that holds for all of these sets no limit.
 
-    One on several dimensions is tried at some of their sizes.
+    One on several dimensions that are large is tried at some of their sizes.
     """
-    return limits_of((c for c in conditions if not _always(c, largest)), list(largest), declared)
+    return limits_of([*(c for c in conditions if not _always(c, largest)), *declared], list(largest))
 
 
 def _always(condition: Any, largest: Mapping[str, int]) -> bool:
     names = sorted(s.name for s in getattr(condition, "free_symbols", ()))
-    tried = [range(1, largest[n] + 1) if len(names) == 1 else sorted({2, 3, largest[n]}) for n in names]
+    every = math.prod(largest[n] for n in names) <= _TRIED
+    if not every and isinstance(condition, sympy.Ne):
+        return False  # some sizes say nothing of the others
+    tried = [range(1, largest[n] + 1) if every or len(names) == 1 else sorted({1, 2, 3, largest[n]}) for n in names]
     return all(holds(condition, dict(zip(names, sizes, strict=True))) for sizes in itertools.product(*tried))
 
 
-def limits_of(conditions: Iterable[Any], names: Sequence[str], declared: Sequence[Any] = ()) -> Limits:
-    """The limits that `conditions`, relations of named dimensions, set: an interval for each where there is one.
-
-    Those that PyTorch asked are taken for what they mean, those `declared` by the user as they stand.
-    """
+def limits_of(conditions: Iterable[Any], names: Sequence[str]) -> Limits:
+    """The limits that `conditions`, relations of named dimensions, set: an interval for each where there is one."""
     smallest, largest = dict.fromkeys(names, 1), dict[str, int]()
     others: dict[Any, None] = {}
-    for condition in (*(c for c in conditions if not is_of_broadcasting(c)), *declared):
+    for condition in conditions:
         found = sorted(s.name for s in getattr(condition, "free_symbols", ()))
         if not found:
             continue
@@ -104,4 +105,6 @@ def multiple_of(condition: Any) -> tuple[Any, int] | None:
 def spelled(condition: Any) -> str:
     """A condition in words, to stand after "needs"."""
     found = multiple_of(condition)
-    return f"{found[0]} a multiple of {found[1]}" if found is not None else str(condition)
+    if found is not None:
+        return f"{found[0]} a multiple of {found[1]}"
+    return f"{condition.lhs} != {condition.rhs}" if isinstance(condition, sympy.Ne) else str(condition)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,9 +62,11 @@ def specialise(program: Program, bucket: Bucket | None) -> tuple[Function, set[A
         UnsupportedOpError: an operator that cannot be padded exactly, or not be compiled; with the user's line.
     """
     if bucket is None:
+        asked = [in_dimensions(guard.xreplace(dict(program.names))) for guard in program.guards]
+        known = {condition.canonical for condition in asked if condition.free_symbols}
 
         def plain(*values: torch.Tensor) -> list[torch.Tensor]:
-            return list(program.run(interpret_any_size, *values))
+            return list(program.run(partial(interpret_any_size, known=known), *values))
 
         dims = [program.dynamic.get(a.name, {}) if a.kind == "input" else {} for a in program.arguments]
         return trace(plain, program.examples, program.arguments, program.results, dims, program.derived), set()

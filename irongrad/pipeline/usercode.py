@@ -98,10 +98,11 @@ def _inner(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSumm
     """The frames from where the user's code was entered, without IronGrad's and all of PyTorch's but its layers."""
     entries = [i for i, f in enumerate(frames) if f.filename in _ENTRIES]
     inner = frames[entries[-1] + 1 :] if entries else frames
-    return [f for f in inner if _is_layer_or_outside(f.filename)]
+    return [f for f in inner if is_of_a_model(f.filename)]
 
 
-def _is_layer_or_outside(path: str) -> bool:
+def is_of_a_model(path: str) -> bool:
+    """Whether `path` is the user's, another library's, or that of PyTorch's layers."""
     return path.startswith(_LAYERS) or not path.startswith(_OURS)
 
 

@@ -22,6 +22,10 @@ def _all(*names: str):
     return lambda h: [getattr(torch, n)(h) for n in names]
 
 
+def _places(boundaries: Tensor, h: Tensor) -> Tensor:
+    return h * (torch.bucketize(h, boundaries.sort()[0]) + torch.bucketize(h, boundaries.sort()[0], right=True))
+
+
 FUNCTIONS: dict[str, Any] = {
     "sums and means": (_along("sum", "mean", "nansum"), "BTC"),
     "extremes": (_along("amax", "amin", "max", "min", "argmax", "argmin"), "BTC"),
@@ -37,6 +41,7 @@ FUNCTIONS: dict[str, Any] = {
     "a mean so far": (lambda h: h.cumsum(1) / torch.arange(1, h.shape[1] + 1).view(-1, 1), "BTC"),
     "a masked mean": (lambda h, i: (h * (i > 0).unsqueeze(2)).sum(1) / (i > 0).sum(), "BTC", ("BT", 3)),
     "sorts": (lambda h: (*h.sort(1), h.sort(0, descending=True)[0], h.argsort(1)), "BTC"),
+    "places among boundaries": (lambda h: (_places(h[0, :, 0], h), _places(torch.arange(3.0).double(), h)), "BTC"),
     "topk": (lambda h: (*h.topk(2, 1), h.topk(2, 1, largest=False)[0], *h.flatten(1).topk(3)[:1]), "BTC"),
     "gathered extremes": (lambda h: torch.take_along_dim(h, h.argsort(1), 1), "BTC"),
 }

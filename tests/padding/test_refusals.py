@@ -15,6 +15,7 @@ from irongrad.padding import Call, Padded
 from irongrad.padding.registry import NoRule, aten, has_users_rules, rule_of
 from irongrad.pipeline.capture import capture
 from irongrad.pipeline.differentiate import differentiate
+from irongrad.pipeline.limits import spelled
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.step import TrainStep
 
@@ -168,6 +169,8 @@ def test_a_reason_is_no_error_of_the_user():
         (lambda h: F.max_pool1d(h.mT, 2), 2),
         (lambda h: h.unfold(1, 4, 1), 4),
         (lambda h: h[:, 1:].mean(1), 2),
+        (lambda h: h.mean(1) if h.shape[1] > 1 else h[:, 0] * 3, 2),
+        (lambda h: F.instance_norm(h.mT), 2),
     ],
 )
 def test_the_smallest_size_that_a_step_takes_is_found(function: Callable[..., Tensor], least: int):
@@ -182,3 +185,10 @@ def test_a_bucket_that_holds_no_input_is_refused():
 def test_sizes_that_are_not_all_possible_are_refused():
     with pytest.raises(CaptureError, match="this model or loss needs"):
         differentiate(capture(_step(lambda h: h[:, :4].sum() if h.shape[1] % 2 else h.sum())))
+
+
+def test_a_decision_on_one_size_is_no_broadcast():
+    with pytest.raises(CaptureError, match="this model or loss needs B != 4, which not all sizes .* Say so in constr"):
+        differentiate(capture(_step(lambda h: h * 2 if h.shape[0] == 4 else h)))
+    limits = differentiate(capture(_step(lambda h: F.batch_norm(h.mT, None, None, training=True)))).bucket_limits
+    assert [spelled(c) for c in limits.conditions] == ["B*T != 1"]

@@ -40,12 +40,13 @@ class _Language(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(9, 8)
         self.positions = nn.Parameter(torch.randn(12, 8))
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
 
     def forward(self, x: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=torch.float64)
         h = self.embedding(x) + self.positions[: x.shape[1]]
-        return self.layer(h, src_mask=mask, is_causal=True) @ self.embedding.weight.t()
+        return self.layers(h, mask=mask) @ self.embedding.weight.t()
 
 
 def _next_token(logits: Tensor, y: Tensor) -> Tensor:

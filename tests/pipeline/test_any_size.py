@@ -120,15 +120,17 @@ def test_reshapes_are_of_joined_and_split_dimensions(joint: tuple[ig.TrainStep, 
 
 def test_limits_are_intervals_where_they_can_be():
     limits = limits_of([sympy.Le(T, 96), sympy.Ge(T, 3), sympy.Ne(B, 1), sympy.Lt(B * T, 1000)], ["B", "T"])
-    assert (limits.smallest, limits.largest) == ({"B": 1, "T": 3}, {"T": 96})
+    assert (limits.smallest, limits.largest) == ({"B": 2, "T": 3}, {"T": 96})
     assert limits.conditions == (sympy.Lt(B * T, 1000),)
     assert limits.allow({"B": 2, "T": 96})
     assert not limits.allow({"B": 2, "T": 97})
     assert not limits.allow({"B": 11, "T": 96})
 
 
-def test_a_table_of_positions_is_a_limit():
-    assert step_graph(_step(attends=False)).limits == limits_of([sympy.Le(T, 96)], ["B", "T"])
+def test_a_table_of_positions_is_a_limit_and_so_is_a_batch_of_one():
+    limits = limits_of([sympy.Le(T, 96), sympy.Ne(B * T, 1)], ["B", "T"])
+    assert step_graph(_step(attends=False)).limits == limits
+    assert [spelled(c) for c in limits.conditions] == ["B*T != 1"]
 
 
 def test_a_multiple_is_a_condition_in_words():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from subprocess import CompletedProcess
 
 from irongrad.pipeline.compile import COMMON_FLAGS, _iree_compile
 from irongrad.pipeline.routes import _TO_LINALG, _torch_mlir_opt
@@ -22,6 +23,13 @@ func.func @f(%x: !torch.vtensor<[?,?,16],f32>) -> !torch.vtensor<[?,16],f32>
   return %y : !torch.vtensor<[?,16],f32>
 }
 """
+
+
+def _compiled(source: str, directory: Path) -> CompletedProcess[str]:
+    path = directory / "source.mlir"
+    path.write_text(source)
+    flags = (*COMMON_FLAGS, *parse_target("llvm-cpu").flags)
+    return _iree_compile([*flags, str(path), "-o", str(directory / "module.vmfb")])
 
 
 def test_torch_mlir_still_takes_one_of_two_joined_sizes_for_one(tmp_path: Path):
@@ -60,9 +68,23 @@ func.func @f(%x: tensor<?xf32>) -> tensor<f32> {
 
 def test_iree_still_forgets_calls_in_a_for_loop(tmp_path: Path):
     """When this fails, IREE is fixed: `irongrad.pipeline.stacked_steps._loop` can be a scf.for."""
-    source = tmp_path / "loop.mlir"
-    source.write_text(CALL_IN_A_LOOP)
-    flags = (*COMMON_FLAGS, *parse_target("llvm-cpu").flags)
-    result = _iree_compile([*flags, str(source), "-o", str(tmp_path / "loop.vmfb")])
+    result = _compiled(CALL_IN_A_LOOP, tmp_path)
     assert result.returncode != 0
     assert "'util.call' op function type mismatch" in result.stderr
+
+
+BARRIER_OF_TWO = """
+func.func @f(%x: tensor<4xf32>, %y: tensor<4xf32>) -> tensor<4xf32> {
+  %double = arith.addf %x, %x : tensor<4xf32>
+  %a, %b = util.optimization_barrier %double, %y : tensor<4xf32>, tensor<4xf32>
+  %sum = arith.addf %a, %b : tensor<4xf32>
+  return %sum : tensor<4xf32>
+}
+"""
+
+
+def test_iree_still_gives_all_results_of_a_barrier_one_lifetime(tmp_path: Path):
+    """When this fails, IREE is fixed: slices of stacked inputs can have one barrier (`irongrad.pipeline.dispatch`)."""
+    result = _compiled(BARRIER_OF_TWO, tmp_path)
+    assert result.returncode != 0
+    assert "failed to verify that all of {operands, results} have same type" in result.stderr

@@ -34,7 +34,8 @@ class _LastWord(nn.Module):
 
     def forward(self, x: Tensor, last: Tensor) -> Tensor:
         seen = self.embedding(x).tanh()
-        return self.head(seen.gather(1, last[:, None, None].expand(-1, 1, 6))[:, 0])
+        gathered = seen.gather(1, last[:, None, None].expand(-1, 1, 6))[:, 0]
+        return self.head(gathered * seen[torch.arange(x.shape[0]), last])
 
 
 def _batch(b: int, t: int) -> dict[str, Tensor]:
@@ -62,7 +63,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def of_any_size(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    return ig.compile(_step(), tmp_path_factory.mktemp("any") / "a", entry_points=("predict",), opt_level=0).load()
+    entries = ("predict", "train_steps", "reset")
+    return ig.compile(_step(), tmp_path_factory.mktemp("any") / "a", entry_points=entries, opt_level=0).load()
 
 
 @pytest.fixture
@@ -119,6 +121,23 @@ def test_nothing_is_read_before_the_checks(artifact: Path, session: Session, wor
     with pytest.raises(GuardError, match=r"x: every value must be in \[0, 8\]"):
         session.train_step(**{**batch, "x": np.full_like(batch["x"], word)})
     assert session.train_step(**batch) == expected
+
+
+@pytest.mark.parametrize("t", [1, 40])
+def test_steps_of_any_size_take_places_too(of_any_size: Session, t: int):
+    """A slice of stacked vectors is a part of the caller's buffer in IREE, that of stacked matrices is a copy."""
+    model, batches = _step().model.double(), [_batch(B, t), _batch(B, t)]
+    batches[1]["x"] = batches[1]["x"].flip(0)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for batch in batches:
+        loss = nn.functional.cross_entropy(model(batch["x"], batch["last"]), batch["y"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    of_any_size.reset()
+    stack = {name: np.stack([batch[name].numpy() for batch in batches]) for name in batches[0]}
+    np.testing.assert_allclose(of_any_size.train_steps(**stack), losses, rtol=1e-5)
 
 
 def test_a_place_behind_the_last_is_refused_at_any_size(of_any_size: Session):

@@ -40,7 +40,6 @@ _UNTAGGED = frozenset(
         aten.hardsigmoid_backward.default,
         aten.hardswish_backward.default,
         aten.rrelu_with_noise_backward.default,
-        aten.bucketize.Tensor,
         aten.hardswish.default,
         aten.isinf.default,
         aten.log_sigmoid.default,

@@ -33,6 +33,16 @@ def _topk(call: Call) -> list[Padded]:
     return [Padded(r, tuple(layout)) for r in call.run(self=filled)]
 
 
+@rule(aten.bucketize.Tensor)
+def _bucketize(call: Call) -> Padded:
+    """How many boundaries are below each element; a boundary of padding is below none, nor counted where it equals."""
+    boundaries: Padded = call["boundaries"]
+    in_order(boundaries, 0)
+    places = call.run(boundaries=call.padding.fill(boundaries, HIGHEST))
+    count: Any = call.padding.count(boundaries)
+    return Padded(places.clamp(max=count) if boundaries.padded() else places, call["self"].layout)
+
+
 @rule(aten.median.dim)
 def _median(call: Call) -> list[Padded]:
     """The lower of the two in the middle of the true elements."""
