@@ -35,12 +35,16 @@ class Rematerialise:
         max_memory: the budget; empty for none.
 
     Raises:
-        UserError: no schedule was found that fits; with the smallest that does.
+        UserError: the budget is no amount of memory; or no schedule was found that fits, with the smallest that does.
     """
 
     name: ClassVar[str] = "rematerialise"
 
     max_memory: str = ""
+
+    def __post_init__(self) -> None:
+        if self.max_memory:
+            bytes_in(self.max_memory, whole=0)
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""

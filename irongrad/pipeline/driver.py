@@ -329,13 +329,18 @@ def make_options(
     """Check and convert what a caller gives.
 
     Raises:
-        UserError: an unknown target, pass, route or stage, or an output that is no place for an artifact.
+        UserError: an unknown target, pass, route or stage, a budget of memory that is none or that no pass would meet,
+            or an output that is no place for an artifact.
     """
     check_output(Path(output))
     if stop_after is not None and stop_after not in STAGES:
         raise UserError(f"there is no stage {stop_after!r}; the stages are {', '.join(STAGES)}")
     if route not in ROUTES:
         raise UserError(f"there is no route {route!r}; the routes are {', '.join(ROUTES)}")
+    if max_memory and Rematerialise.name in disable_passes:
+        raise UserError(
+            f"max_memory is met by the pass {Rematerialise.name}, which is disabled: leave out one of the two"
+        )
     names = [target] if isinstance(target, str) else list(target)
     chosen = passes_at(opt_level, route) if passes is None else parse_passes(passes)
     return Options(

@@ -17,7 +17,8 @@ def bytes_in(text: str, whole: int) -> int:
         UserError: it says neither.
     """
     found = _SIZE.fullmatch(text)
-    if found is None or not (found[2] == "%" or found[2].upper() in _UNITS):
+    is_fraction_of_a_byte = found is not None and not found[2] and "." in found[1]
+    if found is None or is_fraction_of_a_byte or not (found[2] == "%" or found[2].upper() in _UNITS):
         raise UserError(f"{text!r} is no amount of memory; write for instance 512MiB, 2GB or 50%")
     number = float(found[1])
     return int(number / 100 * whole) if found[2] == "%" else int(number * _UNITS[found[2].upper()])

@@ -113,10 +113,15 @@ def test_amounts_of_memory(text: str, count: int) -> None:
     assert bytes_in(text, 200) == count
 
 
-@pytest.mark.parametrize("text", ["", "much", "12 parsecs", "-1", "50 %%"])
+@pytest.mark.parametrize("text", ["", "much", "12 parsecs", "-1", "50 %%", "0.5"])
 def test_what_is_no_amount_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="no amount of memory"):
         bytes_in(text, 200)
+
+
+def test_a_budget_that_is_no_amount_is_refused_before_anything_runs() -> None:
+    with pytest.raises(UserError, match="'half' is no amount of memory"):
+        Rematerialise("half")
 
 
 def test_a_tied_value_is_itself_whatever_it_is_tied_to() -> None:

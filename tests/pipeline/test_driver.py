@@ -9,6 +9,7 @@ import pytest
 
 import irongrad as ig
 from irongrad.pipeline.driver import Choices, make_options
+from irongrad.runtime.errors import UserError
 
 
 def test_every_choice_is_an_option():
@@ -21,3 +22,8 @@ def test_every_choice_is_an_option():
 def test_compile_says_that_it_does_not_know_a_name(mlp_step: ig.TrainStep, tmp_path: Path):
     with pytest.raises(TypeError, match=r"compile\(\) got an unexpected keyword argument 'stop_after'"):
         ig.compile(mlp_step, tmp_path / "out", stop_after="capture")  # type: ignore[call-arg]
+
+
+def test_a_budget_that_no_pass_would_meet_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="max_memory is met by the pass rematerialise, which is disabled"):
+        make_options(tmp_path / "artifact", max_memory="50%", disable_passes=["rematerialise"])
