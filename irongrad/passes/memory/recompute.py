@@ -90,7 +90,8 @@ class _Recomputation:
 
     def passed(self, node: Node) -> None:
         """Take note that `node` is computed from here on; one of half precision serves where there is no other."""
-        serves = node in self._grouping.leader and self._grouping.is_stored(node) and _is_float(node)
+        stored = node in self._grouping.leader and self._grouping.is_stored(node)
+        serves = stored and _is_float(node) and not is_cast(node)
         if serves and (_is_wide(node) or self._late is None or not _is_wide(self._late)):
             self._late = node
 
@@ -184,6 +185,15 @@ def _backward_call(graph: Graph, operator: OpOverload, *args: Any, like: Node, *
 def _is_float(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 0
+
+
+def is_cast(node: Node) -> bool:
+    """Whether `node` only changes the dtype.
+
+    IREE 3.13.0 computes a cast to a wider dtype again in each kernel that reads it, all of it where one element is
+    read, and spends minutes on that kernel (tests/passes/test_rematerialise.py).
+    """
+    return node.target in (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 
 
 def _is_wide(node: Node) -> bool:
