@@ -23,7 +23,9 @@ def at_other_sizes(captured: CapturedStep, graph: StepGraph) -> list[CapturedSte
     others = [_sizes(graph, bucket) for bucket in step.bucket_list if bucket != taken]
     if graph.limits is not None:
         others += _of_any_size(sizes_of(step, step.inputs), graph, graph.limits)
-    return [replace(captured, step=replace(step, inputs=_inputs(step, graph, sizes))) for sizes in others]
+    # Steps of these sizes alone: a size of 1 serves as an example there, though not of a size that varies.
+    fixed = replace(step, dynamic={}, buckets=(), bucket_fallback="", constraints=())
+    return [replace(captured, step=replace(fixed, inputs=_inputs(step, graph, sizes))) for sizes in others]
 
 
 def _sizes(graph: StepGraph, bucket: Bucket) -> Bucket:
