@@ -69,9 +69,11 @@ _READERS = (
     ("torch.export.pt2_archive._package", "PT2ArchiveReader.__init__"),
     ("torch.package", "PackageImporter.__init__"),
 )
-# Packages with code that is not Python, but opens files nowhere else; Python's own, which tells, has no name.
+# Packages with code that is not Python, but opens files nowhere else; Python's own, which tells, has no name. IREE's
+# Python imports yaml to look into linalg operations.
 _KNOWN = frozenset(
     {"", "iree", "ml_dtypes", "msgspec", "numpy", "psutil", "safetensors", "scipy", "sklearn", "torch", "torch_mlir"}
+    | {"yaml"}
 )
 # The one part of them that does: SciPy's reader of Matrix Market files, imported by its first call.
 _UNKNOWN_MODULES = ("scipy.io._fast_matrix_market._fmm_core",)
