@@ -56,7 +56,8 @@ REDUCTIONS: frozenset[Any] = frozenset(
     }
 )
 
-_POINTWISE: frozenset[Any] = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
+# Operators that change the dtype alone.
+CASTS: frozenset[Any] = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 
 
 def is_view(node: Node) -> bool:
@@ -74,7 +75,7 @@ def is_pointwise(node: Node) -> bool:
     if node.op != "call_function" or is_view(node):
         return False
     tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return tagged or node.target in _POINTWISE or node.target in VIEWS
+    return tagged or node.target in CASTS or node.target in VIEWS
 
 
 def is_root(node: Node) -> bool:

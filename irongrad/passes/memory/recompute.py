@@ -25,7 +25,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from irongrad.passes.memory.fusion import is_constant, is_root, is_view, kernels, source
+from irongrad.passes.memory.fusion import CASTS, is_constant, is_root, is_view, kernels, source
 from irongrad.passes.memory.written import CONTRACTIONS
 from irongrad.passes.rewrite import call
 
@@ -193,7 +193,7 @@ def is_cast(node: Node) -> bool:
     IREE 3.13.0 computes a cast to a wider dtype again in each kernel that reads it, all of it where one element is
     read, and spends minutes on that kernel (tests/passes/test_rematerialise.py).
     """
-    return node.target in (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+    return node.target in CASTS
 
 
 def _is_wide(node: Node) -> bool:
