@@ -56,7 +56,9 @@ def mlir_type(shape: tuple[int | str | torch.SymInt, ...], dtype: torch.dtype) -
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """A contiguous numpy array of a tensor's values, on the CPU; bfloat16 becomes ml_dtypes' bfloat16."""
-    plain = tensor.detach().cpu().contiguous()
+    plain = tensor.detach().cpu().contiguous().resolve_neg()
+    if plain._is_zerotensor():  # what autograd has for zeros without memory, such as the gradient of sgn
+        plain = plain.clone()
     if plain.dtype == torch.bfloat16:
         return np.asarray(plain.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
     return np.asarray(plain.numpy())
