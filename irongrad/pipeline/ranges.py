@@ -155,7 +155,7 @@ def _ranges(
         if keeps_values(node):
             source[node] = set().union(*(source.get(o, ()) for n in node.all_input_nodes for o in origins(n)))
         elif isinstance(node.target, torch._ops.OpOverload):
-            for use in _uses(node):
+            for use in filter(_has_elements, _uses(node)):
                 for name in {name for o in origins(use.index) for name in source.get(o, ())}:
                     found[name] = _intersect(found.get(name), _range(name, use, names))
     return list(found.values())
@@ -169,6 +169,12 @@ def keeps_values(node: Node) -> bool:
 def _is_integer(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def _has_elements(use: _Use) -> bool:
+    """Whether anything is looked up at all; an empty index may go into an empty tensor, which has no range."""
+    shape = use.index.meta["val"].shape if isinstance(use.index, Node) else ()
+    return not any(isinstance(size, int) and size == 0 for size in shape)
 
 
 def _intersect(a: Range | None, b: Range) -> Range:

@@ -161,6 +161,10 @@ def test_what_is_no_index_has_no_range() -> None:
     assert ranges_of(lambda m, h, i: h * i[:, None], torch.tensor([True, False, True, True])) == []
 
 
+def test_an_index_without_elements_goes_into_an_empty_tensor() -> None:
+    assert ranges_of(lambda m, h, i: h + h[:0].take(i).sum(), torch.zeros(0, dtype=torch.int64)) == []
+
+
 def test_an_index_used_in_evaluation_only() -> None:
     found = ranges_of(lambda m, h, i: h + i[:, None] if m.training else h + m.table(i))
     assert found == [Range("i", 0, 8)]
