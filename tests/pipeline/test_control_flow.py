@@ -68,6 +68,17 @@ def test_a_while_loop_runs_as_often_as_its_values_say():
         np.testing.assert_allclose(y, expected, rtol=1e-5)
 
 
+def test_a_while_loop_whose_first_condition_is_a_constant_ends(tmp_path):
+    """torch-mlir 20261001 lowers it to a loop without a condition where it folds the first one to true."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))
+
+    lowered = linalg_of(function, torch.ones(3), scratch=tmp_path)
+    assert "scf.while" in lowered
+    assert "scf.for" not in lowered
+
+
 def test_while_loops_in_a_scan_and_in_a_while_loop():
     def grown(state: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         start = (torch.zeros((), dtype=torch.int64), state + 0.1)
