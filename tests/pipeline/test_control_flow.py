@@ -22,7 +22,7 @@ from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.functions import flat_function, trace_function
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.ranges import step_ranges
-from irongrad.pipeline.retrace import retrace
+from irongrad.pipeline.retrace import interpret_eager, retrace
 from irongrad.runtime import Session
 from irongrad.runtime.errors import InternalError, UnsupportedOpError
 
@@ -116,6 +116,23 @@ def test_a_while_loop_that_may_not_end_is_refused():
 
     with pytest.raises(UnsupportedOpError, match=r"test_control_flow\.py.*while_loop in a branch"):
         ig.compile_function(lambda x: scan(step, torch.zeros(3), x), (torch.ones(4, 3),))
+
+
+def test_branches_and_carries_of_other_strides(tmp_path):
+    """torch 2.13 refuses them: `irongrad.pipeline.regions` says why not here."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        last, rows = scan(lambda c, r: ((c + r).T, (c * r).T), x, torch.stack([x, x * 2]))
+        return torch.cond(x.sum() > 0, lambda a: a.T * 2, lambda a: a.sin(), (rows[1] + last,)).sum()
+
+    x = torch.arange(9.0).reshape(3, 3)
+    graph, _ = trace_function(flat_function(function, (x,), gradients=True), function)
+    exact = x.clone().requires_grad_()
+    with eager_control_flow():
+        value = function(exact)
+        value.backward()
+        found = interpret_eager(graph.functions["call"].graph, [x])
+    torch.testing.assert_close(list(found), [value.detach(), exact.grad])
 
 
 @pytest.mark.slow
