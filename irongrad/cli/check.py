@@ -37,8 +37,8 @@ def command(context: click.Context, source: str, target: str, precision: str | N
     from irongrad.pipeline.check import check
     from irongrad.targets import parse_target
 
-    parse_target(target)
-    report = check(load_step(source, precision))
+    chosen = parse_target(target)
+    report = check(load_step(source, precision), [chosen])
     if as_json:
         verdict = {"target": target, "compiles": not report.refusals, "operators": _counts(report.lowerings)}
         print_json({**verdict, **asdict(report)})

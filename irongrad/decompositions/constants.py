@@ -44,3 +44,11 @@ def _empty_permuted(
 ) -> torch.Tensor:
     """A compiled tensor has no strides."""
     return aten.empty.memory_format(size, dtype=dtype)
+
+
+@decomposes(aten.arange.default, aten.arange.start, aten.arange.start_step)
+def _arange(*bounds: float, dtype: torch.dtype | None = None, **kwargs: object) -> torch.Tensor:
+    """Of bytes, as `eye` has them: torch-mlir 20261001 crashes on these."""
+    if dtype not in (torch.int8, torch.uint8):
+        return NotImplemented
+    return torch.arange(*bounds, dtype=torch.int32).to(dtype)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
 
 from irongrad.decompositions.registry import family_of
+from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
 from irongrad.pipeline.capture import capture
 from irongrad.pipeline.core_operators import CORE
 from irongrad.pipeline.differentiate import differentiate
 from irongrad.pipeline.graphs import StepGraph
-from irongrad.pipeline.legality import Refusal, history_of, nodes_of, refusals
+from irongrad.pipeline.legality import called, float64_refusals, history_of, nodes_of, refusals
 from irongrad.pipeline.optimizer import add_optimizer
+from irongrad.pipeline.probe import probed
+from irongrad.pipeline.refusals import Refusal, gathered
 from irongrad.step import TrainStep
+from irongrad.targets import Target
 
 CORE_OPERATOR = "core operator"
 PYTORCH = "PyTorch's decomposition"
@@ -57,15 +62,38 @@ class Report:
     refusals: tuple[Refusal, ...]
 
 
-def check(step: TrainStep) -> Report:
+def check(step: TrainStep, targets: Sequence[Target] = ()) -> Report:
     """Capture `step` and look up every operator, without compiling.
 
-    Raises:
-        CaptureError: it cannot be captured at all.
-        UnsupportedOpError: an operator cannot even be captured.
+    A step that cannot be captured is run instead, so that what capture stops at is not all that is reported.
+
+    Args:
+        step: the step.
+        targets: what it would be compiled for.
     """
-    graph = add_optimizer(differentiate(capture(step)))
-    return Report(tuple(lowerings(graph)), tuple(refusals(graph)))
+    graph: StepGraph | None = None
+    with gathered() as found:
+        graph = add_optimizer(differentiate(capture(step)))
+        found += refusals(graph)
+        found += _float64(graph, targets)
+    if graph is None:
+        graph, more = probed(step)
+        lines = {r.line for r in found}
+        found += [r for r in more if r.operator or r.line not in lines]
+    return Report(tuple(lowerings(graph)), tuple(_distinct(found)))
+
+
+def _float64(graph: StepGraph, targets: Sequence[Target]) -> list[Refusal]:
+    """What is refused for tensors of float64, after the passes, which leave fewer of them."""
+    if not float64_refusals(graph, targets):
+        return []
+    optimised = run_passes(graph, passes_at(DEFAULT_LEVEL), [t.backend for t in targets])
+    return float64_refusals(optimised, targets)
+
+
+def _distinct(found: Sequence[Refusal]) -> list[Refusal]:
+    """`found` without what is said of one operator at one line already."""
+    return list({(r.operator.partition(",")[0], r.line): r for r in reversed(found)}.values())[::-1]
 
 
 def lowerings(graph: StepGraph) -> list[Lowering]:
@@ -77,8 +105,8 @@ def lowerings(graph: StepGraph) -> list[Lowering]:
         for node in nodes_of(graph.functions[name].graph):
             if not (history := history_of(node)):
                 continue
-            phase = _PHASES.get(name) or ("backward" if node.meta.get("autograd_backward") else "forward")
             origin = history[-1]
+            phase = _PHASES.get(name) or ("backward" if node.meta.get("autograd_backward") else "forward")
             nodes = calls.setdefault((phase, _spelled(origin.target)), {})
             nodes.setdefault((origin.graph_id, origin.name), []).append(node)
     return [_lowering(phase, operator, list(found.values())) for (phase, operator), found in calls.items()]
@@ -109,7 +137,7 @@ def _decomposed(node: Node) -> set[str]:
 
 def _spelled(target: str) -> str:
     """Arithmetic of Python on a hyperparameter is called by its name."""
-    return target.removeprefix("<built-in function ").removesuffix(">")
+    return called(target.removeprefix("<built-in function ").removesuffix(">"))
 
 
 def _overload(name: str) -> torch._ops.OpOverload | None:

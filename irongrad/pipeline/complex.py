@@ -21,6 +21,7 @@ from irongrad.decompositions.pairs.pair import real_dtype
 from irongrad.decompositions.registry import Decomposition, Operator
 from irongrad.pipeline import usercode
 from irongrad.pipeline.hints import known
+from irongrad.pipeline.refusals import Refusal, gathers, refuse
 from irongrad.pipeline.retrace import Portable, interpret_eager, traced
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 
@@ -36,7 +37,7 @@ def refuse_complex(tensors: Mapping[str, torch.Tensor]) -> None:
         CaptureError: with the name of the first, and what to do instead.
     """
     for name, tensor in tensors.items():
-        if tensor.is_complex():
+        if tensor.is_complex() and not gathers():  # then `legality` names all of them, with all else
             raise CaptureError(f"{name!r} is a complex tensor, which no artifact can hold. {_AS_REAL}")
 
 
@@ -59,12 +60,20 @@ def in_reals(graph: GraphModule) -> GraphModule:
         return graph
     for result in graph.graph.output_node().all_input_nodes:
         if _is_complex(result.meta["val"]):
-            raise CaptureError(f"{usercode.line_of(result)}\n  a result is complex. Return torch.view_as_real(z)")
+            line = usercode.line_of(result)
+            if not gathers():
+                raise CaptureError(f"{line}\n  a result is complex. Return torch.view_as_real(z)")
+            refuse([Refusal("", line, "a result is complex", "Return torch.view_as_real(z)")])
     examples = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
     # In-place operators go first: a pair has no memory that views of it could share.
     functional = traced(functionalize(lambda *v: list(interpret_eager(graph, v))), examples, _expansions())
     _without_interleaving(functional)
-    return traced(lambda *v: list(_InPairs(functional).run(*v, enable_io_processing=False)), examples, {})
+
+    def run(*values: torch.Tensor) -> list[Any]:
+        results = _InPairs(functional).run(*values, enable_io_processing=False)
+        return [r.re if isinstance(r, Pair) else r for r in results]  # of one that is refused, its real part
+
+    return traced(run, examples, {})
 
 
 def at_fixed_sizes(graph: GraphModule, symbols: Collection[Any]) -> GraphModule:
@@ -121,6 +130,18 @@ def _is_last(select: Node) -> bool:
 
 class _InPairs(Portable):
     """Runs a functional graph with a pair for each complex value."""
+
+    def placeholder(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Split an argument that is complex, and refused."""
+        value = super().placeholder(target, args, kwargs)
+        return Pair(*torch.view_as_real(value).unbind(-1)) if _is_complex(value) else value
+
+    def stand_in(self, value: Any) -> Any:
+        """A pair, of what is complex."""
+        made = super().stand_in(value)
+        if isinstance(made, torch.Tensor) and made.is_complex():
+            return Pair(*(torch.empty(made.shape, dtype=real_dtype(made.dtype)) for _ in range(2)))
+        return made
 
     def get_attr(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Split a constant."""

@@ -98,19 +98,23 @@ class ControlFlowImporter(SharedLiterals):
     def _import_hop_while_loop(self, loc: Location, node: Node, hop: HigherOrderOperator) -> None:
         condition, body, carried, additional = node.args
         outer = [self._argument(a) for a in additional]
-        initial = [self._argument(c) for c in carried]
+        types = self._types(node)
 
         def goes_on(values: Sequence[Value]) -> Value:
             (result,) = self._inline(condition, [*values, *outer])
             return self._boolean(result)
 
-        operands = [self._integer(torch.iinfo(torch.int64).max), goes_on(initial), *initial]
-        types = self._types(node)
-        loop = Operation.create("torch.prim.Loop", results=types, operands=operands, regions=1)
-        with _block(loop.regions[0], [self._cc.torch_int_type, *types]) as block:
-            after = self._inline(body, [*block.arguments[1:], *outer], in_loop=True)
-            Operation.create("torch.prim.Loop.condition", operands=[goes_on(after), *after])
-        self._bind(node, loop.results)
+        def loop(index: Value, initial: Sequence[Value]) -> Sequence[Value]:
+            operands = [self._integer(torch.iinfo(torch.int64).max), goes_on(initial), *initial]
+            made = Operation.create("torch.prim.Loop", results=types, operands=operands, regions=1)
+            with _block(made.regions[0], [self._cc.torch_int_type, *types]) as block:
+                after = self._inline(body, [*block.arguments[1:], *outer], in_loop=True)
+                Operation.create("torch.prim.Loop.condition", operands=[goes_on(after), *after])
+            return list(made.results)
+
+        # In a loop of one iteration, which is gone after lowering: torch-mlir 20261001 takes a loop whose first
+        # condition it can fold to true for one that goes on forever (`PrimLoopOp::isForLike`).
+        self._bind(node, self._counted(constant(1, self._c), [self._argument(c) for c in carried], loop))
 
     def _import_hop_scan(self, loc: Location, node: Node, hop: HigherOrderOperator) -> None:
         self._for_each(node, *node.args)

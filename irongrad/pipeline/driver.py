@@ -37,6 +37,7 @@ from irongrad.pipeline.package import Artifact, Origin, package
 from irongrad.pipeline.packing import pack_state
 from irongrad.pipeline.pieces import cut
 from irongrad.pipeline.ranges import Range, step_ranges
+from irongrad.pipeline.refusals import refused_together
 from irongrad.pipeline.routes import ROUTES
 from irongrad.pipeline.staging import check_output
 from irongrad.pipeline.statistics import Statistics
@@ -178,12 +179,13 @@ def build(step: TrainStep, options: Options) -> Build:
             place = place_of(captured, options, GOLDEN_STEPS)
             if place is not None and (found := place.load(options.output)) is not None:
                 return _from_cache(*found, seconds, began, place.key)
-            joint: JointStep = stage("differentiate", differentiate, captured)
-            graph: StepGraph = stage("optimizer", add_optimizer, joint)
-            graph = cut(graph, step.between)
-            ranges: list[Range] = step_ranges(captured)
-            graph = stage("guards", add_guards, graph, ranges)
-            check_operators(graph)
+            with refused_together():
+                joint: JointStep = stage("differentiate", differentiate, captured)
+                graph: StepGraph = stage("optimizer", add_optimizer, joint)
+                graph = cut(graph, step.between)
+                ranges: list[Range] = step_ranges(captured)
+                graph = stage("guards", add_guards, graph, ranges)
+                check_operators(graph)
             interface: Interface = describe(graph, ranges, options.entry_points)
             graph = stage("passes", _optimised, selected(graph, interface), options, records)
             memory = memory_of(graph, interface, options.max_memory)

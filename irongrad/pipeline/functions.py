@@ -43,6 +43,7 @@ from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
 from irongrad.pipeline.package import Origin, package
 from irongrad.pipeline.ranges import Range, function_ranges
 from irongrad.pipeline.recurrent_layers import recurrent_layers
+from irongrad.pipeline.refusals import refused_together
 from irongrad.pipeline.regions import check_control_flow
 from irongrad.pipeline.retrace import interpret_eager, retrace
 from irongrad.pipeline.value_free import ValueFree
@@ -106,8 +107,9 @@ def compile_function(
         VerificationError: the compiled function disagrees with eager float64.
     """
     flat = flat_function(fn, tuple(example_args), gradients=gradients)
-    graph, ranges = trace_function(flat, fn)
-    check_operators(graph)
+    with refused_together():
+        graph, ranges = trace_function(flat, fn)
+        check_operators(graph)
     chosen = parse_target(target)
     passes = passes_at(DEFAULT_LEVEL)
     graph = run_passes(graph, passes, [chosen.backend])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
@@ -12,33 +11,12 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.traceback import NodeSource
 
 from irongrad.pipeline import hints, usercode
+from irongrad.pipeline.autograd_functions import LIBRARY
 from irongrad.pipeline.core_operators import CONTROL_FLOW, CORE
 from irongrad.pipeline.dtypes import is_supported
 from irongrad.pipeline.graphs import Function, StepGraph, Value
-from irongrad.runtime.errors import UnsupportedOpError
+from irongrad.pipeline.refusals import Refusal, refuse, unsupported
 from irongrad.targets import Target
-
-MOST = 10  # refusals in one message
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """An operator, or a value, that cannot be compiled.
-
-    Attributes:
-        operator: its name, such as `aten.unique_dim.default`.
-        line: the user's line that it comes from; for an operator of the backward pass that of the forward.
-        reason: why, to be read after the name.
-        advice: what to use instead, a sentence without its full stop.
-    """
-
-    operator: str
-    line: str
-    reason: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"{self.line}: {self.operator} {self.reason}. {self.advice}"
 
 
 def check_operators(graph: StepGraph) -> None:
@@ -47,8 +25,7 @@ def check_operators(graph: StepGraph) -> None:
     Raises:
         UnsupportedOpError: naming every such operator, up to `MOST`.
     """
-    if found := refusals(graph):
-        raise unsupported(found)
+    refuse(refusals(graph))
 
 
 def check_float64(graph: StepGraph, targets: Sequence[Target]) -> None:
@@ -57,10 +34,14 @@ def check_float64(graph: StepGraph, targets: Sequence[Target]) -> None:
     Raises:
         UnsupportedOpError: naming every input, state tensor and operator that first gives one, up to `MOST`.
     """
+    refuse(float64_refusals(graph, targets))
+
+
+def float64_refusals(graph: StepGraph, targets: Sequence[Target]) -> list[Refusal]:
+    """What `check_float64` refuses."""
     lacking = ", ".join(t.name for t in targets if not t.float64)
     found = [r for n, f in graph.functions.items() for r in _float64(n, f, lacking)] if lacking else []
-    if found:
-        raise unsupported(list(dict.fromkeys(found)))
+    return list(dict.fromkeys(found))
 
 
 def _float64(name: str, function: Function, lacking: str) -> Iterator[Refusal]:
@@ -101,15 +82,6 @@ def _untraceable(node: Node) -> Refusal | None:
         return None
     instead = hints.known(str(target)) or (usercode.KEEP_SHAPE if symbols else hints.advice(str(target)))
     return Refusal(str(target), usercode.line_of(node), hints.reason(target), instead)
-
-
-def unsupported(found: Sequence[Refusal]) -> UnsupportedOpError:
-    """One error for all of `found`."""
-    if len(found) == 1:
-        return UnsupportedOpError(str(found[0]))
-    rows = [f"\n  {refusal}" for refusal in found[:MOST]]
-    more = f"\n  and {len(found) - MOST} more" if len(found) > MOST else ""
-    return UnsupportedOpError(f"{len(found)} operators cannot be compiled:{''.join(rows)}{more}")
 
 
 def refusals(graph: StepGraph) -> list[Refusal]:
@@ -177,7 +149,13 @@ def _named(node: Node) -> str:
     """The operator, and what the user called where that is another."""
     history = history_of(node)
     known = not history or history[-1].target == str(node.target)
-    return str(node.target) if known else f"{node.target}, a part of {history[-1].target},"
+    return str(node.target) if known else f"{node.target}, a part of {called(history[-1].target)},"
+
+
+def called(operator: str) -> str:
+    """What the user calls `operator`: a `torch.autograd.Function` by its class."""
+    library, _, name = operator.partition(".")
+    return f"{name.rpartition('_')[0]}.apply" if library == LIBRARY else operator
 
 
 def history_of(node: Node) -> list[NodeSource]:

@@ -32,6 +32,7 @@ from irongrad.pipeline.graphs import StateTensor, Value
 from irongrad.pipeline.hyper import Hyper, groups_of, hyperparameters, with_values
 from irongrad.pipeline.optimizer_state import SCALAR_STATE, State, distinct, initial_state
 from irongrad.pipeline.state_names import name_of
+from irongrad.pipeline.usercode import is_user_class, user_frames
 from irongrad.runtime.errors import CaptureError, InternalError
 
 # The hint that a symbolic float is traced with when its default is zero: any value that takes the general branch.
@@ -194,8 +195,10 @@ def _trace(
     examples = [*tensors, *tensors, *(t.initial for t in unique), torch.zeros(len(optimizers), dtype=torch.int64)]
     with fake:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
-    with fake, _traceable_optimizers(), _NoOutOfPlaceAlias():
-        graph = make_fx(torch.func.functionalize(update), tracing_mode="real")(*fakes, *symbols.values())
+    own = any(is_user_class(type(o)) for o in optimizers)  # the lines of PyTorch's tell nobody anything
+    with fake, _traceable_optimizers(), _NoOutOfPlaceAlias(), user_frames():
+        trace = make_fx(torch.func.functionalize(update), tracing_mode="real", record_stack_traces=own)
+        graph = trace(*fakes, *symbols.values())
     # Every parameter computes its group's bias corrections again; tracing those once halves the next stage's time.
     merge_common_subexpressions(graph)
     graph.graph.eliminate_dead_code()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,11 +10,13 @@ from unittest import mock
 
 import torch
 from torch._higher_order_ops import utils
+from torch._higher_order_ops.cond import _merge_output
 from torch._ops import HigherOrderOperator
-from torch._subclasses import FakeTensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
 from irongrad.pipeline.usercode import line_of
 from irongrad.runtime.errors import InternalError, UnsupportedOpError
@@ -30,6 +33,8 @@ def aliases_allowed() -> Iterator[None]:
     PyTorch refuses that, lest a write to one of them changes the others; a region that writes to what it gets is
     refused with or without aliases. Where it does not refuse, torch 2.13 traces the body of a scan that starts with
     one tensor in two places on one fake tensor, and takes either for the other (`clone_input` clones no fake tensor).
+
+    Nor do strides matter: see `_metadata`.
     """
     check = utils.has_potential_input_alias_or_mutation
 
@@ -39,8 +44,23 @@ def aliases_allowed() -> Iterator[None]:
     with (
         mock.patch.object(utils, "has_potential_input_alias_or_mutation", writes),
         mock.patch("torch._dynamo.utils.clone_input", torch.clone),
+        mock.patch.object(sys.modules[_merge_output.__module__], "_merge_output", _merged),
+        mock.patch.object(utils, "_extract_tensor_metadata", _metadata),
     ):
         yield
+
+
+def _metadata(tensor: torch.Tensor, **kwargs: Any) -> Any:
+    """What results of both branches, or of all iterations, have in common; not their strides.
+
+    torch 2.13 refuses those that are stored in different orders. Here all tensors are arrays.
+    """
+    return _extract_tensor_metadata(tensor.contiguous(), **kwargs)
+
+
+def _merged(true: Any, false: Any, mode: FakeTensorMode) -> Any:
+    """A result of a cond, without strides, as `_metadata` has none."""
+    return _merge_output(*(t.contiguous() if isinstance(t, torch.Tensor) else t for t in (true, false)), mode)
 
 
 def simplified(graph: GraphModule, passes: Sequence[Callable[[GraphModule], None]]) -> GraphModule:

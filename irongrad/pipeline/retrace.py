@@ -20,10 +20,11 @@ from irongrad.decompositions import decomposition_table, is_ours
 from irongrad.decompositions.registry import Decomposition, Operator
 from irongrad.pipeline.empties import fold_empty_tensors
 from irongrad.pipeline.halves import in_float32, rounded, widened
+from irongrad.pipeline.refusals import gathers, refusal_of, refuse
 from irongrad.pipeline.regions import aliases_allowed, check_control_flow, simplified
 from irongrad.pipeline.stacks import stack_scalars_first
 from irongrad.pipeline.symbols import Derived, Dims, Symbols
-from irongrad.pipeline.usercode import located
+from irongrad.pipeline.usercode import line_of, located
 from irongrad.runtime.errors import UnsupportedOpError
 
 
@@ -100,9 +101,27 @@ class Portable(torch.fx.Interpreter):
     """Runs a graph without what only eager's kernels understand: strides, negative indices, and half precision."""
 
     def run_node(self, n: Node) -> Any:
-        """Run one node; remember it for what `call_function` needs of it."""
+        """Run one node; remember it for what `call_function` needs of it.
+
+        Raises:
+            UnsupportedOpError: it cannot be compiled, and refusals are not gathered.
+        """
         self.node = n
-        return super().run_node(n)
+        try:
+            return super().run_node(n)
+        except UnsupportedOpError as error:
+            if not gathers() or (value := self.stand_in(n.meta.get("val"))) is None:
+                raise
+            refuse([refusal_of(located(error, line_of(n)))])
+            return value
+
+    def stand_in(self, value: Any) -> Any:
+        """Something like `value`, for what comes after a node that is refused; None where there is nothing."""
+        if isinstance(value, list | tuple):
+            return [self.stand_in(v) for v in value]
+        if not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in value.shape):
+            return None
+        return torch.empty(value.shape, dtype=value.dtype)
 
     def fetch_args_kwargs_from_env(self, n: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a node; of a determinant, the matrix whose transpose is factored.

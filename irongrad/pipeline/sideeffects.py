@@ -19,7 +19,15 @@ from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from irongrad.pipeline.exported import FlatGraph
-from irongrad.pipeline.usercode import KEEP_SHAPE, VALUES_AS_SHAPE, is_user_class, is_user_file, line_of, where
+from irongrad.pipeline.usercode import (
+    KEEP_SHAPE,
+    ONLY_THE_OPTIMIZER,
+    VALUES_AS_SHAPE,
+    is_user_class,
+    is_user_file,
+    line_of,
+    where,
+)
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 
 aten = torch.ops.aten
@@ -230,7 +238,7 @@ def _check_write(node: torch.fx.Node, spec: InputSpec | None) -> None:
         InputKind.USER_INPUT: ("an input of the step", "Make a new tensor: x = x * 2 in place of x.mul_(2)"),
         InputKind.PARAMETER: (
             f"the parameter {name}",
-            "Only the optimizer may update parameters; compute a new tensor",
+            ONLY_THE_OPTIMIZER,
         ),
     }.get(spec.kind, (f"the constant tensor {name}", "Register it with self.register_buffer(...) in __init__"))
     raise CaptureError(f"{line_of(node)}\n  {node.target} writes into {what}. {instead}")

@@ -24,8 +24,9 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _OURS = tuple(str(Path(p).resolve()) for p in (Path(irongrad.__file__).parent, Path(torch.__file__).parent))
 _LIBRARIES = tuple({sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")})
 _LAYERS = str(Path(torch.__file__).parent / "nn")
-# Where the user's code is called from: the model and the loss, and functions.
-_ENTRIES = tuple(str(Path(irongrad.__file__).parent / "pipeline" / n) for n in ("capture.py", "functions.py"))
+# Where the user's code is called from: the model and the loss, functions, and optimizers.
+_CALLERS = ("capture.py", "functions.py", "optimizer_trace.py")
+_ENTRIES = tuple(str(Path(irongrad.__file__).parent / "pipeline" / n) for n in _CALLERS)
 _LONGEST = 300
 _NODE = "\n\nWhile executing"  # what torch.fx appends to an exception: the graph's node and its stack trace
 _LOCATED = re.compile(r"\S*:\d+: |\(\w")  # a message that begins with a line, or says that it is unknown
@@ -96,8 +97,11 @@ def user_frames() -> Iterator[None]:
 
 def _inner(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """The frames from where the user's code was entered, without IronGrad's and all of PyTorch's but its layers."""
-    entries = [i for i, f in enumerate(frames) if f.filename in _ENTRIES]
-    inner = frames[entries[-1] + 1 :] if entries else frames
+    end = len(frames)
+    while end and not is_of_a_model(frames[end - 1].filename):  # among these may be modes of the callers'
+        end -= 1
+    entries = [i for i, f in enumerate(frames[:end]) if f.filename in _ENTRIES]
+    inner = frames[entries[-1] + 1 : end] if entries else frames[:end]
     return [f for f in inner if is_of_a_model(f.filename)]
 
 
@@ -160,6 +164,8 @@ DECISION = (
 VALUES_AS_SHAPE = "a tensor's shape depends on values, such as that of x[mask], nonzero or unique."
 KEEP_SHAPE = "Keep the shape: multiply by the mask, or use torch.where(mask, x, 0)"
 
+ONLY_THE_OPTIMIZER = "Only the optimizer may update parameters; compute a new tensor"
+
 
 def _advice(kind: str, text: str) -> str:
     first = (text.splitlines()[0] if text else kind)[:_LONGEST]
@@ -169,6 +175,8 @@ def _advice(kind: str, text: str) -> str:
         return f"{VALUES_AS_SHAPE} {KEEP_SHAPE}"
     if ".numpy()" in text or ".tolist()" in text:
         return "a tensor leaves PyTorch (.numpy(), .tolist()); its values are not known at compile time. Use torch"
+    if "a leaf Variable that requires grad" in text:
+        return f"an operator writes into a parameter. {ONLY_THE_OPTIMIZER}"
     if "were assigned during export" in text:
         return f"{first}. Register it with self.register_buffer(...) and update it in place, or return it"
     return f"the step could not be captured: {kind}: {first}"

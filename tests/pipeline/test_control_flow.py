@@ -22,7 +22,7 @@ from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.functions import flat_function, trace_function
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.ranges import step_ranges
-from irongrad.pipeline.retrace import retrace
+from irongrad.pipeline.retrace import interpret_eager, retrace
 from irongrad.runtime import Session
 from irongrad.runtime.errors import InternalError, UnsupportedOpError
 
@@ -68,6 +68,17 @@ def test_a_while_loop_runs_as_often_as_its_values_say():
         np.testing.assert_allclose(y, expected, rtol=1e-5)
 
 
+def test_a_while_loop_whose_first_condition_is_a_constant_ends(tmp_path):
+    """torch-mlir 20261001 lowers it to a loop without a condition where it folds the first one to true."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))
+
+    lowered = linalg_of(function, torch.ones(3), scratch=tmp_path)
+    assert "scf.while" in lowered
+    assert "scf.for" not in lowered
+
+
 def test_while_loops_in_a_scan_and_in_a_while_loop():
     def grown(state: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         start = (torch.zeros((), dtype=torch.int64), state + 0.1)
@@ -105,6 +116,23 @@ def test_a_while_loop_that_may_not_end_is_refused():
 
     with pytest.raises(UnsupportedOpError, match=r"test_control_flow\.py.*while_loop in a branch"):
         ig.compile_function(lambda x: scan(step, torch.zeros(3), x), (torch.ones(4, 3),))
+
+
+def test_branches_and_carries_of_other_strides(tmp_path):
+    """torch 2.13 refuses them: `irongrad.pipeline.regions` says why not here."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        last, rows = scan(lambda c, r: ((c + r).T, (c * r).T), x, torch.stack([x, x * 2]))
+        return torch.cond(x.sum() > 0, lambda a: a.T * 2, lambda a: a.sin(), (rows[1] + last,)).sum()
+
+    x = torch.arange(9.0).reshape(3, 3)
+    graph, _ = trace_function(flat_function(function, (x,), gradients=True), function)
+    exact = x.clone().requires_grad_()
+    with eager_control_flow():
+        value = function(exact)
+        value.backward()
+        found = interpret_eager(graph.functions["call"].graph, [x])
+    torch.testing.assert_close(list(found), [value.detach(), exact.grad])
 
 
 @pytest.mark.slow

@@ -118,3 +118,28 @@ def test_evaluation_of_operators_that_the_dispatcher_would_expand() -> None:
     (out,) = torch.fx.Interpreter(predict.graph).run(*values)
     model.eval()
     torch.testing.assert_close(out, model(inputs["x"]))
+
+
+class Solver(nn.Module):
+    """Factorisations, whose checks for errors PyTorch has as effects, and an identity matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([[2.0, 0.5], [0.3, 1.0]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = self.w @ self.w.T + torch.eye(2)
+        return torch.linalg.solve(a, x) + torch.linalg.inv(a) + torch.linalg.cholesky(a)
+
+
+def test_a_step_factors_matrices() -> None:
+    model = Solver()
+    inputs = {"x": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
+    step = ig.TrainStep(model, lambda y: y.square().sum(), torch.optim.SGD(model.parameters()), inputs)
+    joint = differentiate(capture(step))
+    found = run(joint, joint.joint)
+    model(inputs["x"]).square().sum().backward()
+    torch.testing.assert_close(found[Value("gradient", "w")], model.w.grad)
+    ranges = [n for n in joint.joint.graph.graph.nodes if "arange" in str(n.target)]
+    assert ranges
+    assert all(n.meta["val"].itemsize > 1 for n in ranges), "torch-mlir 20261001 crashes on ranges of bytes"

@@ -1,0 +1,125 @@
+"""What cannot be compiled: found in many places, and told to the user all at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from irongrad.runtime.errors import UnsupportedOpError, UserError
+
+MOST = 10  # refusals in one message
+
+# Messages begin with the line and its source, and then the rest on a line of its own; or with the line alone.
+_PLACED = re.compile(r"(?P<line>\S+:\d+(?:: [^\n]*)?|\([^\n]*\))\n\s*(?P<rest>.*)", re.DOTALL)
+_DEFINED = re.compile(r"(?P<line>\S+:\d+): (?P<rest>.*)", re.DOTALL)
+_OPERATOR = re.compile(r"(?P<operator>\w+\.\w+(?:\.\w+)?)(?P<colon>:?) (?P<rest>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An operator, a value or a line of Python that cannot be compiled.
+
+    Attributes:
+        operator: its name, such as `aten.unique_dim.default`; empty for what is no operator.
+        line: the user's line that it comes from; for an operator of the backward pass that of the forward.
+        reason: why, to be read after the name.
+        advice: what to use instead, a sentence without its full stop.
+    """
+
+    operator: str
+    line: str
+    reason: str
+    advice: str
+
+    def __str__(self) -> str:
+        what = f"{self.operator} {self.reason}" if self.operator else self.reason
+        return f"{self.line}: {what}. {self.advice}" if self.advice else f"{self.line}: {what}"
+
+
+_found: ContextVar[list[Refusal] | None] = ContextVar("refusals", default=None)
+
+
+def gathers() -> bool:
+    """Whether refusals are gathered, so that what can go on after one should."""
+    return _found.get() is not None
+
+
+def refuse(found: Sequence[Refusal]) -> None:
+    """Refuse all of `found`: now, or with all others where they are gathered.
+
+    Raises:
+        UnsupportedOpError: they are not gathered.
+    """
+    gathering = _found.get()
+    if gathering is not None:
+        gathering += found
+    elif found:
+        raise unsupported(found)
+
+
+@contextmanager
+def gathered() -> Iterator[list[Refusal]]:
+    """While open, `refuse` adds to the list, and so does an error of the user's that ends it.
+
+    What it is open for may be unfinished then.
+    """
+    with _gathering() as found:
+        try:
+            yield found
+        except UserError as error:
+            found.append(refusal_of(error))
+    found[:] = dict.fromkeys(found)
+
+
+@contextmanager
+def refused_together() -> Iterator[None]:
+    """While open, refusals are gathered; all of them are raised at the end, as one error.
+
+    Raises:
+        UnsupportedOpError: there are any.
+    """
+    with _gathering() as found:
+        try:
+            yield
+        except Exception as error:
+            if not found:
+                raise
+            last = [refusal_of(error)] if isinstance(error, UserError) else []
+            raise unsupported(list(dict.fromkeys([*found, *last]))) from error
+    if found:
+        raise unsupported(list(dict.fromkeys(found)))
+
+
+@contextmanager
+def _gathering() -> Iterator[list[Refusal]]:
+    found: list[Refusal] = []
+    token = _found.set(found)
+    try:
+        yield found
+    finally:
+        _found.reset(token)
+
+
+def unsupported(found: Sequence[Refusal]) -> UnsupportedOpError:
+    """One error for all of `found`."""
+    if len(found) == 1:
+        return UnsupportedOpError(str(found[0]))
+    rows = [f"\n  {refusal}" for refusal in found[:MOST]]
+    more = f"\n  and {len(found) - MOST} more" if len(found) > MOST else ""
+    return UnsupportedOpError(f"{len(found)} operators cannot be compiled:{''.join(rows)}{more}")
+
+
+def refusal_of(error: UserError, line: str = "(line unknown)") -> Refusal:
+    """What `error` says, in parts; `line` is where, unless it says so itself."""
+    text = str(error)
+    if placed := _PLACED.fullmatch(text) or _DEFINED.fullmatch(text):
+        line, text = placed["line"], placed["rest"]
+    named = _OPERATOR.fullmatch(text)
+    operator = named["operator"] if named else ""
+    if named:
+        text = f"cannot be compiled: {named['rest']}" if named["colon"] else named["rest"]
+    reason, _, advice = text.partition(". ")
+    return Refusal(operator, line, reason.rstrip("."), advice.rstrip("."))
