@@ -14,6 +14,7 @@ from iree.compiler import ir
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.copies import share_copies
 from irongrad.pipeline.diagnostics import toolchain_error
+from irongrad.pipeline.executables import join_executables
 from irongrad.pipeline.operations import name_of
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.retarget import retarget
@@ -161,6 +162,8 @@ def _compile_to_stream(target: Target, flags: Sequence[str], source: Path, outpu
     if target.shared_copies:
         flow.write_bytes(share_copies(flow.read_bytes()))
     _compile((*flags, *statistics, "--compile-from=flow", "--compile-to=stream", "--emit-mlir-bytecode"), flow, stream)
+    if target.joined_executables:
+        stream.write_bytes(join_executables(stream.read_bytes()))
 
 
 def _phase(source: Path, name: str) -> Path:
