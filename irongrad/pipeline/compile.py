@@ -55,6 +55,9 @@ _INPUT = "--iree-input-type=tm_tensor"
 
 _DEVICE = "__device_0"  # the global in which IREE keeps it
 
+# Loops, and conditions that have results: of structured control flow, what hands values on. A refusal does not.
+_BRANCHES = re.compile(r"\bscf\.(?:for|while|index_switch|parallel|forall)\b|\bscf\.if\b[^\n{]*->")
+
 
 @dataclass(frozen=True)
 class CompiledModule:
@@ -86,7 +89,7 @@ def compile_module(module: PortableModule, target: Target, scratch: Path) -> Com
     source, output = scratch / "step.mlirbc", scratch / f"step.{target.name}.vmfb"
     source.write_bytes(retarget(module, target))
     flags = (*COMMON_FLAGS, *target.flags)
-    compile_ = _compile_with_branches if "scf." in module.text else _compile_directly
+    compile_ = _compile_with_branches if has_branches(module.text) else _compile_directly
     while True:
         try:
             compile_(target, (*flags, *without_plugins(target)), source, output)
@@ -98,6 +101,11 @@ def compile_module(module: PortableModule, target: Target, scratch: Path) -> Com
     traffic = traffic_of(_phase(source, "flow").read_bytes())
     statistics = read_statistics(output.with_name(STATISTICS), transients_of(stream), traffic)
     return CompiledModule(target, flags, output.read_bytes(), architecture, features, statistics)
+
+
+def has_branches(text: str) -> bool:
+    """Whether there is structured control flow that hands values on in a portable module, given as text."""
+    return _BRANCHES.search(text) is not None
 
 
 def without_plugins(target: Target) -> tuple[str, ...]:
@@ -141,7 +149,7 @@ def _check_remedies(flags: Sequence[str], result: subprocess.CompletedProcess[st
 
 
 def _compile_with_branches(target: Target, flags: Sequence[str], source: Path, output: Path) -> None:
-    """Compile a module with structured control flow; in between, its branches are made safe."""
+    """Compile a module with branches that hand on values; in between, they are made safe."""
     _compile_to_stream(target, flags, source, output)
     stream, vm = _phase(source, "stream"), _phase(source, "vm")
     _compile((*flags, "--compile-from=stream", "--compile-to=vm", "--emit-mlir-bytecode"), stream, vm)
