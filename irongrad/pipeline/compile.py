@@ -14,6 +14,7 @@ from iree.compiler import ir
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.copies import share_copies
 from irongrad.pipeline.diagnostics import toolchain_error
+from irongrad.pipeline.executables import join_executables
 from irongrad.pipeline.operations import name_of
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.retarget import retarget
@@ -54,6 +55,9 @@ _INPUT = "--iree-input-type=tm_tensor"
 
 _DEVICE = "__device_0"  # the global in which IREE keeps it
 
+# Loops, and conditions that have results: of structured control flow, what hands values on. A refusal does not.
+_BRANCHES = re.compile(r"\bscf\.(?:for|while|index_switch|parallel|forall)\b|\bscf\.if\b[^\n{]*->")
+
 
 @dataclass(frozen=True)
 class CompiledModule:
@@ -85,7 +89,7 @@ def compile_module(module: PortableModule, target: Target, scratch: Path) -> Com
     source, output = scratch / "step.mlirbc", scratch / f"step.{target.name}.vmfb"
     source.write_bytes(retarget(module, target))
     flags = (*COMMON_FLAGS, *target.flags)
-    compile_ = _compile_with_branches if "scf." in module.text else _compile_directly
+    compile_ = _compile_with_branches if has_branches(module.text) else _compile_directly
     while True:
         try:
             compile_(target, (*flags, *without_plugins(target)), source, output)
@@ -97,6 +101,11 @@ def compile_module(module: PortableModule, target: Target, scratch: Path) -> Com
     traffic = traffic_of(_phase(source, "flow").read_bytes())
     statistics = read_statistics(output.with_name(STATISTICS), transients_of(stream), traffic)
     return CompiledModule(target, flags, output.read_bytes(), architecture, features, statistics)
+
+
+def has_branches(text: str) -> bool:
+    """Whether there is structured control flow that hands values on in a portable module, given as text."""
+    return _BRANCHES.search(text) is not None
 
 
 def without_plugins(target: Target) -> tuple[str, ...]:
@@ -140,7 +149,7 @@ def _check_remedies(flags: Sequence[str], result: subprocess.CompletedProcess[st
 
 
 def _compile_with_branches(target: Target, flags: Sequence[str], source: Path, output: Path) -> None:
-    """Compile a module with structured control flow; in between, its branches are made safe."""
+    """Compile a module with branches that hand on values; in between, they are made safe."""
     _compile_to_stream(target, flags, source, output)
     stream, vm = _phase(source, "stream"), _phase(source, "vm")
     _compile((*flags, "--compile-from=stream", "--compile-to=vm", "--emit-mlir-bytecode"), stream, vm)
@@ -161,6 +170,8 @@ def _compile_to_stream(target: Target, flags: Sequence[str], source: Path, outpu
     if target.shared_copies:
         flow.write_bytes(share_copies(flow.read_bytes()))
     _compile((*flags, *statistics, "--compile-from=flow", "--compile-to=stream", "--emit-mlir-bytecode"), flow, stream)
+    if target.joined_executables:
+        stream.write_bytes(join_executables(stream.read_bytes()))
 
 
 def _phase(source: Path, name: str) -> Path:

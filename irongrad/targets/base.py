@@ -62,6 +62,8 @@ class Target:
         requirements: what the module checks when it is loaded.
         shared_copies: whether copies that differ only in where they read and write are one kernel, which compiles
             faster. Where code for known places is the better one, they are not.
+        joined_executables: whether kernels share executables, which compiles faster. Where an executable is a shader of
+            its own, they do not.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Target:
     subgroup: int = 0
     requirements: tuple[Requirement, ...] = ()
     shared_copies: bool = False
+    joined_executables: bool = False
 
 
 @dataclass(frozen=True)

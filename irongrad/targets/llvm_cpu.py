@@ -50,7 +50,14 @@ def _make(name: str, options: dict[str, str]) -> Target:
         flags.append(f"--iree-llvmcpu-target-cpu-features={features}")
     if triple.startswith("riscv64"):
         flags.append("--iree-llvmcpu-target-abi=lp64d")
-    return Target(name=name, backend="llvm-cpu", device="local-task", flags=tuple(flags), shared_copies=True)
+    return Target(
+        name=name,
+        backend="llvm-cpu",
+        device="local-task",
+        flags=tuple(flags),
+        shared_copies=True,
+        joined_executables=True,
+    )
 
 
 KIND = Kind(

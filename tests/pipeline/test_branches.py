@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from io import BytesIO
 
+import pytest
 from iree.compiler import ir
 
 from irongrad.pipeline.branches import separate_branch_operands
+from irongrad.pipeline.compile import has_branches
 
 LOOP = """
 vm.module @m {
@@ -37,3 +39,17 @@ def test_no_branch_hands_on_one_reference_twice():
         assert module.operation.verify()
         module.operation.walk(collect)
         assert [len(r) for r in references] == [len(set(r)) for r in references] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("line", "hands_on"),
+    [
+        ("scf.if %differs {", False),
+        ("%out0:2 = scf.if %fits0 -> (tensor<f32>, tensor<4xf32>) {", True),
+        ("%l:2 = scf.for %i = %a to %b step %c iter_args(%x = %y) -> (tensor<f32>) {", True),
+        ("%r:2 = scf.while (%x = %y) : (tensor<f32>) -> (tensor<f32>) {", True),
+        ("func.func @f(%x: tensor<f32>) -> tensor<f32> {", False),
+    ],
+)
+def test_only_what_hands_on_values_is_a_branch(line: str, hands_on: bool) -> None:
+    assert has_branches(f"module {{\n  {line}\n  }}\n}}") is hands_on

@@ -1,0 +1,85 @@
+"""Kernels put together into a few executables.
+
+IREE 3.13.0 builds the pipeline that compiles an executable anew for each of them, and each canonicalizer of such a
+pipeline asks all operators that are loaded for their rules: the transform dialect, which is always there, loads those
+of every GPU. Kernels that share an executable share the pipeline. It makes no other difference, as the code of all of
+them ends in one library either way; docs/benchmarks.md has what it saves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from iree.compiler import ir
+
+from irongrad.pipeline.operations import bytecode_of, inside, name_of
+
+# Executables are compiled side by side, one to a thread.
+EXECUTABLES = 8
+
+_EXPORT = "stream.executable.export"
+
+
+@dataclass(frozen=True)
+class _Executable:
+    """An executable of one kernel.
+
+    Attributes:
+        operation: the executable.
+        export: makes the kernel known outside.
+        code: the module that the kernel is in, alone.
+        function: the kernel.
+    """
+
+    operation: Any
+    export: Any
+    code: Any
+    function: Any
+
+
+def join_executables(stream: bytes) -> bytes:
+    """A module with its kernels in at most `EXECUTABLES` executables, where they can be put together.
+
+    Args:
+        stream: the module as it is after IREE's phase `stream`, as MLIR bytecode, which the result is too.
+    """
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parse(stream)
+        single = _single_kernels(module)
+        homes = {name_of(one.operation): single[i % EXECUTABLES] for i, one in enumerate(single)}
+        names = {name: name_of(home.operation) for name, home in homes.items()}
+        for operation in inside(module.operation):
+            if "entry_points" in operation.attributes:
+                operation.attributes["entry_points"] = _renamed(operation.attributes["entry_points"], names)
+        for one in single[EXECUTABLES:]:
+            home = homes[name_of(one.operation)]
+            one.export.move_before(home.code)
+            one.function.move_before(home.function)
+            one.operation.erase()
+        return bytecode_of(module)
+
+
+def _single_kernels(module: ir.Module) -> list[_Executable]:
+    """The executables that are one kernel each, of which no two have one name."""
+    found: dict[str, _Executable] = {}
+    for executable in module.body.operations:
+        if executable.operation.name != "stream.executable":
+            continue
+        parts = _contents(executable.operation)
+        code = [part for part in parts if part.name == "builtin.module"]
+        functions = [function for part in code for function in _contents(part)]
+        if [part.name for part in parts[:2]] == [_EXPORT, "builtin.module"] and len(functions) == 1:
+            found.setdefault(name_of(functions[0]), _Executable(executable.operation, parts[0], code[0], functions[0]))
+    return list(found.values())
+
+
+def _contents(operation: Any) -> list[Any]:
+    """The operations in the one block of `operation`."""
+    return [inner.operation for inner in operation.regions[0].blocks[0]]
+
+
+def _renamed(entry_points: Any, names: dict[str, str]) -> Any:
+    """`entry_points` in the executables where they are now."""
+    paths = [list(ir.SymbolRefAttr(entry_point).value) for entry_point in ir.ArrayAttr(entry_points)]
+    return ir.ArrayAttr.get([ir.SymbolRefAttr.get([names.get(first, first), *rest]) for first, *rest in paths])

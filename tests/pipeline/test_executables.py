@@ -1,0 +1,109 @@
+"""Kernels share a few executables, and compute what they did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import iree.runtime as ireert
+import numpy as np
+import pytest
+from iree.compiler import ir
+
+from irongrad.pipeline.compile import compile_module
+from irongrad.pipeline.executables import EXECUTABLES, join_executables
+from irongrad.pipeline.operations import bytecode_of, inside
+from irongrad.targets import parse_target
+
+COUNT = EXECUTABLES + 3
+
+
+class SumsOfRows:
+    """A portable module with a kernel for each of some matrices: the sums of its rows."""
+
+    entry_points = ()
+    sizes = tuple(range(2, 2 + COUNT))
+
+    @property
+    def text(self) -> str:
+        """The module."""
+        given = ", ".join(f"%x{n}: tensor<3x{n}xf32>" for n in self.sizes)
+        kinds = ", ".join(["tensor<3xf32>"] * COUNT)
+        sums = "\n".join(
+            f"%r{n} = linalg.reduce ins(%x{n} : tensor<3x{n}xf32>) outs(%zeros : tensor<3xf32>) dimensions = [1] "
+            "(%a: f32, %b: f32) { %s = arith.addf %a, %b : f32 linalg.yield %s : f32 }"
+            for n in self.sizes
+        )
+        results = ", ".join(f"%r{n}" for n in self.sizes)
+        return f"""func.func @f({given}) -> ({kinds}) {{
+          %zero = arith.constant 0.0 : f32
+          %empty = tensor.empty() : tensor<3xf32>
+          %zeros = linalg.fill ins(%zero : f32) outs(%empty : tensor<3xf32>) -> tensor<3xf32>
+          {sums}
+          return {results} : {kinds}
+        }}"""
+
+    @property
+    def bytecode(self) -> bytes:
+        """The module as bytecode."""
+        with ir.Context():
+            return bytecode_of(ir.Module.parse(self.text))
+
+
+def test_kernels_share_executables_and_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[bytes] = []
+
+    def recorded(stream: bytes) -> bytes:
+        streams.extend((stream, join_executables(stream)))
+        return streams[-1]
+
+    monkeypatch.setattr("irongrad.pipeline.compile.join_executables", recorded)
+    module = SumsOfRows()
+    compiled = compile_module(module, parse_target("llvm-cpu"), tmp_path)
+    before, after = map(_counts, streams)
+    assert before == (COUNT, COUNT)
+    assert after == (EXECUTABLES, COUNT)
+    assert compiled.statistics.kernels == COUNT
+    given = [np.arange(3 * n, dtype=np.float32).reshape(3, n) for n in module.sizes]
+    config = ireert.Config("local-sync")
+    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
+    for x, found in zip(given, loaded.f(*given), strict=True):
+        np.testing.assert_array_equal(found.to_host(), x.sum(1))
+
+
+def test_executables_of_several_kernels_are_left_alone() -> None:
+    text = f"""
+    stream.executable private @several {{
+      stream.executable.export public @a
+      stream.executable.export public @b
+      builtin.module {{ func.func @a() {{ return }} func.func @b() {{ return }} }}
+    }}
+    {"".join(_kernel(f"k{i}", f"g{i}") for i in range(COUNT))}
+    """
+    assert _counts(join_executables(_bytecode(text))) == (1 + EXECUTABLES, 2 + COUNT)
+
+
+def test_kernels_of_one_name_stay_apart() -> None:
+    text = "".join(_kernel(f"k{i}", "g") for i in range(COUNT))
+    assert _counts(join_executables(_bytecode(text))) == (COUNT, COUNT)
+
+
+def _kernel(executable: str, function: str) -> str:
+    return f"""stream.executable private @{executable} {{
+      stream.executable.export public @{function}
+      builtin.module {{ func.func @{function}() {{ return }} }}
+    }}
+    """
+
+
+def _bytecode(text: str) -> bytes:
+    with ir.Context():
+        return bytecode_of(ir.Module.parse(text))
+
+
+def _counts(stream: bytes) -> tuple[int, int]:
+    """How many executables there are, and how many kernels."""
+    with ir.Context():
+        module = ir.Module.parse(stream)
+        assert module.operation.verify()
+        names = [op.name for op in inside(module.operation)]
+    return names.count("stream.executable"), names.count("stream.executable.export")
