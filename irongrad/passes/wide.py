@@ -14,7 +14,8 @@ from irongrad.pipeline.eager_control_flow import eager_control_flow
 
 aten = torch.ops.aten
 
-_NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+_WIDE[torch.complex64] = torch.complex128
 _EPS = torch.finfo(torch.float64).eps
 
 
@@ -36,10 +37,10 @@ def _float64_by_default() -> Iterator[None]:
 
 
 def widened(value: Any) -> Any:
-    """A narrower floating-point tensor in float64, float64 for such a dtype, anything else as it is."""
+    """A tensor in float64, or complex128, where its dtype is narrower; likewise a dtype; anything else as it is."""
     if isinstance(value, torch.Tensor):
-        return value.double() if value.dtype in _NARROW else value
-    return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
+        return value.to(_WIDE.get(value.dtype, value.dtype))
+    return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
 
 
 class Eager(Interpreter):

@@ -1,4 +1,4 @@
-"""The verifier compares what control flow gives its bodies with what these take, and what they give with what it gives."""
+"""The verifier compares control flow with its bodies: what these take with what it gives them, and the other way."""
 
 from __future__ import annotations
 
