@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from typing import TypeGuard
 
 import msgspec
 
@@ -77,16 +78,20 @@ def registered() -> dict[str, type[Pass]]:
 
 def _loaded(entry: EntryPoint) -> type[Pass]:
     try:
-        kind = entry.load()
+        kind: object = entry.load()
     except Exception as error:
         raise UserError(f"{_spelled(entry)} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not (isinstance(kind, type) and is_dataclass(kind) and callable(getattr(kind, "run", None))):
+    if not _is_pass(kind):
         raise UserError(f"{_spelled(entry)} is no dataclass with a method `run`")
     if (name := getattr(kind, "name", None)) != entry.name:
         raise UserError(
             f"{_spelled(entry)} calls itself {name!r}; its class's `name` and its entry point's have to be the same"
         )
     return kind
+
+
+def _is_pass(kind: object) -> TypeGuard[type[Pass]]:
+    return isinstance(kind, type) and is_dataclass(kind) and callable(getattr(kind, "run", None))
 
 
 def _spelled(entry: EntryPoint) -> str:

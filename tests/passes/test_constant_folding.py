@@ -53,7 +53,7 @@ def test_complex_constants_are_folded(apply):
     def fn(x):
         z = torch.complex(x, x)
         turned = torch.full((3,), 2 + 1j, dtype=torch.complex64) * 2j
-        counted = torch.complex(torch.arange(3.0), -torch.zeros(3)) * 2
+        counted = torch.complex(2 * torch.arange(3.0), -torch.zeros(3))
         return [torch.view_as_real(z * c) for c in (turned, counted)]
 
     done = apply(ConstantFolding(), fn, torch.randn(3), decompose=False)
