@@ -15,18 +15,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import safetensors.numpy
 
+from irongrad.runtime.arrays import Array
 from irongrad.runtime.checkpoint import arrays_of
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.golden import Golden, read_golden, write_golden
 from irongrad.runtime.manifest import HyperSpec, StateSpec, TensorSpec
-
-Array = np.ndarray[Any, Any]
 
 FORMAT_VERSION = 1
 INDEX = "bundle.json"

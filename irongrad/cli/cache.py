@@ -11,7 +11,7 @@ from rich.table import Table
 
 from irongrad.cache.store import SIZE_VARIABLE, Entry, Store, default_directory, size_limit
 from irongrad.cli.common import console, json_option, print_json
-from irongrad.runtime.sizes import megabytes
+from irongrad.runtime.sizes import readable
 
 
 @click.command(
@@ -46,8 +46,8 @@ def command(action: str, only_path: bool, as_json: bool) -> None:
     if removed is not None:
         console.print(f"removed {removed} entries", highlight=False)
     _print(kinds)
-    state = f"of {megabytes(limit)}" if limit else f"kept; it is turned off by {SIZE_VARIABLE}"
-    console.print(f"{megabytes(sum(e.size for e in entries))} {state}", highlight=False)
+    state = f"of {readable(limit)}" if limit else f"kept; it is turned off by {SIZE_VARIABLE}"
+    console.print(f"{readable(sum(e.size for e in entries))} {state}", highlight=False)
 
 
 def _summary(entries: Sequence[Entry]) -> dict[str, Any]:
@@ -58,5 +58,5 @@ def _print(kinds: dict[str, dict[str, Any]]) -> None:
     table = Table("kind", "entries", "size", "last used", box=None)
     for kind, about in kinds.items():
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(about["last_used"]))
-        table.add_row(kind, str(about["entries"]), megabytes(about["bytes"]), used)
+        table.add_row(kind, str(about["entries"]), readable(about["bytes"]), used)
     console.print(table)

@@ -35,13 +35,18 @@ target_option = click.option("--target", help="Which of the artifact's targets; 
 
 
 def pass_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that choose the passes: `opt_level`, `passes` and `disable_passes`."""
+    """What chooses the passes: `opt_level`, `passes`, `disable_passes`, `max_memory`, `tune` and `route`."""
     options = [
         click.option(
             "--opt-level", type=click.IntRange(0, 3), default=2, show_default=True, help="How much to optimise."
         ),
         click.option("--passes", metavar="NAME,NAME{OPTION=VALUE},…", help="Exactly these passes, not the level's."),
         click.option("--disable-pass", "disable_passes", metavar="NAME", multiple=True, help="Leave a pass out."),
+        click.option(
+            "--max-memory", default="", metavar="SIZE", help="Have a step fit, say into 512MiB, or 50% of its memory."
+        ),
+        click.option("--tune", is_flag=True, help="Choose the forms of convolutions by measurement on this machine."),
+        click.option("--route", default="linalg", show_default=True, help="To linalg directly, or over stablehlo."),
     ]
     for option in reversed(options):
         command = option(command)

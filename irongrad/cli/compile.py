@@ -35,12 +35,7 @@ Example:
     "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for."
 )
 @pass_options
-@click.option(
-    "--max-memory", default="", metavar="SIZE", help="Have a step fit, say into 512MiB, or 50% of its memory."
-)
-@click.option("--tune", is_flag=True, help="Choose the forms of convolutions by measurement on this machine.")
 @click.option("--pass-report", is_flag=True, help="Show what every pass did, and how long it took.")
-@click.option("--route", default="linalg", show_default=True, help="To linalg directly, or over stablehlo.")
 @click.option("--entry-point", "entry_points", multiple=True, help="Include only these entry points; repeatable.")
 @precision_option
 @fallback_option
@@ -85,7 +80,7 @@ def command(
         "stop_after": stop_after,
         "cache": cache,
     }
-    load = partial(_load, source, precision, bucket_fallback)
+    load = partial(load_step, source, precision, bucket_fallback)
     outcome = compile_or_repeat(load, output, targets, options, click.get_current_context().params, quiet=as_json)
     if depfile is not None and outcome.manifest is not None:
         _write_depfile(depfile, output, [Path(f) for f in outcome.files])
@@ -95,13 +90,8 @@ def command(
         print_outcome(outcome, output, pass_report=pass_report)
 
 
-def _load(source: str, precision: str | None, bucket_fallback: str | None) -> TrainStep:
-    step = load_step(source, precision)
-    return step if bucket_fallback is None else replace(step, bucket_fallback=bucket_fallback)
-
-
-def load_step(source: str, precision: str | None = None) -> TrainStep:
-    """Import FILE and call FUNCTION; `precision` in place of the step's own.
+def load_step(source: str, precision: str | None = None, bucket_fallback: str | None = None) -> TrainStep:
+    """Import FILE and call FUNCTION; `precision` and `bucket_fallback` in place of the step's own.
 
     Raises:
         UserError: no such file or function, or it returns something else.
@@ -129,7 +119,8 @@ def load_step(source: str, precision: str | None = None) -> TrainStep:
     step = function()
     if not isinstance(step, TrainStep):
         raise UserError(f"{source} returned a {type(step).__name__}; it must return an irongrad.TrainStep")
-    return step if precision is None else replace(step, precision=precision)
+    fallback = step.bucket_fallback if bucket_fallback is None else bucket_fallback
+    return replace(step, precision=precision or step.precision, bucket_fallback=fallback)
 
 
 def _seed() -> None:

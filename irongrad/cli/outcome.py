@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from irongrad.cli.common import console
+from irongrad.runtime.sizes import readable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,5 +114,5 @@ def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path) 
     console.print(f"MiB that kernels read and write: {each}", highlight=False)
     for name, size in summary["predicted"].items():
         real = counts["transients"].get(name, 0)
-        text = f"transient memory of {name}: {real / 2**20:.1f} MiB, {size / 2**20:.1f} MiB predicted"
+        text = f"transient memory of {name}: {readable(real)}, {readable(size)} predicted"
         console.print(text, highlight=False)

@@ -7,6 +7,7 @@ from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.markup import escape
 from rich.table import Table
 
 from irongrad.cli.common import console, json_option, print_json
@@ -27,17 +28,17 @@ Example:
 def command(name: str | None, as_json: bool) -> None:
     """List the passes with their options and the levels that they run at, or describe the one called NAME."""
     from irongrad.passes.pipelines import LEVELS, passes_at
-    from irongrad.passes.registry import known_pass, registered
+    from irongrad.passes.registry import all_passes, known_pass
 
     levels = {level: [p.name for p in passes_at(level)] for level in LEVELS}
-    kinds = [known_pass(name)] if name is not None else list(registered().values())
+    kinds = [known_pass(name)] if name is not None else list(all_passes().usable.values())
     rows = [_describe(kind, [level for level, names in levels.items() if kind.name in names]) for kind in kinds]
     if as_json:
-        print_json({"passes": rows, "levels": levels})
+        print_json({"passes": rows, "levels": levels, "broken": all_passes().broken})
     elif name is not None:
         _print_one(rows[0])
     else:
-        _print(rows, levels)
+        _print(rows, levels, all_passes().broken)
 
 
 def _describe(kind: type[Pass], levels: list[int]) -> dict[str, Any]:
@@ -56,13 +57,15 @@ def _spelled(row: dict[str, Any]) -> str:
     return ", ".join(f"{name}={option['default']}" for name, option in row["options"].items())
 
 
-def _print(rows: list[dict[str, Any]], levels: dict[int, list[str]]) -> None:
+def _print(rows: list[dict[str, Any]], levels: dict[int, list[str]], broken: dict[str, str]) -> None:
     table = Table("pass", "levels", "options", "", box=None)
     for row in rows:
         table.add_row(row["name"], ", ".join(map(str, row["levels"])), _spelled(row), row["summary"])
     console.print(table)
     for level, names in levels.items():
         console.print(f"--opt-level {level}: {', '.join(names) or 'nothing'}", highlight=False)
+    for reason in broken.values():
+        console.print(f"[bold red]broken:[/] {escape(reason)}", highlight=False, soft_wrap=True)
 
 
 def _print_one(row: dict[str, Any]) -> None:

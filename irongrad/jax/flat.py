@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from irongrad.bundle import Port
+from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import STEPS, HyperSpec, Role, StateSpec, TensorSpec
-
-Array = np.ndarray[Any, Any]
 
 # dtypes that an artifact can hold, by numpy's name.
 _DTYPES = frozenset(

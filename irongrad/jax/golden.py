@@ -12,6 +12,7 @@ import numpy as np
 from irongrad.bundle import Port
 from irongrad.jax.evaluate import Noise, Wide, evaluate, is_float, noise_table
 from irongrad.jax.flat import FlatProgram, State
+from irongrad.runtime.arrays import Array
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import STEPS
 from irongrad.runtime.verification import largest_error
@@ -22,7 +23,6 @@ GOLDEN_STEPS = 3
 _QUICK = {"xla_backend_optimization_level": 0}
 ORACLE = "JAX in float64"
 
-Array = np.ndarray[Any, Any]
 Runs = Mapping[str, Callable[..., Sequence[Any]]]
 
 

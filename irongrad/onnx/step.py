@@ -14,10 +14,9 @@ from torch import nn
 
 from irongrad.onnx.load import load
 from irongrad.onnx.model import OnnxModel, identifier
+from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import UserError
 from irongrad.step import TrainStep
-
-Array = np.ndarray[Any, Any]
 
 
 def make_step(

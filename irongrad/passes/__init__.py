@@ -2,7 +2,7 @@
 
 from irongrad.passes.base import Context, Pass, PassResult
 from irongrad.passes.manager import PassRecord, run_passes
-from irongrad.passes.pipelines import DEFAULT_LEVEL, passes_at
+from irongrad.passes.pipelines import DEFAULT_LEVEL, chosen_passes, passes_at
 from irongrad.passes.registry import parse_passes, registered, spelled, without
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Pass",
     "PassRecord",
     "PassResult",
+    "chosen_passes",
     "parse_passes",
     "passes_at",
     "registered",

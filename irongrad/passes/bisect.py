@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 
 import torch
+from torch.fx import GraphModule
 
-from irongrad.passes.base import Pass
+from irongrad.passes.base import Pass, Timer
 from irongrad.passes.manager import PassRecord, run_passes
-from irongrad.passes.wide import largest_difference, magnitudes, run_wide, values_for
-from irongrad.pipeline.graphs import Function, StepGraph, Value, base_name, specialised_name
+from irongrad.passes.own_dtypes import Bounds
+from irongrad.passes.trials import arguments, first_step, second_step
+from irongrad.passes.wide import differences, magnitudes, run_wide
+from irongrad.pipeline.graphs import Function, StepGraph
 
 # Of the largest magnitude of a result, or of what it is a sum of: far above what float64 rounds, far below what
 # anything but rounding would do.
@@ -26,31 +30,45 @@ class Finding:
         number: its position among the passes, from 1.
         name: the pass's name.
         function: the function's name.
-        difference: the largest difference from the graph before any pass, run in float64, as a share of the largest
-            magnitude of the result or of what it is a sum of.
-        result: where that is: the kind and name of the function's result.
+        step: in which training step, 1 or 2.
+        difference: the difference from the graph before any pass, run in float64, as a share of the largest magnitude
+            of the result or of what it is a sum of.
+        error: the error of the graph in its own dtypes, as a share of what is allowed of a compiled step.
+        result: where that is, the worst of the function's results: its kind and name.
         stats: what the pass says it did.
     """
 
     number: int
     name: str
     function: str
+    step: int
     difference: float
+    error: float
     result: str
     stats: dict[str, int]
 
     @property
-    def changes_numbers(self) -> bool:
-        """Whether that is more than rounding."""
+    def changes_meaning(self) -> bool:
+        """Whether the numbers are others in float64 too."""
         return not self.difference <= TOLERANCE
+
+    @property
+    def changes_numbers(self) -> bool:
+        """Whether that is more than rounding, or rounds more than the step itself does."""
+        return self.changes_meaning or not self.error <= 1
 
 
 class _FoundError(Exception):
     """Ends the run of the passes."""
 
 
-def bisect(graph: StepGraph, passes: Sequence[Pass], targets: Sequence[str] = ("llvm-cpu",)) -> tuple[Finding, ...]:
+def bisect(
+    graph: StepGraph, passes: Sequence[Pass], targets: Sequence[str] = ("llvm-cpu",), timer: Timer | None = None
+) -> tuple[Finding, ...]:
     """Run `passes`, and after each run every function that it changed, up to the first that changes the numbers.
+
+    Functions are run in float64, where a change of meaning shows, and in their own dtypes, where a loss of digits does;
+    with the state as it is before the first step and before the second.
 
     Returns:
         A finding for every change a pass made, in order; only the last can be one that changes the numbers.
@@ -58,49 +76,53 @@ def bisect(graph: StepGraph, passes: Sequence[Pass], targets: Sequence[str] = ("
     Raises:
         InternalError: a pass fails, or leaves a graph that is not well formed.
     """
-    value_of = values_for(graph)
-    arguments = {name: _arguments(graph, name, value_of) for name in graph.functions}
-    before = {name: run_wide(f.graph, arguments[name]) for name, f in graph.functions.items()}
-    sizes = {name: magnitudes(f.graph, arguments[name], before[name]) for name, f in graph.functions.items()}
+    trials = _Trials(graph)
     found: list[Finding] = []
 
     def compare(number: int, record: PassRecord, function: Function) -> None:
-        if not record.changed:
-            return
-        name = record.function
-        place, difference = largest_difference(before[name], run_wide(function.graph, arguments[name]), sizes[name])
-        result = function.results[place]
-        where = f"{result.kind} {result.name}"
-        found.append(Finding(number + 1, record.name, name, difference, where, dict(record.stats)))
-        if found[-1].changes_numbers:
-            raise _FoundError
+        if record.changed:
+            name, stats = record.function, dict(record.stats)
+            step, place, difference, error = trials.worst(name, function.graph)
+            result = function.results[place]
+            where = f"{result.kind} {result.name}"
+            found.append(Finding(number + 1, record.name, name, step, difference, error, where, stats))
+            if found[-1].changes_numbers:
+                raise _FoundError
 
     with suppress(_FoundError):
-        run_passes(graph, passes, targets, compare)
+        run_passes(graph, passes, targets, compare, timer)
     return tuple(found)
 
 
-def _arguments(step: StepGraph, name: str, value_of: Callable[[Value], torch.Tensor]) -> list[torch.Tensor]:
-    """A value for every argument of a function: of the examples as much as it takes, with zeros where it takes more."""
-    function, sizes = step.functions[name], _sizes(step, name)
-    values = [torch.tensor(sizes[a.name]) if a.kind == "size" else value_of(a) for a in function.arguments]
-    if function.of_any_size:
-        return values
-    return [_fitted(v, function.example(i).shape) for i, v in enumerate(values)]
+class _Trial:
+    """A function as it was captured, on the arguments of one step."""
+
+    def __init__(self, graph: GraphModule, values: list[torch.Tensor]) -> None:
+        self._values = values
+        self._exact = run_wide(graph, values)
+        self._sizes = magnitudes(graph, values, self._exact)
+        self._bounds = Bounds(graph, values, self._exact)
+
+    def measured(self, graph: GraphModule) -> list[tuple[int, float, float]]:
+        """By result of the function as it is now: its place, its difference and its error, as in `Finding`."""
+        found = differences(self._exact, run_wide(graph, self._values), self._sizes)
+        return [(i, *both) for i, both in enumerate(zip(found, self._bounds.ratios(graph), strict=True))]
 
 
-def _sizes(step: StepGraph, name: str) -> dict[str, int]:
-    """The sizes of named dimensions: those of the examples, or of the function's bucket where that is smaller."""
-    own = (b for b in step.buckets if specialised_name(base_name(name), b) == name)
-    bucket = next(own, step.buckets[-1] if step.buckets else {})
-    sizes = {dim: step.inputs[n].shape[d] for n, dims in step.dynamic.items() for d, dim in dims.items()}
-    return {dim: min(size, bucket.get(dim, size)) for dim, size in sizes.items()}
+class _Trials:
+    """Every function of a step, run in two steps; one that no pass changes is never run."""
 
+    def __init__(self, graph: StepGraph) -> None:
+        self._graph = graph
+        self._first = first_step(graph)
+        self._second = cache(lambda: second_step(graph, self._first))
+        self._trial = cache(self._made)
 
-def _fitted(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    part = value[tuple(slice(size) for size in shape)]
-    if part.shape == shape:
-        return part
-    result = value.new_zeros(shape)
-    result[tuple(slice(size) for size in part.shape)] = part
-    return result
+    def _made(self, name: str, step: int) -> _Trial:
+        value_of = self._first if step == 1 else self._second()
+        return _Trial(self._graph.functions[name].graph, arguments(self._graph, name, value_of))
+
+    def worst(self, name: str, graph: GraphModule) -> tuple[int, int, float, float]:
+        """The step, the place of the result, the difference and the error where those are largest."""
+        found = [(step, *one) for step in (1, 2) for one in self._trial(name, step).measured(graph)]
+        return max(found, key=lambda f: max(f[2] / TOLERANCE, f[3]))

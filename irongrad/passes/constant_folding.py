@@ -205,6 +205,8 @@ def _constant(narrow: torch.Tensor, wide: torch.Tensor) -> Constant:
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Bit for bit, but for the payloads of nan."""
+    if one.is_complex() and other.is_complex():
+        return _equal(torch.view_as_real(one), torch.view_as_real(other))
     numbers = ~one.isnan()
     pairs = (
         (numbers, ~other.isnan()),

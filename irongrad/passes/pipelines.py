@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from irongrad.passes.base import Pass
-from irongrad.passes.registry import parse_passes
+from irongrad.passes.registry import parse_passes, without
+from irongrad.passes.rematerialise import Rematerialise
 from irongrad.runtime.errors import UserError
 
 DEFAULT_LEVEL = 2
@@ -30,3 +33,30 @@ def passes_at(level: int, route: str = "linalg") -> tuple[Pass, ...]:
         raise UserError(f"there is no optimisation level {level}; the levels are {', '.join(map(str, LEVELS))}")
     text = LEVELS[level]
     return parse_passes(text.replace("convolutions", "convolutions{direct=false}") if route == "stablehlo" else text)
+
+
+def chosen_passes(
+    level: int = DEFAULT_LEVEL,
+    passes: str | None = None,
+    disabled: Sequence[str] = (),
+    max_memory: str = "",
+    route: str = "linalg",
+) -> tuple[Pass, ...]:
+    """The passes that a caller asks for, in order.
+
+    Args:
+        level: the optimisation level.
+        passes: exactly these in place of the level's, as `parse_passes` reads them.
+        disabled: names of passes to leave out.
+        max_memory: a budget, which `rematerialise` meets last of all; empty for none.
+        route: from PyTorch's operators to linalg.
+
+    Raises:
+        UserError: there is no such level, pass or amount of memory, or the pass that meets a budget is left out.
+    """
+    if max_memory and Rematerialise.name in disabled:
+        raise UserError(
+            f"max_memory is met by the pass {Rematerialise.name}, which is disabled: leave out one of the two"
+        )
+    chosen = without(passes_at(level, route) if passes is None else parse_passes(passes), disabled)
+    return (*chosen, Rematerialise(max_memory)) if max_memory else chosen

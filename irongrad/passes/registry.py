@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from typing import TypeGuard
 
 import msgspec
 
@@ -39,36 +40,62 @@ MODULES = (
 _ITEM = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
 
 
-@cache
-def registered() -> dict[str, type[Pass]]:
-    """Every pass there is by name, IronGrad's first.
+@dataclass(frozen=True)
+class Passes:
+    """Every pass there is.
 
-    Raises:
-        UserError: two passes have one name, or an entry point cannot be loaded.
+    Attributes:
+        usable: by name, IronGrad's first.
+        broken: why one cannot be used, by the name of its entry point.
     """
-    found: dict[str, type[Pass]] = {}
-    for module in MODULES:
-        kind = import_module(f"irongrad.passes.{module}").PASS
-        found[kind.name] = kind
+
+    usable: dict[str, type[Pass]]
+    broken: dict[str, str]
+
+
+@cache
+def all_passes() -> Passes:
+    """What can be asked for; other packages' passes that cannot be loaded stop only who asks for one of them."""
+    kinds: list[type[Pass]] = [import_module(f"irongrad.passes.{module}").PASS for module in MODULES]
+    own = {kind.name: kind for kind in kinds}
+    others: dict[str, type[Pass]] = {}
+    broken: dict[str, str] = {}
     for entry in entry_points(group=GROUP):
         try:
-            kind = entry.load()
-        except Exception as error:
-            raise UserError(f"the pass {entry.name!r} ({entry.value}) cannot be loaded: {error}") from error
-        _check_kind(entry, kind)
-        if found.setdefault(entry.name, kind) is not kind:
-            raise UserError(f"the pass {entry.name!r} ({entry.value}) has the name of another; rename its entry point")
-    return found
+            kind = _loaded(entry)
+        except UserError as error:
+            broken[entry.name] = str(error)
+            continue
+        if own.get(entry.name, kind) is not kind or others.setdefault(entry.name, kind) is not kind:
+            broken[entry.name] = f"{_spelled(entry)} has the name of another; rename its entry point"
+    return Passes(own | {name: kind for name, kind in others.items() if name not in broken}, broken)
 
 
-def _check_kind(entry: EntryPoint, kind: object) -> None:
-    if not (isinstance(kind, type) and is_dataclass(kind) and callable(getattr(kind, "run", None))):
-        raise UserError(f"the pass {entry.name!r} ({entry.value}) is no dataclass with a method `run`")
-    if getattr(kind, "name", None) != entry.name:
+def registered() -> dict[str, type[Pass]]:
+    """Every pass that can be used, by name, IronGrad's first."""
+    return all_passes().usable
+
+
+def _loaded(entry: EntryPoint) -> type[Pass]:
+    try:
+        kind: object = entry.load()
+    except Exception as error:
+        raise UserError(f"{_spelled(entry)} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not _is_pass(kind):
+        raise UserError(f"{_spelled(entry)} is no dataclass with a method `run`")
+    if (name := getattr(kind, "name", None)) != entry.name:
         raise UserError(
-            f"the pass {entry.name!r} ({entry.value}) calls itself {getattr(kind, 'name', None)!r}; its class's `name` "
-            "and its entry point's have to be the same"
+            f"{_spelled(entry)} calls itself {name!r}; its class's `name` and its entry point's have to be the same"
         )
+    return kind
+
+
+def _is_pass(kind: object) -> TypeGuard[type[Pass]]:
+    return isinstance(kind, type) and is_dataclass(kind) and callable(getattr(kind, "run", None))
+
+
+def _spelled(entry: EntryPoint) -> str:
+    return f"the pass {entry.name!r} ({entry.value})"
 
 
 def parse_passes(text: str) -> tuple[Pass, ...]:
@@ -117,11 +144,14 @@ def known_pass(name: str) -> type[Pass]:
     """The pass called `name`.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it cannot be used.
     """
-    if name not in registered():
-        raise UserError(f"there is no pass {name!r}; the passes are {', '.join(registered())}")
-    return registered()[name]
+    passes = all_passes()
+    if name in passes.usable:
+        return passes.usable[name]
+    if name in passes.broken:
+        raise UserError(passes.broken[name])
+    raise UserError(f"there is no pass {name!r}; the passes are {', '.join(passes.usable)}")
 
 
 def without(passes: Sequence[Pass], disabled: Sequence[str]) -> tuple[Pass, ...]:

@@ -13,7 +13,7 @@ from irongrad.passes.memory.order import separate_late_sums
 from irongrad.passes.memory.recompute import is_backward, is_recomputed, recompute
 from irongrad.pipeline.graphs import base_name
 from irongrad.runtime.errors import UserError
-from irongrad.runtime.sizes import bytes_in, megabytes
+from irongrad.runtime.sizes import bytes_in, readable
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def fit(graph: GraphModule, max_memory: str) -> PassResult:
         least = smallest(problem).total
         raise UserError(
             f"--max-memory {max_memory}: the transient values of a step cannot be made to fit into "
-            f"{megabytes(budget)}. The smallest budget that can be met is {megabytes(least)}, of "
-            f"{megabytes(unlimited)} without one. Give that or more, or take a smaller batch"
+            f"{readable(budget)}. The smallest budget that can be met is {readable(least)}, of "
+            f"{readable(unlimited)} without one. Give that or more, or take a smaller batch"
         )
     copies = recompute(graph.graph, plan.saved) if plan.total < full.total else {}
     graph.graph.eliminate_dead_code()

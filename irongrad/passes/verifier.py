@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from irongrad.passes.base import kind_of
 from irongrad.passes.purity import is_pure
 from irongrad.passes.rewrite import computed_value
+from irongrad.passes.verify_control_flow import problem_of
 
 # shape and dtype
 Kind = tuple[tuple[Any, ...], torch.dtype]
@@ -64,7 +65,9 @@ def verify(graph: GraphModule, before: Snapshot) -> Snapshot:
     if now.results != before.results:
         raise InvalidGraphError(f"the results were {before.results} and are {now.results}")
     for node, form in now.nodes.items():
-        if before.nodes.get(node) != form:
+        if isinstance(node.target, HigherOrderOperator):  # its bodies may be others under the same names
+            _check_control_flow(graph, node)
+        elif before.nodes.get(node) != form:
             _check(graph, node)
     return now
 
@@ -86,10 +89,13 @@ def _check_constant(graph: GraphModule, node: Node) -> None:
         )
 
 
+def _check_control_flow(graph: GraphModule, node: Node) -> None:
+    if problem := problem_of(graph, node):
+        raise InvalidGraphError(f"{node.format_node()}: {problem}")
+
+
 def _check_call(node: Node) -> None:
     target = node.target
-    if isinstance(target, HigherOrderOperator):
-        return  # its bodies are graphs of their own, and their signatures are checked with them
     if target is not operator.getitem and not isinstance(target, OpOverload):
         raise InvalidGraphError(f"{node.format_node()}: {target} is no ATen operator")
     if not is_pure(node):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,19 +11,18 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import Target
 
 from irongrad.pipeline.eager_control_flow import eager_control_flow
-from irongrad.pipeline.graphs import StepGraph, Value
-from irongrad.runtime.manifest import Role
 
 aten = torch.ops.aten
 
-_NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+_WIDE[torch.complex64] = torch.complex128
 _EPS = torch.finfo(torch.float64).eps
 
 
 def run_wide(graph: GraphModule, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a functional graph in float64, whatever floating-point dtypes it asks for."""
     with torch.no_grad(), eager_control_flow(), _float64_by_default():
-        return _run(graph, [widened(v) for v in values])
+        return _Wide(graph).outputs([widened(v) for v in values])
 
 
 @contextmanager
@@ -37,28 +36,42 @@ def _float64_by_default() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _run(graph: GraphModule, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return list(_Wide(graph).run(*values, enable_io_processing=False))
-
-
 def widened(value: Any) -> Any:
-    """A narrower floating-point tensor in float64, float64 for such a dtype, anything else as it is."""
-    if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
-        return value.double()
-    return torch.float64 if value in _NARROW else value
+    """A tensor in float64, or complex128, where its dtype is narrower; likewise a dtype; anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.to(_WIDE.get(value.dtype, value.dtype))
+    return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
 
 
-class _Wide(Interpreter):
+class Eager(Interpreter):
+    """Runs a functional graph on tensors, and the bodies of its control flow as it runs the graph itself."""
+
+    def outputs(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The graph's results."""
+        return list(self.run(*values, enable_io_processing=False))
+
+    def of_body(self, body: GraphModule) -> Eager:
+        """What runs a body."""
+        return type(self)(body)
+
     def fetch_attr(self, target: str) -> Any:
         """A constant, or the body of control flow as a function."""
         value = super().fetch_attr(target)
-        if isinstance(value, GraphModule):
-            return lambda *values: _run(value, values)
-        return widened(value)
+        return (lambda *values: self.of_body(value).outputs(values)) if isinstance(value, GraphModule) else value
+
+    def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator; `view` as `reshape`, since a graph's tensors have no strides."""
+        return super().call_function(aten.reshape.default if target is aten.view.default else target, args, kwargs)
+
+
+class _Wide(Eager):
+    def fetch_attr(self, target: str) -> Any:
+        """A constant in float64, or a body."""
+        return widened(super().fetch_attr(target))
 
     def run_node(self, n: Node) -> Any:
-        """Run one node; `view` as `reshape`, since a graph's tensors have no strides."""
-        if n.target is aten.view.dtype:  # the bits of a number are those of its own dtype
+        """Run one node; the bits of a number are those of its own dtype."""
+        if n.target is aten.view.dtype:
             (source,) = n.all_input_nodes
             narrow = self.env[source].to(source.meta["val"].dtype)
             return widened(aten.view.dtype(narrow, n.args[1]))
@@ -66,50 +79,9 @@ class _Wide(Interpreter):
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operator; where it takes a dtype, with float64 for a narrower one."""
-        if target is aten.view.default:
-            target = aten.reshape.default
         args = tuple(widened(a) if isinstance(a, torch.dtype) else a for a in args)
         kwargs = {k: widened(v) if isinstance(v, torch.dtype) else v for k, v in kwargs.items()}
         return super().call_function(target, args, kwargs)
-
-
-def values_for(step: StepGraph) -> Callable[[Value], torch.Tensor]:
-    """A value for every argument of the functions of `step`, the same one whenever it is asked for.
-
-    Model state and inputs are the step's own. Optimizer state, which begins as zeros that would hide a factor, and
-    gradients are random; nonnegative, since second moments are. What one piece of a step saves is what it computes.
-    """
-    known: dict[Value, torch.Tensor] = {}
-    generator = torch.Generator().manual_seed(0)
-
-    def random_like(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
-
-    def make(value: Value) -> torch.Tensor:
-        match value.kind:
-            case "input":
-                return step.inputs[value.name]
-            case "hyper":
-                return torch.tensor(step.hypers[value.name], dtype=torch.float64)
-            case "count":
-                return torch.tensor(3.0, dtype=torch.float64)
-            case "gradient" | "accumulator":
-                return random_like(step.tensor(value.name).initial)
-            case "saved":
-                forward = step.functions["forward"]
-                results = run_wide(forward.graph, [value_of(a) for a in forward.arguments])
-                known.update(zip(forward.results, results, strict=True))
-                return known[value]
-        tensor = step.tensor(value.name)
-        random = tensor.role is Role.OPTIMIZER and tensor.initial.is_floating_point()
-        return random_like(tensor.initial) if random else tensor.initial
-
-    def value_of(value: Value) -> torch.Tensor:
-        if value not in known:
-            known[value] = make(value)
-        return known[value]
-
-    return value_of
 
 
 def magnitudes(graph: GraphModule, values: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[float]:
@@ -131,17 +103,15 @@ def magnitudes(graph: GraphModule, values: Sequence[torch.Tensor], results: Sequ
     return [max(size, min(term, max(own))) for size, term in zip(own, terms, strict=True)]
 
 
-def largest_difference(
+def differences(
     before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], sizes: Sequence[float] | None = None
-) -> tuple[int, float]:
-    """The result that differs most, by its position, and by how much of `sizes`, its largest magnitude by default.
+) -> list[float]:
+    """By result, the largest difference as a share of the one of `sizes`, the largest magnitude by default.
 
     Infinite where one is not finite and the other is, or has another infinity.
     """
     sizes = [_largest(b) for b in before] if sizes is None else sizes
-    differences = [_difference(b, a, size) for b, a, size in zip(before, after, sizes, strict=True)]
-    worst = max(range(len(differences)), key=differences.__getitem__, default=0)
-    return worst, differences[worst] if differences else 0.0
+    return [_difference(b, a, size) for b, a, size in zip(before, after, sizes, strict=True)]
 
 
 def _difference(before: torch.Tensor, after: torch.Tensor, size: float) -> float:

@@ -17,7 +17,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from irongrad.cache import Store, default_store
 from irongrad.cache.builds import BuildRecord, compile_all, place_of
-from irongrad.passes import DEFAULT_LEVEL, Pass, PassRecord, parse_passes, passes_at, run_passes, without
+from irongrad.passes import DEFAULT_LEVEL, Pass, PassRecord, chosen_passes, run_passes
 from irongrad.passes.rematerialise import Rematerialise
 from irongrad.pipeline.assemble import AssembledModule, assemble
 from irongrad.pipeline.bucket_examples import at_other_sizes
@@ -38,7 +38,7 @@ from irongrad.pipeline.packing import pack_state
 from irongrad.pipeline.pieces import cut
 from irongrad.pipeline.ranges import Range, step_ranges
 from irongrad.pipeline.refusals import refused_together
-from irongrad.pipeline.routes import ROUTES
+from irongrad.pipeline.routes import known_route
 from irongrad.pipeline.staging import check_output
 from irongrad.pipeline.statistics import Statistics
 from irongrad.pipeline.timing import Stopwatch
@@ -124,13 +124,13 @@ class Build:
     key: str | None = None
 
 
-def _check_options(step: TrainStep, options: Options) -> None:
+def check_choices(step: TrainStep, passes: Sequence[Pass], route: str) -> None:
     """Refuse what cannot be asked for of this step.
 
     Raises:
         UserError: a budget of memory for a step in pieces, or what needs known sizes for functions of any size.
     """
-    budget = any(isinstance(p, Rematerialise) and p.max_memory for p in options.passes)
+    budget = any(isinstance(p, Rematerialise) and p.max_memory for p in passes)
     if budget and step.between:
         raise UserError("max_memory needs forward and backward in one piece, and this step has two: leave it out")
     of_any_size = step.dynamic and (step.bucket_fallback or not step.bucket_list)
@@ -138,7 +138,7 @@ def _check_options(step: TrainStep, options: Options) -> None:
     remedy = "leave out bucket_fallback" if step.bucket_fallback else f"give buckets for {names}"
     if budget and of_any_size:
         raise UserError(f"max_memory needs known sizes, and functions of any size leave {names} open: {remedy}")
-    if options.route == "stablehlo" and of_any_size:
+    if route == "stablehlo" and of_any_size:
         raise UserError(
             "the route over StableHLO needs known sizes, for torch-mlir refines every shape to numbers on the way, and "
             f"functions of any size leave {names} open: {remedy}, or take the route linalg"
@@ -152,7 +152,7 @@ class StoppedEarly(Exception):  # noqa: N818 (it is no error)
 def build(step: TrainStep, options: Options) -> Build:
     """Run every stage."""
     began, seconds = time.perf_counter(), dict[str, float]()
-    _check_options(step, options)
+    check_choices(step, options.passes, options.route)
     artifact: Artifact | None = None
     records: list[PassRecord] = []
     statistics: dict[str, Statistics] = {}
@@ -337,19 +337,12 @@ def make_options(
     check_output(Path(output))
     if stop_after is not None and stop_after not in STAGES:
         raise UserError(f"there is no stage {stop_after!r}; the stages are {', '.join(STAGES)}")
-    if route not in ROUTES:
-        raise UserError(f"there is no route {route!r}; the routes are {', '.join(ROUTES)}")
-    if max_memory and Rematerialise.name in disable_passes:
-        raise UserError(
-            f"max_memory is met by the pass {Rematerialise.name}, which is disabled: leave out one of the two"
-        )
     names = [target] if isinstance(target, str) else list(target)
-    chosen = passes_at(opt_level, route) if passes is None else parse_passes(passes)
     return Options(
         output=Path(output),
         targets=parse_targets(names),
         asked=tuple(names),
-        passes=(*without(chosen, disable_passes), *([Rematerialise(max_memory)] if max_memory else [])),
+        passes=chosen_passes(opt_level, passes, disable_passes, max_memory, known_route(route)),
         max_memory=max_memory,
         tune=tune,
         route=route,

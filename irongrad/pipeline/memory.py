@@ -8,7 +8,7 @@ from pathlib import PurePath
 import torch
 from torch.fx import Node
 
-from irongrad.passes.memory.fusion import bytes_of, is_constant, is_view, kernels, source
+from irongrad.passes.memory.fusion import bytes_of, is_constant, is_view, kernels, sources
 from irongrad.passes.memory.liveness import usage
 from irongrad.passes.memory.recompute import is_backward, is_forward, original_names
 from irongrad.pipeline.dtypes import numpy_name
@@ -48,12 +48,12 @@ def _forward_values(function: Function) -> Iterator[ForwardValue]:
     graph = function.graph.graph
     grouping = kernels(graph)
     again = original_names(graph)
-    read = {source(n) for b in graph.nodes if is_backward(b) for n in b.all_input_nodes}
+    read = {s for b in graph.nodes if is_backward(b) for n in b.all_input_nodes for s in sources(n)}
     for node in graph.nodes:
         if not is_forward(node) or is_view(node) or is_constant(node):
             continue
         decision = "recomputed" if node.name in again else "saved" if node in read else "discarded"
-        if decision != "discarded" or grouping.is_stored(node):
+        if decision != "discarded" or (node in grouping.leader and grouping.is_stored(node)):
             yield from _described(node, decision)
 
 

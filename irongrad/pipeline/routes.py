@@ -19,10 +19,9 @@ from torch_mlir.dialects import func
 from torch_mlir.ir import FunctionType, InsertionPoint, Location, Module
 
 from irongrad.pipeline.diagnostics import lowering_error, toolchain_error
-from irongrad.runtime.errors import IronGradError, UnsupportedOpError
+from irongrad.runtime.errors import IronGradError, UnsupportedOpError, UserError
 
 ROUTES = ("linalg", "stablehlo")
-
 _TO_LINALG = (
     "builtin.module(torchdynamo-export-to-torch-backend-pipeline,torch-backend-to-linalg-on-tensors-backend-pipeline)"
 )
@@ -32,6 +31,17 @@ _TO_STABLEHLO = (
 )
 _FROM_STABLEHLO = "--iree-stablehlo-input-transformation-pipeline"
 _MAIN = "main"
+
+
+def known_route(name: str) -> str:
+    """`name`, which is a route's.
+
+    Raises:
+        UserError: it is none's.
+    """
+    if name not in ROUTES:
+        raise UserError(f"there is no route {name!r}; the routes are {', '.join(ROUTES)}")
+    return name
 
 
 @dataclass(frozen=True)

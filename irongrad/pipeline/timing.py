@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from irongrad.cache import Store
 from irongrad.cache.machine import host, sources
 from irongrad.passes import parse_passes, run_passes
-from irongrad.pipeline.compile import compile_module
+from irongrad.pipeline.compile import CompiledModule, compile_module
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.importer import import_functions
@@ -105,21 +106,34 @@ class _Module:
     entry_points: tuple[EntryPoint, ...] = ()
 
 
+@cache
+def _why_not(target: Target) -> str:
+    """Why `target` cannot run on this machine, as a sum of two numbers shows; empty where it can."""
+    with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
+        compiled = _compiled([lambda x: x + x], [torch.empty(1, device="meta")], target, Path(folder))
+        return why_not(target_spec(compiled, target.name), Path(folder), target.device)
+
+
+def _compiled(
+    functions: Iterable[Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor], target: Target, scratch: Path
+) -> CompiledModule:
+    """One module of `functions` by number."""
+    named = {str(i): _function(fn, operands) for i, fn in enumerate(functions)}
+    graph = run_passes(StepGraph((), (), {}, {}, functions=named), parse_passes(_CLEAN_UP), [target.backend])
+    text = import_functions(graph, scratch).linalg
+    with iree_ir.Context() as context:
+        context.allow_unregistered_dialects = True
+        bytecode = bytecode_of(iree_ir.Module.parse(text))
+    return compile_module(_Module(text, bytecode), target, scratch)
+
+
 def _measured(
     candidates: Mapping[str, Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor], target: Target
 ) -> dict[str, float]:
-    functions = {str(i): _function(fn, operands) for i, fn in enumerate(candidates.values())}
-    graph = StepGraph((), (), {}, {}, functions=functions)
-    graph = run_passes(graph, parse_passes(_CLEAN_UP), [target.backend])
+    if reason := _why_not(target):
+        raise UserError(f"--tune measures on this machine, and the target {target.name} cannot run here: {reason}")
     with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
-        scratch = Path(folder)
-        text = import_functions(graph, scratch).linalg
-        with iree_ir.Context() as context:
-            context.allow_unregistered_dialects = True
-            bytecode = bytecode_of(iree_ir.Module.parse(text))
-        compiled = compile_module(_Module(text, bytecode), target, scratch)
-        if reason := why_not(target_spec(compiled, target.name), scratch, target.device):
-            raise UserError(f"--tune measures on this machine, and the target {target.name} cannot run here: {reason}")
+        compiled = _compiled(candidates.values(), operands, target, Path(folder))
     device = ireert.get_device(target.device)
     instance = ireert.VmInstance()
     module = ireert.VmModule.copy_buffer(instance, compiled.vmfb)

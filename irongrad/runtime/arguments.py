@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import GuardError
 from irongrad.runtime.manifest import EntryPoint, Manifest
-
-Array = np.ndarray[Any, Any]
 
 
 def take(given: dict[str, Any], name: str, entry: EntryPoint) -> Any:

@@ -17,10 +17,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.manifest import Manifest, StateSpec
-
-Array = np.ndarray[Any, Any]
 
 
 def write(path: Path, state: Mapping[str, Array], manifest: Manifest) -> None:

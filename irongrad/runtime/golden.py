@@ -7,16 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
+from irongrad.runtime.arrays import Array
 from irongrad.runtime.checkpoint import arrays_of
 from irongrad.runtime.errors import ArtifactError
-
-Array = np.ndarray[Any, Any]
 
 # How many elements of a larger tensor an artifact keeps.
 SAMPLE = 4096

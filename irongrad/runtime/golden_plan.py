@@ -13,17 +13,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any
 
 import numpy as np
 
 from irongrad.runtime import checkpoint
+from irongrad.runtime.arrays import Array
 from irongrad.runtime.commands import file_value, filled_value, run_module
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import TICKET, EntryPoint, Manifest, TargetSpec, TensorSpec
 from irongrad.runtime.refusals import NOT_RUN, mismatch, out_of_range
-
-Array = np.ndarray[Any, Any]
 
 ARTIFACT = "${IRONGRAD_ARTIFACT}"
 FILES = "${IRONGRAD_GOLDEN}"

@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import ArtifactError, VerificationError
 from irongrad.runtime.golden import SAMPLE, Golden, key_of
 from irongrad.runtime.manifest import Manifest
 from irongrad.runtime.session import load
 from irongrad.runtime.verification import largest_error
-
-Array = np.ndarray[Any, Any]
 
 
 def whole_golden(directory: Path, manifest: Manifest, golden: Golden) -> tuple[Golden, str]:

@@ -16,7 +16,6 @@ import numpy as np
 
 from irongrad.runtime import checkpoint as checkpoints
 from irongrad.runtime.arguments import (
-    Array,
     as_array,
     as_number,
     as_seed,
@@ -25,6 +24,7 @@ from irongrad.runtime.arguments import (
     refuse_leftovers,
     take,
 )
+from irongrad.runtime.arrays import Array
 from irongrad.runtime.devices import is_local
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.integrity import check_files

@@ -24,6 +24,7 @@ def bytes_in(text: str, whole: int) -> int:
     return int(number / 100 * whole) if found[2] == "%" else int(number * _UNITS[found[2].upper()])
 
 
-def megabytes(count: int) -> str:
-    """`count` bytes, rounded up, as `bytes_in` reads it."""
-    return f"{-(-count * 10 // 2**20) / 10:.1f}MiB"
+def readable(count: int) -> str:
+    """`count` bytes, rounded up, as `bytes_in` reads it: in KiB below one MiB."""
+    size, unit = (2**20, "MiB") if count >= 2**20 else (2**10, "KiB")
+    return f"{-(-count * 10 // size) / 10:.1f}{unit}"

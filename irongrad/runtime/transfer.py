@@ -9,7 +9,7 @@ import numpy as np
 from iree.runtime import BufferUsage, HalElementType, HalFence, MemoryType
 from iree.runtime.array_interop import map_dtype_to_hal_element_type
 
-Array = np.ndarray[Any, Any]
+from irongrad.runtime.arrays import Array
 
 _STAGING = int(MemoryType.HOST_LOCAL | MemoryType.DEVICE_VISIBLE)
 _COPIED = int(BufferUsage.TRANSFER_TARGET | BufferUsage.MAPPING_SCOPED)

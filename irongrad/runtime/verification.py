@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 
+from irongrad.runtime.arrays import Array
 from irongrad.runtime.devices import find_device, is_local
 from irongrad.runtime.golden import SAMPLE, Golden, key_of, sampled
 from irongrad.runtime.manifest import Certificate
 from irongrad.runtime.session import Session
-
-Array = np.ndarray[Any, Any]
 
 _SIGNED_WITH = {"irongrad": "irongrad", "iree": "iree-base-runtime"}
 

@@ -49,6 +49,20 @@ def test_counting_stays_arange(apply):
     assert done.operators == {"aten.arange.start_step": 1, "aten.add.Tensor": 1}
 
 
+def test_complex_constants_are_folded(apply):
+    def fn(x):
+        z = torch.complex(x, x)
+        turned = torch.full((3,), 2 + 1j, dtype=torch.complex64) * 2j
+        counted = torch.complex(2 * torch.arange(3.0), -torch.zeros(3))
+        return [torch.view_as_real(z * c) for c in (turned, counted)]
+
+    done = apply(ConstantFolding(), fn, torch.randn(3), decompose=False)
+    (full,) = (n for n in done.after.graph.nodes if n.target is aten.full.default)
+    assert full.args == ([3], -2 + 4j)
+    assert [t.tolist() for t in _literals(done.after)] == [[0, 2, 4]]
+    assert torch.view_as_real(_literals(done.after)[0])[:, 1].signbit().all()  # -0, as eager has it
+
+
 def test_equal_literals_are_one(apply):
     def fn(x):
         return x + torch.arange(6) * 2, x - torch.arange(6) * 2, x * (torch.arange(6) * 2.0), x / (torch.arange(6) * 3)

@@ -220,6 +220,18 @@ class Misnamed:
         return PassResult(False)
 
 
+@dataclass(frozen=True)
+class Impostor(Says):
+    """Has the name of another."""
+
+
+@dataclass(frozen=True)
+class Other(Misnamed):
+    """Has the name of one of IronGrad's."""
+
+    name: ClassVar[str] = "dce"
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -233,9 +245,25 @@ def test_an_entry_point_that_is_no_pass_is_named(monkeypatch, value, message):
     entry = EntryPoint("mine", f"test_framework_passes:{value}", registry.GROUP)
     monkeypatch.setitem(sys.modules, "test_framework_passes", sys.modules[__name__])
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(registry, "all_passes", registry.all_passes.__wrapped__)
+    assert passes_at(2)  # nothing else is stopped
+    assert parse_passes("dce") == (DeadCode(),)
     with pytest.raises(UserError, match="the pass 'mine'") as caught:
-        registered.__wrapped__()
+        parse_passes("dce,mine")
     assert message in str(caught.value)
+
+
+def test_of_two_passes_of_one_name_neither_is_taken_but_for_irongrads_own(monkeypatch):
+    monkeypatch.setitem(sys.modules, "test_framework_passes", sys.modules[__name__])
+    values = {"says": ["Says", "Impostor"], "dce": ["Other"]}
+    entries = [EntryPoint(n, f"test_framework_passes:{v}", registry.GROUP) for n, vs in values.items() for v in vs]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    monkeypatch.setattr(registry, "all_passes", registry.all_passes.__wrapped__)
+    assert "says" not in registered()
+    with pytest.raises(UserError, match=r"the pass 'says' \(test_framework_passes:Impostor\) has the name of another"):
+        parse_passes("says")
+    assert registered()["dce"] is DeadCode
+    assert set(registry.all_passes().broken) == {"says", "dce"}
 
 
 def test_bisection_finds_the_pass_and_the_function():
@@ -326,7 +354,8 @@ def test_a_pass_of_another_package_is_found_and_bisected(tmp_path):
     metadata = tmp_path / "other-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[irongrad.passes]\nhalve = other:Halve\n")
+    entries = "halve = other:Halve\ngone = nowhere:Gone"
+    (metadata / "entry_points.txt").write_text(f"[irongrad.passes]\n{entries}\n")
     (tmp_path / "step.py").write_text(textwrap.dedent(_STEP))
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from irongrad.cli.main import main; main()"
 
@@ -334,11 +363,12 @@ def test_a_pass_of_another_package_is_found_and_bisected(tmp_path):
         return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
 
     listed = json.loads(run("passes", "--json").stdout)
+    assert "the pass 'gone' (nowhere:Gone) cannot be loaded: ModuleNotFoundError" in listed["broken"]["gone"]
     assert {"name": "halve", "summary": "Halve what is added.", "levels": []}.items() <= listed["passes"][-1].items()
     source = f"{tmp_path}/step.py:make_step"
     found = run("bisect", source, "--passes", "dce,halve{factor=0.25}", "--json")
     assert json.loads(found.stdout)["first"]["name"] == "halve"
     assert found.returncode == InternalError.exit_code
-    good = run("bisect", source, "--passes", "dce,halve{factor=1}", "--json")
+    good = run("bisect", source, "--passes", "dce,halve{factor=1}", "--precision", "bf16", "--json")
     assert json.loads(good.stdout)["first"] is None
     assert good.returncode == 0

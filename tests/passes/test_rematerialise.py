@@ -25,6 +25,7 @@ from irongrad.passes.rematerialise import Rematerialise, bytes_in
 from irongrad.pipeline.retrace import interpret, retrace
 from irongrad.random import Draws
 from irongrad.runtime.errors import UserError
+from irongrad.runtime.sizes import readable
 
 aten = torch.ops.aten
 Step = Callable[..., torch.Tensor]
@@ -114,7 +115,7 @@ def test_bodies_of_loops_are_left_alone() -> None:
 
 
 def test_a_budget_that_cannot_be_met_says_which_can(apply: Callable[..., Any]) -> None:
-    with pytest.raises(UserError, match=r"smallest budget that can be met is ([\d.]+MiB)") as error:
+    with pytest.raises(UserError, match=r"smallest budget that can be met is ([\d.]+[KM]iB)") as error:
         apply(Rematerialise("1KiB"), with_gradients(network), *arguments(2), function="joint")
     said = str(error.value).split("be met is ")[1].split(",")[0]
     assert apply(Rematerialise(said), with_gradients(network), *arguments(2), function="joint").changed
@@ -125,6 +126,12 @@ def test_a_budget_that_cannot_be_met_says_which_can(apply: Callable[..., Any]) -
 )
 def test_amounts_of_memory(text: str, count: int) -> None:
     assert bytes_in(text, 200) == count
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0.0KiB"), (1000, "1.0KiB"), (2**20, "1.0MiB"), (1_500_000, "1.5MiB")])
+def test_amounts_are_said_so_that_they_suffice(count: int, text: str) -> None:
+    assert readable(count) == text
+    assert count <= bytes_in(text, 0)
 
 
 @pytest.mark.parametrize("text", ["", "much", "12 parsecs", "-1", "50 %%", "0.5"])

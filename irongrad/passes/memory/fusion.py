@@ -9,13 +9,18 @@ A model of IREE 3.13.0's dispatch formation (compiler/src/iree/compiler/Dispatch
   reduction. Where a reduction and elementwise code read it, as in softmax and normalisations, it is computed in both.
 * Elementwise code that reads the whole result of a contraction, convolution or reduction, which nothing else reads, is
   computed in the kernel of that, where all else that it reads is there by then.
-* Constants are written by whoever reads them.
+* Elementwise code whose value is boolean, such as a dropout's mask, is computed in every kernel that reads it
+  (`areFusableAsElementwiseOps` in FusionUtils.cpp, "to avoid i1 buffers"): what it reads is stored in its place.
+* Constants are written by whoever reads them, and elementwise code of constants alone is one: it is computed once and
+  for all (`--iree-opt-const-expr-hoisting`), or, as it reads nothing, by each reader.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx import Graph, Node
@@ -67,7 +72,32 @@ def is_view(node: Node) -> bool:
 
 def is_constant(node: Node) -> bool:
     """Whether the value of `node` depends on nothing."""
-    return node.op == "get_attr" or (node.op == "call_function" and node.target in CONSTANTS)
+    if node not in _CONSTANT:
+        literal = node.op == "get_attr" or (node.op == "call_function" and node.target in CONSTANTS)
+        _CONSTANT[node] = literal or (is_pointwise(node) and all(is_constant(source(n)) for n in node.all_input_nodes))
+    return _CONSTANT[node]
+
+
+# What was found. No node changes from one to the other here: copies read what their originals do.
+_CONSTANT: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
+
+
+def is_mask(node: Node) -> bool:
+    """Whether `node` is computed in every kernel that reads it, as it is boolean and elementwise code reads it."""
+    value = node.meta.get("val")
+    if not (is_pointwise(node) and isinstance(value, torch.Tensor) and value.dtype is torch.bool):
+        return False
+    return all(is_view(u) or is_pointwise(u) or is_reduction(u) for u in node.users)
+
+
+def sources(node: Node) -> Iterator[Node]:
+    """The nodes whose memory is read where the value of `node` is."""
+    found = source(node)
+    if not is_mask(found):
+        yield found
+        return
+    for argument in found.all_input_nodes:
+        yield from sources(argument)
 
 
 def is_pointwise(node: Node) -> bool:
@@ -97,12 +127,12 @@ def bytes_of(node: Node) -> int:
 
 
 def readers(node: Node) -> list[Node]:
-    """The nodes that read the value of `node`, itself or through views; the output among them where it is returned."""
+    """The nodes that read the value of `node`, itself or through views or masks; the output among them, if it does."""
     found: dict[Node, None] = {}
     stack = list(node.users)
     while stack:
         user = stack.pop()
-        if is_view(user):
+        if is_view(user) or is_mask(user):
             stack.extend(user.users)
         elif not is_constant(user):  # such as full_like, which reads a shape alone
             found[user] = None
@@ -151,7 +181,7 @@ def kernels(graph: Graph) -> Kernels:
     position = {n: i for i, n in enumerate(nodes)}
     leader: dict[Node, Node] = {}
     for node in reversed(nodes):
-        if is_root(node) or is_pointwise(node):
+        if is_root(node) or (is_pointwise(node) and not is_constant(node) and not is_mask(node)):
             leader[node] = node if is_root(node) else _leader_of(node, leader)
     for node in nodes:
         if node.op == "call_function" and is_root(node):
@@ -186,7 +216,7 @@ def _absorb(root: Node, leader: dict[Node, Node], position: dict[Node, int]) -> 
         return
     members = [n for n, h in leader.items() if h is head]
     inside = {root, *members}
-    read = {source(n) for m in members for n in m.all_input_nodes if not is_constant(source(n))} - inside
+    read = {s for m in members for n in m.all_input_nodes for s in sources(n) if not is_constant(s)} - inside
     if all(position[n] < position[root] for n in read):
         for node in members:
             leader[node] = root

@@ -23,6 +23,7 @@ from irongrad.passes.memory.fusion import (
     kernels,
     readers,
     source,
+    sources,
 )
 from irongrad.passes.memory.written import CONTRACTIONS, JOINS
 
@@ -152,7 +153,7 @@ def _read_beside(grouping: Kernels) -> dict[Node, dict[Node, None]]:
     found: dict[Node, dict[Node, None]] = defaultdict(dict)
     for node, head in grouping.leader.items():
         if head.target in CONTRACTIONS and node is not head:
-            for operand in map(source, node.all_input_nodes):
+            for operand in (s for n in node.all_input_nodes for s in sources(n)):
                 if grouping.leader.get(operand) is not head and not is_constant(operand):
                     found[head][operand] = None
     return found

@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from torch.fx import Graph, Node
 
 from irongrad.passes.memory.costs import cost
-from irongrad.passes.memory.fusion import bytes_of, is_constant, kernels, readers, source
+from irongrad.passes.memory.fusion import bytes_of, is_constant, kernels, readers, sources
 from irongrad.passes.memory.liveness import Usage, usage
 from irongrad.passes.memory.recompute import is_backward, is_forward, recompute
 
@@ -122,9 +122,9 @@ def problem_of(graph: Graph) -> Problem:
 
 def _values_read(node: Node) -> Iterator[Node]:
     for argument in node.all_input_nodes:
-        value = source(argument)
-        if is_forward(value) and not is_constant(value):
-            yield value
+        for value in sources(argument):
+            if is_forward(value) and not is_constant(value):
+                yield value
 
 
 def carry_out(problem: Problem, saved: Set[Node]) -> Plan:
