@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.pipeline import package
+from irongrad.pipeline import expected, package
 from irongrad.pipeline.oracle import RoundingNoise, half_of_the_threads
 from irongrad.runtime.errors import InternalError
 from irongrad.runtime.golden import Golden, kept, read_golden
@@ -80,7 +80,7 @@ def test_an_artifact_keeps_the_golden_values_of_its_verification(
         seen.append(golden)
         return verify(session, golden)
 
-    monkeypatch.setattr(package, "verify", seeing)
+    monkeypatch.setattr(expected, "verify", seeing)
     artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",))
     (golden,) = seen
     assert golden.expected["state/1/weight"].shape == (60, 80)
