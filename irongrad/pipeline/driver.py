@@ -33,7 +33,7 @@ from irongrad.pipeline.interface import Interface, describe, inference_of, selec
 from irongrad.pipeline.legality import check_float64, check_operators
 from irongrad.pipeline.memory import memory_of
 from irongrad.pipeline.optimizer import add_optimizer
-from irongrad.pipeline.oracle import golden_runs, half_of_the_threads
+from irongrad.pipeline.oracle import golden_runs
 from irongrad.pipeline.package import Artifact, Origin, package
 from irongrad.pipeline.packing import pack_state
 from irongrad.pipeline.pieces import cut
@@ -190,7 +190,7 @@ def build(step: TrainStep, options: Options) -> Build:
             imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
             module: AssembledModule = stage("assemble", assemble, imported, interface)
             # iree-compile is a process, and does not keep every core busy.
-            with ThreadPoolExecutor(1) as beside, half_of_the_threads():
+            with ThreadPoolExecutor(1) as beside:
                 compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch)
                 expected: Expected = stage("oracle", _first_run, captured, graph, GOLDEN_STEPS)
                 others = [_first_run(c, graph, 1) for c in at_other_sizes(captured, graph)]

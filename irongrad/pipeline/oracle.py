@@ -142,10 +142,10 @@ def golden_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterato
 
 @contextmanager
 def half_of_the_threads() -> Iterator[None]:
-    """Leave the other half of the cores to iree-compile while eager runs beside it.
+    """Leave the other half of the cores to what else runs, such as iree-compile beside the first runs.
 
-    OpenMP's threads spin while they wait for each other. Where one waits for a core that iree-compile has, all do, and
-    a run on two cores was seen to take three to seven times the CPU time that it takes on one.
+    OpenMP's threads spin while they wait for each other. Where one waits for a core that another process has, all do,
+    and a run on two cores was seen to take three to seven times the CPU time that it takes on one.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // 2))
@@ -155,6 +155,7 @@ def half_of_the_threads() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@half_of_the_threads()
 @eager_control_flow()
 def run_eager(
     captured: CapturedStep,
