@@ -36,7 +36,7 @@ def runs_of(bounds: tuple[float, ...], made: list[float]) -> Iterator[Golden]:
 
 
 @pytest.mark.parametrize(
-    ("error", "runs"), [(0.1, 1), (0.5, 1), (0.6, 2), (0.9, 3), (1.2, 3), (1.9, 4), (3.9, 4), (4.1, 4), (np.inf, 4)]
+    ("error", "runs"), [(0.1, 1), (0.75, 1), (0.8, 2), (1.1, 2), (1.2, 3), (1.9, 4), (3.9, 4), (4.1, 4), (np.inf, 4)]
 )
 def test_runs_are_made_until_the_verdict_is_clear(monkeypatch: pytest.MonkeyPatch, error: float, runs: int) -> None:
     def verify(session: object, golden: Golden) -> Report:
