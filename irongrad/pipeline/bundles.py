@@ -29,6 +29,7 @@ from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.cores import torch_dtype
 from irongrad.pipeline.diagnostics import toolchain_error
 from irongrad.pipeline.dtypes import mlir_type
+from irongrad.pipeline.expected import Expected
 from irongrad.pipeline.graphs import Function, StateTensor, StepGraph, Value
 from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.importer import ImportedStep, import_functions
@@ -85,7 +86,7 @@ def import_bundle(
         compiled = compile_all(store, module, targets, scratch)
         versions = {n: v for n, v in bundle.index.versions.items() if n in ("jax", "jaxlib")}
         origin = Origin(names, route="stablehlo", versions=versions)
-        return package(module, compiled, origin, bundle.golden, Path(output))
+        return package(module, compiled, origin, Expected(iter((bundle.golden,))), Path(output))
 
 
 def step_graph(bundle: Bundle) -> StepGraph:

@@ -25,6 +25,7 @@ from irongrad.pipeline.capture import CapturedStep, capture
 from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.differentiate import JointStep, differentiate
 from irongrad.pipeline.dump import dump_pass, dump_stage
+from irongrad.pipeline.expected import Expected
 from irongrad.pipeline.graphs import Function, StepGraph
 from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.importer import ImportedStep, import_functions
@@ -32,7 +33,7 @@ from irongrad.pipeline.interface import Interface, describe, inference_of, selec
 from irongrad.pipeline.legality import check_float64, check_operators
 from irongrad.pipeline.memory import memory_of
 from irongrad.pipeline.optimizer import add_optimizer
-from irongrad.pipeline.oracle import golden_of, half_of_the_threads
+from irongrad.pipeline.oracle import golden_runs
 from irongrad.pipeline.package import Artifact, Origin, package
 from irongrad.pipeline.packing import pack_state
 from irongrad.pipeline.pieces import cut
@@ -43,7 +44,6 @@ from irongrad.pipeline.staging import check_output
 from irongrad.pipeline.statistics import Statistics
 from irongrad.pipeline.timing import Stopwatch
 from irongrad.runtime.errors import UserError
-from irongrad.runtime.golden import Golden
 from irongrad.runtime.manifest import MemorySpec
 from irongrad.step import TrainStep, sizes_of
 from irongrad.targets import Target, parse_targets
@@ -192,20 +192,24 @@ def build(step: TrainStep, options: Options) -> Build:
             imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
             module: AssembledModule = stage("assemble", assemble, imported, interface)
             # iree-compile is a process, and does not keep every core busy.
-            with ThreadPoolExecutor(1) as beside, half_of_the_threads():
+            with ThreadPoolExecutor(1) as beside:
                 compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch)
-                golden: Golden = stage("oracle", golden_of, captured, graph, GOLDEN_STEPS)
-                others = [golden_of(c, graph, 1) for c in at_other_sizes(captured, graph)]
+                expected: Expected = stage("oracle", _first_run, captured, graph, GOLDEN_STEPS)
+                others = [_first_run(c, graph, 1) for c in at_other_sizes(captured, graph)]
                 compiled: list[CompiledModule] = stage("compile", compiling.result)
             statistics |= {c.target.name: c.statistics for c in compiled}
             choices = tuple(choice for record in records for choice in record.choices)
             origin = Origin(options.asked, options.passes, choices, options.route, memory)
-            artifact = stage("package", package, module, compiled, origin, golden, options.output, others)
+            artifact = stage("package", package, module, compiled, origin, expected, options.output, others)
             if place is not None and place.keep(artifact, BuildRecord(tuple(records), statistics, artifact.reports)):
                 key = place.key
         except StoppedEarly:
             pass
     return Build(artifact, seconds, tuple(records), statistics, memory, key=key)
+
+
+def _first_run(captured: CapturedStep, graph: StepGraph, steps: int) -> Expected:
+    return Expected(golden_runs(captured, graph, steps))
 
 
 @contextmanager

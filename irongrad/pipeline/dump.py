@@ -11,9 +11,9 @@ from irongrad.passes.manager import PassRecord
 from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.capture import CapturedStep
 from irongrad.pipeline.differentiate import JointStep
+from irongrad.pipeline.expected import Expected
 from irongrad.pipeline.graphs import Function, StepGraph
 from irongrad.pipeline.importer import ImportedStep
-from irongrad.runtime.golden import Golden
 
 
 def dump_stage(directory: Path, number: int, name: str, result: object) -> None:
@@ -77,6 +77,7 @@ def _(result: AssembledModule) -> Iterator[tuple[str, str]]:
 
 
 @readable.register
-def _(result: Golden) -> Iterator[tuple[str, str]]:
-    rows = (f"{key}\tallowed {result.allowed[key]:.3e}\tshape {value.shape}" for key, value in result.expected.items())
-    yield ".txt", "\n".join([f"oracle {result.oracle}, {result.steps} steps", *rows]) + "\n"
+def _(result: Expected) -> Iterator[tuple[str, str]]:
+    golden = result.golden
+    rows = (f"{key}\tallowed {golden.allowed[key]:.3e}\tshape {value.shape}" for key, value in golden.expected.items())
+    yield ".txt", "\n".join([f"oracle {golden.oracle}, {golden.steps} steps", *rows]) + "\n"

@@ -33,6 +33,7 @@ from irongrad.pipeline.complex import in_reals, refuse_complex
 from irongrad.pipeline.constants import constants_as_state
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.eager_control_flow import eager_control_flow
+from irongrad.pipeline.expected import Expected
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.hints import DENSE
@@ -115,7 +116,7 @@ def compile_function(
     graph = run_passes(graph, passes, [chosen.backend])
     check_float64(graph, [chosen])
     interface = describe_function(graph, ranges)
-    golden = golden_of_function(flat, graph)
+    expected = Expected(golden_runs_of_function(flat, graph))
     with ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="irongrad-function-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -123,7 +124,7 @@ def compile_function(
             module = assemble(import_functions(graph, Path(scratch)), interface)
             compiled = compile_once(default_store() if cache else None, module, chosen, Path(scratch))
         origin = Origin([target], passes, function=FunctionSpec(flat.arguments, flat.result))
-        artifact = package(module, [compiled], origin, golden, directory / "artifact")
+        artifact = package(module, [compiled], origin, expected, directory / "artifact")
         result = CompiledFunction(artifact.load())
         weakref.finalize(result, stack.pop_all().close)
     return result
@@ -230,8 +231,8 @@ def _trace(run: Callable[..., list[torch.Tensor]], examples: Sequence[torch.Tens
         return make_fx(run, tracing_mode="real", record_stack_traces=True)(*fakes)
 
 
-def golden_of_function(flat: FlatFunction, graph: StepGraph) -> Golden:
-    """The function's exact values on its examples, and how far from them a compiled value may be."""
+def golden_runs_of_function(flat: FlatFunction, graph: StepGraph) -> Iterator[Golden]:
+    """The function's exact values on its examples, after each run with how far from them a compiled value may be."""
     names = [key_of("call", 0, r.name) for r in graph.functions["call"].results]
     exact, oracle = Values(), "float64"
     try:
@@ -239,12 +240,12 @@ def golden_of_function(flat: FlatFunction, graph: StepGraph) -> Golden:
     except RuntimeError:
         oracle = "float32"  # a function with float32 constants in its code; its own run stands in
         _run(flat, None, names, exact.record)
+    inputs = {n: to_numpy(t) for n, t in flat.examples.items()}
     spread = Spread(exact)
-    for seed in (None, *range(NOISY_RUNS)):
+    for seed in (*range(NOISY_RUNS), None):
         with RoundingNoise(seed) if seed is not None else nullcontext():
             _run(flat, None, names, spread.record)
-    inputs = {n: to_numpy(t) for n, t in flat.examples.items()}
-    return Golden(0, oracle, inputs, exact.arrays, {n: spread.allowed(n) for n in names})
+        yield Golden(0, oracle, inputs, exact.arrays, {n: spread.allowed(n) for n in names})
 
 
 @eager_control_flow()

@@ -116,8 +116,8 @@ class Spread:
         return allowed_error(self.exact.arrays[key], self.largest[key], self.eps[key])
 
 
-def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
-    """Run the oracle and the runs in the step's own dtypes, and return expected values with allowed errors."""
+def golden_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterator[Golden]:
+    """Run the oracle; then, after each of the runs in the step's own dtypes, the values with what the runs allow."""
     keep_freed_memory()  # every run allocates what the run before has freed
     step = captured.step
     exact, oracle = Values(), "float64"
@@ -131,20 +131,21 @@ def golden_of(captured: CapturedStep, graph: StepGraph, steps: int) -> Golden:
         oracle = str(next(step.model.parameters()).dtype).removeprefix("torch.")
         plain = replace(captured, step=replace(step, precision="f32", loss_scale=step.scaler))
         run_eager(plain, graph, None, steps, None, exact.record, skips)
+    inputs = {n: to_numpy(t) for n, t in step.inputs.items()}
     spread = Spread(exact)
     elements = sum(t.initial.numel() for t in graph.state)
-    for seed in (None, *range(NOISY_RUNS if elements <= LARGE else NOISY_RUNS_OF_LARGE_STEPS)):
+    # Those with noise first: their errors are larger.
+    for seed in (*range(NOISY_RUNS if elements <= LARGE else NOISY_RUNS_OF_LARGE_STEPS), None):
         run_eager(captured, graph, None, steps, seed, spread.record)
-    inputs = {n: to_numpy(t) for n, t in step.inputs.items()}
-    return Golden(steps, oracle, inputs, exact.arrays, {key: spread.allowed(key) for key in exact.arrays})
+        yield Golden(steps, oracle, inputs, exact.arrays, {key: spread.allowed(key) for key in exact.arrays})
 
 
 @contextmanager
 def half_of_the_threads() -> Iterator[None]:
-    """Leave the other half of the cores to iree-compile while eager runs beside it.
+    """Leave the other half of the cores to what else runs, such as iree-compile beside the first runs.
 
-    OpenMP's threads spin while they wait for each other. Where one waits for a core that iree-compile has, all do, and
-    a run on two cores was seen to take three to seven times the CPU time that it takes on one.
+    OpenMP's threads spin while they wait for each other. Where one waits for a core that another process has, all do,
+    and a run on two cores was seen to take three to seven times the CPU time that it takes on one.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // 2))
@@ -154,6 +155,7 @@ def half_of_the_threads() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@half_of_the_threads()
 @eager_control_flow()
 def run_eager(
     captured: CapturedStep,

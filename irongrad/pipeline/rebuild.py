@@ -119,6 +119,7 @@ def _verified(staging: Path, target: str) -> Report:
         worst = report.worst
         raise VerificationError(
             f"{target}, compiled again, disagrees with eager {golden.oracle}: {worst.entry_point} "
-            f"{worst.key}: error {worst.error:.3g}, allowed {worst.allowed:.3g}. The artifact stays as it was"
+            f"{worst.key}: error {worst.error:.3g}, allowed {worst.allowed:.3g}. The artifact stays as it was. It "
+            "keeps what was allowed when its program was found right; to compile the step itself measures again"
         )
     return report

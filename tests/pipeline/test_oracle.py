@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +11,17 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.pipeline import package
-from irongrad.pipeline.oracle import RoundingNoise, half_of_the_threads
+from irongrad.pipeline import expected, oracle, package
+from irongrad.pipeline.capture import CapturedStep
+from irongrad.pipeline.eager_scaling import Skips
+from irongrad.pipeline.graphs import StepGraph
+from irongrad.pipeline.oracle import RoundingNoise, half_of_the_threads, run_eager
+from irongrad.pipeline.package import Artifact
 from irongrad.runtime.errors import InternalError
 from irongrad.runtime.golden import Golden, kept, read_golden
 from irongrad.runtime.session import Session
 from irongrad.runtime.verification import Report, verify
-from irongrad.tolerance import NOISE_ULPS
+from irongrad.tolerance import NOISE_ULPS, NOISY_RUNS
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -80,10 +85,34 @@ def test_an_artifact_keeps_the_golden_values_of_its_verification(
         seen.append(golden)
         return verify(session, golden)
 
-    monkeypatch.setattr(package, "verify", seeing)
+    monkeypatch.setattr(expected, "verify", seeing)
     artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",))
     (golden,) = seen
     assert golden.expected["state/1/weight"].shape == (60, 80)
     stored = read_golden(artifact.directory / "golden.safetensors")
     assert stored.expected["state/1/weight"].shape == (4096,)
     assert stored.allowed == kept(golden).allowed
+
+
+def test_all_runs_are_made_for_a_target_that_cannot_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever verifies it later has what all of them allow; here the first is enough."""
+    model = nn.Linear(3, 2)
+    inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 2)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    seeds: list[int | None] = []
+
+    def seeing(captured: CapturedStep, graph: StepGraph, dtype: torch.dtype | None, *rest: Any) -> Skips:
+        if dtype is None:
+            seeds.append(rest[1])
+        return run_eager(captured, graph, dtype, *rest)
+
+    def compiled() -> Artifact:
+        seeds.clear()
+        return ig.compile(step, tmp_path / "artifact", entry_points=("train_step",), cache=False)
+
+    monkeypatch.setattr(oracle, "run_eager", seeing)
+    assert compiled().reports["llvm-cpu"].passed
+    assert seeds == [0]
+    monkeypatch.setattr(package, "why_not", lambda *arguments: "it is for another machine")
+    assert not compiled().reports
+    assert seeds == [*range(NOISY_RUNS), None]

@@ -15,7 +15,7 @@ from irongrad.pipeline.capture import CapturedStep, capture
 from irongrad.pipeline.differentiate import differentiate
 from irongrad.pipeline.graphs import StepGraph, Value
 from irongrad.pipeline.optimizer import add_optimizer
-from irongrad.pipeline.oracle import golden_of
+from irongrad.pipeline.oracle import golden_runs
 from irongrad.pipeline.retrace import interpret
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import SCALE, SKIPPED
@@ -38,7 +38,8 @@ def make_step(precision: str, scale: float = 2.0**16) -> ig.TrainStep:
 def golden_and_graph(step: ig.TrainStep) -> tuple[Golden, StepGraph]:
     captured: CapturedStep = capture(step)
     graph = add_optimizer(differentiate(captured))
-    return golden_of(captured, graph, STEPS), graph
+    *_, golden = golden_runs(captured, graph, STEPS)
+    return golden, graph
 
 
 def unchanged(function: str, values: dict[Value, torch.Tensor]) -> None:

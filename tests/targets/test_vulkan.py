@@ -15,7 +15,8 @@ import irongrad as ig
 from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.compile import compile_module
 from irongrad.pipeline.driver import build, make_options
-from irongrad.pipeline.functions import flat_function, golden_of_function, trace_function
+from irongrad.pipeline.expected import Expected
+from irongrad.pipeline.functions import flat_function, golden_runs_of_function, trace_function
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.package import Artifact, Origin, package
@@ -157,7 +158,8 @@ def packaged(target: Target, directory: Path) -> Artifact:
     module = assemble(import_functions(graph, directory), describe_function(graph, ranges))
     compiled = compile_module(module, target, directory)
     origin = Origin([target.name], function=FunctionSpec(flat.arguments, flat.result))
-    return package(module, [compiled], origin, golden_of_function(flat, graph), directory / "artifact")
+    expected = Expected(golden_runs_of_function(flat, graph))
+    return package(module, [compiled], origin, expected, directory / "artifact")
 
 
 def test_another_subgroup_size_is_refused_when_it_is_loaded(vulkan, iree_run, tmp_path):

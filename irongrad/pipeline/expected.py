@@ -1,0 +1,58 @@
+"""Expected values whose allowed errors come of as many runs as it takes to know that a compiled program is right.
+
+What is allowed of a value grows with the largest error of several eager runs (`irongrad.tolerance`). A further run can
+only make it larger, so a program that is right by the first few is right by all, and one that is wrong by all is wrong
+by any: the verdict is that of all runs, however few were made before it was clear, and in whatever order.
+
+Fewer runs and a larger factor in their place would not do. An element whose gradient is zero but for rounding, or a
+router at a tie, has errors that differ by factors of ten to a thousand between runs: in 27 steps the bounds of one run
+were down to 0.06 of those of all. They would also refuse one in 200 programs that are right (16,000 pairs of programs
+that round otherwise, the one settled first and the other held to the bounds that left; none with all runs). So where
+the numbers of a device are not known here, all runs are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from irongrad.runtime.golden import Golden
+from irongrad.runtime.session import Session
+from irongrad.runtime.verification import Report, verify
+from irongrad.tolerance import SETTLED
+
+
+class Expected:
+    """Golden values, with what the runs so far allow.
+
+    Attributes:
+        golden: the values.
+    """
+
+    def __init__(self, runs: Iterator[Golden]) -> None:
+        """`runs` gives the same values once after each run, each time with larger allowed errors, or the same."""
+        self._runs = runs
+        self.golden = next(runs)
+
+    def widen(self) -> bool:
+        """Make one more run; False where all were made."""
+        wider = next(self._runs, None)
+        if wider is None:
+            return False
+        self.golden = wider
+        return True
+
+    def widest(self) -> Golden:
+        """The values with what all runs allow."""
+        while self.widen():
+            pass
+        return self.golden
+
+
+def verify_against(session: Session, expected: Expected) -> Report:
+    """Compare with `expected`, after as many runs as the errors found take."""
+    report = verify(session, expected.golden)
+    while report.worst.ratio > SETTLED and expected.widen():
+        allowed = expected.golden.allowed
+        report = replace(report, comparisons=tuple(replace(c, allowed=allowed[c.key]) for c in report.comparisons))
+    return report
