@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from irongrad.pipeline.hints import DENSE
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.legality import check_float64, check_operators, check_values
-from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values
+from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values, as_far_as_noise_allows
 from irongrad.pipeline.package import Origin, package
 from irongrad.pipeline.ranges import Range, function_ranges
 from irongrad.pipeline.recurrent_layers import recurrent_layers
@@ -238,8 +238,9 @@ def golden_of_function(flat: FlatFunction, graph: StepGraph) -> Golden:
         oracle = "float32"  # a function with float32 constants in its code; its own run stands in
         _run(flat, None, names, exact.record)
     spread = Spread(exact)
-    for seed in (None, *range(NOISY_RUNS)):
-        with RoundingNoise(seed) if seed is not None else nullcontext():
+    _run(flat, None, names, spread.record)
+    for seed in range(NOISY_RUNS):
+        with as_far_as_noise_allows(), RoundingNoise(seed):
             _run(flat, None, names, spread.record)
     inputs = {n: to_numpy(t) for n, t in flat.examples.items()}
     return Golden(0, oracle, inputs, exact.arrays, {n: spread.allowed(n) for n in names})
