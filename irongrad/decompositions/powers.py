@@ -78,4 +78,4 @@ def _product(x: torch.Tensor, factors: int) -> torch.Tensor:
 
 def _is_on_host(x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether it is a float64 scalar, which the host's C library raises (`irongrad.pipeline.host_scalars`)."""
-    return dtype == torch.float64 and x.ndim == 0 and y.ndim == 0
+    return dtype is torch.float64 and not (x.ndim or y.ndim)

@@ -35,7 +35,8 @@ def _with_dim_at_one(op: torch._ops.OpOverload) -> None:
             return op(x, dim + x.ndim, index, *args, **kwargs)
         if is_known(x.shape[dim]) and x.shape[dim] == 1:
             # IREE 3.13.0 drops a constant that is written to a computed place of one (test_special_values.py).
-            return op(torch.cat([x, x], dim), dim, index, *args, **kwargs).narrow(dim, 0, 1)
+            with decompose({}):
+                return op(x, dim, torch.zeros_like(index), *args, **kwargs)
         if all(map(is_known, x.shape)):
             return NotImplemented
         own = _own(x, index, *(a for a in args if isinstance(a, torch.Tensor)))

@@ -103,10 +103,11 @@ def _random_from(source: Source, x: torch.Tensor, low: int, to: int | None) -> t
 
 
 def _above_all(dtype: torch.dtype) -> int:
+    """One above the largest integer up to which a dtype holds all; 2^63 - 1 for int64, in which it is a bound."""
     if dtype == torch.bool:
         return 2
     if not dtype.is_floating_point:
-        return min(torch.iinfo(dtype).max, (1 << 63) - 2) + 1
+        return int(min(torch.iinfo(dtype).max, (1 << 63) - 2)) + 1
     return {torch.float16: 1 << 11, torch.bfloat16: 1 << 8}.get(dtype, 1 << 24) + 1
 
 
