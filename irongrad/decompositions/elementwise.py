@@ -90,7 +90,7 @@ def _nextafter(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     step = step.clamp(min=info.smallest_normal * info.eps)
     moved = torch.where(y > x, x + step, x - step)
     moved = torch.where(size == math.inf, (torch.zeros_like(x) + info.max).copysign(x), moved)
-    return torch.where(x == y, y, torch.where((x != x) | (y != y), math.nan, moved))
+    return torch.where(x == y, y, torch.where((x != x) | (y != y), math.nan, moved)).to(dtype)
 
 
 @decomposes(aten.hypot.default)
@@ -102,6 +102,14 @@ def _hypot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     ratio = torch.where((large == 0) | (small == math.inf), 0.0, small / large)
     infinite = (one == math.inf) | (other == math.inf)
     return torch.where(infinite, math.inf, large * (1 + ratio * ratio).sqrt())
+
+
+@decomposes(aten.trunc.default)
+def _trunc(x: torch.Tensor) -> torch.Tensor:
+    """torch-mlir 20261001 makes zero of negative zero."""
+    if not x.is_floating_point():
+        return x.clone()
+    return torch.where(x < 0, x.ceil(), x.floor())
 
 
 @decomposes(aten.angle.default)
@@ -123,56 +131,3 @@ def _zeros(
 ) -> torch.Tensor:
     """What autograd makes where a gradient is zero everywhere."""
     return torch.zeros(size, dtype=dtype)
-
-
-@decomposes(aten.fmod.Tensor)
-def _fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """IREE 3.13.0 calls a C library that is not linked for float64's; exact for quotients up to 2^53."""
-    if torch.result_type(x, y) != torch.float64:
-        return NotImplemented
-    size, divisor = x.to(torch.float64).abs(), y.to(torch.float64).abs()
-    scale = torch.where(divisor > 2.0**900, torch.full_like(divisor, 2.0**-100), 1.0)
-    rest = _minus_product(size * scale, (size / divisor).trunc(), divisor * scale) / scale
-    rest = torch.where(rest < 0, rest + divisor, torch.where(rest >= divisor, rest - divisor, rest))
-    rest = torch.where((size < divisor) & (size < math.inf), size, rest)
-    return torch.where(torch.signbit(x), -rest, rest)
-
-
-@decomposes(aten.fmod.Scalar)
-def _fmod_scalar(x: torch.Tensor, y: float) -> torch.Tensor:
-    """torch-mlir 20261001 has it of tensors alone."""
-    return aten.fmod.Tensor(x, torch.full_like(x, y, dtype=torch.result_type(x, y)))
-
-
-@decomposes(aten.remainder.Tensor)
-def _remainder(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    if torch.result_type(x, y) != torch.float64:
-        return NotImplemented
-    rest = aten.fmod.Tensor(x, y)
-    return torch.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
-
-
-@decomposes(aten.remainder.Scalar)
-def _remainder_scalar(x: torch.Tensor, y: float) -> torch.Tensor:
-    if x.dtype != torch.float64:
-        return NotImplemented
-    return aten.remainder.Tensor(x, torch.full_like(x, y))
-
-
-@decomposes(aten.remainder.Scalar_Tensor)
-def _remainder_of_scalar(x: float, y: torch.Tensor) -> torch.Tensor:
-    return aten.remainder.Tensor(torch.full_like(y, x), y)
-
-
-def _minus_product(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """x - y z in float64, with the product's rounding error (T. J. Dekker, Numer. Math. 18, 1971)."""
-    product = y * z
-    (y_high, y_low), (z_high, z_low) = _halves(y), _halves(z)
-    error = y_low * z_low - (((product - y_high * z_high) - y_low * z_high) - y_high * z_low)
-    return (x - product) - error
-
-
-def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    scaled = x * (2.0**27 + 1)
-    high = scaled - (scaled - x)
-    return high, x - high

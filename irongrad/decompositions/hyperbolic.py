@@ -1,7 +1,7 @@
 """Exponentials minus one, hyperbolic functions, and the logarithms that invert them.
 
 IREE 3.13.0 computes asinh and acosh from the square of their argument, which overflows, calls a C library that is not
-linked for `log10`, and float64's `tanh` and `log2`, and loses the digits of float64's expm1, sinh and atanh near zero.
+linked for `log10`, and float64's `tanh` and `log2`, and loses the digits of sinh, atanh and float64's expm1 near zero.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _expm1(x: torch.Tensor) -> torch.Tensor:
 
 
 @decomposes(aten.sinh.default)
-@computes_in(torch.float64)
+@computes_in(torch.float32, torch.float64)
 def _sinh(x: torch.Tensor) -> torch.Tensor:
     """From expm1; for large x as the square of exp(x / 2), which does not overflow before the result."""
     size = x.abs()
@@ -65,7 +65,7 @@ def _acosh(x: torch.Tensor) -> torch.Tensor:
 
 
 @decomposes(aten.atanh.default)
-@computes_in(torch.float64)
+@computes_in(torch.float32, torch.float64)
 def _atanh(x: torch.Tensor) -> torch.Tensor:
     size = x.abs()
     return signed(0.5 * (2 * size / (1 - size)).log1p(), x)
@@ -79,6 +79,20 @@ def _log1p(x: torch.Tensor) -> torch.Tensor:
     growth = raised - 1
     unchanged = (growth == 0) | (x == math.inf)
     return torch.where(unchanged, x, raised.log() * (x / torch.where(unchanged, 1.0, growth)))
+
+
+@decomposes(aten.logaddexp.default)
+@computes_in(torch.float32, torch.float64)
+def _logaddexp(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Infinities of one sign are their own sum."""
+    return torch.where(x == y, x + math.log(2), torch.maximum(x, y) + (-(x - y).abs()).exp().log1p())
+
+
+@decomposes(aten.logaddexp2.default)
+@computes_in(torch.float32, torch.float64)
+def _logaddexp2(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    sum_over_larger = (-(x - y).abs()).exp2().log1p() * (1 / math.log(2))
+    return torch.where(x == y, x + 1, torch.maximum(x, y) + sum_over_larger)
 
 
 @decomposes(aten.log2.default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -178,3 +179,13 @@ def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> t
         if last:
             x = torch.cat([x.narrow(dim, size - last, last), x.narrow(dim, 0, size - last)], dim)
     return x
+
+
+@decomposes(aten.cat.default)
+def _cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """In one dtype: torch-mlir 20261001 takes a byte above 127 for a negative number where the others are floats."""
+    dtypes = {t.dtype for t in tensors}
+    if len(dtypes) == 1:
+        return NotImplemented
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    return torch.cat([t.to(dtype) for t in tensors], dim)

@@ -1,4 +1,4 @@
-"""Half-precision operators computed in float32 and rounded once, as eager's kernels do it.
+"""Half-precision operators computed in float32 and rounded once, as eager's kernels do it, and those of bytes in int32.
 
 ATen computes a bfloat16 or float16 operator in float32 from end to end, sums included, and rounds what it returns
 (aten/src/ATen/OpMathType.h, AccumulateType.h). A decomposition of several operators would round after each of them,
@@ -20,12 +20,17 @@ from irongrad.random import is_random
 
 HALVES = frozenset({torch.float16, torch.bfloat16})
 
+# Integers of 8 bits too: torch-mlir 20261001 has no lowering for many operators of them, and takes the absolute value
+# of an unsigned one for that of a signed. What 32 bits hold wraps around to the same 8 bits.
+_WIDER = dict.fromkeys(HALVES, torch.float32) | dict.fromkeys((torch.int8, torch.uint8), torch.int32)
+
 # Operators of values that they move and do not change: widened, they would move twice the bytes for the same result.
+# Those that ask for the dtype's own limits would get float32's: nan_to_num and nextafter.
 _MOVES = """
     _reshape_alias _to_copy _unsafe_index _unsafe_view alias cat clone constant_pad_nd convert_element_type copy detach
     diag_embed diagonal_scatter embedding empty_like fill flip full_like gather index index_select lift_fresh_copy
-    masked_fill new_empty new_empty_strided new_full new_ones new_zeros ones_like repeat roll select_backward
-    select_scatter slice_backward slice_scatter stack tril triu where zeros_like
+    masked_fill nan_to_num new_empty new_empty_strided new_full new_ones new_zeros nextafter ones_like repeat roll
+    select_backward select_scatter slice_backward slice_scatter stack tril triu where zeros_like
 """
 _MOVING = frozenset(_MOVES.split())
 
@@ -42,26 +47,26 @@ _NORMS = frozenset(
 )
 
 
-def in_float32(operator: object, arguments: Any) -> TypeGuard[OpOverload]:
-    """Whether `operator` is one of ATen's that computes, and takes half-precision values."""
+def is_computed_wider(operator: object, arguments: Any) -> TypeGuard[OpOverload]:
+    """Whether `operator` is one of ATen's that computes, and takes half-precision values or bytes."""
     return (
         isinstance(operator, OpOverload)
         and operator.namespace in ("aten", "prims")
         and not (operator.is_view or operator._schema.is_mutable or is_random(operator))
         and operator._overloadpacket.__name__ not in _MOVING
-        and tree_any(lambda v: isinstance(v, torch.Tensor) and v.dtype in HALVES, arguments)
+        and tree_any(lambda v: isinstance(v, torch.Tensor) and v.dtype in _WIDER, arguments)
     )
 
 
 def widened(arguments: Any) -> Any:
-    """`arguments` with float32 in place of half precision: tensors, and dtypes asked for."""
+    """`arguments` with float32 in place of half precision, and int32 of bytes: tensors, and dtypes asked for."""
     return tree_map(_widened, arguments)
 
 
 def _widened(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.dtype in HALVES:
-        return value.to(torch.float32)
-    return torch.float32 if isinstance(value, torch.dtype) and value in HALVES else value
+    if isinstance(value, torch.Tensor):
+        return value.to(_WIDER.get(value.dtype, value.dtype))
+    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
 
 def rounded(operator: OpOverload, arguments: Any, result: Any, made: Any) -> Any:
@@ -80,7 +85,8 @@ def rounded(operator: OpOverload, arguments: Any, result: Any, made: Any) -> Any
 
 
 def _like(result: Any, made: Any) -> Any:
-    return result.to(made.dtype) if isinstance(made, torch.Tensor) and made.dtype in HALVES else result
+    narrow = isinstance(made, torch.Tensor) and (made.dtype in _WIDER or made.dtype == torch.int16)
+    return result.to(made.dtype) if narrow else result
 
 
 def _statistics(operator: OpOverload, arguments: Any) -> tuple[int, ...]:

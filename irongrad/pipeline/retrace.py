@@ -19,7 +19,7 @@ from torch.fx.traceback import preserve_node_meta
 from irongrad.decompositions import decomposition_table, is_ours
 from irongrad.decompositions.registry import Decomposition, Operator
 from irongrad.pipeline.empties import fold_empty_tensors
-from irongrad.pipeline.halves import in_float32, rounded, widened
+from irongrad.pipeline.halves import is_computed_wider, rounded, widened
 from irongrad.pipeline.refusals import gathers, refusal_of, refuse
 from irongrad.pipeline.regions import aliases_allowed, check_control_flow, simplified
 from irongrad.pipeline.stacks import stack_scalars_first
@@ -151,7 +151,7 @@ class Portable(torch.fx.Interpreter):
             args = (args[0], _without_negatives(args[0], args[1]), *args[2:])
         if isinstance(target, HigherOrderOperator):
             args = tuple(_region(a) if isinstance(a, GraphModule) else a for a in args)
-        if in_float32(target, (args, kwargs)):
+        if is_computed_wider(target, (args, kwargs)):
             result = self._dispatched(target, *widened((args, kwargs)))
             return rounded(target, args, result, self.node.meta["val"])
         return self._dispatched(target, args, kwargs)

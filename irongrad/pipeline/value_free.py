@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -25,7 +26,17 @@ _REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 class ValueFree(TorchFunctionMode):
-    """While open, calls of these functions do not look at values."""
+    """While open, calls of these functions do not look at values, nor do torch.distributions at their arguments'."""
+
+    def __enter__(self) -> ValueFree:
+        self._validated = Distribution._validate_args
+        Distribution.set_default_validate_args(False)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        Distribution.set_default_validate_args(self._validated)
 
     def __torch_function__(  # type: ignore[no-untyped-def]
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -88,11 +88,7 @@ def _randint_like(source: Source, x: torch.Tensor, high: int, **options: Any) ->
 @_samples(aten.random.default, in_place=[aten.random_.default])
 def _random(source: Source, x: torch.Tensor) -> torch.Tensor:
     """All integers from 0 that the dtype holds; up to 2^24 for floats wider than 16 bits."""
-    if x.dtype == torch.bool:
-        return _random_to(source, x, 2)
-    if not x.is_floating_point():
-        return _random_to(source, x, torch.iinfo(x.dtype).max)
-    return _random_to(source, x, {torch.float16: 1 << 11, torch.bfloat16: 1 << 8}.get(x.dtype, 1 << 24) + 1)
+    return _random_from(source, x, 0, None)
 
 
 @_samples(aten.random.to, in_place=[aten.random_.to])
@@ -102,8 +98,17 @@ def _random_to(source: Source, x: torch.Tensor, to: int) -> torch.Tensor:
 
 @_samples(getattr(aten.random, "from"), in_place=[getattr(aten.random_, "from")])
 def _random_from(source: Source, x: torch.Tensor, low: int, to: int | None) -> torch.Tensor:
-    high = torch.iinfo(x.dtype).max if to is None else to
+    high = _above_all(x.dtype) if to is None else to
     return distributions.integers(source.words(x.shape), low, high).to(x.dtype)
+
+
+def _above_all(dtype: torch.dtype) -> int:
+    """One above the largest integer up to which a dtype holds all; 2^63 - 1 for int64, in which it is a bound."""
+    if dtype == torch.bool:
+        return 2
+    if not dtype.is_floating_point:
+        return int(min(torch.iinfo(dtype).max, (1 << 63) - 2)) + 1
+    return {torch.float16: 1 << 11, torch.bfloat16: 1 << 8}.get(dtype, 1 << 24) + 1
 
 
 @_samples(aten.randperm.default, aten.randperm.generator)
@@ -176,6 +181,7 @@ def _multinomial(source: Source, weights: torch.Tensor, count: int, replacement:
     With replacement by inverting the distribution function, else the first `count` of exponential clocks that run at
     the speed of the weights (P. S. Efraimidis and P. G. Spirakis, Inf. Process. Lett. 97, 2006).
     """
+    weights = weights.to(distributions.wide(weights.dtype))
     if not replacement:
         clocks = distributions.exponential(source.words(weights.shape)[0], weights.dtype)
         return aten.topk.default(weights / clocks, count)[1]
