@@ -30,8 +30,9 @@ class Context:
 
     saved_tensors: tuple[torch.Tensor | None, ...] = ()
 
-    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+    def __init__(self, needs_input_grad: tuple[bool, ...], place: str) -> None:
         self.needs_input_grad = needs_input_grad
+        self._place = place
 
     def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
         """Keep `tensors` for the backward."""
@@ -49,7 +50,9 @@ class Context:
         Raises:
             CaptureError: always.
         """
-        raise CaptureError("a torch.autograd.Function writes into its argument; return a new tensor instead")
+        raise CaptureError(
+            f"{self._place}\n  a torch.autograd.Function writes into its argument; return a new tensor instead"
+        )
 
 
 @contextmanager
@@ -94,13 +97,19 @@ class _Call:
             context = self._run(ctx.tensors)[0]
         made = self._cls.backward(context, *gradients)
         made = made if isinstance(made, tuple) else (made,)
+        if len(made) != len(self._args):
+            raise CaptureError(
+                f"{usercode.where(self._cls.backward)}\n  {self._cls.__name__}.backward returns {len(made)} gradients, "
+                f"and its forward takes {len(self._args)} arguments. Return None for one that has no gradient"
+            )
         return [g for g, a in zip(made, self._args, strict=True) if isinstance(a, torch.Tensor)]
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> tuple[Context, tuple[torch.Tensor, ...]]:
         given = iter(tensors)
         args = [next(given) if isinstance(a, torch.Tensor) else a for a in self._args]
-        context = Context(tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in self._args))
         forward: Callable[..., Any] = self._cls.forward
+        needs = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in self._args)
+        context = Context(needs, usercode.where(forward))
         if self._cls.setup_context is Function.setup_context:
             outputs = forward(context, *args)
         else:

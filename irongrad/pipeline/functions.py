@@ -161,9 +161,12 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
         copies = [t.clone() for t in tensors]
         outputs = value(*copies)
     _check_unwritten(fn, dict(zip(names, copies, strict=True)))
+    if not outputs:
+        raise CaptureError(f"{usercode.where(fn)}: the function returns no tensor, so there is nothing to compile")
     result = found[0]
     if gradients:
         _check_scalar(outputs, fn)
+        _check_differentiable(tensors, fn)
         differentiable = iter(Structure("leaf") if _is_differentiable(t) else Structure("constant") for t in tensors)
         result = Structure("tuple", (result, _replaced(structure, differentiable)))
     run = value_and_gradients if gradients else value
@@ -295,6 +298,14 @@ def _check_scalar(outputs: Sequence[torch.Tensor], fn: Callable[..., Any]) -> No
         raise CaptureError(
             f"{usercode.where(fn)}: gradients=True needs a floating-point scalar as the first result, it has shape "
             f"{shape}. Reduce it, or call torch.func.vjp inside the function"
+        )
+
+
+def _check_differentiable(tensors: Sequence[torch.Tensor], fn: Callable[..., Any]) -> None:
+    if not any(map(_is_differentiable, tensors)):
+        raise CaptureError(
+            f"{usercode.where(fn)}: gradients=True needs a floating-point tensor among the arguments. Leave it out, or "
+            "pass as an argument what the gradient is to be of"
         )
 
 

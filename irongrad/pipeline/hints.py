@@ -66,6 +66,7 @@ _NO_FORMULA = re.compile(r"trying to backward through (\S+?)(?:\.\w+)? but no au
 # A size that torch.export named because it depends on values.
 _UNKNOWN_SIZE = re.compile(r"size of tensor .*\(u\d+\)")
 _NO_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((\w+)::(\w+)\)>")
+_WRITES = re.compile(r"custom \(non-ATen\) operator whose output has alias annotations: (\w+)::(\w+)")
 _NO_KERNEL = re.compile(
     r"Could not run '(\w+)::([\w.]+)' with arguments from the '(Sparse|Nested|Quantized)\w*' backend"
 )
@@ -92,6 +93,9 @@ def refused_at_capture(error: Exception) -> str | None:
     if match := _NO_FAKE.search(text):
         name = f"{match[1]}.{match[2]}"
         return f"{name} is a custom operator without a decomposition. {advice(f'{name}.default')}"
+    if match := _WRITES.search(text):
+        name = f"{match[1]}.{match[2]}"
+        return f"{name} is a custom operator that writes into its arguments. {advice(name)}"
     if match := _NO_KERNEL.search(text):
         kind = match[3].lower()
         return f"{match[1]}.{match[2]} on {kind} tensors cannot be compiled. Use {_HINTS.get(kind, _HINTS['quantize'])}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 from torch._higher_order_ops import utils
 from torch._higher_order_ops.cond import _merge_output
+from torch._higher_order_ops.utils import prepare_fw_with_masks_all_requires_grad
 from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
@@ -46,8 +48,26 @@ def aliases_allowed() -> Iterator[None]:
         mock.patch("torch._dynamo.utils.clone_input", torch.clone),
         mock.patch.object(sys.modules[_merge_output.__module__], "_merge_output", _merged),
         mock.patch.object(utils, "_extract_tensor_metadata", _metadata),
+        mock.patch(
+            "torch._dynamo.output_graph.SubgraphTracer.has_aliasing", return_value=SimpleNamespace(has_aliasing=False)
+        ),
+        mock.patch.object(utils, "prepare_fw_with_masks_all_requires_grad", _with_every_gradient),
     ):
         yield
+
+
+def _with_every_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, and of which of its results a backward is given a gradient: of all, also of integers.
+
+    torch 2.13 leaves out those of integers, which it is given, and ends with "outs_to_grad length != tangents length".
+    """
+    masked = prepare_fw_with_masks_all_requires_grad(function)
+
+    def run(*values: Any) -> tuple[Any, Any]:
+        results, _ = masked(*values)
+        return results, [isinstance(r, torch.Tensor) for r in results]
+
+    return run
 
 
 def _metadata(tensor: torch.Tensor, **kwargs: Any) -> Any:

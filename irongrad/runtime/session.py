@@ -359,7 +359,9 @@ class Session:
         try:
             return to_device(self._device, host)
         except TypeError:
-            raise GuardError(f"{str(array)[:60]!r} is no array of numbers, so it cannot be an input") from None
+            raise GuardError(
+                f"{str(array)[:60]!r} is no array of numbers (its dtype is {host.dtype.str}), so it cannot be an input"
+            ) from None
 
     def _to_host(self, results: Any, index: int, spec: TensorSpec) -> Array:
         host = to_host(self._device, results.get_as_object(index, ireert.HalBufferView))

@@ -118,21 +118,35 @@ def test_a_while_loop_that_may_not_end_is_refused():
         ig.compile_function(lambda x: scan(step, torch.zeros(3), x), (torch.ones(4, 3),))
 
 
-def test_branches_and_carries_of_other_strides(tmp_path):
-    """torch 2.13 refuses them: `irongrad.pipeline.regions` says why not here."""
+def strided(x: torch.Tensor) -> torch.Tensor:
+    last, rows = scan(lambda c, r: ((c + r).T, (c * r).T), x, torch.stack([x, x * 2]))
+    return torch.cond(x.sum() > 0, lambda a: a.T * 2, lambda a: a.sin(), (rows[1] + last,)).sum()
 
-    def function(x: torch.Tensor) -> torch.Tensor:
-        last, rows = scan(lambda c, r: ((c + r).T, (c * r).T), x, torch.stack([x, x * 2]))
-        return torch.cond(x.sum() > 0, lambda a: a.T * 2, lambda a: a.sin(), (rows[1] + last,)).sum()
 
+def as_they_came(x: torch.Tensor) -> torch.Tensor:
+    last, rows = scan(lambda c, r: (c, c * r), x[0], x)
+    one, other = torch.cond(x.sum() > 0, lambda a: (a.sin(), a), lambda a: (a, a * 2), (rows,))
+    return (one * other).sum() + last.sum()
+
+
+def with_integers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    start = (torch.zeros(3), torch.tensor(0), torch.tensor(True))
+    (last, count, sign), _ = scan(lambda c, r: ((c[0] * 2 + r, c[1] + 1, c[2] ^ (r[0] > 3)), r * 2), start, x)
+    value, which = torch.cond(sign, lambda a: (a.sin(), torch.tensor(1)), lambda a: (a * 3, torch.tensor(2)), (last,))
+    return value.sum(), count, which
+
+
+@pytest.mark.parametrize("function", [strided, as_they_came, with_integers])
+def test_gradients_of_regions_that_pytorch_refuses(function):
+    """Regions whose results have other strides, or are what they got, or are integers beside others."""
     x = torch.arange(9.0).reshape(3, 3)
     graph, _ = trace_function(flat_function(function, (x,), gradients=True), function)
     exact = x.clone().requires_grad_()
     with eager_control_flow():
-        value = function(exact)
+        value, *rest = torch.utils._pytree.tree_leaves(function(exact))
         value.backward()
         found = interpret_eager(graph.functions["call"].graph, [x])
-    torch.testing.assert_close(list(found), [value.detach(), exact.grad])
+    torch.testing.assert_close(list(found), [value.detach(), *rest, exact.grad])
 
 
 @pytest.mark.slow

@@ -140,6 +140,7 @@ def writes(x):
     [
         (writes, "writes into its argument 'x'"),
         (lambda x: {1, 2}, "a set is neither a tensor"),
+        (lambda x: None, "returns no tensor"),
         (lambda x: torch.from_numpy(x.numpy()), ".numpy()"),
     ],
 )
@@ -153,6 +154,8 @@ def test_what_is_no_function_of_tensors(function, says):
 def test_gradients_need_a_scalar():
     with pytest.raises(CaptureError, match="gradients=True needs a floating-point scalar"):
         ig.compile_function(lambda x: x * 2, [X], gradients=True)
+    with pytest.raises(CaptureError, match="a floating-point tensor among the arguments"):
+        ig.compile_function(lambda n: n.sum() * 1.0, [torch.arange(3)], gradients=True)
 
 
 @pytest.fixture(scope="module")

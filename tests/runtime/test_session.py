@@ -167,6 +167,7 @@ BAD_CALLS = {
     "extra": (lambda b: {**b, "z": b["x"]}, "takes no argument 'z'"),
     "no array": (lambda b: {**b, "x": "words"}, "'words' is no array of numbers"),
     "None": (lambda b: {**b, "x": None}, "'None' is no array of numbers"),
+    "foreign bytes": (lambda b: {**b, "x": np.zeros(2, ">f4")}, r"is no array of numbers \(its dtype is >f4\)"),
     "hyperparameter": (lambda b: {**b, "lr": "fast"}, "lr must be a number, not 'fast'"),
     "several numbers": (lambda b: {**b, "lr": [1, 2]}, "lr must be a number"),
 }
