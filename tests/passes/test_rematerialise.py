@@ -158,7 +158,7 @@ def test_a_tied_value_is_itself_whatever_it_is_tied_to() -> None:
 
 
 def test_masks_are_drawn_again_alike() -> None:
-    examples = arguments(3)
+    examples = [*arguments(3), torch.tensor(7), torch.tensor(0)]
 
     def dropped(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         for weight in weights:
@@ -166,8 +166,9 @@ def test_masks_are_drawn_again_alike() -> None:
         return x.square().mean()
 
     def run(*values: torch.Tensor) -> list[torch.Tensor]:
-        with Draws(7, 0):
-            return with_gradients(dropped)(*values)
+        *rest, seed, draws = values
+        with Draws(seed, draws):
+            return with_gradients(dropped)(*rest)
 
     drawn = retrace(run, examples, decompose=False)
     graph = retrace(functionalize(lambda *v: list(interpret(drawn, v))), examples)

@@ -20,6 +20,7 @@ from irongrad.passes.memory.fusion import (
     Kernels,
     bytes_of,
     is_constant,
+    is_pointwise,
     kernels,
     readers,
     source,
@@ -28,6 +29,10 @@ from irongrad.passes.memory.fusion import (
 from irongrad.passes.memory.written import CONTRACTIONS, JOINS
 
 aten = torch.ops.aten
+
+# Of the products of Philox's ten rounds each half is read by itself; other elementwise code has a few such values.
+_FORKS_OF_A_GENERATOR = 10
+_BETWEEN = 3
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,11 @@ class Usage:
     def slab(self) -> int:
         """The size of the one allocation in which IREE places all these, each at the lowest offset where it fits best.
 
-        The greedy strip packing of compiler/src/iree/compiler/Dialect/Stream/Transforms/LayoutSlices.cpp.
+        The greedy strip packing of compiler/src/iree/compiler/Dialect/Stream/Transforms/LayoutSlices.cpp, in the order
+        of `Slice` in Dialect/Stream/IR/StreamOps.td.
         """
         placed: list[tuple[int, Lifetime]] = []
-        for item in sorted(self.lifetimes, key=lambda i: i.start):
+        for item in sorted(self.lifetimes, key=lambda i: (i.start, i.end)):
             best, gap, offset = None, math.inf, 0
             for start, other in placed:
                 if other.end < item.start or other.start > item.end:
@@ -111,15 +117,17 @@ def usage(graph: Graph) -> Usage:
     output = graph.output_node()
     results = {source(n) for n in output.all_input_nodes}
     padded = _padded_inputs(graph)
-    found: list[Lifetime] = _packed_operands(graph, grouping)
-    for node in grouping.leader:
-        if node in results or not grouping.is_stored(node):
+    found: list[Lifetime] = []
+    for node in graph.nodes:
+        if node not in grouping.leader or node in results or not grouping.is_stored(node):
             continue
         ends = [grouping.runs_at(r) for r in readers(node)]
         start = grouping.runs_at(node)
         if node.target is aten.constant_pad_nd.default:
             start = min([start, *(grouping.runs_at(n) for n in padded.pop(_padding_of(node), ()))])
         found.append(Lifetime(node, _aligned(bytes_of(node)), start, max([start, *ends])))
+    found += _packed_operands(graph, grouping)
+    found += _between_parts(grouping)
     found.extend(_padding_itself(node, grouping) for nodes in padded.values() for node in nodes)
     kept = sum(bytes_of(n) for n in results if n.op == "call_function" and not is_constant(n))
     return Usage(tuple(found), kept)
@@ -140,6 +148,25 @@ def _packed_operands(graph: Graph, grouping: Kernels) -> list[Lifetime]:
                 start = min(time, max(before, _there(source(operand), grouping)))
                 found.append(Lifetime(operand, _aligned(bytes_of(operand)), start, time))
             before = time
+    return found
+
+
+def _between_parts(grouping: Kernels) -> list[Lifetime]:
+    """What long elementwise code hands from one of its kernels to the next, before the last one runs.
+
+    IREE 3.13.0 does not compute all rounds of a random number generator in one kernel: it takes a producer with several
+    readers into a kernel one at a time (FuseMultiUseElementwiseProducer.cpp). In what it makes of Philox's ten rounds,
+    three values are between two kernels.
+    """
+    forks: dict[Node, list[Node]] = defaultdict(list)
+    for node, head in grouping.leader.items():
+        if is_pointwise(node) and sum(grouping.leader.get(user) is head for user in node.users) > 1:
+            forks[head].append(node)
+    found: list[Lifetime] = []
+    for head, nodes in forks.items():
+        if len(nodes) >= _FORKS_OF_A_GENERATOR:
+            widest, before = max(nodes, key=bytes_of), max(0, grouping.runs_at(head) - 1)
+            found += [Lifetime(widest, _aligned(bytes_of(widest)), before, before)] * _BETWEEN
     return found
 
 
