@@ -51,11 +51,13 @@ def _copysign_scalar(size: torch.Tensor, sign: float) -> torch.Tensor:
 
 @decomposes(aten.fmax.default)
 def _fmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The larger one; a NaN is no number, and the other one is the result."""
     return torch.where((x >= y) | (y != y), x, y)
 
 
 @decomposes(aten.fmin.default)
 def _fmin(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """As `_fmax`, the smaller one."""
     return torch.where((x <= y) | (y != y), x, y)
 
 
@@ -146,6 +148,7 @@ def _fmod_scalar(x: torch.Tensor, y: float) -> torch.Tensor:
 
 @decomposes(aten.remainder.Tensor)
 def _remainder(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """With the sign of the divisor, as Python's; that of `_fmod` is the dividend's."""
     if torch.result_type(x, y) != torch.float64:
         return NotImplemented
     rest = aten.fmod.Tensor(x, y)
@@ -173,6 +176,7 @@ def _minus_product(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.T
 
 
 def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The upper and lower 26 bits of the significand, whose products are exact (Veltkamp's split, in Dekker)."""
     scaled = x * (2.0**27 + 1)
     high = scaled - (scaled - x)
     return high, x - high
