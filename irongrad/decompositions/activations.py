@@ -42,11 +42,13 @@ def _gelu(x: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
 
 @computes_in(torch.float32, torch.float64)
 def _gelu_by_tanh(x: torch.Tensor) -> torch.Tensor:
+    """The paper's approximation, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
     return 0.5 * x * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))).tanh())
 
 
 @computes_in(torch.float32, torch.float64)
 def _gelu_by_erf(x: torch.Tensor) -> torch.Tensor:
+    """X times the normal distribution function, 0.5 (1 + erf(x / sqrt(2)))."""
     return 0.5 * x * (1 + (x * math.sqrt(0.5)).erf())
 
 
@@ -61,4 +63,5 @@ def _softshrink_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) 
 
 
 def _zero_inside(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Both shrink to zero up to the threshold, itself too, and have the slope 1 beyond (ATen, Activation.cpp)."""
     return torch.where((x >= -threshold) & (x <= threshold), 0.0, grad)

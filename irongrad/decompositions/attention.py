@@ -1,4 +1,9 @@
-"""Softmax, its logarithm, and scaled dot-product attention."""
+"""Softmax, its logarithm, and the logarithm of its denominator, with their gradients.
+
+The largest element is taken out before any exponential, which then cannot overflow, and the sum is at least 1
+(P. Blanchard, D. J. Higham and N. J. Higham, "Accurately computing the log-sum-exp and softmax functions", IMA J.
+Numer. Anal. 41, 2021). NaN and a row of infinities of one sign give NaN, as in eager.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +41,7 @@ def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor
 
 @decomposes(aten._softmax_backward_data.default)
 def _softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
+    """dx = y (dy - sum(dy y)), as dy[i] / dx[j] is y[i] ([i = j] - y[j])."""
     if output.numel() == 0:
         return torch.empty_like(output, dtype=input_dtype)
     given, share = _wide(grad), _wide(output)
@@ -45,6 +51,7 @@ def _softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_
 
 @decomposes(aten._log_softmax_backward_data.default)
 def _log_softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
+    """dx = dy - exp(y) sum(dy), from y = x - log(sum(exp(x)))."""
     if output.numel() == 0:
         return torch.empty_like(output, dtype=input_dtype)
     given = _wide(grad)

@@ -63,14 +63,17 @@ def _of_sample(count: int) -> float:
 
 
 def _moved(running: Maybe, new: torch.Tensor, momentum: float) -> Maybe:
+    """The running statistic after a batch; PyTorch's momentum is the weight of the new one."""
     return None if running is None else new * momentum + running * (1 - momentum)
 
 
 def _others(x: torch.Tensor) -> list[int]:
+    """All dimensions but the channels'."""
     return [0, *range(2, x.ndim)]
 
 
 def _each(channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """One number a channel, in the shape that meets the channels of `x`."""
     return channels.reshape([-1] + [1] * (x.ndim - 2))
 
 

@@ -55,6 +55,7 @@ def _convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> torch.Tensor:
+    """A transposed one is the input's gradient of a convolution (Dumoulin and Visin, arXiv:1603.07285, chapter 4)."""
     geometry = Geometry.of(weight, stride, padding, dilation, groups)
     if transposed:
         sizes = _transposed_sizes(x, weight, geometry, each(output_padding, weight.ndim - 2))

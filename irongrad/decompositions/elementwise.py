@@ -51,11 +51,13 @@ def _copysign_scalar(size: torch.Tensor, sign: float) -> torch.Tensor:
 
 @decomposes(aten.fmax.default)
 def _fmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The larger one; a NaN is no number, and the other one is the result."""
     return torch.where((x >= y) | (y != y), x, y)
 
 
 @decomposes(aten.fmin.default)
 def _fmin(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """As `_fmax`, the smaller one."""
     return torch.where((x <= y) | (y != y), x, y)
 
 

@@ -1,7 +1,8 @@
 """Arithmetic of half-precision tensors with Python numbers.
 
-Eager computes in float32 and rounds the result (aten/src/ATen/OpMathType.h). torch-mlir 20261001 rounds the number to
-the tensor's dtype first: `x / 100_000` is then a division by infinity in float16, a wrong gradient of every long mean.
+Eager computes in float32 and rounds the result (aten/src/ATen/OpMathType.h), but for a sum, where its CPU kernels round
+the number first. torch-mlir 20261001 rounds the number to the tensor's dtype always: `x / 100_000` is then a division
+by infinity in float16, a wrong gradient of every long mean. Here no number is rounded, in sums too: nearer to float64.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ aten = torch.ops.aten
 
 @decomposes(aten.dist.default)
 def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:
+    """The p-norm of all differences, as of one vector."""
     return aten.linalg_vector_norm.default(x - y, p)
 
 
@@ -71,7 +72,7 @@ def _length(x: torch.Tensor, p: float) -> torch.Tensor:
     if x.shape[-1] == 0:
         return x.new_zeros(x.shape[:-1])
     if p == 0:
-        return (x != 0).to(x.dtype).sum(-1)
+        return torch.where(x != x, x, (x != 0).to(x.dtype)).sum(-1)
     if p == 1:
         return x.abs().sum(-1)
     if p == 2:

@@ -36,7 +36,7 @@ def repeat(count: int, body: Callable[..., Tensors], carried: Tensors, constants
     def step(*values: torch.Tensor) -> list[torch.Tensor]:
         return list(body(values[split], *values[:split], *values[split + 1 :]))
 
-    initial = [c.contiguous() for c in carried]
+    initial = [c.clone(memory_format=torch.contiguous_format) for c in carried]
     return tuple(torch.ops.higher_order.scan(step, initial, [torch.arange(count)], constants))
 
 

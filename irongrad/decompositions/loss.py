@@ -43,6 +43,7 @@ def _nll_loss_backward(
 
 @decomposes(aten.soft_margin_loss.default)
 def _soft_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
+    """log(1 + exp(-t x)), of the documentation of torch.nn.SoftMarginLoss."""
     return reduced((-target * x).exp().log1p(), reduction)
 
 
@@ -50,6 +51,7 @@ def _soft_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1)
 def _soft_margin_loss_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
+    """The slope is -t sigmoid(-t x), which is finite where ATen's exp(-t x) / (1 + exp(-t x)) is not."""
     return -target * (-target * x).sigmoid() * spread(grad, target * x, reduction)
 
 

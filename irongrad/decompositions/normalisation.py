@@ -27,6 +27,7 @@ def _layer_norm(
 
 
 def _last(x: torch.Tensor, normalized_shape: Sequence[int]) -> list[int]:
+    """The dimensions that are normalised: as many of the last ones as `normalized_shape` has."""
     return list(range(x.ndim - len(normalized_shape), x.ndim))
 
 

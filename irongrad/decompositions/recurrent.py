@@ -73,6 +73,7 @@ def _lstm_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) -
 
 
 def _lstm_weights(old: Tensor, saved: Tensors, dx: Tensor, others: Tensors) -> Tensors:
+    """Of the state's weight, and of a projection, whose input was o tanh(c')."""
     _, c, gates = saved
     return [_product(dx, old), *(_product(dh, gates.chunk(4, -1)[3] * c.tanh()) for dh in others)]
 
@@ -103,6 +104,7 @@ def _gru_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) ->
 
 
 def _gru_weights(old: Tensor, saved: Tensors, dx: Tensor, others: Tensors) -> Tensors:
+    """Of the state's weight and its bias, which has a gradient of its own as r multiplies it."""
     (hidden,) = others
     return [_product(hidden, old), hidden.sum((0, 1))]
 

@@ -110,6 +110,7 @@ def _antialiased(axis: Axis, *, kernel: Callable[[float], float], reach: float) 
 
 
 def _triangle(x: float) -> float:
+    """The kernel of linear interpolation."""
     return max(1 - abs(x), 0.0)
 
 

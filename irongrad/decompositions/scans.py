@@ -83,6 +83,7 @@ def _extreme(
 
 @decomposes(aten.logcumsumexp.default)
 def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """A scan of log(exp(a) + exp(b)), which is associative."""
     if x.ndim == 0 or x.numel() == 0:
         return x.clone()
     return _scan(lambda a, b: (_log_add_exp(a[0], b[0]),), (x,), dim)[0]

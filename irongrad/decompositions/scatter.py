@@ -56,6 +56,7 @@ for _op in (
 
 @decomposes(aten.index_put.default)
 def _index_put(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
+    """The indexed dimensions become the rows of a matrix, the others its columns (numpy, "Advanced indexing")."""
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
         return put_by_mask(x, indices, values, accumulate)
     dims = [d for d, i in enumerate(indices) if i is not None]

@@ -35,7 +35,6 @@ def _as_view(copy: torch._ops.OpOverload, view: Callable[..., object]) -> None:
         return view(*args, **kwargs)
 
 
-_as_view(aten.narrow_copy.default, torch.narrow)
 _as_view(aten.permute_copy.default, aten.permute.default)
 _as_view(aten.unbind_copy.int, torch.unbind)
 _as_view(aten.view_copy.default, aten.reshape.default)

@@ -93,6 +93,7 @@ def _erf(x: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten.erfc.default, aten.special_erfc.default)
 def _erfc(x: torch.Tensor) -> torch.Tensor:
+    """Below 0.46875 from erf, which is small there; for negative x by erfc(-x) = 2 - erfc(x)."""
     x = in_floating_point(x)
     tail = _complement(x.abs())
     return torch.where(x.abs() <= _SMALL, 1 - _erf_near_zero(x), torch.where(x < 0, 2 - tail, tail))
@@ -110,6 +111,7 @@ def _erfcx(x: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten.special_ndtr.default)
 def _ndtr(x: torch.Tensor) -> torch.Tensor:
+    """erfc(-x / sqrt(2)) / 2, which is a small number in full precision where x is negative (DLMF 7.20.1)."""
     return 0.5 * aten.erfc.default(in_floating_point(x) * -_SQRT_HALF)
 
 
@@ -124,12 +126,14 @@ def _log_ndtr(x: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten.special_ndtri.default)
 def _ndtri(x: torch.Tensor) -> torch.Tensor:
+    """The normal distribution's quantile (Wichura); 1 - x is exact where it is the smaller one."""
     x = in_floating_point(x)
     return _quantile(x - 0.5, torch.minimum(x, 1 - x))
 
 
 @decomposes(aten.erfinv.default)
 def _erfinv(x: torch.Tensor) -> torch.Tensor:
+    """The quantile at (1 + x) / 2, over sqrt(2), as erf(x) = 2 ndtr(x sqrt(2)) - 1."""
     x = in_floating_point(x)
     return _quantile(x / 2, (1 - x.abs()) / 2) * _SQRT_HALF
 
@@ -165,7 +169,7 @@ def _quantile(centred: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
     centre = near * rational(0.180625 - near * near, *_CENTRE)
     r = (-tail.log()).sqrt()
     sides = rational(r.clamp(max=5.0) - 1.6, *_SIDES)
-    ends = rational(r.clamp(5.0, 27.0) - 5.0, *_ENDS)
+    ends = rational(r.clamp(5.0, 27.5) - 5.0, *_ENDS)  # 27.3 for the smallest number
     outer = torch.where(tail == 0, math.inf, torch.where(r <= 5, sides, ends))
     outer = torch.where(tail >= 0, outer, math.nan)
     return torch.where(centred.abs() <= 0.425, centre, torch.where(centred < 0, -outer, outer))

@@ -19,6 +19,7 @@ aten = torch.ops.aten
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798)
 _SHIFT = 9  # asymptotic series with these terms are good to float64 from here
 _MIDDLE_END = 8.0
+_TINY = 1e-17
 
 # Chebyshev coefficients, computed with mpmath at 40 digits: of lgamma(2 + t) / (t (t + 1)), and of lgamma(5.5 + 2.5 t).
 _NEAR_ZEROS = (
@@ -86,6 +87,7 @@ def _lgamma(x: torch.Tensor) -> torch.Tensor:
     positive = _lgamma_positive(size)
     fraction = size - size.round()
     reflected = -(size * near_sine(fraction.abs() * math.pi) / math.pi).log() - positive
+    reflected = torch.where(size < _TINY, positive, reflected)  # which differ by 1.2 size; the product would vanish
     found = torch.where(x < 0, reflected, positive)
     pole = (x <= 0) & (fraction == 0)
     return torch.where(pole | (size == math.inf), math.inf, found)

@@ -170,6 +170,23 @@ def _gaussian_nll_loss(
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
+@_replaces(functional.ctc_loss)
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """A mean over lengths that are numbers: PyTorch fills a tensor with them in C++, where a trace has no memory."""
+    if isinstance(target_lengths, Tensor) or reduction != "mean":
+        return NotImplemented
+    losses = functional.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, "none", zero_infinity)
+    return (losses / torch.tensor(target_lengths, dtype=losses.dtype).clamp(min=1)).mean()
+
+
 def _is_mask(index: object) -> bool:
     return isinstance(index, Tensor) and index.dtype is torch.bool
 

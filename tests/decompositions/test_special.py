@@ -104,6 +104,13 @@ def test_polygamma_has_its_poles(n: int) -> None:
     assert found.tolist() == [(-1) ** (n + 1) * math.inf] * 3
 
 
+@pytest.mark.parametrize(("dtype", "smallest"), [(torch.float32, 1e-37), (torch.float64, 1e-320)])
+def test_arguments_next_to_zero(dtype: torch.dtype, smallest: float) -> None:
+    x = torch.tensor([smallest, 1e-19, 1e-17, 1e-15], dtype=dtype)
+    torch.testing.assert_close(decomposed(torch.lgamma, -x), torch.lgamma(-x))
+    torch.testing.assert_close(decomposed(torch.special.ndtri, x), torch.special.ndtri(x))
+
+
 def test_integers_are_taken_as_floats() -> None:
     x = torch.arange(1, 6)
     for function in (torch.sin, torch.lgamma, torch.erfc, torch.i0, torch.log10):
