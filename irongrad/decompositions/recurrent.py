@@ -19,6 +19,8 @@ from torch import Tensor
 
 from irongrad.decompositions.registry import decomposes
 from irongrad.decompositions.repetition import Repeated
+from irongrad.decompositions.unknown_sizes import is_known
+from irongrad.runtime.errors import UnsupportedOpError
 
 Tensors = Sequence[Tensor]
 
@@ -255,17 +257,29 @@ def _recurrent_backward_fake(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    cell, _, state, weights = inputs
+    cell, x, state, weights = inputs
     ctx.cell, ctx.sizes = cell, (len(state), len(weights))
-    ctx.save_for_backward(*state, *weights, *output)
+    ctx.save_for_backward(x, *state, *weights, *output)
 
 
 def _differentiate(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    """By `backward`; where its result is differentiated again, by autograd's own, through the steps of `forward`."""
     count, weighty = ctx.sizes
-    kept = ctx.saved_tensors
+    x, *kept = ctx.saved_tensors
     state, weights, output = kept[:count], kept[count : count + weighty], kept[count + weighty :]
     given = [torch.zeros_like(o) if g is None else g for g, o in zip(grads[: count + 1], output, strict=False)]
-    results = torch.ops.irongrad.recurrent_backward(ctx.cell, given, state, weights, output[count:])
+    if torch.is_grad_enabled():
+        if not is_known(x.shape[0]) or x.shape[0] > LONGEST_UNROLLED:
+            raise UnsupportedOpError(
+                f"a second derivative of a recurrent layer over {x.shape[0]} steps: over more than {LONGEST_UNROLLED} "
+                "it is a scan, whose second derivatives are wrong in PyTorch 2.13. Pass shorter sequences, or take the "
+                "gradient inside the loss of something else"
+            )
+        inputs = [t if t.requires_grad else t.detach().requires_grad_() for t in (x, *state, *weights)]
+        made = forward(ctx.cell, inputs[0], inputs[1 : count + 1], inputs[count + 1 :])[: count + 1]
+        results = [*torch.autograd.grad(made, inputs, given, create_graph=True, materialize_grads=True)]
+    else:
+        results = torch.ops.irongrad.recurrent_backward(ctx.cell, given, state, weights, output[count:])
     return None, results[0], results[1 : count + 1], results[count + 1 :]
 
 

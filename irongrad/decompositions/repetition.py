@@ -57,7 +57,8 @@ class Repeated:
     def __call__(self, *values: Tensor) -> list[Tensor]:
         """The results of `function`."""
         mode = get_proxy_mode()
-        if mode is None or not all(isinstance(size, int) for v in values for size in v.shape):
+        recorded = any(v.requires_grad for v in values)  # by autograd, which a copy of nodes is not
+        if mode is None or recorded or not all(isinstance(size, int) for v in values for size in v.shape):
             return list(self._function(*values))
         tracer = mode.tracer
         kinds, arguments = [(v.shape, v.dtype) for v in values], _nodes(values, tracer)

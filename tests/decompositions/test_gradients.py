@@ -207,7 +207,7 @@ ROWS = {
     "views in branches": row(
         lambda x: torch.cond(
             x.sum() > 0,
-            lambda x: x.diagonal() @ x.unbind()[0][:2] * x.unfold(1, 2, 1).exp().sum(),
+            lambda x: x.diagonal() @ x.unbind()[0][:2] * x.unfold(1, 2, 1).exp().sum() + x.split(2, 1)[1].sin().sum(),
             lambda x: x.view(3, 2).permute(1, 0).sin().sum() + ((x > 0).detach() * x).as_strided([2], [2]).sum(),
             [x]), (2, 3),
     ),
@@ -285,7 +285,7 @@ ROWS = {
     "randomness": row(drawn, (6,)),
     "recurrent layers": row(
         each(*(functools.partial(lambda cell, x, h, w: recurrent(cell, x, [h], [w])[:2], cell)
-               for cell in ("rnn_tanh", "rnn_relu"))), (3, 1, 2), (1, 2), (2, 2),
+               for cell in ("rnn_tanh", "rnn_relu"))), (2, 1, 2), (1, 2), (2, 2), order=2,
     ),
     "reductions": row(
         each(torch.sum, torch.mean, lambda x: x.mean((0, 1)), torch.var, torch.var_mean, linalg.vector_norm), (3, 4),

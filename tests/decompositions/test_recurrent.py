@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import irongrad as ig
 from irongrad.decompositions.recurrent import LONGEST_UNROLLED, recurrent
+from irongrad.pipeline.functions import flat_function
 from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.retrace import retrace
 from irongrad.runtime.errors import UnsupportedOpError
@@ -64,6 +65,20 @@ def test_gradcheck(cell, gates):
         lambda x, w, *rest: recurrent(cell, x, list(rest[: len(state)]), [w, *rest[len(state) :]])[: len(state) + 1],
         (*inputs, *extra),
     )
+
+
+def penalised(x: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A gradient inside a loss."""
+    with torch.enable_grad():
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        out = recurrent("rnn_tanh", x, [h], [w])[0].sum()
+        (slope,) = torch.autograd.grad(out, x, create_graph=True)
+    return out + slope.square().sum()
+
+
+def test_second_derivatives_of_long_sequences_are_refused():
+    with pytest.raises(UnsupportedOpError, match="second derivative of a recurrent layer over 20 steps"):
+        flat_function(penalised, tuple(torch.randn(s) for s in ((20, 1, 2), (1, 2), (2, 2))), gradients=False)
 
 
 @pytest.mark.parametrize(("length", "loops"), [("unrolled", False), ("scan", True)])
