@@ -11,6 +11,7 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.pipeline import package
+from irongrad.pipeline.functions import flat_function, golden_of_function, trace_function
 from irongrad.pipeline.oracle import RoundingNoise, half_of_the_threads
 from irongrad.runtime.errors import InternalError
 from irongrad.runtime.golden import Golden, kept, read_golden
@@ -87,3 +88,14 @@ def test_an_artifact_keeps_the_golden_values_of_its_verification(
     stored = read_golden(artifact.directory / "golden.safetensors")
     assert stored.expected["state/1/weight"].shape == (4096,)
     assert stored.allowed == kept(golden).allowed
+
+
+def test_a_noisy_run_may_leave_what_an_operator_takes() -> None:
+    """Binary cross-entropy takes no probability and no target above 1."""
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.binary_cross_entropy((x * 20).sigmoid(), (x > 0).float())
+
+    flat = flat_function(loss, (torch.tensor([1.0, -1.0, 2.0, 3.0]),), gradients=False)
+    golden = golden_of_function(flat, trace_function(flat, loss)[0])
+    assert all(0 < a < 1e-3 for a in golden.allowed.values())
