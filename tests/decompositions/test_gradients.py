@@ -61,6 +61,13 @@ def drawn(x: Tensor) -> list[Tensor]:
         return [F.rrelu(x, training=True), F.rrelu(x), torch.native_dropout(x, 0.5, True)[0]]
 
 
+def bits(x: Tensor) -> list[Tensor]:
+    i = x.long()
+    shifts = torch.bitwise_left_shift, torch.bitwise_right_shift
+    shifted = [shift(*given) for shift in shifts for given in ((i, i), (i, 2), (9, i))]
+    return [*shifted, i << i, i << 1, i >> i, i >> 1, torch.bitwise_or(i, 5), torch.bitwise_xor(i, 5)]
+
+
 def positive(a: Tensor) -> Tensor:
     return a @ a.mT + torch.eye(a.shape[-1], dtype=a.dtype)
 
@@ -106,6 +113,21 @@ ROWS = {
     "bins": row(
         lambda x: [torch.searchsorted(UNIT, x), torch.bucketize(x, UNIT), torch.histc(x, 4, -1, 1)], (6,), order=0
     ),
+    "bits": row(bits, torch.tensor([0.0, 1.0, 3.0]), order=0),
+    "bytes": row(
+        lambda x: [torch.arange(3, dtype=torch.int8), torch.arange(1, 3, dtype=torch.uint8),
+                   torch.arange(1, 6, 2, dtype=torch.int8) + x], (1,), order=0,
+    ),
+    "bounds": row(
+        lambda x, y: [x.clamp(y - 0.5, y), x.clamp_min(y), x.clamp_max(y), x.clamp_max(0.3)], (6,), (6,)
+    ),
+    "divisions": row(
+        each(*(functools.partial(torch.div, rounding_mode=mode) for mode in ("floor", "trunc", None)),
+             *(lambda x, y, mode=mode: aten.div.Scalar_mode(x, 0.7, rounding_mode=mode) for mode in ("floor", "trunc"))),
+        (6,), (6,),
+    ),
+    "logarithms of sums": row(each(torch.logaddexp, torch.logaddexp2), (6,), (6,)),
+    "powers of a number, and bytes beside numbers": row(lambda x: [2**x, torch.cat([torch.ones(1, dtype=torch.uint8), x])], (6,)),
     "comparisons": row(lambda x: [x == 1, x != 1, x < 1, x <= 1, x > 1, x >= 1], (6,), order=0),
     "constants": row(
         lambda x: [torch.full((2,), 7, dtype=torch.uint8), torch.zeros(2, dtype=torch.uint8),
@@ -314,7 +336,13 @@ NOT_DIFFERENTIATED = {
     "has no derivative in PyTorch": """
         bucketize.Tensor searchsorted.Tensor histc.default frexp.Tensor nextafter.default remainder.Scalar_Tensor
         geqrf.default ormqr.default scatter.reduce index_fill.int_Tensor""",
+    "is of integers": """
+        __lshift__.Scalar __lshift__.Tensor __rshift__.Tensor arange.default arange.start arange.start_step
+        bitwise_left_shift.Scalar_Tensor bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_or.Scalar
+        bitwise_right_shift.Scalar_Tensor bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar
+        bitwise_xor.Scalar""",
     "makes a tensor of no values": "empty_permuted.default",
+    "has 1/6 in float32 in PyTorch": "hardsigmoid.default",
     "is of evaluation alone": """
         special_erfc.default special_ndtr.default orgqr.default _fused_rms_norm.default
         _embedding_bag_forward_only.default _native_batch_norm_legit_no_training.default""",

@@ -15,6 +15,7 @@ from torch import nn
 from torch.func import grad, hessian, jvp, vjp, vmap
 
 import irongrad as ig
+from irongrad.pipeline.functions import flat_function, trace_function
 from irongrad.runtime import load_function
 from irongrad.runtime.errors import ArtifactError, CaptureError, GuardError, UserError
 
@@ -207,3 +208,13 @@ def test_the_command_line_knows_saved_functions(saved, tmp_path):
 def test_a_training_step_is_no_function(mlp_artifact):
     with pytest.raises(ArtifactError, match=r"use irongrad\.runtime\.load"):
         load_function(mlp_artifact)
+
+
+def test_distributions_do_not_look_at_the_values_of_their_arguments() -> None:
+    def sample(mean: torch.Tensor) -> torch.Tensor:
+        return torch.distributions.Normal(mean, mean.abs() + 1).rsample()
+
+    flat = flat_function(sample, (torch.ones(3),), gradients=False)
+    trace_function(flat, sample)
+    with pytest.raises(ValueError, match="constraint"):
+        torch.distributions.Normal(0.0, -1.0)

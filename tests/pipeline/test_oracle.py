@@ -14,6 +14,7 @@ import irongrad as ig
 from irongrad.pipeline import expected, oracle, package
 from irongrad.pipeline.capture import CapturedStep
 from irongrad.pipeline.eager_scaling import Skips
+from irongrad.pipeline.functions import flat_function, golden_runs_of_function, trace_function
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.oracle import RoundingNoise, half_of_the_threads, run_eager
 from irongrad.pipeline.package import Artifact
@@ -116,3 +117,14 @@ def test_all_runs_are_made_for_a_target_that_cannot_run_here(tmp_path: Path, mon
     monkeypatch.setattr(package, "why_not", lambda *arguments: "it is for another machine")
     assert not compiled().reports
     assert seeds == [*range(NOISY_RUNS), None]
+
+
+def test_a_noisy_run_may_leave_what_an_operator_takes() -> None:
+    """Binary cross-entropy takes no probability and no target above 1."""
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.binary_cross_entropy((x * 20).sigmoid(), (x > 0).float())
+
+    flat = flat_function(loss, (torch.tensor([1.0, -1.0, 2.0, 3.0]),), gradients=False)
+    *_, golden = golden_runs_of_function(flat, trace_function(flat, loss)[0])
+    assert all(0 < a < 1e-3 for a in golden.allowed.values())
