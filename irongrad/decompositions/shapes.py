@@ -178,3 +178,9 @@ def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> t
         if last:
             x = torch.cat([x.narrow(dim, size - last, last), x.narrow(dim, 0, size - last)], dim)
     return x
+
+
+@decomposes(aten.select_copy.int)
+def _select_copy(x: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+    """PyTorch's scan takes the first slice of what it goes over with it."""
+    return aten.select.int(x, dim, index)
