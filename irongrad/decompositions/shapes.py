@@ -36,6 +36,7 @@ def _as_view(copy: torch._ops.OpOverload, view: Callable[..., object]) -> None:
 
 
 _as_view(aten.permute_copy.default, aten.permute.default)
+_as_view(aten.select_copy.int, aten.select.int)
 _as_view(aten.slice_copy.Tensor, aten.slice.Tensor)
 _as_view(aten.split_copy.Tensor, torch.split)
 _as_view(aten.unbind_copy.int, torch.unbind)

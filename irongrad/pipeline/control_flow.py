@@ -66,14 +66,19 @@ class ControlFlowImporter(SharedLiterals):
         if self._in_loop:
             self._bind(node, self._selected(node, self._argument(predicate), branches, inputs))
             return
-        condition = self._boolean(self._argument(predicate))
-        results = self._types(node)
-        choice = Operation.create("torch.prim.If", results=results, operands=[condition], regions=2)
+        chosen, kinds = self._argument(predicate), self._types(node)
+        # torch-mlir 20261001 makes an `arith.select` of two constants, and has no lowering for it.
+        found = [_constant_results(b, operands) for b in branches]
+        constants = [all(both) for both in zip(*found, strict=True)]
+        kept = [kind for kind, fixed in zip(kinds, constants, strict=True) if not fixed]
+        choice = Operation.create("torch.prim.If", results=kept, operands=[self._boolean(chosen)], regions=2)
         for region, branch in zip(choice.regions, branches, strict=True):
             with _block(region, []):
-                outputs = self._inline(branch, inputs)
-                Operation.create("torch.prim.If.yield", operands=outputs)
-        self._bind(node, choice.results)
+                outputs = zip(self._inline(branch, inputs), constants, strict=True)
+                Operation.create("torch.prim.If.yield", operands=[value for value, fixed in outputs if not fixed])
+        selected = self._selected(node, chosen, branches, inputs) if any(constants) else kinds
+        made = iter(choice.results)
+        self._bind(node, [s if fixed else next(made) for s, fixed in zip(selected, constants, strict=True)])
 
     def _selected(self, node: Node, predicate: Value, branches: Sequence[Node], inputs: Sequence[Value]) -> list[Value]:
         """The results of both branches, one of them selected.
@@ -224,6 +229,24 @@ def _graph_of(region: Node) -> Graph:
     """The graph that the node `region` names."""
     graph: Graph = getattr(region.graph.owning_module, str(region.target)).graph
     return graph
+
+
+def _constant_results(region: Node, operands: Sequence[Any]) -> list[bool]:
+    """Which results of the graph that `region` names, given `operands`, depend on nothing but constants."""
+    graph, known = _graph_of(region), _constants(region.graph, [])
+    pairs = zip(graph.find_nodes(op="placeholder"), operands, strict=True)
+    constants = _constants(graph, [placeholder for placeholder, operand in pairs if operand in known])
+    results = graph.output_node().args[0]
+    return [r in constants for r in (results if isinstance(results, list | tuple) else [results])]
+
+
+def _constants(graph: Graph, given: Sequence[Node]) -> set[Node]:
+    """The nodes of `graph` that depend on nothing but constants, of which `given` are some."""
+    constants = set(given)
+    for node in graph.nodes:
+        if node.op == "get_attr" or (node.op == "call_function" and constants.issuperset(node.all_input_nodes)):
+            constants.add(node)
+    return constants
 
 
 def _split(length: int) -> list[int]:

@@ -93,7 +93,8 @@ def refusals(graph: StepGraph) -> list[Refusal]:
 def function_refusals(name: str, function: Function) -> Iterator[Refusal]:
     """Everything in one function of a step graph that cannot be compiled."""
     for argument, node in _placeholders(function):
-        if problem := _value_problem(node):
+        made = argument.kind in ("gradient", "accumulator")  # of a parameter, which is refused itself
+        if not made and (problem := _value_problem(node)):
             yield Refusal(f"{argument.kind} {argument.name!r}", _where(name), *problem)
     for node in nodes_of(function.graph):
         if refusal := _refusal(node, _otherwise(name)):

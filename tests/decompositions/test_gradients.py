@@ -123,11 +123,14 @@ ROWS = {
     ),
     "divisions": row(
         each(*(functools.partial(torch.div, rounding_mode=mode) for mode in ("floor", "trunc", None)),
-             *(lambda x, y, mode=mode: aten.div.Scalar_mode(x, 0.7, rounding_mode=mode) for mode in ("floor", "trunc"))),
-        (6,), (6,),
+             *(lambda x, y, mode=mode: aten.div.Scalar_mode(x, 0.7, rounding_mode=mode)
+               for mode in ("floor", "trunc"))), (6,), (6,),
     ),
+    "a copy of a view": row(lambda x: torch.select_copy(x, 1, 2), (2, 3)),
     "logarithms of sums": row(each(torch.logaddexp, torch.logaddexp2), (6,), (6,)),
-    "powers of a number, and bytes beside numbers": row(lambda x: [2**x, torch.cat([torch.ones(1, dtype=torch.uint8), x])], (6,)),
+    "powers of a number, and bytes beside numbers": row(
+        lambda x: [2**x, torch.cat([torch.ones(1, dtype=torch.uint8), x])], (6,)
+    ),
     "comparisons": row(lambda x: [x == 1, x != 1, x < 1, x <= 1, x > 1, x >= 1], (6,), order=0),
     "constants": row(
         lambda x: [torch.full((2,), 7, dtype=torch.uint8), torch.zeros(2, dtype=torch.uint8),

@@ -149,6 +149,15 @@ def test_gradients_of_regions_that_pytorch_refuses(function):
     torch.testing.assert_close(list(found), [value.detach(), *rest, exact.grad])
 
 
+def test_constants_from_both_branches_are_lowered(tmp_path):
+    """torch-mlir 20261001 makes an `arith.select` of them, and has no lowering for it."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.cond(x.sum() > 0, lambda a: (a * 2, torch.ones(2)), lambda a: (a.sin(), torch.zeros(2)), (x,))
+
+    assert "arith.select" in linalg_of(function, torch.ones(3), scratch=tmp_path)
+
+
 @pytest.mark.slow
 def test_scans_both_ways_maps_and_nestings_with_gradients():
     """Compiling verifies the value and all gradients."""
