@@ -66,12 +66,11 @@ def fit(graph: GraphModule, max_memory: str) -> PassResult:
     separated = separate_late_sums(graph.graph)
     problem = problem_of(graph.graph)
     full = everything_saved(problem)
-    plan = cheapest(problem, budget)
-    if plan is None:
-        least = smallest(problem).total
+    plan = cheapest(problem, budget) or smallest(problem)  # the search for the first may miss what the other finds
+    if plan.total > budget:
         raise UserError(
             f"--max-memory {max_memory}: the transient values of a step cannot be made to fit into "
-            f"{readable(budget)}. The smallest budget that can be met is {readable(least)}, of "
+            f"{readable(budget)}. The smallest budget that can be met is {readable(plan.total)}, of "
             f"{readable(unlimited)} without one. Give that or more, or take a smaller batch"
         )
     copies = recompute(graph.graph, plan.saved) if plan.total < full.total else {}

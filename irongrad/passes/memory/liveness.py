@@ -86,11 +86,10 @@ class Usage:
     def slab(self) -> int:
         """The size of the one allocation in which IREE places all these, each at the lowest offset where it fits best.
 
-        The greedy strip packing of compiler/src/iree/compiler/Dialect/Stream/Transforms/LayoutSlices.cpp, in the order
-        of `Slice` in Dialect/Stream/IR/StreamOps.td.
+        The greedy strip packing of compiler/src/iree/compiler/Dialect/Stream/Transforms/LayoutSlices.cpp.
         """
         placed: list[tuple[int, Lifetime]] = []
-        for item in sorted(self.lifetimes, key=lambda i: (i.start, i.end)):
+        for item in sorted(self.lifetimes, key=lambda i: i.start):
             best, gap, offset = None, math.inf, 0
             for start, other in placed:
                 if other.end < item.start or other.start > item.end:
@@ -117,16 +116,15 @@ def usage(graph: Graph) -> Usage:
     output = graph.output_node()
     results = {source(n) for n in output.all_input_nodes}
     padded = _padded_inputs(graph)
-    found: list[Lifetime] = []
-    for node in graph.nodes:
-        if node not in grouping.leader or node in results or not grouping.is_stored(node):
+    found: list[Lifetime] = _packed_operands(graph, grouping)
+    for node in grouping.leader:
+        if node in results or not grouping.is_stored(node):
             continue
         ends = [grouping.runs_at(r) for r in readers(node)]
         start = grouping.runs_at(node)
         if node.target is aten.constant_pad_nd.default:
             start = min([start, *(grouping.runs_at(n) for n in padded.pop(_padding_of(node), ()))])
         found.append(Lifetime(node, _aligned(bytes_of(node)), start, max([start, *ends])))
-    found += _packed_operands(graph, grouping)
     found += _between_parts(grouping)
     found.extend(_padding_itself(node, grouping) for nodes in padded.values() for node in nodes)
     kept = sum(bytes_of(n) for n in results if n.op == "call_function" and not is_constant(n))
