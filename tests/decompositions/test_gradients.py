@@ -162,9 +162,9 @@ ROWS = {
         each(torch.erf, torch.erfc, torch.erfinv, special.erfcx, special.ndtr, special.log_ndtr, special.ndtri), UNIT
     ),
     "gamma functions": row(
-        each(torch.lgamma, torch.digamma, lambda x: torch.polygamma(2, x)), torch.cat([UNIT, -UNIT, 5 + UNIT])
+        each(torch.lgamma, lambda x: torch.polygamma(2, x)), torch.cat([UNIT, -UNIT, 5 + UNIT])
     ),
-    "bessel functions": row(each(torch.i0, special.i0e, special.i1, special.i1e), (5,)),
+    "bessel functions": row(torch.i0, (5,)),  # whose gradient is i1; both are made of the scaled ones
     "bags": row(
         each(lambda w, s: F.embedding_bag(WORDS, w, BAGS, mode="sum", per_sample_weights=s),
              lambda w, s: F.embedding_bag(WORDS, w, BAGS, mode="mean"),
