@@ -1,9 +1,8 @@
 """Remainders and floor division, exact where the quotient is one of the dtype's integers.
 
 torch-mlir 20261001 rounds the quotient of a floor division (1 // 0.1 is 10 there, and 9 in eager), and divides integers
-as floating-point numbers. IREE 3.13.0 has x
-less the rounded quotient times y for float32's remainder, NaN for an infinite y, and calls a C library that is not
-linked for float64's.
+as floating-point numbers. IREE 3.13.0 has x less the rounded quotient times y for float32's remainder, NaN for an
+infinite y, and calls a C library that is not linked for float64's.
 """
 
 from __future__ import annotations

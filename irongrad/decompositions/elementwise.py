@@ -49,6 +49,15 @@ def _copysign_scalar(size: torch.Tensor, sign: float) -> torch.Tensor:
     return -size if math.copysign(1.0, sign) < 0 else size
 
 
+@decomposes(aten.reciprocal.default)
+def _reciprocal(x: torch.Tensor) -> torch.Tensor:
+    """A division: torch-mlir 20261001 asserts of a reciprocal's argument that it is not zero.
+
+    IREE 3.13.0 copies that assertion until memory is full where it fuses a whole function of scalars.
+    """
+    return torch.full((), 1, dtype=torch.result_type(x, 1.0)) / x
+
+
 @decomposes(aten.fmax.default)
 def _fmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The larger one; a NaN is no number, and the other one is the result."""

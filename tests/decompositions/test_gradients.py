@@ -143,7 +143,8 @@ ROWS = {
     ),
     "arithmetic": row(
         each(torch.fmax, torch.fmin, torch.hypot, torch.fmod, torch.copysign, torch.atan2, torch.rsub,
-             lambda x, y: 2 - x, lambda x, y: torch.lerp(x, y, 0.3), lambda x, y: torch.addcmul(x, x, y),
+             lambda x, y: 2 - x, lambda x, y: 2 / x, lambda x, y: torch.lerp(x, y, 0.3),
+             lambda x, y: torch.addcmul(x, x, y),
              lambda x, y: torch.addcdiv(x, x, y), lambda x, y: x.sgn() * y, lambda x, y: (x > 0).detach() * y,
              lambda x, y: torch.remainder(x, 0.7), lambda x, y: x.fmod(0.7), lambda x, y: x.copysign(-1.0),
              lambda x, y: torch.angle(x)), (5,), (5,),
