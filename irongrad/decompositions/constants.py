@@ -46,7 +46,7 @@ def _empty_permuted(
     return aten.empty.memory_format(size, dtype=dtype)
 
 
-@decomposes(aten.arange.default, aten.arange.start, aten.arange.start_step)
+@decomposes(aten.arange.start_step)
 def _arange(*bounds: float, dtype: torch.dtype | None = None, **kwargs: object) -> torch.Tensor:
     """Of bytes, as `eye` has them: torch-mlir 20261001 crashes on these."""
     if dtype not in (torch.int8, torch.uint8):

@@ -8,6 +8,7 @@ them ends in one library either way; docs/benchmarks.md has what it saves.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,11 @@ from irongrad.pipeline.operations import bytecode_of, inside, name_of
 
 # Executables are compiled side by side, one to a thread.
 EXECUTABLES = 8
+
+# Products of other numbers than float32 stay alone: IREE declares its microkernel for products once an executable, with
+# the types of the first one, and refuses the next ("failed to lower micro kernel operation to function call").
+_PRODUCT = re.compile(r"matmul|mmt4d|contract|encoding")
+_OTHER_THAN_FLOAT32 = re.compile(r"x(?:bf16|f16|f64|i8|i16|i32|i64)\b")
 
 _EXPORT = "stream.executable.export"
 
@@ -61,7 +67,7 @@ def join_executables(stream: bytes) -> bytes:
 
 
 def _single_kernels(module: ir.Module) -> list[_Executable]:
-    """The executables that are one kernel each, of which no two have one name."""
+    """The executables that are one kernel each, of which no two have one name, and none of another product."""
     found: dict[str, _Executable] = {}
     for executable in module.body.operations:
         if executable.operation.name != "stream.executable":
@@ -69,9 +75,15 @@ def _single_kernels(module: ir.Module) -> list[_Executable]:
         parts = _contents(executable.operation)
         code = [part for part in parts if part.name == "builtin.module"]
         functions = [function for part in code for function in _contents(part)]
-        if [part.name for part in parts[:2]] == [_EXPORT, "builtin.module"] and len(functions) == 1:
+        kinds = [part.name for part in parts[:2]]
+        if kinds == [_EXPORT, "builtin.module"] and len(functions) == 1 and not _is_other_product(functions[0]):
             found.setdefault(name_of(functions[0]), _Executable(executable.operation, parts[0], code[0], functions[0]))
     return list(found.values())
+
+
+def _is_other_product(function: Any) -> bool:
+    text = str(function)
+    return bool(_PRODUCT.search(text) and _OTHER_THAN_FLOAT32.search(text))
 
 
 def _contents(operation: Any) -> list[Any]:

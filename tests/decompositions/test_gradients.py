@@ -340,7 +340,7 @@ NOT_DIFFERENTIATED = {
         bucketize.Tensor searchsorted.Tensor histc.default frexp.Tensor nextafter.default remainder.Scalar_Tensor
         geqrf.default ormqr.default scatter.reduce index_fill.int_Tensor""",
     "is of integers": """
-        __lshift__.Scalar __lshift__.Tensor __rshift__.Tensor arange.default arange.start arange.start_step
+        __lshift__.Scalar __lshift__.Tensor __rshift__.Tensor arange.start_step
         bitwise_left_shift.Scalar_Tensor bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_or.Scalar
         bitwise_right_shift.Scalar_Tensor bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar
         bitwise_xor.Scalar""",
