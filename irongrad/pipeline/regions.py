@@ -13,6 +13,7 @@ import torch
 from torch._higher_order_ops import utils
 from torch._higher_order_ops.cond import _merge_output
 from torch._higher_order_ops.utils import prepare_fw_with_masks_all_requires_grad
+from torch._higher_order_ops.while_loop import WhileLoopAutogradOp
 from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
@@ -26,6 +27,8 @@ from irongrad.runtime.errors import InternalError, UnsupportedOpError
 control = torch.ops.higher_order
 
 SUPPORTED = frozenset({control.cond, control.while_loop, control.scan, control.map_impl})
+
+_BACKWARD_OF_WHILE_LOOP = WhileLoopAutogradOp.backward
 
 
 @contextmanager
@@ -52,6 +55,7 @@ def aliases_allowed() -> Iterator[None]:
             "torch._dynamo.output_graph.SubgraphTracer.has_aliasing", return_value=SimpleNamespace(has_aliasing=False)
         ),
         mock.patch.object(utils, "prepare_fw_with_masks_all_requires_grad", _with_every_gradient),
+        mock.patch.object(WhileLoopAutogradOp, "backward", staticmethod(_of_while_loop)),
     ):
         yield
 
@@ -68,6 +72,12 @@ def _with_every_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
         return results, [isinstance(r, torch.Tensor) for r in results]
 
     return run
+
+
+def _of_while_loop(ctx: Any, *gradients: Any) -> Any:
+    """The backward of while_loop, which is given no gradients of integers; `_check` refuses it by name."""
+    with mock.patch.object(utils, "prepare_fw_with_masks_all_requires_grad", prepare_fw_with_masks_all_requires_grad):
+        return _BACKWARD_OF_WHILE_LOOP(ctx, *gradients)
 
 
 def _metadata(tensor: torch.Tensor, **kwargs: Any) -> Any:

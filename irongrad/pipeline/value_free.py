@@ -28,15 +28,19 @@ _REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {}
 class ValueFree(TorchFunctionMode):
     """While open, calls of these functions do not look at values, nor do torch.distributions at their arguments'."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._validated: list[bool] = []  # PyTorch may open one again while it is open
+
     def __enter__(self) -> ValueFree:
-        self._validated = Distribution._validate_args
+        self._validated.append(Distribution._validate_args)
         Distribution.set_default_validate_args(False)
         super().__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        Distribution.set_default_validate_args(self._validated.pop())
         super().__exit__(*exception)
-        Distribution.set_default_validate_args(self._validated)
 
     def __torch_function__(  # type: ignore[no-untyped-def]
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -220,7 +220,8 @@ def test_iree_still_crashes_on_some_products_with_data_tiling():
         return (x @ x + torch.arange(8.0)).mT.contiguous()
 
     x = torch.randn(8, 8)
-    runs = (ig.compile_function(function, (x,), target="llvm-cpu:cpu=x86-64-v3") for _ in range(8))
+    target = "llvm-cpu:cpu=x86-64-v3"
+    runs = (ig.compile_function(function, (x,), target=target, cache=False) for _ in range(8))
     compiled = next((c for c in runs if DATA_TILING not in c.manifest.targets[0].flags), None)
     assert compiled is not None
     torch.testing.assert_close(torch.from_numpy(compiled(x.numpy())), function(x), atol=1e-5, rtol=1e-5)
