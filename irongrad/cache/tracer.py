@@ -222,12 +222,13 @@ class Tracer:
             self._refuse(f"reads {path}")
 
     def _source(self, path: str) -> str:
-        """The source that a file of bytecode was made of; Python compares their times by the second."""
+        """The source that a file of bytecode was made of, or will be; Python compares their times by the second."""
         if not path.endswith(".pyc"):
             return path
         with suppress(ValueError, OSError):
             source = importlib.util.source_from_cache(path)
-            if not is_installed(path) and os.stat(path).st_mtime_ns < os.stat(source).st_mtime_ns:
+            written = os.stat(source).st_mtime_ns
+            if os.path.exists(path) and not is_installed(path) and os.stat(path).st_mtime_ns < written:
                 self._refuse(f"imports {source}, which is newer than its bytecode")
             return source
         return path
