@@ -18,14 +18,7 @@ from torch.utils._pytree import tree_leaves
 from irongrad.passes.wide import Eager
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.eager_control_flow import eager_control_flow
-from irongrad.pipeline.oracle import (
-    LARGE,
-    NOISY_RUNS,
-    NOISY_RUNS_OF_LARGE_STEPS,
-    RoundingNoise,
-    Spread,
-    Values,
-)
+from irongrad.pipeline.oracle import RoundingNoise, Spread, Values
 from irongrad.runtime.verification import Comparison, largest_error
 
 
@@ -44,17 +37,18 @@ class Bounds:
         for place, result in enumerate(exact):
             self._exact.record(str(place), result)
         spread = Spread(self._exact)
-        runs = NOISY_RUNS if sum(v.numel() for v in values) <= LARGE else NOISY_RUNS_OF_LARGE_STEPS
-        for seed in (None, *range(runs)):
+
+        def run(seed: int | None) -> None:
             for place, result in enumerate(run_own(graph, values, seed)):
                 spread.record(str(place), result)
-        self._allowed = [spread.allowed(str(place)) for place in range(len(exact))]
+
+        *_, self._allowed = spread.widened_by(run, sum(v.numel() for v in values))
 
     def ratios(self, graph: GraphModule) -> Iterator[float]:
         """By result, the error of `graph` as a share of what is allowed."""
         for place, result in enumerate(run_own(graph, self._values)):
             error = largest_error(to_numpy(result), self._exact.arrays[str(place)])
-            yield Comparison("", str(place), error, self._allowed[place]).ratio
+            yield Comparison("", str(place), error, self._allowed[str(place)]).ratio
 
 
 def run_own(graph: GraphModule, values: Sequence[torch.Tensor], seed: int | None = None) -> list[torch.Tensor]:

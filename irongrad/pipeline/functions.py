@@ -40,7 +40,7 @@ from irongrad.pipeline.hints import DENSE
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.legality import check_float64, check_operators, check_values
-from irongrad.pipeline.oracle import NOISY_RUNS, RoundingNoise, Spread, Values, as_far_as_noise_allows
+from irongrad.pipeline.oracle import RoundingNoise, Spread, Values
 from irongrad.pipeline.package import Origin, package
 from irongrad.pipeline.ranges import Range, function_ranges
 from irongrad.pipeline.recurrent_layers import recurrent_layers
@@ -245,11 +245,13 @@ def golden_runs_of_function(flat: FlatFunction, graph: StepGraph) -> Iterator[Go
         _run(flat, None, names, exact.record)
     inputs = {n: to_numpy(t) for n, t in flat.examples.items()}
     spread = Spread(exact)
-    for seed in (*range(NOISY_RUNS), None):
-        with as_far_as_noise_allows(seed), RoundingNoise(seed) if seed is not None else nullcontext():
+
+    def run(seed: int | None) -> None:
+        with RoundingNoise(seed) if seed is not None else nullcontext():
             _run(flat, None, names, spread.record)
-        if spread.is_complete:
-            yield Golden(0, oracle, inputs, exact.arrays, {n: spread.allowed(n) for n in names})
+
+    for allowed in spread.widened_by(run):
+        yield Golden(0, oracle, inputs, exact.arrays, allowed)
 
 
 @eager_control_flow()

@@ -111,10 +111,19 @@ class Spread:
         self.largest[key] = max(self.largest.get(key, 0.0), error)
         self.eps[key] = float(torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether every value was compared."""
-        return self.exact.arrays.keys() <= self.largest.keys()
+    def widened_by(self, run: Callable[[int | None], object], elements: int = 0) -> Iterator[dict[str, float]]:
+        """After each of the runs, what they allow so far of every value, once each was compared.
+
+        Args:
+            run: makes one run with the noise of a seed, or without where that is None, and records its values.
+            elements: how many the step's state has, by which it is known to be large.
+        """
+        # Those with noise first: their errors are larger.
+        for seed in (*range(NOISY_RUNS if elements <= LARGE else NOISY_RUNS_OF_LARGE_STEPS), None):
+            with _as_far_as_noise_allows(seed):
+                run(seed)
+            if self.exact.arrays.keys() <= self.largest.keys():
+                yield {key: self.allowed(key) for key in self.exact.arrays}
 
     def allowed(self, key: str) -> float:
         """The largest error of a compiled value that is right."""
@@ -139,16 +148,16 @@ def golden_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterato
     inputs = {n: to_numpy(t) for n, t in step.inputs.items()}
     spread = Spread(exact)
     elements = sum(t.initial.numel() for t in graph.state)
-    # Those with noise first: their errors are larger.
-    for seed in (*range(NOISY_RUNS if elements <= LARGE else NOISY_RUNS_OF_LARGE_STEPS), None):
-        with as_far_as_noise_allows(seed):
-            run_eager(captured, graph, None, steps, seed, spread.record)
-        if spread.is_complete:
-            yield Golden(steps, oracle, inputs, exact.arrays, {key: spread.allowed(key) for key in exact.arrays})
+
+    def run(seed: int | None) -> None:
+        run_eager(captured, graph, None, steps, seed, spread.record)
+
+    for allowed in spread.widened_by(run, elements):
+        yield Golden(steps, oracle, inputs, exact.arrays, allowed)
 
 
 @contextmanager
-def as_far_as_noise_allows(seed: int | None) -> Iterator[None]:
+def _as_far_as_noise_allows(seed: int | None) -> Iterator[None]:
     """End a run with noise, one that has a seed, where an operator does not take what it makes of its arguments.
 
     Binary cross-entropy refuses a probability of 1 and a unit in the last place, a quantile the place behind the last.
