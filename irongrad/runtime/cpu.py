@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import platform
+import re
 from pathlib import Path
 
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.manifest import TargetSpec
 
-# Decisive features that Linux's /proc/cpuinfo spells otherwise than LLVM, on x86 and on Arm
-# (Documentation/arch/arm64/elf_hwcaps.rst of Linux).
+# Decisive features that Linux's /proc/cpuinfo has another name for than LLVM, on x86 and on Arm
+# (Documentation/arch/arm64/elf_hwcaps.rst of Linux). Others differ at most in dashes, dots and underscores.
 _LINUX_NAMES = {
     "sse3": "pni",
     "bmi": "bmi1",
-    "sse4.1": "sse4_1",
-    "sse4.2": "sse4_2",
     "lzcnt": "abm",
-    "avx512vpopcntdq": "avx512_vpopcntdq",
-    "avx512vbmi2": "avx512_vbmi2",
-    "avx512vnni": "avx512_vnni",
-    "avx512bitalg": "avx512_bitalg",
-    "avx512bf16": "avx512_bf16",
-    "avx512fp16": "avx512_fp16",
-    "avxvnni": "avx_vnni",
-    "amx-tile": "amx_tile",
-    "amx-int8": "amx_int8",
-    "amx-bf16": "amx_bf16",
     "dotprod": "asimddp",
     "fullfp16": "asimdhp",
     "fp16fml": "asimdfhm",
@@ -71,17 +60,23 @@ def check_cpu(target: TargetSpec, directory: Path) -> None:
             f"{directory / target.file} is compiled for {target.architecture}, this machine is {here}. Compile it for "
             "this machine"
         )
-    available = cpu_features()
-    if available is None:
+    features = cpu_features()
+    if features is None:
         return
+    available = set(map(_letters, features))
     decisive = _DECISIVE.get(here, ())
     needed = [f for f in target.features if (f in decisive if here == "riscv64" else f.startswith(decisive))]
-    missing = [f for f in needed if _LINUX_NAMES.get(f, f).replace("-", "_") not in available]
+    missing = [f for f in needed if _letters(_LINUX_NAMES.get(f, f)) not in available]
     if missing:
         raise ArtifactError(
             f"{directory / target.file} needs CPU features that this machine lacks: {', '.join(missing)}. Compile it "
             f"here, or for an older CPU with --target {_OLDER.get(here, 'llvm-cpu:cpu=generic')}"
         )
+
+
+def _letters(feature: str) -> str:
+    """A name without what separates its parts: LLVM has sse4.1 and avx512vnni, Linux sse4_1 and avx512_vnni."""
+    return re.sub(r"[-._]", "", feature)
 
 
 def architecture() -> str:
