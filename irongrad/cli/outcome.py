@@ -109,7 +109,10 @@ def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path) 
     console.print(f"{output / target.file}: {about['bytes'] / 1024:.0f} KiB, {note}", highlight=False)
     counts = about["statistics"]
     each = ", ".join(f"{name} {dispatches}" for name, dispatches in counts["by_function"].items())
-    console.print(f"dispatches: {counts['dispatches']} ({each}) of {counts['kernels']} kernels", highlight=False)
+    console.print(
+        f"dispatches: {counts['dispatches']} ({each}) of {counts['kernels']} kernels, on {target.device}",
+        highlight=False,
+    )
     each = ", ".join(f"{name} {moved / 2**20:.1f}" for name, moved in counts["traffic"].items())
     console.print(f"MiB that kernels read and write: {each}", highlight=False)
     for name, size in summary["predicted"].items():

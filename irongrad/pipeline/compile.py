@@ -15,12 +15,13 @@ from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.copies import share_copies
 from irongrad.pipeline.diagnostics import toolchain_error
 from irongrad.pipeline.executables import join_executables
-from irongrad.pipeline.operations import name_of
+from irongrad.pipeline.operations import name_of, parsed
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.retarget import retarget
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics, statistics_flags
 from irongrad.pipeline.traffic import traffic_of
 from irongrad.pipeline.transients import transients_of
+from irongrad.pipeline.work import operations_of
 from irongrad.runtime.errors import ToolchainError
 from irongrad.targets import Target
 from irongrad.targets.llvm_cpu import LARGEST_STACK, STACK
@@ -39,6 +40,10 @@ _TILES_OF_UNKNOWN_SIZES = (
 
 # Between its passes, where it takes a fifth of the time: what a phase is given is verified in any case.
 UNVERIFIED = "--verify=false"
+
+# Operations of a kernel, on average, from which on threads are used: about 10 µs of one core. To hand a kernel to the
+# threads of IREE 3.13.0's local-task takes 2 to 5 µs, more on a busy machine (docs/benchmarks.md).
+_WORTH_THREADS = 1_000_000
 
 # IREE's plugins for devices, by the backend that needs them. A tenth of the compile time goes into the operators of
 # their dialects: every pass of every kernel collects its rules anew from all that are loaded.
@@ -79,6 +84,13 @@ class CompiledModule:
     features: tuple[str, ...]
     statistics: Statistics
 
+    @property
+    def device(self) -> str:
+        """The IREE device that runs it best: without threads where kernels are short. Results are the same bits."""
+        operations, launches = self.statistics.operations, self.statistics.dispatches
+        short = operations is not None and operations < _WORTH_THREADS * launches
+        return (short and self.target.serial_device) or self.target.device
+
 
 def compile_module(module: PortableModule, target: Target, scratch: Path) -> CompiledModule:
     """Compile `module` for `target`.
@@ -98,8 +110,9 @@ def compile_module(module: PortableModule, target: Target, scratch: Path) -> Com
             flags = error.remedied(flags)
     stream = _phase(source, "stream").read_bytes()
     architecture, features = _cpu_of(stream)
-    traffic = traffic_of(_phase(source, "flow").read_bytes())
-    statistics = read_statistics(output.with_name(STATISTICS), transients_of(stream), traffic)
+    with parsed(_phase(source, "flow").read_bytes()) as flow:
+        traffic, operations = traffic_of(flow), operations_of(flow)
+    statistics = read_statistics(output.with_name(STATISTICS), transients_of(stream), traffic, operations)
     return CompiledModule(target, flags, output.read_bytes(), architecture, features, statistics)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
 
@@ -14,6 +15,14 @@ def bytecode_of(module: ir.Module) -> bytes:
     buffer = BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()
+
+
+@contextmanager
+def parsed(source: bytes) -> Iterator[ir.Module]:
+    """A module of which some operators may be unknown, from text or bytecode."""
+    with ir.Context() as context, ir.Location.unknown():
+        context.allow_unregistered_dialects = True
+        yield ir.Module.parse(source)
 
 
 def functions_of(module: ir.Module) -> list[Any]:

@@ -187,7 +187,7 @@ def target_spec(compiled: CompiledModule, asked: str) -> TargetSpec:
     return TargetSpec(
         name=compiled.target.name,
         file=f"step.{compiled.target.name}.vmfb",
-        device=compiled.target.device,
+        device=compiled.device,
         flags=compiled.flags,
         architecture=compiled.architecture,
         features=compiled.features,

@@ -30,6 +30,7 @@ class Statistics:
         by_function: the dispatches of each function that has any.
         transients: the most memory for intermediate values at once, by function.
         traffic: how many bytes the kernels of each function read and write.
+        operations: what all kernel launches compute (`work.py`); None where sizes are not known.
     """
 
     dispatches: int
@@ -39,6 +40,7 @@ class Statistics:
     by_function: dict[str, int]
     transients: dict[str, int]
     traffic: dict[str, int]
+    operations: int | None
 
 
 def statistics_flags(file: Path) -> tuple[str, ...]:
@@ -46,8 +48,10 @@ def statistics_flags(file: Path) -> tuple[str, ...]:
     return ("--iree-scheduling-dump-statistics-format=csv", f"--iree-scheduling-dump-statistics-file={file}")
 
 
-def read_statistics(file: Path, transients: dict[str, int], traffic: dict[str, int]) -> Statistics:
-    """Read what iree-compile wrote; `transients` and `traffic` are from the module itself."""
+def read_statistics(
+    file: Path, transients: dict[str, int], traffic: dict[str, int], operations: int | None
+) -> Statistics:
+    """Read what iree-compile wrote; `transients`, `traffic` and `operations` are from the module itself."""
     lines = [line for line in file.read_text().splitlines() if line]
     start = next(i for i, line in enumerate(lines) if not line.startswith(";"))
     (total,) = csv.DictReader(lines[start : start + 2])
@@ -61,4 +65,4 @@ def read_statistics(file: Path, transients: dict[str, int], traffic: dict[str, i
             by_function[function] += 1
     sums = {name: int(value) for name, value in total.items()}
     counts = sums["Dispatches"], sums["Executables"], sums["Copies"], sums["Transient Size"]
-    return Statistics(*counts, dict(by_function), transients, traffic)
+    return Statistics(*counts, dict(by_function), transients, traffic, operations)

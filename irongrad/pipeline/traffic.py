@@ -12,18 +12,15 @@ from irongrad.pipeline.operations import functions_of, inside, name_of
 _KERNELS = frozenset({"flow.dispatch", "flow.tensor.encode"})
 
 
-def traffic_of(flow: bytes) -> dict[str, int]:
+def traffic_of(flow: ir.Module) -> dict[str, int]:
     """The bytes of the operands and results of all kernels, by function, of a module compiled to the flow phase.
 
     Static counts: what stands in a loop counts once, a tensor of dynamic shape not at all. A kernel may
     fetch an operand twice, and a small one may stay in a cache, so it says what a step asks of the memory, and not what
     the memory sees.
     """
-    with ir.Context() as context, ir.Location.unknown():
-        context.allow_unregistered_dialects = True
-        module = ir.Module.parse(flow)
-        counted = {name_of(f): sum(map(_moved, inside(f))) for f in functions_of(module)}
-        return {name: moved for name, moved in counted.items() if moved}
+    counted = {name_of(f): sum(map(_moved, inside(f))) for f in functions_of(flow)}
+    return {name: moved for name, moved in counted.items() if moved}
 
 
 def _moved(operation: Any) -> int:

@@ -54,6 +54,8 @@ class Target:
         name: names the .vmfb: what was asked for without the options' names, such as `vulkan-lavapipe`.
         backend: IREE's, such as `llvm-cpu`.
         device: the IREE device that runs it.
+        serial_device: the one that runs programs whose kernels are too short to share among threads; empty where there
+            is no other.
         flags: for iree-compile.
         scalars_on_host: whether float64 scalars are computed by IREE's virtual machine, not by the device.
         float64: whether the device computes in float64.
@@ -77,6 +79,7 @@ class Target:
     requirements: tuple[Requirement, ...] = ()
     shared_copies: bool = False
     joined_executables: bool = False
+    serial_device: str = ""
 
 
 @dataclass(frozen=True)

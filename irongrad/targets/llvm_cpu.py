@@ -54,6 +54,7 @@ def _make(name: str, options: dict[str, str]) -> Target:
         name=name,
         backend="llvm-cpu",
         device="local-task",
+        serial_device="local-sync",
         flags=tuple(flags),
         shared_copies=True,
         joined_executables=True,

@@ -217,7 +217,7 @@ def test_inspect_shows_everything(project):
         "buckets: none",
         "torch 2.13.0",
         "sha256",
-        "iree-run-module --device=local-task",
+        "iree-run-module --device=local-sync",
     )
     assert [p for p in parts if p not in text] == []
     report = json.loads(irongrad("inspect", project / "build", "--json"))

@@ -45,7 +45,7 @@ SAMPLE = """\
 
 def test_a_statistics_file_is_read(tmp_path: Path):
     (tmp_path / "s.csv").write_text(SAMPLE)
-    found = read_statistics(tmp_path / "s.csv", {"train_step": 512}, {})
+    found = read_statistics(tmp_path / "s.csv", {"train_step": 512}, {}, None)
     assert (found.dispatches, found.kernels, found.copies, found.transient_bytes) == (3, 57, 7, 4096)
     assert found.by_function == {"train_step": 2, "core.joint": 1}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from irongrad.pipeline.operations import parsed
 from irongrad.pipeline.traffic import traffic_of
 
 FLOW = """
@@ -22,4 +23,5 @@ util.func public @nothing() {
 
 def test_operands_and_results_of_kernels_and_copies_count() -> None:
     copied, read, written = 2 * 8 * 2 * 4, 8 * 2 * 4, 8 * 2 + 4
-    assert traffic_of(FLOW.encode()) == {"step": copied + read + written}
+    with parsed(FLOW.encode()) as module:
+        assert traffic_of(module) == {"step": copied + read + written}

@@ -28,6 +28,10 @@ def in_file_mode(command: list[str]) -> list[str]:
     return [a for a in command if not a.startswith("--parameter_mode")]
 
 
+def exporting(artifact: Path, state: Path | None = None) -> list[str]:
+    return run_module(read_manifest(artifact), artifact, "export_state", state=state, device="local-task")
+
+
 @pytest.fixture(scope="module")
 def digits_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's artifact, whose state is large enough for the race to be frequent."""
@@ -47,14 +51,12 @@ def test_splat_parameters_still_race_on_local_task(digits_artifact, tmp_path):
         else:
             index.add_buffer(name, np.frombuffer(data, np.uint8))
     index.create_archive_file(str(tmp_path / "splats.irpa"))
-    command = run_module(
-        read_manifest(digits_artifact), digits_artifact, "export_state", state=tmp_path / "splats.irpa"
-    )
+    command = exporting(digits_artifact, state=tmp_path / "splats.irpa")
     assert failures(in_file_mode(command)) > 0
 
 
 @pytest.mark.slow
 def test_the_written_state_starts_every_time(digits_artifact):
-    command = run_module(read_manifest(digits_artifact), digits_artifact, "export_state")
+    command = exporting(digits_artifact)
     assert failures(command) == 0
     assert failures(in_file_mode(command)) == 0

@@ -93,8 +93,9 @@ def files(batches, tmp_path):
     return {name: tmp_path / f"{name}.npy" for name in batches[0]}
 
 
-def test_iree_run_module_gives_the_same_numbers_from_a_checkpoint(mlp_artifact, batches, tmp_path, files):
-    session = Session(mlp_artifact)
+@pytest.mark.parametrize("device", ["local-sync", "local-task"])
+def test_iree_run_module_gives_the_same_numbers_from_a_checkpoint(mlp_artifact, batches, tmp_path, files, device):
+    session = Session(mlp_artifact, device=device)
     session.train_step(**batches[1], lr=0.1)
     checkpoint = tmp_path / "one.safetensors"
     session.save(checkpoint)
@@ -104,14 +105,20 @@ def test_iree_run_module_gives_the_same_numbers_from_a_checkpoint(mlp_artifact, 
     trained = session.train_step(**batches[0], lr=0.5)
     for entry, expected, output in (("predict", predicted, "output"), ("eval_step", evaluated, "loss")):
         path = tmp_path / f"{entry}.npy"
-        result = iree_run(
-            run_module(manifest, mlp_artifact, entry, inputs=files, state=checkpoint, outputs={output: path})
-        )
+        given = {"inputs": files, "state": checkpoint, "device": device}
+        result = iree_run(run_module(manifest, mlp_artifact, entry, outputs={output: path}, **given))
         assert result.returncode == 0, result.stderr
         np.testing.assert_array_equal(np.load(path), np.asarray(expected, np.float32))
     path = tmp_path / "loss.npy"
     command = run_module(
-        manifest, mlp_artifact, "train_step", inputs=files, hypers={"lr": 0.5}, state=checkpoint, outputs={"loss": path}
+        manifest,
+        mlp_artifact,
+        "train_step",
+        inputs=files,
+        hypers={"lr": 0.5},
+        state=checkpoint,
+        outputs={"loss": path},
+        device=device,
     )
     assert iree_run(command).returncode == 0
     assert np.load(path) == np.float32(trained)

@@ -183,12 +183,12 @@ def test_a_verification_is_signed_and_training_without_one_says_so(mlp_artifact,
     write_manifest(replace(manifest, targets=(replace(manifest.targets[0], certificate=None),)), artifact)
     np.savez(tmp_path / "data.npz", **{n: np.concatenate([b[n] for b in batches]) for n in batches[0]})
     training = [str(artifact), "--data", str(tmp_path / "data.npz")]
-    assert "is not verified on local-task" in CliRunner().invoke(train.command, training).stderr
+    assert "is not verified on local-sync" in CliRunner().invoke(train.command, training).stderr
     for _ in range(2):  # the second record takes the place of the first
         result = CliRunner().invoke(verify.command, [str(artifact), "--json"], catch_exceptions=False)
         (signed,) = read_manifest(artifact).targets[0].verified
     assert json.loads(result.output)["record"]["date"] == signed.date
     assert signed.versions.keys() == {"irongrad", "iree"}
-    assert (signed.device, signed.name, signed.steps) == ("local-task", cpu.cpu_name(), 3)
+    assert (signed.device, signed.name, signed.steps) == ("local-sync", cpu.cpu_name(), 3)
     assert signed.worst <= 1
     assert "not verified" not in CliRunner().invoke(train.command, training).stderr

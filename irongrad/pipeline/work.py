@@ -1,0 +1,58 @@
+"""How many operations the kernels of a compiled module carry out, from IREE's own list of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from iree.compiler import ir
+from iree.compiler.dialects import linalg
+
+from irongrad.pipeline.operations import functions_of, inside, name_of
+
+
+def operations_of(flow: ir.Module) -> int | None:
+    """The operations of all kernel launches of a module compiled to the flow phase; None where sizes are not known.
+
+    What a linalg operation computes for one element counts as often as its loops run, so that a product of n x k and
+    k x m elements has two n k m. Static counts: what stands in a loop of the program counts once. Nothing is counted of
+    what is not linalg, such as a scatter or a sort.
+    """
+    kernels = {
+        name_of(op.operation): _operations_inside(op.operation)
+        for op in flow.body.operations
+        if op.operation.name == "flow.executable"
+    }
+    launches = [op for function in functions_of(flow) for op in inside(function) if op.name == "flow.dispatch"]
+    counts = [kernels[_executable(launch)] for launch in launches]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _executable(dispatch: Any) -> str:
+    """The executable of what a dispatch launches, its first choice where it has several: `[@executable::@entry]`."""
+    (first, *_) = ir.ArrayAttr(dispatch.attributes["entry_points"])
+    return str(ir.SymbolRefAttr(first).value[0])
+
+
+def _operations_inside(executable: Any) -> int | None:
+    counts = [_operations(op) for op in inside(executable) if op.name.startswith("linalg.")]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _operations(operation: Any) -> int | None:
+    """Of a linalg operation; zero of what has no loops, such as `linalg.yield`."""
+    maps = linalg.get_indexing_maps(operation)
+    if maps is None:
+        return 0
+    loops: dict[int, int] = {}
+    for operand, map_ in zip(operation.operands, maps, strict=True):
+        if isinstance(operand.type, ir.RankedTensorType):
+            places = ir.AffineMapAttr(map_).value.results
+            sizes = zip(places, operand.type.shape, strict=True)
+            loops |= {ir.AffineDimExpr(p).position: s for p, s in sizes if isinstance(p, ir.AffineDimExpr)}
+    if any(size < 0 for size in loops.values()):
+        return None
+    body = sum(not inner.name.endswith(".yield") for inner in inside(operation))
+    return body * math.prod(loops.values())
