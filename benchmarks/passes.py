@@ -1,6 +1,7 @@
 """What each pass brings: nodes, dispatches, bytes, compile time and step time, without it and with it.
 
-    python benchmarks/passes.py [--family gpt] [--size small] [--pass cse] [--passes PIPELINE] [--rounds 7] [--json]
+    python benchmarks/passes.py [--family gpt] [--size small] [--pass cse] [--opt-level 3] [--rounds 7] [--json]
+    python benchmarks/passes.py --pass "rematerialise{max_memory=60%}" --precision bf16
 
 Every registered pass by default: one of the pipeline is compared with `--disable-pass` of it; another, with the
 pipeline and it at the end. A pass that changes nothing in a step has no row.
@@ -34,13 +35,14 @@ from compile_time import clock, now
 from step_time import CASES, SIZES, make_step
 
 from irongrad.passes import DEFAULT_LEVEL, Pass, PassResult, parse_passes, passes_at, registered, without
+from irongrad.passes.pipelines import LEVELS
 from irongrad.runtime import Session
 from irongrad.step import PRECISIONS
 
 # Beside the families, a network with pooling, and a model that leaves much to clean up.
 STEPS = CASES | {"digits": {"small": {}}, "decoder": {"small": {}}}
 # With what options a pass is measured that does nothing by default.
-OPTIONS = {"rematerialise": "rematerialise{max_memory=50%}"}
+OPTIONS = {"rematerialise": "rematerialise{max_memory=60%}"}
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,7 @@ WIDTHS = (12, 12, 15, 18, 14, 6, 18, 18)
 
 def line(first: str, name: str, cells: Sequence[str]) -> str:
     """A line of the table."""
-    return f"{first:<19}{name:<16}" + "".join(f"{c:>{w}}" for c, w in zip(cells, WIDTHS, strict=True))
+    return f"{first:<20}{name:<16}" + "".join(f"{c:>{w}}" for c, w in zip(cells, WIDTHS, strict=True))
 
 
 def shown(r: Row) -> str:
@@ -261,7 +263,7 @@ def shown(r: Row) -> str:
         f"{r.milliseconds[0]:.3f} → {r.milliseconds[1]:.3f}",
         f"{r.ratio:.2f} ({r.quartiles[0]:.2f}-{r.quartiles[1]:.2f})",
     )
-    return line(f"{r.family} {r.size} {r.precision}", r.name, cells)
+    return line(f"{r.family} {r.size} {r.precision} ", r.name, cells)
 
 
 def main() -> None:
@@ -273,12 +275,13 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, action="append")
     parser.add_argument("--precision", choices=PRECISIONS, default="f32")
     parser.add_argument("--pass", dest="names", action="append", help="a pass to measure; all by default")
-    parser.add_argument("--passes", help="the pipeline; that of the default level by default")
+    parser.add_argument("--opt-level", type=int, choices=LEVELS, default=DEFAULT_LEVEL)
+    parser.add_argument("--passes", help="the pipeline; that of the level by default")
     parser.add_argument("--compiles", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    passes = passes_at(DEFAULT_LEVEL) if options.passes is None else parse_passes(options.passes)
+    passes = passes_at(options.opt_level) if options.passes is None else parse_passes(options.passes)
     chosen = parse_passes(",".join(OPTIONS.get(name, name) for name in options.names or registered()))
     progress = Console(stderr=True)
     rows: list[Row] = []

@@ -290,7 +290,7 @@ def _export_predict(
     call = call_of(step)
     names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
     probe = PredictModule(module, names)
-    with torch.no_grad(), eager_control_flow():
+    with torch.no_grad(), plain_operators(), eager_control_flow():
         outputs = tuple(_run_untouched(probe, tuple(step.inputs[n] for n in names)))
     if not outputs:
         return None, (), ()

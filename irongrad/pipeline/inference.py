@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._C import DispatchKey
+from torch._higher_order_ops.utils import autograd_not_implemented
 from torch._ops import OperatorBase
-from torch.export import ExportedProgram, default_decompositions
+from torch.export import ExportedProgram, default_decompositions, exported_program
 from torch.export.graph_signature import InputKind, OutputKind
 
 from irongrad.decompositions import is_ours
@@ -42,6 +45,21 @@ def inference_table(*, dynamic: bool) -> Table:
         }  # fmt: skip
 
 
+@contextmanager
+def composites_within_autocast(table: Table) -> Iterator[None]:
+    """Have `run_decompositions` take composite operators apart where autocast still sees what they are made of.
+
+    torch 2.13 does so below the dispatch keys of autograd and autocast, where the product in an einsum keeps the dtypes
+    that it is given. In eager, and in a joint graph, that product runs in half precision.
+    """
+
+    def kernel(operator: OperatorBase, *, deferred_error: bool) -> Callable[..., Any]:
+        return table[operator] if operator in table else autograd_not_implemented(operator, deferred_error)
+
+    with mock.patch.object(exported_program, "autograd_not_implemented", kernel):
+        yield
+
+
 def inference_program(
     program: ExportedProgram,
     names: StateNames,
@@ -55,7 +73,7 @@ def inference_program(
     Raises:
         CaptureError: it writes into an input.
     """
-    with plain_operators(), usercode.quiet_export():
+    with plain_operators(), usercode.quiet_export(), composites_within_autocast(table):
         program = program.run_decompositions(table)
     symbols = names_in_program(program, inputs, step.dynamic)
     arguments: list[Value] = []

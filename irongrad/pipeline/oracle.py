@@ -31,6 +31,7 @@ from irongrad.pipeline.eager_float64 import eager_float64
 from irongrad.pipeline.eager_scaling import EagerScaler, Skips
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.halves import HALVES
+from irongrad.pipeline.recurrent_layers import eager_lstm
 from irongrad.pipeline.scaling import loss_scale_of
 from irongrad.pipeline.state_names import name_of
 from irongrad.random import Draws, is_random
@@ -183,6 +184,7 @@ def half_of_the_threads() -> Iterator[None]:
 
 @half_of_the_threads()
 @eager_control_flow()
+@eager_lstm()
 def run_eager(
     captured: CapturedStep,
     graph: StepGraph,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -30,6 +31,27 @@ def recurrent_layers() -> Iterator[None]:
         for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
             plain = getattr(torch._VF, cell)
             stack.enter_context(mock.patch.object(torch._VF, cell, partial(_layers, cell, plain), create=True))
+        yield
+
+
+@contextmanager
+def eager_lstm() -> Iterator[None]:
+    """While open, eager's LSTM takes float16 on every CPU.
+
+    That of oneDNN, which torch 2.13 calls for float16 everywhere, raises on a CPU without instructions for it.
+    """
+    fused = torch._VF.lstm
+
+    def lstm(data: Tensor, *arguments: Any) -> Any:
+        is_float16 = torch.float16 in (data.dtype, torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"))
+        if not is_float16:
+            return fused(data, *arguments)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # leaving mkldnn.flags warns about Intel GPUs
+            with torch.backends.mkldnn.flags(enabled=False):
+                return fused(data, *arguments)
+
+    with mock.patch.object(torch._VF, "lstm", lstm, create=True):
         yield
 
 

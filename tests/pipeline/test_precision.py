@@ -150,6 +150,40 @@ def test_an_autocast_region_of_the_users_own_is_kept() -> None:
     torch.testing.assert_close(values[Value("gradient", "layer.weight")], model.layer.weight.grad, rtol=1e-2, atol=1e-4)
 
 
+class Composite(nn.Module):
+    """Operators made of products: autocast has no rule for them, only for what they are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.cell = nn.Parameter(torch.randn(3, 8, 16)), nn.GRUCell(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        experts = torch.einsum("td,edh->eth", x, self.into)
+        mixed = torch.einsum("eth,ehd,te->td", experts, self.into.mT, x[:, :3].softmax(-1))
+        return self.cell(torch.tensordot(mixed.to(x.dtype), self.into[0], 1))
+
+
+@pytest.mark.parametrize("precision", HALVES)
+def test_parts_of_composite_operators_run_as_in_eager_autocast(precision: str) -> None:
+    """In prediction too, and where a product gets one matrix in half precision and one in float32."""
+    torch.manual_seed(0)
+    model = Composite()
+    inputs = {"x": torch.randn(12, 8), "y": torch.randint(0, 4, (12,))}
+    step = ig.TrainStep(
+        model, cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), inputs, precision=precision, loss_scale=1.0
+    )
+    predict = differentiate(capture(step)).predict
+    assert predict is not None
+    values = {"x": inputs["x"], **model.state_dict()}
+    (found,) = interpret(predict.graph, [values[a.name] for a in predict.arguments])
+    with torch.no_grad(), torch.autocast("cpu", HALVES[precision]):
+        expected = model(inputs["x"])
+    with torch.no_grad():
+        exact = model.double()(inputs["x"].double())
+    assert found.dtype == expected.dtype
+    assert distance(found, expected) <= 0.2 * distance(expected, exact)
+
+
 def eager_steps(step: ig.TrainStep, scaler: torch.amp.GradScaler, batches: list[dict[str, torch.Tensor]]):
     """Train as PyTorch's documentation does, and yield what there is after every step."""
     model, optimizers = copy.deepcopy((step.model, list(step.optimizers)))

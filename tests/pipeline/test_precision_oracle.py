@@ -16,10 +16,12 @@ from irongrad.pipeline.differentiate import differentiate
 from irongrad.pipeline.graphs import StepGraph, Value
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.oracle import golden_runs
+from irongrad.pipeline.package import check_report
 from irongrad.pipeline.retrace import interpret
+from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import SCALE, SKIPPED
-from irongrad.runtime.verification import Comparison, largest_error
+from irongrad.runtime.verification import Comparison, Report, largest_error
 
 STEPS = 3
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -85,6 +87,34 @@ def test_the_right_graph_passes(made: tuple[torch.dtype, Golden, StepGraph]) -> 
     _, golden, graph = made
     assert golden.oracle == "float64"
     assert worst(golden, graph) < 1.0
+
+
+def test_an_lstm_in_float16_has_eager_runs_on_every_cpu() -> None:
+    """oneDNN's, which eager would take, needs instructions for float16 (AVX512-FP16)."""
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.lstm(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    model = Reader()
+    inputs = {"x": torch.randn(12, 5, 8), "y": torch.randint(0, 4, (12,))}
+    step = ig.TrainStep(model, cross_entropy, torch.optim.SGD(model.parameters(), lr=0.01), inputs, precision="f16")
+    assert worst(*golden_and_graph(step)) < 1.0
+
+
+@pytest.mark.parametrize(("key", "is_said"), [(f"state/1/{SKIPPED}", True), ("state/1/0.weight", False)])
+def test_a_disagreement_on_skipped_updates_says_what_to_try(key: str, is_said: bool) -> None:
+    """Overflow within the last bits of a gradient is no bug: another scale is not as near to float16's largest."""
+    golden = Golden(1, "float64", {}, {key: np.ones(())}, {key: 0.0})
+    report = Report((Comparison("train_step", key, 1.0, 0.0),), 1, golden.oracle)
+    with pytest.raises(VerificationError) as error:
+        check_report(report, golden)
+    assert ("init_scale=2.0**14" in str(error.value)) == is_said
 
 
 def test_half_precision_parameters_are_found(made: tuple[torch.dtype, Golden, StepGraph]) -> None:
