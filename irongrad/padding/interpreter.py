@@ -109,9 +109,13 @@ class PaddedInterpreter(Portable):
         return Padded(value, layout, zero=True)
 
     def _finished(self, result: Padded | None, number: int) -> Padded | Tensor | None:
-        """Result `number` of a node as its readers get it: a tensor without padding as itself."""
+        """Result `number` of a node as its readers get it: a tensor without padding as itself.
+
+        A size is a Python number in the program, which promotes no tensor, and here a tensor that may.
+        """
         if result is None:
             return None
+        result = replace(result, tensor=result.tensor.to(tree_leaves(self.node.meta["val"])[number].dtype))
         if not result.padded():
             return result.tensor
         made = replace(result, maker=result.maker or (self.node.name, number))

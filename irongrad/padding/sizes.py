@@ -66,14 +66,19 @@ class Sizes:
         """The number in the program without padding: a tensor where it depends on a named dimension."""
         expression = sympy.sympify(number)
         if expression not in self._known:
-            self._known[expression] = self._evaluate(expression)
+            self._known[expression] = evaluated(expression, self._true)
         return self._known[expression]
 
-    def _evaluate(self, expression: sympy.Expr) -> Number:
-        if expression.free_symbols:
-            result: Number = sympy_interp(_Tensors, self._true, expression)
-            return result
-        return int(expression) if expression.is_Integer else float(expression)
+
+def evaluated(expression: sympy.Expr, sizes: Mapping[sympy.Symbol, torch.Tensor]) -> Number:
+    """The value of `expression` for symbols that are int64 tensors of rank 0; a tensor, unless it has no symbols.
+
+    Floats are computed in float64, as Python's are.
+    """
+    if expression.free_symbols:
+        result: Number = sympy_interp(_Tensors, dict(sizes), expression)
+        return result
+    return int(expression) if expression.is_Integer else float(expression)
 
 
 class _Tensors(PythonReferenceAnalysis):

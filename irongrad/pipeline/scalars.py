@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx.node import Target
 
 aten = torch.ops.aten
@@ -94,6 +95,30 @@ _FORMS: dict[object, Callable[..., Any]] = {
 }
 
 
+_FILLING = (aten.full.default, aten.full_like.default, aten.scalar_tensor.default)
+
+
+def with_tensors(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`operator` in a form that takes rank-0 tensors where it has numbers; it may give a wider dtype.
+
+    Raises:
+        RuntimeError, TypeError: it has no such form.
+    """
+    if operator in _FILLING:
+        return _filled(operator, args, kwargs)
+    form = _FORMS.get(operator) or operator._overloadpacket
+    return form(*args, **kwargs)
+
+
+def _filled(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    position = 0 if operator is aten.scalar_tensor.default else 1
+    value = args[position]
+    if not isinstance(value, torch.Tensor):
+        return operator(*args, **kwargs)
+    zeros = operator(*args[:position], 0.0, *args[position + 1 :], **kwargs)
+    return zeros + value.to(zeros.dtype)
+
+
 class ScalarsToTensors(torch.fx.Interpreter):
     """Interprets a traced update with tensors in place of its symbolic floats."""
 
@@ -103,18 +128,9 @@ class ScalarsToTensors(torch.fx.Interpreter):
             return args[0].to(torch.float64)
         if target is torch.sym_float:
             return args[0]
-        if target in (aten.full.default, aten.full_like.default, aten.scalar_tensor.default):
-            return self._filled(target, args, kwargs)
+        if target in _FILLING:
+            return _filled(target, args, kwargs)
         form = _FORMS.get(target)
         if form is None:
             return super().call_function(target, args, kwargs)
         return form(*args, **kwargs)
-
-    def _filled(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        position = 0 if target is aten.scalar_tensor.default else 1
-        value = args[position]
-        if not isinstance(value, torch.Tensor):
-            return super().call_function(target, args, kwargs)
-        zero = (*args[:position], 0.0, *args[position + 1 :])
-        filled = super().call_function(target, zero, kwargs)
-        return filled + value.to(filled.dtype)
