@@ -13,6 +13,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Set
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch.fx import Graph, Node
@@ -35,6 +36,10 @@ aten = torch.ops.aten
 # Of the products of Philox's ten rounds each half is read by itself; other elementwise code has a few such values.
 _FORKS_OF_A_GENERATOR = 10
 _BETWEEN = 3
+
+# Rows and columns of a tile of float32 with AVX-512 (enumerateMatmulTileX86_64 in CPUEncodingExternalModels.cpp); half
+# as many with AVX2, where the prediction is high for products of which both dimensions are less.
+_TILE = 16
 
 
 @dataclass(frozen=True)
@@ -184,7 +189,24 @@ def _packed(packing: _Packing, grouping: Kernels, only_packed: Set[Node]) -> Lif
     value, time = source(packing.operand), grouping.runs_at(packing.contraction)
     there = _there(value, grouping)
     start = there if value in only_packed else min(time, max(packing.start, there))
-    return Lifetime(packing.operand, _aligned(bytes_of(packing.operand)), start, time)
+    return Lifetime(packing.operand, _aligned(_packed_bytes(packing)), start, time)
+
+
+def _packed_bytes(packing: _Packing) -> int:
+    """The size of an operand in tiles: the dimensions of the product are filled up, but for the shorter one."""
+    rows, columns = packing.contraction.meta["val"].shape[-2:]
+    filled = [_filled(rows, rows < columns), _filled(columns, columns <= rows)]
+    left, right = packing.contraction.all_input_nodes[-2:]
+    has_rows, has_columns = packing.operand is not right, packing.operand is not left
+    grown = Fraction(filled[0], rows) ** has_rows * Fraction(filled[1], columns) ** has_columns
+    return int(bytes_of(packing.operand) * grown)
+
+
+def _filled(size: int, is_shorter: bool) -> int:
+    """A dimension in tiles, which are a power of two high where all of it is less than a tile (chooseMatmulTile)."""
+    if is_shorter and size < _TILE:
+        return 1 << (size - 1).bit_length()
+    return -(-size // _TILE) * _TILE
 
 
 def _between_parts(grouping: Kernels) -> list[Lifetime]:
