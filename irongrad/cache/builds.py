@@ -18,7 +18,7 @@ from irongrad.cache.keys import module_key, step_key
 from irongrad.cache.store import Store
 from irongrad.passes import PassRecord
 from irongrad.pipeline.capture import CapturedStep
-from irongrad.pipeline.compile import CompiledModule, compile_module
+from irongrad.pipeline.compile import Check, CompiledModule, compile_module, unchecked
 from irongrad.pipeline.package import Artifact
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.statistics import Statistics
@@ -92,22 +92,30 @@ def place_of(captured: CapturedStep, options: Options, golden_steps: int) -> Pla
     return Place(options.cache, key) if key is not None else None
 
 
-def compile_once(store: Store | None, module: PortableModule, target: Target, scratch: Path) -> CompiledModule:
+def compile_once(
+    store: Store | None, module: PortableModule, target: Target, scratch: Path, check: Check = unchecked
+) -> CompiledModule:
     """`compile_module`, unless the same module was compiled for the same target before."""
     if store is None:
-        return compile_module(module, target, scratch)
+        return compile_module(module, target, scratch, check)
     key = module_key(module.bytecode, target)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         if store.get(MODULE, key, Path(folder)):
             with suppress(msgspec.DecodeError):
-                return msgspec.msgpack.decode((Path(folder) / _COMPILED).read_bytes(), type=CompiledModule)
-    made = compile_module(module, target, scratch)
+                found = msgspec.msgpack.decode((Path(folder) / _COMPILED).read_bytes(), type=CompiledModule)
+                check(found.statistics.transients)
+                return found
+    made = compile_module(module, target, scratch, check)
     store.put(MODULE, key, {_COMPILED: msgspec.msgpack.encode(made)})
     return made
 
 
 def compile_all(
-    store: Store | None, module: PortableModule, targets: Sequence[Target], scratch: Path
+    store: Store | None,
+    module: PortableModule,
+    targets: Sequence[Target],
+    scratch: Path,
+    check: Check = unchecked,
 ) -> list[CompiledModule]:
     """`compile_once` for several targets side by side, each with files of its own; in the order of `targets`.
 
@@ -117,9 +125,9 @@ def compile_all(
 
     def compiled(number: int, target: Target) -> CompiledModule:
         folder = scratch / f"target{number}"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         try:
-            return compile_once(store, module, target, folder)
+            return compile_once(store, module, target, folder, check)
         except IronGradError as error:
             raise type(error)(f"for the target {target.name!r}: {error}") from error
 

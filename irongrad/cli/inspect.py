@@ -96,9 +96,12 @@ def _memory(manifest: Manifest) -> None:
     if plan is None:
         raise UserError("this artifact is a compiled function: it has no backward of its own to keep values for")
     console.rule("transient memory", align="left")
-    table = Table("entry point", "predicted", *(f"{t.name}, by the compiler" for t in manifest.targets), box=None)
+    table = Table(
+        "entry point", "allowed", "predicted", *(f"{t.name}, by the compiler" for t in manifest.targets), box=None
+    )
     for name, size in plan.predicted.items():
-        table.add_row(name, f"{size:,}", *(f"{t.transients.get(name, 0):,}" for t in manifest.targets))
+        allowed = f"{plan.limits[name]:,}" if name in plan.limits else ""
+        table.add_row(name, allowed, f"{size:,}", *(f"{t.transients.get(name, 0):,}" for t in manifest.targets))
     console.print(table)
     console.print(f"budget: {plan.budget or 'none'}", markup=False)
     console.rule("values of the forward pass", align="left")

@@ -42,6 +42,7 @@ def summary_of(made: Build) -> dict[str, Any]:
     if (artifact := made.artifact) is not None:
         result["output"] = str(artifact.directory)
         result["predicted"] = made.memory.predicted if made.memory else {}
+        result["limits"] = made.memory.limits if made.memory else {}
         result["targets"] = {
             t.name: {
                 "bytes": artifact.manifest.files[t.file].size,
@@ -118,4 +119,5 @@ def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path) 
     for name, size in summary["predicted"].items():
         real = counts["transients"].get(name, 0)
         text = f"transient memory of {name}: {readable(real)}, {readable(size)} predicted"
-        console.print(text, highlight=False)
+        allowed = f", {readable(summary['limits'][name])} allowed" if name in summary["limits"] else ""
+        console.print(text + allowed, highlight=False)

@@ -12,8 +12,7 @@ from irongrad.passes.memory.liveness import usage
 from irongrad.passes.memory.order import separate_late_sums
 from irongrad.passes.memory.recompute import is_backward, is_recomputed, recompute
 from irongrad.pipeline.graphs import base_name
-from irongrad.runtime.errors import UserError
-from irongrad.runtime.sizes import bytes_in, readable
+from irongrad.runtime.sizes import bytes_in
 
 
 @dataclass(frozen=True)
@@ -26,21 +25,26 @@ class Rematerialise:
         a = exp(x); loss = sum(a); --- backward --- b = exp(tied x); g = b * 3; return (loss, g)
 
     `max_memory` is the most that the transient values of a step may take: bytes (`512MiB`), or a fraction of what they
-    take without this pass (`50%`). Which values are kept is decided by an integer program (`memory/schedule.py`) on a
-    model of what IREE stores (`memory/liveness.py`). A copy gives the same values, as random numbers are functions of
-    counters in the graph. Runs after the other passes: merging equal nodes does not undo it, as copies read values that
-    are tied to the backward (`memory/recompute.py`), but later rewrites of the forward would not reach the copies.
+    are predicted to take without this pass (`50%`). Which values are kept is decided by an integer program
+    (`memory/schedule.py`) on a model of what IREE stores (`memory/liveness.py`). Where no plan was found that fits, it
+    is the smallest that was: whether IREE's own allocations fit is for the compiler to see (`pipeline/budget.py`).
+
+    A copy gives the same values, as random numbers are functions of counters in the graph. Runs after the other passes:
+    merging equal nodes does not undo it, as copies read values that are tied to the backward (`memory/recompute.py`),
+    but later rewrites of the forward would not reach the copies.
 
     Attributes:
         max_memory: the budget; empty for none.
+        ratio: how many bytes IREE allocates for each that is predicted; infinite for the smallest plan.
 
     Raises:
-        UserError: the budget is no amount of memory; or no schedule was found that fits, with the smallest that does.
+        UserError: the budget is no amount of memory.
     """
 
     name: ClassVar[str] = "rematerialise"
 
     max_memory: str = ""
+    ratio: float = 1.0
 
     def __post_init__(self) -> None:
         if self.max_memory:
@@ -54,10 +58,10 @@ class Rematerialise:
             return PassResult(False)
         if not any(map(is_backward, nodes)):
             return PassResult(False)
-        return fit(graph, self.max_memory)
+        return fit(graph, self.max_memory, self.ratio)
 
 
-def fit(graph: GraphModule, max_memory: str) -> PassResult:
+def fit(graph: GraphModule, max_memory: str, ratio: float = 1.0) -> PassResult:
     """Make the backward of `graph` keep what fits into `max_memory`."""
     from irongrad.passes.memory.schedule import cheapest, everything_saved, problem_of, smallest  # scipy: 0.5 s
 
@@ -66,16 +70,11 @@ def fit(graph: GraphModule, max_memory: str) -> PassResult:
     separated = separate_late_sums(graph.graph)
     problem = problem_of(graph.graph)
     full = everything_saved(problem)
-    plan = cheapest(problem, budget) or smallest(problem)  # the search for the first may miss what the other finds
-    if plan.total > budget:
-        raise UserError(
-            f"--max-memory {max_memory}: the transient values of a step cannot be made to fit into "
-            f"{readable(budget)}. The smallest budget that can be met is {readable(plan.total)}, of "
-            f"{readable(unlimited)} without one. Give that or more, or take a smaller batch"
-        )
+    # The search for the first may miss what the other finds.
+    plan = cheapest(problem, int(budget / ratio)) or smallest(problem)
     copies = recompute(graph.graph, plan.saved) if plan.total < full.total else {}
     graph.graph.eliminate_dead_code()
-    stats = {"recomputed": len(copies), "bytes before": unlimited, "bytes": plan.total}
+    stats = {"recomputed": len(copies), "bytes before": unlimited, "budget": budget, "bytes": plan.total}
     return PassResult(bool(copies) or separated > 0, stats)
 
 

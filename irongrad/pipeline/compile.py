@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,8 +92,22 @@ class CompiledModule:
         return (short and self.target.serial_device) or self.target.device
 
 
-def compile_module(module: PortableModule, target: Target, scratch: Path) -> CompiledModule:
+# Told the most bytes of intermediate values that each public function allocates; may raise.
+Check = Callable[[Mapping[str, int]], None]
+
+
+def unchecked(transients: Mapping[str, int]) -> None:
+    """Take any allocations."""
+
+
+def compile_module(module: PortableModule, target: Target, scratch: Path, check: Check = unchecked) -> CompiledModule:
     """Compile `module` for `target`.
+
+    Args:
+        module: the program.
+        target: what to compile it for.
+        scratch: where files are left that the phases hand on.
+        check: told what the functions allocate, before any kernel is compiled.
 
     Raises:
         ToolchainError: IREE failed; with its diagnostic, the user's line where known, and the kept module.
@@ -101,18 +115,21 @@ def compile_module(module: PortableModule, target: Target, scratch: Path) -> Com
     source, output = scratch / "step.mlirbc", scratch / f"step.{target.name}.vmfb"
     source.write_bytes(retarget(module, target))
     flags = (*COMMON_FLAGS, *target.flags)
-    compile_ = _compile_with_branches if has_branches(module.text) else _compile_directly
+    compile_kernels = _compile_with_branches if has_branches(module.text) else _compile_directly
     while True:
         try:
-            compile_(target, (*flags, *without_plugins(target)), source, output)
+            allowed = (*flags, *without_plugins(target))
+            stream = _compile_to_stream(target, allowed, source, output)
+            transients = transients_of(stream)
+            check(transients)
+            compile_kernels(allowed, source, output)
             break
         except _RefusedError as error:
             flags = error.remedied(flags)
-    stream = _phase(source, "stream").read_bytes()
     architecture, features = _cpu_of(stream)
     with parsed(_phase(source, "flow").read_bytes()) as flow:
         traffic, operations = traffic_of(flow), operations_of(flow)
-    statistics = read_statistics(output.with_name(STATISTICS), transients_of(stream), traffic, operations)
+    statistics = read_statistics(output.with_name(STATISTICS), transients, traffic, operations)
     return CompiledModule(target, flags, output.read_bytes(), architecture, features, statistics)
 
 
@@ -161,22 +178,20 @@ def _check_remedies(flags: Sequence[str], result: subprocess.CompletedProcess[st
         raise _RefusedError(failure, DATA_TILING, ())
 
 
-def _compile_with_branches(target: Target, flags: Sequence[str], source: Path, output: Path) -> None:
-    """Compile a module with branches that hand on values; in between, they are made safe."""
-    _compile_to_stream(target, flags, source, output)
+def _compile_with_branches(flags: Sequence[str], source: Path, output: Path) -> None:
+    """Compile the phase `stream` of a module with branches that hand on values; in between, they are made safe."""
     stream, vm = _phase(source, "stream"), _phase(source, "vm")
     _compile((*flags, "--compile-from=stream", "--compile-to=vm", "--emit-mlir-bytecode"), stream, vm)
     vm.write_bytes(separate_branch_operands(vm.read_bytes()))
     _compile((*flags, "--compile-from=vm"), vm, output)
 
 
-def _compile_directly(target: Target, flags: Sequence[str], source: Path, output: Path) -> None:
-    _compile_to_stream(target, flags, source, output)
+def _compile_directly(flags: Sequence[str], source: Path, output: Path) -> None:
     _compile((*flags, "--compile-from=stream"), _phase(source, "stream"), output)
 
 
-def _compile_to_stream(target: Target, flags: Sequence[str], source: Path, output: Path) -> None:
-    """Compile by way of the phase that lists the kernels to the one that allocates, and write the statistics."""
+def _compile_to_stream(target: Target, flags: Sequence[str], source: Path, output: Path) -> bytes:
+    """The phase that allocates, by way of the one that lists the kernels; write the statistics."""
     flow, stream = _phase(source, "flow"), _phase(source, "stream")
     statistics = statistics_flags(output.with_name(STATISTICS))
     _compile((*flags, _INPUT, "--compile-to=flow", "--emit-mlir-bytecode"), source, flow)
@@ -185,6 +200,7 @@ def _compile_to_stream(target: Target, flags: Sequence[str], source: Path, outpu
     _compile((*flags, *statistics, "--compile-from=flow", "--compile-to=stream", "--emit-mlir-bytecode"), flow, stream)
     if target.joined_executables:
         stream.write_bytes(join_executables(stream.read_bytes()))
+    return stream.read_bytes()
 
 
 def _phase(source: Path, name: str) -> Path:

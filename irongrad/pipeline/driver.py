@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -18,9 +19,9 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from irongrad.cache import Store, default_store
 from irongrad.cache.builds import BuildRecord, compile_all, place_of
 from irongrad.passes import DEFAULT_LEVEL, Pass, PassRecord, chosen_passes, run_passes
-from irongrad.passes.rematerialise import Rematerialise
 from irongrad.pipeline.assemble import AssembledModule, assemble
 from irongrad.pipeline.bucket_examples import at_other_sizes
+from irongrad.pipeline.budget import OverBudgetError, asked_budget, budget_of, check_limits, tightened
 from irongrad.pipeline.capture import CapturedStep, capture
 from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.differentiate import JointStep, differentiate
@@ -130,7 +131,7 @@ def check_choices(step: TrainStep, passes: Sequence[Pass], route: str) -> None:
     Raises:
         UserError: a budget of memory for a step in pieces, or what needs known sizes for functions of any size.
     """
-    budget = any(isinstance(p, Rematerialise) and p.max_memory for p in passes)
+    budget = asked_budget(passes) is not None
     if budget and step.between:
         raise UserError("max_memory needs forward and backward in one piece, and this step has two: leave it out")
     of_any_size = step.dynamic and (step.bucket_fallback or not step.bucket_list)
@@ -163,7 +164,7 @@ def build(step: TrainStep, options: Options) -> Build:
         start = time.perf_counter()
         with options.on_stage(name):
             result = function(*arguments)
-        seconds[name] = time.perf_counter() - start
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
         if options.dump_dir is not None:
             dump_stage(options.dump_dir, STAGES.index(name) + 1, name, result)
         if options.stop_after == name:
@@ -187,20 +188,33 @@ def build(step: TrainStep, options: Options) -> Build:
                 graph = stage("guards", add_guards, graph, ranges)
                 check_operators(graph)
             interface: Interface = describe(graph, ranges, options.entry_points)
-            graph = stage("passes", _optimised, selected(graph, interface), options, records)
-            memory = memory_of(graph, interface, options.max_memory)
-            imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
-            module: AssembledModule = stage("assemble", assemble, imported, interface)
-            # iree-compile is a process, and does not keep every core busy.
-            with ThreadPoolExecutor(1) as beside:
-                compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch)
-                expected: Expected = stage("oracle", _first_run, captured, graph, GOLDEN_STEPS)
-                others = [_first_run(c, graph, 1) for c in at_other_sizes(captured, graph)]
-                compiled: list[CompiledModule] = stage("compile", compiling.result)
+            whole, passes = selected(graph, interface), options.passes
+            expected: list[Expected] = []
+            compiled: list[CompiledModule] = []
+            reached: list[int] = []
+            while not compiled:  # again only where IREE allocates more than the budget
+                records.clear()
+                graph = stage("passes", _optimised, whole, passes, options, records)
+                budget = budget_of(passes, records)
+                memory = memory_of(graph, interface, budget)
+                imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
+                module: AssembledModule = stage("assemble", assemble, imported, interface)
+                check = partial(check_limits, memory.limits)
+                # iree-compile is a process, and does not keep every core busy.
+                with ThreadPoolExecutor(1) as beside:
+                    compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch, check)
+                    if not expected:
+                        expected = [stage("oracle", _first_run, captured, graph, GOLDEN_STEPS)]
+                        expected += [_first_run(c, graph, 1) for c in at_other_sizes(captured, graph)]
+                    try:
+                        compiled = stage("compile", compiling.result)
+                    except OverBudgetError as over:
+                        reached.append(over.allocated)
+                        passes = tightened(passes, budget, reached)
             statistics |= {c.target.name: c.statistics for c in compiled}
             choices = tuple(choice for record in records for choice in record.choices)
-            origin = Origin(options.asked, options.passes, choices, options.route, memory)
-            artifact = stage("package", package, module, compiled, origin, expected, options.output, others)
+            origin = Origin(options.asked, passes, choices, options.route, memory)
+            artifact = stage("package", package, module, compiled, origin, expected[0], options.output, expected[1:])
             if place is not None and place.keep(artifact, BuildRecord(tuple(records), statistics, artifact.reports)):
                 key = place.key
         except StoppedEarly:
@@ -234,8 +248,8 @@ def step_graph(step: TrainStep) -> StepGraph:
     return add_guards(cut(add_optimizer(differentiate(captured)), step.between), step_ranges(captured))
 
 
-def _optimised(graph: StepGraph, options: Options, records: list[PassRecord]) -> StepGraph:
-    """Run the passes, adding what each did to `records`, and store together what they update together.
+def _optimised(graph: StepGraph, passes: tuple[Pass, ...], options: Options, records: list[PassRecord]) -> StepGraph:
+    """Run `passes`, adding what each did to `records`, and store together what they update together.
 
     What they leave is all that devices without float64 have to do.
     """
@@ -246,7 +260,7 @@ def _optimised(graph: StepGraph, options: Options, records: list[PassRecord]) ->
             dump_pass(options.dump_dir / f"{STAGES.index('passes') + 1:02d}_passes", number + 1, record, function)
 
     timer = Stopwatch(options.targets, options.cache, options.on_measuring) if options.tune else None
-    optimised = run_passes(graph, options.passes, [t.backend for t in options.targets], keep, timer)
+    optimised = run_passes(graph, passes, [t.backend for t in options.targets], keep, timer)
     check_float64(optimised, options.targets)
     return pack_state(optimised)
 

@@ -11,6 +11,7 @@ from torch.fx import Node
 from irongrad.passes.memory.fusion import bytes_of, is_constant, is_view, kernels, sources
 from irongrad.passes.memory.liveness import usage
 from irongrad.passes.memory.recompute import is_backward, is_forward, original_names
+from irongrad.pipeline.budget import Budget
 from irongrad.pipeline.dtypes import numpy_name
 from irongrad.pipeline.graphs import Function, StepGraph
 from irongrad.pipeline.interface import Interface, chain_of
@@ -18,8 +19,14 @@ from irongrad.pipeline.usercode import line_of
 from irongrad.runtime.manifest import ForwardValue, MemorySpec
 
 
-def memory_of(graph: StepGraph, interface: Interface, budget: str = "") -> MemorySpec:
-    """The plan of the memory of every entry point of `graph` that computes something, at sizes that are known."""
+def memory_of(graph: StepGraph, interface: Interface, budget: Budget | None = None) -> MemorySpec:
+    """The plan of the memory of every entry point of `graph` that computes something, at sizes that are known.
+
+    Args:
+        graph: the step graph.
+        interface: its entry points.
+        budget: what entry points that run the backward may take; None for no limit.
+    """
     known = {name: f for name, f in graph.functions.items() if not f.of_any_size}
     chains = {e.name: chain_of(e.name, graph) for e in interface.entry_points}
     chains = {name: chain for name, chain in chains.items() if chain and all(f in known for f in chain)}
@@ -28,7 +35,10 @@ def memory_of(graph: StepGraph, interface: Interface, budget: str = "") -> Memor
     predicted = {entry: _most(chain, slabs, handed) for entry, chain in chains.items()}
     joint = known.get("joint")
     values = tuple(_forward_values(joint)) if joint is not None else ()
-    return MemorySpec(budget, predicted, values)
+    if budget is None:
+        return MemorySpec("", predicted, values)
+    limits = {entry: budget.limit for entry, chain in chains.items() if "joint" in chain}
+    return MemorySpec(budget.asked, predicted, values, limits)
 
 
 def _most(chain: tuple[str, ...], slabs: dict[str, int], handed: dict[str, int]) -> int:

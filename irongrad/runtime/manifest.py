@@ -226,11 +226,13 @@ class MemorySpec:
         budget: what was asked for, such as `512MiB` or `50%`; empty for no limit.
         predicted: bytes of intermediate values at once, by entry point.
         values: those of the forward pass, in order.
+        limits: the most bytes of them that the compiler was let allocate, by entry point that has a budget.
     """
 
     budget: str
     predicted: dict[str, int]
     values: tuple[ForwardValue, ...]
+    limits: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,9 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     ran: list[str] = []
     original = builds.compile_module
 
-    def counted(module, target, scratch):
+    def counted(module, target, scratch, check):
         ran.append(target.name)
-        return original(module, target, scratch)
+        return original(module, target, scratch, check)
 
     monkeypatch.setattr(builds, "compile_module", counted)
     return ran

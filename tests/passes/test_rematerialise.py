@@ -101,9 +101,11 @@ def test_a_budget_that_is_met_already_changes_nothing(apply: Callable[..., Any])
     assert not apply(Rematerialise("100%"), with_gradients(network), *arguments(), function="joint").changed
 
 
-def test_where_nothing_can_be_made_again_a_smaller_budget_is_refused(apply: Callable[..., Any]) -> None:
-    with pytest.raises(UserError, match="smallest budget that can be met"):
-        apply(Rematerialise("10%"), with_gradients(lambda x, w: (x @ w).sum()), *arguments(1), function="joint")
+def test_where_nothing_can_be_made_again_a_budget_that_is_too_small_changes_nothing(apply: Callable[..., Any]) -> None:
+    """Whether the step fits is for the compiler to see."""
+    done = apply(Rematerialise("10%"), with_gradients(lambda x, w: (x @ w).sum()), *arguments(1), function="joint")
+    assert not done.changed
+    assert done.stats["bytes"] == done.stats["bytes before"] > done.stats["budget"]
 
 
 def test_bodies_of_loops_are_left_alone() -> None:
@@ -114,11 +116,20 @@ def test_bodies_of_loops_are_left_alone() -> None:
     assert str(graph.graph) == before
 
 
-def test_a_budget_that_cannot_be_met_says_which_can(apply: Callable[..., Any]) -> None:
-    with pytest.raises(UserError, match=r"smallest budget that can be met is ([\d.]+[KM]iB)") as error:
-        apply(Rematerialise("1KiB"), with_gradients(network), *arguments(2), function="joint")
-    said = str(error.value).split("be met is ")[1].split(",")[0]
-    assert apply(Rematerialise(said), with_gradients(network), *arguments(2), function="joint").changed
+def test_a_budget_that_cannot_be_met_gives_the_smallest_plan(apply: Callable[..., Any]) -> None:
+    least = apply(Rematerialise("1KiB"), with_gradients(network), *arguments(2), function="joint").stats["bytes"]
+    half = apply(Rematerialise("50%"), with_gradients(network), *arguments(2), function="joint").stats["bytes"]
+    assert 1024 < least <= half
+    assert (
+        apply(Rematerialise(str(least)), with_gradients(network), *arguments(2), function="joint").stats["bytes"]
+        <= least
+    )
+
+
+def test_what_iree_allocates_beyond_the_prediction_is_taken_from_the_budget(apply: Callable[..., Any]) -> None:
+    stats = apply(Rematerialise("80%", ratio=1.2), with_gradients(network), *arguments(2), function="joint").stats
+    assert stats["budget"] == int(0.8 * stats["bytes before"])
+    assert stats["bytes"] <= stats["budget"] / 1.2
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ A model of IREE 3.13.0's dispatch formation (compiler/src/iree/compiler/Dispatch
 * Everything that is neither a view nor elementwise is the *root* of a kernel of its own.
 * An elementwise node is computed in the kernel that reads it where that is one kernel, and a root elementwise code or a
   reduction. Where a reduction and elementwise code read it, as in softmax and normalisations, it is computed in both.
-* Elementwise code that reads the whole result of a contraction, convolution or reduction, which nothing else reads, is
-  computed in the kernel of that, where all else that it reads is there by then.
+* Elementwise code that reads the whole result of a contraction, convolution or reduction before anything else does is
+  computed in the kernel of that, where all else that it reads is there by then; and so on with what reads its value.
 * Elementwise code whose value is boolean, such as a dropout's mask, is computed in every kernel that reads it
   (`areFusableAsElementwiseOps` in FusionUtils.cpp, "to avoid i1 buffers"): what it reads is stored in its place.
 * Constants are written by whoever reads them, and elementwise code of constants alone is one: it is computed once and
@@ -17,6 +17,7 @@ A model of IREE 3.13.0's dispatch formation (compiler/src/iree/compiler/Dispatch
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -183,9 +184,12 @@ def kernels(graph: Graph) -> Kernels:
     for node in reversed(nodes):
         if is_root(node) or (is_pointwise(node) and not is_constant(node) and not is_mask(node)):
             leader[node] = node if is_root(node) else _leader_of(node, leader)
+    groups: dict[Node, list[Node]] = defaultdict(list)
+    for node, head in leader.items():
+        groups[head].append(node)
     for node in nodes:
         if node.op == "call_function" and is_root(node):
-            _absorb(node, leader, position)
+            _absorb(node, leader, position, groups)
     time: dict[Node, int] = {}
     for node, head in leader.items():
         time[head] = max(time.get(head, 0), position[node])
@@ -205,18 +209,23 @@ def _leader_of(node: Node, leader: dict[Node, Node]) -> Node:
     return next(iter(reductions)) if not others and len(reductions) == 1 else node
 
 
-def _absorb(root: Node, leader: dict[Node, Node], position: dict[Node, int]) -> None:
-    """Compute the elementwise code that alone reads `root`, all of it, in the kernel of `root`."""
-    heads = {leader.get(r) for r in readers(root)}
-    if len(heads) != 1 or None in heads:
-        return
-    (head,) = heads
-    assert head is not None
-    if not is_pointwise(head) or head is root or bytes_of(head) != bytes_of(root):
-        return
-    members = [n for n, h in leader.items() if h is head]
-    inside = {root, *members}
-    read = {s for m in members for n in m.all_input_nodes for s in sources(n) if not is_constant(s)} - inside
-    if all(position[n] < position[root] for n in read):
+def _absorb(root: Node, leader: dict[Node, Node], position: dict[Node, int], groups: dict[Node, list[Node]]) -> None:
+    """Compute in the kernel of `root` the elementwise code that reads it, as long as it is the first that does."""
+    inside = [root]
+    while (head := _first_reader(inside, leader, position)) is not None:
+        if not is_pointwise(head) or bytes_of(head) != bytes_of(root):
+            return
+        members = groups[head]
+        there = {*inside, *members}
+        read = {s for m in members for n in m.all_input_nodes for s in sources(n) if not is_constant(s)} - there
+        if not all(position[n] < position[root] for n in read):
+            return
         for node in members:
             leader[node] = root
+        inside += members
+
+
+def _first_reader(inside: list[Node], leader: dict[Node, Node], position: dict[Node, int]) -> Node | None:
+    """The kernel that comes first of those that read a value of the nodes `inside` another."""
+    reading = {leader.get(r, r) for n in inside for r in readers(n)} - {inside[0]}
+    return min(reading, key=position.__getitem__, default=None)

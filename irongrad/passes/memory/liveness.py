@@ -2,16 +2,18 @@
 
 Also those that contractions lay out anew: with data tiling, IREE 3.13.0 packs both operands of a contraction into tiles
 first, each into memory of its size that lives until the product is computed; and it runs at the same time what does not
-depend on each other.
+depend on each other. What nothing reads but one packing is written packed by the kernel that computes it
+(compiler/src/iree/compiler/DispatchCreation/FuseEncodingOpsIntoDispatchRegions.cpp).
 """
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections import defaultdict
-from collections.abc import Hashable
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Set
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch.fx import Graph, Node
@@ -26,6 +28,7 @@ from irongrad.passes.memory.fusion import (
     source,
     sources,
 )
+from irongrad.passes.memory.order import with_late_sums_early
 from irongrad.passes.memory.written import CONTRACTIONS, JOINS
 
 aten = torch.ops.aten
@@ -33,6 +36,10 @@ aten = torch.ops.aten
 # Of the products of Philox's ten rounds each half is read by itself; other elementwise code has a few such values.
 _FORKS_OF_A_GENERATOR = 10
 _BETWEEN = 3
+
+# Rows and columns of a tile of float32 with AVX-512 (enumerateMatmulTileX86_64 in CPUEncodingExternalModels.cpp); half
+# as many with AVX2, where the prediction is high for products of which both dimensions are less.
+_TILE = 16
 
 
 @dataclass(frozen=True)
@@ -112,13 +119,16 @@ class Usage:
 
 def usage(graph: Graph) -> Usage:
     """The memory that `graph` uses."""
+    graph = with_late_sums_early(graph)
     grouping = kernels(graph)
     output = graph.output_node()
     results = {source(n) for n in output.all_input_nodes}
     padded = _padded_inputs(graph)
-    found: list[Lifetime] = _packed_operands(graph, grouping)
+    packings = _packings(graph, grouping)
+    only_packed = _only_packed(packings, grouping) - results
+    found: list[Lifetime] = [_packed(p, grouping, only_packed) for p in packings]
     for node in grouping.leader:
-        if node in results or not grouping.is_stored(node):
+        if node in results or node in only_packed or not grouping.is_stored(node):
             continue
         ends = [grouping.runs_at(r) for r in readers(node)]
         start = grouping.runs_at(node)
@@ -131,22 +141,72 @@ def usage(graph: Graph) -> Usage:
     return Usage(tuple(found), kept)
 
 
-def _packed_operands(graph: Graph, grouping: Kernels) -> list[Lifetime]:
-    """The packed operands of contractions: written while the contraction before runs, if they are there by then.
+@dataclass(frozen=True)
+class _Packing:
+    """What a contraction reads in tiles.
+
+    Attributes:
+        operand: what is packed.
+        contraction: what reads it.
+        start: the earliest position at which it is written, while the contraction before runs.
+    """
+
+    operand: Node
+    contraction: Node
+    start: int
+
+
+def _packings(graph: Graph, grouping: Kernels) -> list[_Packing]:
+    """The packed operands of contractions.
 
     What elementwise code in the kernel of a contraction reads is packed as its result is.
     """
-    found: list[Lifetime] = []
+    found: list[_Packing] = []
     before = 0
     beside = _read_beside(grouping)
     for node in graph.nodes:
         if node.target in CONTRACTIONS:
-            time = grouping.runs_at(node)
-            for operand in [*node.all_input_nodes[-2:], *beside[node]]:
-                start = min(time, max(before, _there(source(operand), grouping)))
-                found.append(Lifetime(operand, _aligned(bytes_of(operand)), start, time))
-            before = time
+            found += [_Packing(operand, node, before) for operand in [*node.all_input_nodes[-2:], *beside[node]]]
+            before = grouping.runs_at(node)
     return found
+
+
+def _only_packed(packings: Iterable[_Packing], grouping: Kernels) -> set[Node]:
+    """The values that are never in memory but packed: all of each is read by one packing, and by nothing else."""
+    times = Counter(source(p.operand) for p in packings)
+    return {
+        value
+        for p in packings
+        if times[value := source(p.operand)] == 1
+        and value in grouping.leader
+        and value.target not in JOINS
+        and bytes_of(value) == bytes_of(p.operand)
+        and {grouping.leader.get(r) for r in readers(value)} - {grouping.leader[value]} == {p.contraction}
+    }
+
+
+def _packed(packing: _Packing, grouping: Kernels, only_packed: Set[Node]) -> Lifetime:
+    value, time = source(packing.operand), grouping.runs_at(packing.contraction)
+    there = _there(value, grouping)
+    start = there if value in only_packed else min(time, max(packing.start, there))
+    return Lifetime(packing.operand, _aligned(_packed_bytes(packing)), start, time)
+
+
+def _packed_bytes(packing: _Packing) -> int:
+    """The size of an operand in tiles: the dimensions of the product are filled up, but for the shorter one."""
+    rows, columns = packing.contraction.meta["val"].shape[-2:]
+    filled = [_filled(rows, rows < columns), _filled(columns, columns <= rows)]
+    left, right = packing.contraction.all_input_nodes[-2:]
+    has_rows, has_columns = packing.operand is not right, packing.operand is not left
+    grown = Fraction(filled[0], rows) ** has_rows * Fraction(filled[1], columns) ** has_columns
+    return int(bytes_of(packing.operand) * grown)
+
+
+def _filled(size: int, is_shorter: bool) -> int:
+    """A dimension in tiles, which are a power of two high where all of it is less than a tile (chooseMatmulTile)."""
+    if is_shorter and size < _TILE:
+        return 1 << (size - 1).bit_length()
+    return -(-size // _TILE) * _TILE
 
 
 def _between_parts(grouping: Kernels) -> list[Lifetime]:
