@@ -196,9 +196,9 @@ def _packed_bytes(packing: _Packing) -> int:
     """The size of an operand in tiles: the dimensions of the product are filled up, but for the shorter one."""
     rows, columns = packing.contraction.meta["val"].shape[-2:]
     filled = [_filled(rows, rows < columns), _filled(columns, columns <= rows)]
-    left, right = packing.contraction.all_input_nodes[-2:]
+    left, right = packing.contraction.args[-2:]
     has_rows, has_columns = packing.operand is not right, packing.operand is not left
-    grown = Fraction(filled[0], rows) ** has_rows * Fraction(filled[1], columns) ** has_columns
+    grown = Fraction(filled[0], max(rows, 1)) ** has_rows * Fraction(filled[1], max(columns, 1)) ** has_columns
     return int(bytes_of(packing.operand) * grown)
 
 

@@ -57,3 +57,25 @@ def test_what_elementwise_code_in_a_products_kernel_reads_is_packed():
     arguments = graph.graph.find_nodes(op="placeholder")
     packed = [item.node for item in usage(graph.graph).lifetimes]
     assert arguments[1] in packed
+
+
+@pytest.mark.parametrize(("rows", "columns", "left", "right"), [(32, 32, 32, 32), (1, 4, 1, 16), (20, 3, 32, 4)])
+def test_operands_are_filled_up_to_whole_tiles_but_for_the_shorter_dimension(
+    rows: int, columns: int, left: int, right: int
+) -> None:
+    x, weight = torch.randn(rows, 64), torch.randn(64, columns)
+    graph = retrace(lambda x, w: [torch.exp(x @ w).sum()], [x, weight])
+    assert [item.bytes for item in usage(graph.graph).lifetimes][:2] == [left * 64 * 4, right * 64 * 4]
+
+
+def test_a_value_that_one_product_alone_reads_is_there_packed_and_no_other_way() -> None:
+    def copies(products: int) -> int:
+        def function(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
+            value = torch.exp(x)
+            return [(value @ weight).sum() for weight in weights]
+
+        graph = retrace(function, [torch.randn(32, 32)] * (1 + products))
+        return sum(item.node.name == "exp" for item in usage(graph.graph).lifetimes)
+
+    assert copies(1) == 1
+    assert copies(2) == 3  # as it is, and packed for each
