@@ -99,6 +99,26 @@ class _Tensors(PythonReferenceAnalysis):
         return _wide(x) ** 0.5
 
     @staticmethod
+    def floor(x: Any) -> Any:
+        return torch.floor(x)
+
+    @staticmethod
+    def floor_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return torch.floor(x).to(dtype)
+
+    @staticmethod
+    def ceil_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return torch.ceil(x).to(dtype)
+
+    @staticmethod
+    def trunc_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return torch.trunc(x).to(dtype)
+
+    @staticmethod
+    def round_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return torch.round(x).to(dtype)
+
+    @staticmethod
     def maximum(a: Any, b: Any) -> Any:
         return torch.maximum(torch.as_tensor(a), torch.as_tensor(b))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from irongrad.passes.base import kind_of
 from irongrad.passes.purity import is_pure
 from irongrad.passes.rewrite import computed_value
 from irongrad.passes.verify_control_flow import problem_of
+from irongrad.pipeline.symbols import has_symbols
 
 # shape and dtype
 Kind = tuple[tuple[Any, ...], torch.dtype]
@@ -96,6 +98,8 @@ def _check_control_flow(graph: GraphModule, node: Node) -> None:
 
 def _check_call(node: Node) -> None:
     target = node.target
+    if has_symbols(node.meta.get("val")) and isinstance(target, BuiltinFunctionType):
+        return  # the arithmetic of sizes
     if target is not operator.getitem and not isinstance(target, OpOverload):
         raise InvalidGraphError(f"{node.format_node()}: {target} is no ATen operator")
     if not is_pure(node):

@@ -137,8 +137,9 @@ def fixed(names: Sequence[str]) -> str:
     return (
         f"the size of {listed} is in dynamic, but the model or the loss works for that of the example alone: a size "
         "of 1 that broadcasts, a Python number in a shape, a parameter of that size, a decision (if, for, int(), "
-        "len()) on it, or an operator that PyTorch traces for fixed sizes only. Use x.shape[...] where the size is "
-        f"meant, or leave {listed} out of dynamic and buckets"
+        "len()) on it, a function of math (x.shape[0] ** 0.5 is none), or an operator that PyTorch traces for fixed "
+        "sizes only. Use x.shape[...] where the size is meant, or leave "
+        f"{listed} out of dynamic and buckets"
     )
 
 

@@ -18,6 +18,15 @@ from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.refusals import Refusal, refuse, unsupported
 from irongrad.targets import Target
 
+# What torch-mlir 20261001 imports of the arithmetic of sizes.
+_ARITHMETIC = frozenset(
+    {
+        *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.neg, operator.mod),
+        *(torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default),
+    }
+)
+_FIXED = "Leave its dimensions out of dynamic=, so that their sizes are fixed"
+
 
 def check_operators(graph: StepGraph) -> None:
     """Refuse all that cannot be compiled in any function of `graph`.
@@ -129,6 +138,9 @@ def nodes_of(graph: GraphModule) -> Iterator[Node]:
 def _refusal(node: Node, otherwise: str) -> Refusal | None:
     line = usercode.line_of(node, otherwise)
     target = node.target
+    if _is_size(node) and target not in _ARITHMETIC:
+        name = getattr(target, "__name__", str(target))
+        return Refusal(name, line, "computes a size, or a number, that has no compiled form for every size", _FIXED)
     if target is operator.getitem or _is_size(node) or any(_value_problem(n) for n in node.all_input_nodes):
         return None  # where its inputs have a problem already, they are refused
     if isinstance(target, torch._ops.HigherOrderOperator):
@@ -143,7 +155,7 @@ def _refusal(node: Node, otherwise: str) -> Refusal | None:
 
 def _is_size(node: Node) -> bool:
     """Whether `node` is a size, or a number that is computed from sizes."""
-    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat))
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _named(node: Node) -> str:

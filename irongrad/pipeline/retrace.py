@@ -23,7 +23,7 @@ from irongrad.pipeline.empties import fold_empty_tensors
 from irongrad.pipeline.halves import is_computed_wider, rounded, widened
 from irongrad.pipeline.refusals import gathers, refusal_of, refuse
 from irongrad.pipeline.regions import aliases_allowed, check_control_flow, simplified
-from irongrad.pipeline.size_floats import takes_floats_of_sizes, without_floats_of_sizes
+from irongrad.pipeline.size_numbers import takes_numbers_of_sizes, without_numbers_of_sizes
 from irongrad.pipeline.stacks import stack_scalars_first
 from irongrad.pipeline.symbols import Derived, Dims, Symbols
 from irongrad.pipeline.usercode import line_of, located
@@ -70,9 +70,9 @@ def traced(
     with mode, torch.no_grad(), preserve_node_meta(), aliases_allowed(), dispatcher:
         try:
             graph = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
-            if takes_floats_of_sizes(graph):
-                floatless = partial(without_floats_of_sizes, graph)
-                graph = make_fx(floatless, decomposition_table=table, tracing_mode="real")(*fakes)
+            if takes_numbers_of_sizes(graph):
+                written = partial(without_numbers_of_sizes, graph)
+                graph = make_fx(written, decomposition_table=table, tracing_mode="real")(*fakes)
         except UnsupportedOpError as error:
             raise located(error) from error
     return simplified(graph, [stack_scalars_first, fold_empty_tensors])

@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from irongrad.padding.padded import Padded
 from irongrad.padding.registry import Call, NoRule, aten, rule
+from irongrad.pipeline.scalars import with_tensors
 
 # Not tagged so by PyTorch 2.13, though they are.
 _UNTAGGED = frozenset(
@@ -64,16 +65,22 @@ def pointwise(call: Call) -> Padded:
 
 
 def _with_tensors(call: Call, numbers: dict[str, Any]) -> torch.Tensor:
-    """Another overload of the operator, which takes tensors where this one takes numbers."""
-    arguments = [numbers.get(n, v.tensor if isinstance(v, Padded) else v) for n, v in call.arguments.items()]
+    """The operator in a form that takes tensors where this one takes numbers."""
+    arguments = {n: v.tensor if isinstance(v, Padded) else v for n, v in call.arguments.items()} | numbers
     schema = call.operator._schema.arguments
-    positional = [v for v, a in zip(arguments, schema, strict=True) if not a.kwarg_only]
-    changed = {a.name: v for v, a in zip(arguments, schema, strict=True) if a.kwarg_only and v != a.default_value}
+    positional = tuple(arguments[a.name] for a in schema if not a.kwarg_only)
+    changed = {
+        a.name: arguments[a.name] for a in schema if a.kwarg_only and _differs(arguments[a.name], a.default_value)
+    }
     try:
-        result: torch.Tensor = call.operator._overloadpacket(*positional, **changed)
+        result: torch.Tensor = with_tensors(call.operator, positional, changed)
     except (RuntimeError, TypeError):
         raise NoRule("takes a size as a number, for which it has no padding rule") from None
     return result
+
+
+def _differs(value: Any, default: Any) -> bool:
+    return isinstance(value, torch.Tensor) or value != default
 
 
 @rule(aten.log_sigmoid_forward.default)
