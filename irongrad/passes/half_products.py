@@ -35,18 +35,20 @@ class HalfProducts:
     After:
         k = permute(b); y = bmm(convert(a, float32), convert(k, float32)) * 0.35
 
-    IREE 3.13.0 makes a product of half-precision matrices, which tensor cores and CPUs with bfloat16 have instructions
-    for, of one whose operands are nothing but widened. Where a transpose comes after the widening, it writes the wide
+    IREE 3.13.0 makes a product of half-precision matrices, which tensor cores have instructions for, of one whose operands are nothing but widened. Where a transpose comes after the widening, it writes the wide
     matrix to memory, and where a scale does, as in PyTorch's attention, the operand is a float32 one.
 
     Holds before: a float32 product. It adds up in float32 as before; only the scale is applied to its result, as
-    FlashAttention does (T. Dao et al., arXiv:2205.14135). Left alone: operands of which anything else is computed.
+    FlashAttention does (T. Dao et al., arXiv:2205.14135). Left alone: operands of which anything else is computed; and
+    everything for a CPU, where it costs more than it brings (docs/benchmarks.md).
     """
 
     name: ClassVar[str] = "half-products"
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
+        if "llvm-cpu" in context.targets:
+            return PassResult(False)
         products = sum(_rewrite(n) for n in list(graph.graph.nodes) if _is_wide_product(n))
         return PassResult(products > 0, {"products": products})
 

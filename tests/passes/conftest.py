@@ -56,7 +56,12 @@ class Rewritten:
 
 
 def apply(
-    item: Pass, fn: Callable[..., Any], *examples: torch.Tensor, decompose: bool = True, **keywords: Any
+    item: Pass,
+    fn: Callable[..., Any],
+    *examples: torch.Tensor,
+    decompose: bool = True,
+    target: str = "llvm-cpu",
+    **keywords: Any,
 ) -> Rewritten:
     """Run a pass on `fn`, and hold it to what every pass has to do.
 
@@ -66,8 +71,8 @@ def apply(
     step = step_of(fn, *examples, decompose=decompose, **keywords)
     ((name, function),) = step.functions.items()
     records = []
-    once = run_passes(step, [item, DeadCode()], on_pass=lambda number, record, function: records.append(record))
-    run_passes(once, [item], on_pass=lambda number, record, function: records.append(record))
+    once = run_passes(step, [item, DeadCode()], [target], lambda number, record, function: records.append(record))
+    run_passes(once, [item], [target], lambda number, record, function: records.append(record))
     first, _, second = records
     assert not second.changed, f"a second run of {item.name} changes the graph again: {second}"
     before, after = function.graph, once.functions[name].graph

@@ -131,12 +131,14 @@ class Gain:
         measure: what it makes less.
         most: how much of that is left, at the most.
         spelled: the pass and its options.
+        target: what is compiled for.
     """
 
     step: str
     measure: Callable[[StepGraph], int]
     most: float
     spelled: str = ""
+    target: str = "llvm-cpu"
 
 
 GAINS = {
@@ -148,16 +150,16 @@ GAINS = {
     "layout": Gain("bottleneck", transposed, 0.5),
     "multi-tensor": Gain("decoder", launches, 0.8),
     "gradient-norm": Gain("decoder", launches, 0.95),
-    "half-products": Gain("attention", wide_operands, 0.0),
+    "half-products": Gain("attention", wide_operands, 0.0, target="cuda"),
     "interleave": Gain("cell", launches, 0.5),
     "rematerialise": Gain("decoder", memory, 0.75, "rematerialise{max_memory=75%}"),
 }
 
 
 @pytest.fixture(name="optimised", scope="module")
-def optimised_fixture(request) -> Callable[[str, tuple[Pass, ...]], StepGraph]:
-    """The step of a fixture after passes."""
-    return cache(lambda step, passes: run_passes(request.getfixturevalue(step), passes))
+def optimised_fixture(request) -> Callable[[str, tuple[Pass, ...], str], StepGraph]:
+    """The step of a fixture after passes, for a target."""
+    return cache(lambda step, passes, target: run_passes(request.getfixturevalue(step), passes, [target]))
 
 
 def test_every_pass_is_here():
@@ -171,6 +173,6 @@ def test_gain(name, optimised):
     standard = passes_at(DEFAULT_LEVEL)
     rest = without(standard, [name])
     whole = standard if rest != standard else (*standard, *parse_passes(gain.spelled or name))
-    before, after = (gain.measure(optimised(gain.step, p)) for p in (rest, whole))
+    before, after = (gain.measure(optimised(gain.step, p, gain.target)) for p in (rest, whole))
     assert before > 0
     assert after <= gain.most * before

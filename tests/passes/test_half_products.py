@@ -39,7 +39,7 @@ def pieces(x, y):
     ("fn", "shapes"), [(attention_scores, [(2, 3, 4), (2, 5, 4)]), (weight_gradient, [(6, 3), (6, 5)])]
 )
 def test_operands_are_widened_last(apply, fn, shapes):
-    done = apply(HalfProducts(), fn, *(halves(*s) for s in shapes))
+    done = apply(HalfProducts(), fn, *(halves(*s) for s in shapes), target="cuda")
     assert done.stats == {"products": 1}
     (product,) = products(done.after)
     assert all(widened(n) for n in product.all_input_nodes)
@@ -47,14 +47,16 @@ def test_operands_are_widened_last(apply, fn, shapes):
 
 
 def test_the_scale_of_both_operands_is_applied_to_the_result(apply):
-    done = apply(HalfProducts(), attention_scores, halves(2, 3, 4), halves(2, 5, 4))
+    done = apply(HalfProducts(), attention_scores, halves(2, 3, 4), halves(2, 5, 4), target="cuda")
     (scale,) = (n for n in done.after.graph.nodes if str(n.target) == "aten.mul.Scalar")
     assert scale.args[0] in products(done.after)
     assert scale.args[1] == pytest.approx(0.09)
 
 
 def test_one_half_precision_operand_of_two_stays_wide_alone(apply):
-    done = apply(HalfProducts(), lambda p, v: p.exp() @ v.float().permute(1, 0), torch.randn(3, 4), halves(5, 4))
+    done = apply(
+        HalfProducts(), lambda p, v: p.exp() @ v.float().permute(1, 0), torch.randn(3, 4), halves(5, 4), target="cuda"
+    )
     assert [widened(n) for n in products(done.after)[0].all_input_nodes] == [False, True]
 
 
@@ -74,3 +76,7 @@ def test_products_in_float64_are_left_alone(apply):
     assert not apply(
         HalfProducts(), lambda x, y: (x.double() * 0.5).t() @ y.double(), halves(4, 3), halves(4, 5)
     ).changed
+
+
+def test_nothing_is_done_for_a_cpu(apply):
+    assert not apply(HalfProducts(), weight_gradient, halves(6, 3), halves(6, 5)).changed
