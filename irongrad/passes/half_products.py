@@ -35,8 +35,9 @@ class HalfProducts:
     After:
         k = permute(b); y = bmm(convert(a, float32), convert(k, float32)) * 0.35
 
-    IREE 3.13.0 makes a product of half-precision matrices, which tensor cores have instructions for, of one whose operands are nothing but widened. Where a transpose comes after the widening, it writes the wide
-    matrix to memory, and where a scale does, as in PyTorch's attention, the operand is a float32 one.
+    IREE 3.13.0 makes a product of half-precision matrices, which tensor cores have instructions for, of one whose
+    operands are nothing but widened. Where a transpose comes after the widening, it writes the wide matrix to memory,
+    and where a scale does, as in PyTorch's attention, the operand is a float32 one.
 
     Holds before: a float32 product. It adds up in float32 as before; only the scale is applied to its result, as
     FlashAttention does (T. Dao et al., arXiv:2205.14135). Left alone: operands of which anything else is computed; and
