@@ -92,6 +92,7 @@ def _compiled_before(directory: Path):
         vmfb = (directory / spec.file).read_bytes()
         return SimpleNamespace(
             target=target,
+            device=spec.device,
             flags=spec.flags,
             vmfb=vmfb,
             architecture=spec.architecture,

@@ -52,7 +52,7 @@ def test_the_device_picks_the_target(digits, vulkan, sessions):
         load(digits, device="cuda")
 
 
-@pytest.mark.parametrize("first", ["local-task", "vulkan"])
+@pytest.mark.parametrize("first", ["local", "vulkan"])
 def test_a_checkpoint_moves_between_devices(sessions, tmp_path, first):
     (start,) = (s for s in sessions if s.device.startswith(first))
     (there,) = (s for s in sessions if s is not start)
