@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,15 +78,14 @@ def _seconds(session, inputs, steps: int) -> float:
 
 
 @contextmanager
-def another_process(wanted: bool) -> Iterator[None]:
-    """Have another process compute meanwhile, if that is wanted."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if wanted else None
+def another_process() -> Iterator[None]:
+    """Have another process compute meanwhile."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
     finally:
-        if process is not None:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
 
 
 def main() -> None:
@@ -97,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--busy", action="store_true")
     options, sys.argv[1:] = parser.parse_known_args()
-    with another_process(options.busy):
+    with another_process() if options.busy else nullcontext():
         rows = measured_cases(__doc__, measure, 9)
     table = Table("family", "size", "operations a kernel, 1000", "threads ms", "one thread ms", "ratio", "chosen")
     for row in sorted(rows, key=lambda r: r.operations):

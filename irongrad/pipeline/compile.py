@@ -119,14 +119,13 @@ def compile_module(module: PortableModule, target: Target, scratch: Path, check:
     while True:
         try:
             allowed = (*flags, *without_plugins(target))
-            stream = _compile_to_stream(target, allowed, source, output)
-            transients = transients_of(stream)
+            with parsed(_compile_to_stream(target, allowed, source, output)) as stream:
+                transients, (architecture, features) = transients_of(stream), _cpu_of(stream)
             check(transients)
             compile_kernels(allowed, source, output)
             break
         except _RefusedError as error:
             flags = error.remedied(flags)
-    architecture, features = _cpu_of(stream)
     with parsed(_phase(source, "flow").read_bytes()) as flow:
         traffic, operations = traffic_of(flow), operations_of(flow)
     statistics = read_statistics(output.with_name(STATISTICS), transients, traffic, operations)
@@ -224,13 +223,10 @@ def _iree_compile(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run([tool, *arguments], capture_output=True, text=True, check=False)
 
 
-def _cpu_of(stream: bytes) -> tuple[str, tuple[str, ...]]:
+def _cpu_of(stream: ir.Module) -> tuple[str, tuple[str, ...]]:
     """The architecture and CPU features of a module's device: `host` in a flag says nothing to another machine."""
-    with ir.Context() as context:
-        context.allow_unregistered_dialects = True
-        module = ir.Module.parse(stream)
-        kept = [op for op in module.body.operations if op.operation.name == "util.global"]
-        device = next((str(op) for op in kept if name_of(op.operation) == _DEVICE), "")
+    kept = [op for op in stream.body.operations if op.operation.name == "util.global"]
+    device = next((str(op) for op in kept if name_of(op.operation) == _DEVICE), "")
     triple = re.search(r'target_triple = "([^-"]+)-', device)
     features = re.search(r'cpu_features = "([^"]*)"', device)
     names = features.group(1).split(",") if features else []

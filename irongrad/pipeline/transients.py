@@ -12,18 +12,15 @@ from irongrad.pipeline.operations import functions_of, inside, name_of
 _TRANSIENT = "!stream.resource<transient>"
 
 
-def transients_of(stream: bytes) -> dict[str, int]:
+def transients_of(stream: ir.Module) -> dict[str, int]:
     """The most bytes that each public function holds at once, of a module that was compiled to the stream phase.
 
     Counted are allocations of the lifetime `transient`, of static size: what a function computes and drops, or hands
     from one of its submissions to the next, and what the functions that it calls hold besides. The state, arguments and
     results are none of them.
     """
-    with ir.Context() as context, ir.Location.unknown():
-        context.allow_unregistered_dialects = True
-        module = ir.Module.parse(stream)
-        functions = {name_of(f): f for f in functions_of(module)}
-        return {n: most for n, f in functions.items() if _is_public(f) and (most := _most(f, functions))}
+    functions = {name_of(f): f for f in functions_of(stream)}
+    return {n: most for n, f in functions.items() if _is_public(f) and (most := _most(f, functions))}
 
 
 def _is_public(function: Any) -> bool:

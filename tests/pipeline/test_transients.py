@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from irongrad.pipeline.operations import parsed
 from irongrad.pipeline.transients import transients_of
 
 STREAM = """
@@ -25,4 +26,5 @@ util.func private @helper() {
 
 
 def test_the_most_at_once_of_public_functions_what_they_call_and_transient_values_alone() -> None:
-    assert transients_of(STREAM.encode()) == {"step": 1072}
+    with parsed(STREAM.encode()) as stream:
+        assert transients_of(stream) == {"step": 1072}
