@@ -14,4 +14,4 @@ def test_every_point_of_the_picture_is_a_row_of_a_table():
     for row in json.loads((DOCS / "memory.json").read_text()):
         megabytes = f"{row['compiler'] / 1e6:.1f}"
         found = rf"\| {row['budget'].replace('%', ' %')} \|.*\b{megabytes}\b.*\| {row['ratio']:.2f} \|"
-        assert any(re.match(found, line) for line in lines), row
+        assert any(re.search(found, line) for line in lines), row
