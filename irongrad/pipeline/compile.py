@@ -15,7 +15,7 @@ from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.copies import share_copies
 from irongrad.pipeline.diagnostics import toolchain_error
 from irongrad.pipeline.executables import join_executables
-from irongrad.pipeline.operations import name_of, parsed
+from irongrad.pipeline.operations import name_of, parsed, text_of
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.retarget import retarget
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics, statistics_flags
@@ -226,7 +226,7 @@ def _iree_compile(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 def _cpu_of(stream: ir.Module) -> tuple[str, tuple[str, ...]]:
     """The architecture and CPU features of a module's device: `host` in a flag says nothing to another machine."""
     kept = [op for op in stream.body.operations if op.operation.name == "util.global"]
-    device = next((str(op) for op in kept if name_of(op.operation) == _DEVICE), "")
+    device = next((text_of(op.operation) for op in kept if name_of(op.operation) == _DEVICE), "")
     triple = re.search(r'target_triple = "([^-"]+)-', device)
     features = re.search(r'cpu_features = "([^"]*)"', device)
     names = features.group(1).split(",") if features else []

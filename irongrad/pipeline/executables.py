@@ -14,7 +14,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.pipeline.operations import bytecode_of, inside, name_of
+from irongrad.pipeline.operations import bytecode_of, inside, name_of, text_of
 
 # Executables are compiled side by side, one to a thread.
 EXECUTABLES = 8
@@ -82,7 +82,7 @@ def _single_kernels(module: ir.Module) -> list[_Executable]:
 
 
 def _is_other_product(function: Any) -> bool:
-    text = str(function)
+    text = text_of(function)
     return bool(_PRODUCT.search(text) and _OTHER_THAN_FLOAT32.search(text))
 
 

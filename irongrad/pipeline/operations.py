@@ -35,6 +35,11 @@ def name_of(operation: Any) -> str:
     return str(ir.StringAttr(operation.attributes["sym_name"]).value)
 
 
+def text_of(operation: Any) -> str:
+    """An operation as MLIR text, of its own alone: `str` numbers all values of the module that it is in, each time."""
+    return str(operation.get_asm(use_local_scope=True, assume_verified=True))
+
+
 def inside(operation: Any) -> Iterator[Any]:
     """All operations inside `operation`, in program order."""
     for region in operation.regions:
