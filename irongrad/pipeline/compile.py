@@ -58,6 +58,11 @@ _DEVICE_PLUGINS = {
 # operators of every input that it knows, a tenth of the time to its phase `flow`.
 _INPUT = "--iree-input-type=tm_tensor"
 
+# Up to its phase `stream` IREE works on functions side by side. Where one computes and the others hand on the state,
+# threads bring nothing, and to set up its passes for each of them is a fifth of the CPU time of these phases.
+_WITHOUT_THREADS = "--mlir-disable-threading"
+_OF_STATE = {"export_state", "import_state"}
+
 _DEVICE = "__device_0"  # the global in which IREE keeps it
 
 # Loops, and conditions that have results: of structured control flow, what hands values on. A refusal does not.
@@ -115,11 +120,12 @@ def compile_module(module: PortableModule, target: Target, scratch: Path, check:
     source, output = scratch / "step.mlirbc", scratch / f"step.{target.name}.vmfb"
     source.write_bytes(retarget(module, target))
     flags = (*COMMON_FLAGS, *target.flags)
+    threads = threads_for(module)
     compile_kernels = _compile_with_branches if has_branches(module.text) else _compile_directly
     while True:
         try:
             allowed = (*flags, *without_plugins(target))
-            with parsed(_compile_to_stream(target, allowed, source, output)) as stream:
+            with parsed(_compile_to_stream(target, (*allowed, *threads), source, output)) as stream:
                 transients, (architecture, features) = transients_of(stream), _cpu_of(stream)
             check(transients)
             compile_kernels(allowed, source, output)
@@ -135,6 +141,12 @@ def compile_module(module: PortableModule, target: Target, scratch: Path, check:
 def has_branches(text: str) -> bool:
     """Whether there is structured control flow that hands values on in a portable module, given as text."""
     return _BRANCHES.search(text) is not None
+
+
+def threads_for(module: PortableModule) -> tuple[str, ...]:
+    """Flags of the phases that work on whole functions."""
+    computing = [entry for entry in module.entry_points if entry.name not in _OF_STATE]
+    return (_WITHOUT_THREADS,) if len(computing) == 1 else ()
 
 
 def without_plugins(target: Target) -> tuple[str, ...]:

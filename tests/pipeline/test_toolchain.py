@@ -6,6 +6,7 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from irongrad.pipeline.compile import (
     UNVERIFIED,
     _iree_compile,
     compile_module,
+    threads_for,
     without_plugins,
 )
 from irongrad.pipeline.diagnostics import lowering_error, toolchain_error
@@ -97,6 +99,22 @@ def test_the_code_is_the_same_without_plugins_for_other_devices(tmp_path, name):
         arguments = [*target.flags, *flags, str(tmp_path / "module.mlir"), "-o", str(tmp_path / file)]
         assert _iree_compile(arguments).returncode == 0
     assert (tmp_path / "all").read_bytes() == (tmp_path / "few").read_bytes()
+
+
+def test_threads_serve_several_functions_and_the_code_is_the_same_without(tmp_path):
+    def entry(name: str) -> EntryPoint:
+        return EntryPoint(name, (), (), (), "")
+
+    state, (train, evaluate) = [entry("export_state"), entry("import_state")], map(entry, ("train_step", "eval_step"))
+    module = SimpleNamespace(text="", bytecode=b"", entry_points=(train, *state))
+    left_out = threads_for(module)
+    assert left_out
+    assert not threads_for(SimpleNamespace(text="", bytecode=b"", entry_points=(train, evaluate, *state)))
+    (tmp_path / "module.mlir").write_text(LINEAR)
+    for file, flags in (("threads", ()), ("none", left_out)):
+        arguments = [*parse_target("llvm-cpu").flags, *flags, "--compile-to=stream", str(tmp_path / "module.mlir")]
+        assert _iree_compile([*arguments, "-o", str(tmp_path / file)]).returncode == 0
+    assert (tmp_path / "threads").read_bytes() == (tmp_path / "none").read_bytes()
 
 
 def test_a_wrong_number_is_never_written(tmp_path, monkeypatch):
