@@ -150,36 +150,81 @@ class StoppedEarly(Exception):  # noqa: N818 (it is no error)
     """Raised inside the driver when `stop_after` is reached."""
 
 
-def build(step: TrainStep, options: Options) -> Build:
-    """Run every stage."""
-    began, seconds = time.perf_counter(), dict[str, float]()
-    check_choices(step, options.passes, options.route)
-    artifact: Artifact | None = None
-    records: list[PassRecord] = []
-    statistics: dict[str, Statistics] = {}
+@dataclass
+class _Run:
+    """A run of the compiler, as far as it is; of what it is asked for as often as it is planned again, the last.
+
+    Attributes:
+        options: how to compile.
+        seconds: how long each stage took, in all.
+        records: what each pass did to each function.
+        statistics: as in `Build`, as are the others.
+        memory: as above.
+        artifact: as above.
+        key: as above.
+    """
+
+    options: Options
+    seconds: dict[str, float] = field(default_factory=dict)
+    records: list[PassRecord] = field(default_factory=list)
+    statistics: dict[str, Statistics] = field(default_factory=dict)
     memory: MemorySpec | None = None
+    artifact: Artifact | None = None
     key: str | None = None
 
-    def stage(name: str, function: Callable[..., T], *arguments: Any) -> T:
+    def stage(self, name: str, function: Callable[..., T], *arguments: Any) -> T:
+        """What `function` returns, timed, shown and dumped as a stage.
+
+        Raises:
+            StoppedEarly: it was the last that was asked for.
+        """
         start = time.perf_counter()
-        with options.on_stage(name):
+        with self.options.on_stage(name):
             result = function(*arguments)
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
-        if options.dump_dir is not None:
-            dump_stage(options.dump_dir, STAGES.index(name) + 1, name, result)
-        if options.stop_after == name:
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        if self.options.dump_dir is not None:
+            dump_stage(self.options.dump_dir, STAGES.index(name) + 1, name, result)
+        if self.options.stop_after == name:
             raise StoppedEarly
         return result
 
+    def result(self) -> Build:
+        """What came of it."""
+        records = tuple(self.records)
+        return Build(self.artifact, self.seconds, records, self.statistics, self.memory, key=self.key)
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A step compiled for every target, within its budget of memory.
+
+    Attributes:
+        passes: what ran on it.
+        module: what it was compiled from.
+        targets: for each target, what it became.
+        expected: the numbers that it has to give, at its own sizes and at those of each other bucket.
+    """
+
+    passes: tuple[Pass, ...]
+    module: AssembledModule
+    targets: Sequence[CompiledModule]
+    expected: Sequence[Expected]
+
+
+def build(step: TrainStep, options: Options) -> Build:
+    """Run every stage."""
+    began = time.perf_counter()
+    check_choices(step, options.passes, options.route)
+    run = _Run(options)
+    stage = run.stage
     # Graphs are interpreted and imported; the Python code of a module, a tenth of the time here, is never run.
     lazily = _use_lazy_graph_module(True)
     with tempfile.TemporaryDirectory(prefix="irongrad-") as directory, _frozen_heap(), lazily:
-        scratch = Path(directory)
         try:
             captured: CapturedStep = stage("capture", capture, step, inference_of(options.entry_points))
             place = place_of(captured, options, GOLDEN_STEPS)
             if place is not None and (found := place.load(options.output)) is not None:
-                return _from_cache(*found, seconds, began, place.key)
+                return _from_cache(*found, run.seconds, began, place.key)
             with refused_together():
                 joint: JointStep = stage("differentiate", differentiate, captured)
                 graph: StepGraph = stage("optimizer", add_optimizer, joint)
@@ -188,38 +233,44 @@ def build(step: TrainStep, options: Options) -> Build:
                 graph = stage("guards", add_guards, graph, ranges)
                 check_operators(graph)
             interface: Interface = describe(graph, ranges, options.entry_points)
-            whole, passes = selected(graph, interface), options.passes
-            expected: list[Expected] = []
-            compiled: list[CompiledModule] = []
-            reached: list[int] = []
-            while not compiled:  # again only where IREE allocates more than the budget
-                records.clear()
-                graph = stage("passes", _optimised, whole, passes, options, records)
-                budget = budget_of(passes, records)
-                memory = memory_of(graph, interface, budget)
-                imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
-                module: AssembledModule = stage("assemble", assemble, imported, interface)
-                check = partial(check_limits, memory.limits)
-                # iree-compile is a process, and does not keep every core busy.
-                with ThreadPoolExecutor(1) as beside:
-                    compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch, check)
-                    if not expected:
-                        expected = [stage("oracle", _first_run, captured, graph, GOLDEN_STEPS)]
-                        expected += [_first_run(c, graph, 1) for c in at_other_sizes(captured, graph)]
-                    try:
-                        compiled = stage("compile", compiling.result)
-                    except OverBudgetError as over:
-                        reached.append(over.allocated)
-                        passes = tightened(passes, budget, reached)
-            statistics |= {c.target.name: c.statistics for c in compiled}
-            choices = tuple(choice for record in records for choice in record.choices)
-            origin = Origin(options.asked, passes, choices, options.route, memory)
-            artifact = stage("package", package, module, compiled, origin, expected[0], options.output, expected[1:])
-            if place is not None and place.keep(artifact, BuildRecord(tuple(records), statistics, artifact.reports)):
-                key = place.key
+            made = _compiled(run, captured, selected(graph, interface), interface, Path(directory))
+            run.statistics |= {c.target.name: c.statistics for c in made.targets}
+            choices = tuple(choice for record in run.records for choice in record.choices)
+            origin = Origin(options.asked, made.passes, choices, options.route, run.memory)
+            first, *others = made.expected
+            artifact = stage("package", package, made.module, made.targets, origin, first, options.output, others)
+            run.artifact = artifact
+            record = BuildRecord(tuple(run.records), run.statistics, artifact.reports)
+            if place is not None and place.keep(artifact, record):
+                run.key = place.key
         except StoppedEarly:
             pass
-    return Build(artifact, seconds, tuple(records), statistics, memory, key=key)
+    return run.result()
+
+
+def _compiled(run: _Run, captured: CapturedStep, whole: StepGraph, interface: Interface, scratch: Path) -> _Compiled:
+    """Run the stages from `passes` to `compile`; again where IREE allocates more than the budget."""
+    options, stage = run.options, run.stage
+    passes, reached, expected = options.passes, list[int](), list[Expected]()
+    while True:
+        run.records.clear()
+        graph: StepGraph = stage("passes", _optimised, whole, passes, options, run.records)
+        budget = budget_of(passes, run.records)
+        run.memory = memory_of(graph, interface, budget)
+        imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
+        module: AssembledModule = stage("assemble", assemble, imported, interface)
+        check = partial(check_limits, run.memory.limits)
+        # iree-compile is a process, and does not keep every core busy.
+        with ThreadPoolExecutor(1) as beside:
+            compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch, check)
+            if not expected:
+                expected = [stage("oracle", _first_run, captured, graph, GOLDEN_STEPS)]
+                expected += [_first_run(c, graph, 1) for c in at_other_sizes(captured, graph)]
+            try:
+                return _Compiled(passes, module, stage("compile", compiling.result), expected)
+            except OverBudgetError as over:
+                reached.append(over.allocated)
+                passes = tightened(passes, budget, reached)
 
 
 def _first_run(captured: CapturedStep, graph: StepGraph, steps: int) -> Expected:
