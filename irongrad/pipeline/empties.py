@@ -47,6 +47,7 @@ _WRITES = frozenset(
 
 def fold_empty_tensors(graph: GraphModule) -> None:
     """Replace every tensor without elements, and what operators make of such tensors, by what it is known to be."""
+    folded = False
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
@@ -58,8 +59,10 @@ def fold_empty_tensors(graph: GraphModule) -> None:
         if made is not node:
             node.replace_all_uses_with(made)
             graph.graph.erase_node(node)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
+        folded = True
+    if folded:
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
 
 
 def _rule(node: Node) -> Callable[[Graph, Node], Node] | None:

@@ -15,10 +15,12 @@ aten = torch.ops.aten
 
 def stack_scalars_first(graph: GraphModule) -> None:
     """Rewrite stack([f(a), f(b), ...]) of rank-0 values to f(stack([a, b, ...])), for elementwise f of one tensor."""
-    for node in list(graph.graph.nodes):
-        while node is not None and node.target is aten.stack.default:
+    stacks = graph.graph.find_nodes(op="call_function", target=aten.stack.default)
+    for node in stacks:
+        while node is not None:
             node = _sink(graph.graph, node)
-    graph.graph.eliminate_dead_code()
+    if stacks:
+        graph.graph.eliminate_dead_code()
 
 
 def _sink(graph: Graph, stack: Node) -> Node | None:
