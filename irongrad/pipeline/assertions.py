@@ -14,7 +14,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 
 from irongrad.pipeline.cores import spec_type
 from irongrad.pipeline.graphs import Function
-from irongrad.pipeline.guards import TURNED
 from irongrad.pipeline.storage import quoted
 from irongrad.runtime.manifest import EntryPoint
 from irongrad.runtime.refusals import too_large, too_small
@@ -33,8 +32,7 @@ def refuse_unless(
     """Refuse values out of the range of their input; returns for each input that it passed, an i1.
 
     Args:
-        distances: the SSA names of what `check` gave: a value's distance from the smallest of its range, for each, with
-            its sign turned.
+        distances: the SSA names of what `check` gave: a value's distance from the smallest of its range, for each.
         check: names the inputs.
         entry: the entry point, whose arguments they are.
         name: what the SSA names of what is computed begin with.
@@ -46,9 +44,7 @@ def refuse_unless(
         spec = entry.inputs[number]
         assert spec.minimum is not None
         assert spec.maximum is not None
-        yield f"{own}.turned = tensor.extract {distance}[] : tensor<i64>"
-        yield f"{own}.sign = arith.constant {TURNED} : i64"
-        yield f"{own}.far = arith.xori {own}.turned, {own}.sign : i64"
+        yield f"{own}.far = tensor.extract {distance}[] : tensor<i64>"
         yield f"{own}.least = arith.constant {spec.minimum} : i64"
         yield from _most(f"{own}.most", spec.maximum - spec.minimum, (limits or {}).get(spec.name, ()), f"{own}.least")
         yield f"{own}.zero = arith.constant 0 : i64"

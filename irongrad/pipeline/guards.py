@@ -12,15 +12,11 @@ from irongrad.pipeline.ranges import Range
 from irongrad.pipeline.retrace import retrace
 from irongrad.pipeline.symbols import Dims
 
-# The sign of an int64, by which a distance differs from what a check gives.
-TURNED = torch.iinfo(torch.int64).min
-
 
 def add_guards(graph: StepGraph, ranges: Sequence[Range]) -> StepGraph:
     """Add a function `check.<name>` that measures the values of each input whose range `<name>` relies on.
 
-    Its results have the inputs' names and are those of `farthest`; `irongrad.pipeline.assertions` refuses what they
-    say.
+    Its results have the inputs' names; `irongrad.pipeline.assertions` refuses what they say.
     """
     checks: dict[str, Function] = {}
     for name, function in graph.functions.items():
@@ -50,16 +46,17 @@ def _check(ranges: Sequence[Range], examples: Sequence[torch.Tensor], dims: Sequ
 
 
 def farthest(tensor: torch.Tensor, limit: Range) -> torch.Tensor:
-    """The distance of a value from the smallest that is allowed, plus `TURNED`: of one out of range, if there is any.
+    """The distance of a value from the smallest that is allowed: of one out of range, if there is any.
 
     Taken as unsigned numbers, distances of values that are too small are larger than all others. So one maximum finds
-    both kinds; with their sign turned, signed numbers have the order of unsigned ones. It is turned back where the
-    number is used, outside of kernels. torch-mlir takes the maximum of a dimension after the other, in a kernel each.
+    both kinds; with their sign turned, signed numbers have the order of unsigned ones. torch-mlir takes the maximum of
+    a dimension after the other, in a kernel each, so there is one dimension only.
     """
     if any(isinstance(size, int) and size == 0 for size in tensor.shape):
-        return torch.full((), TURNED)
+        return torch.zeros((), dtype=torch.int64)
     values = tensor.reshape(-1)  # first, as IREE fuses nothing over a reshape in between
     distance = values.to(torch.int64) - limit.minimum
     if limit.exempt is not None:
         distance = torch.where(values == limit.exempt, 0, distance)
-    return (distance ^ torch.full((), TURNED)).amax()
+    sign = torch.full((), torch.iinfo(torch.int64).min)
+    return (distance ^ sign).amax() ^ sign

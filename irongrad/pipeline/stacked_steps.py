@@ -9,7 +9,6 @@ from irongrad.pipeline.assertions import Lines, after, indented, refuse_unless, 
 from irongrad.pipeline.cores import call, returned_by, spec_type
 from irongrad.pipeline.dispatch import Dispatch, checks_in_bucket, run_checked, sizes_of_call, value_limits
 from irongrad.pipeline.graphs import Function, StepGraph, Value
-from irongrad.pipeline.guards import TURNED
 from irongrad.pipeline.interface import chain_of
 from irongrad.pipeline.shared_cores import Cores
 from irongrad.runtime.manifest import EntryPoint, TensorSpec
@@ -92,12 +91,12 @@ def _guards_of_all_steps(step: _Step, entry: EntryPoint) -> Generator[str, None,
     if step.checked is None:
         return "%k"
     count = len(step.checked.results)
-    yield f"%nothing = arith.constant dense<{TURNED}> : tensor<i64>"
+    yield "%nothing = arith.constant dense<0> : tensor<i64>"
 
     def body() -> Lines:
         names = yield from step.check()
         for i, name in enumerate(names):
-            yield f"%far{i} = arith.maxsi %so{i}, {name} : tensor<i64>"
+            yield f"%far{i} = arith.maxui %so{i}, {name} : tensor<i64>"
         return [f"%far{i}" for i in range(count)]
 
     farthest = yield from _loop("%all", "%k", [(f"%so{i}", "%nothing", "tensor<i64>") for i in range(count)], body())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -141,7 +142,7 @@ def test_token_ids_are_verified_without_64_bit_integers(vulkan, tmp_path):
 
 
 def in_a_process_of_its_own(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What `function` returns or raises, where wrong kernels and a device that they cost meet no other test."""
+    """What `function` returns or raises, where wrong kernels, that may write anywhere, meet no other test."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
 
@@ -190,13 +191,21 @@ def test_another_subgroup_size_is_refused_when_it_is_loaded(vulkan, iree_run, tm
 def test_without_the_check_the_numbers_are_wrong(vulkan, tmp_path):
     """When this fails, IREE asks for the subgroup size itself, and the check of `irongrad.targets.vulkan` can go."""
     target = parse_target(f"vulkan:profile=lavapipe,subgroup={2 * vulkan.subgroup[0]}")
-    with pytest.raises(VerificationError, match="disagrees with eager float64"):
+    with pytest.raises(
+        (VerificationError, BrokenProcessPool), match="disagrees with eager float64|terminated abruptly"
+    ):
         in_a_process_of_its_own(packaged, replace(target, requirements=(), subgroup=0), tmp_path)
 
 
+def read_device_array(uri: str) -> None:
+    ireert.asdevicearray(ireert.get_device(uri), np.arange(5, dtype=np.float32)).to_host()
+
+
 def test_device_arrays_still_cannot_be_read(vulkan):
-    """When this fails, `irongrad.runtime.transfer` can be `DeviceArray.to_host`."""
-    device = ireert.get_device(vulkan.uri)
-    array = ireert.asdevicearray(device, np.arange(5, dtype=np.float32))
+    """When this fails, `irongrad.runtime.transfer` can be `DeviceArray.to_host`.
+
+    In a process that had run other steps on lavapipe before, IREE 3.13.0 lost the device here in two runs of many
+    ("[vkSignalSemaphore] VK_ERROR_DEVICE_LOST").
+    """
     with pytest.raises(ValueError, match="minImportedHostPointerAlignment"):
-        array.to_host()
+        in_a_process_of_its_own(read_device_array, vulkan.uri)
