@@ -204,8 +204,8 @@ def read_device_array(uri: str) -> None:
 def test_device_arrays_still_cannot_be_read(vulkan):
     """When this fails, `irongrad.runtime.transfer` can be `DeviceArray.to_host`.
 
-    In a process that had run other steps on lavapipe before, IREE 3.13.0 lost the device here in two runs of many
-    ("[vkSignalSemaphore] VK_ERROR_DEVICE_LOST").
+    IREE 3.13.0 refuses the pointer. On lavapipe it lost the device before that in some runs, or ended the process.
     """
-    with pytest.raises(ValueError, match="minImportedHostPointerAlignment"):
+    expected = "minImportedHostPointerAlignment|VK_ERROR_DEVICE_LOST|terminated abruptly"
+    with pytest.raises((ValueError, RuntimeError), match=expected):
         in_a_process_of_its_own(read_device_array, vulkan.uri)
