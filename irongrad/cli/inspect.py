@@ -18,7 +18,7 @@ from irongrad.runtime.checkpoint import numpy_dtype, read
 from irongrad.runtime.commands import command_line
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import Certificate, Manifest, Role, StateSpec, read_manifest
+from irongrad.runtime.manifest import OF_GRADIENTS, OF_STATE, Certificate, Manifest, Role, StateSpec, read_manifest
 from irongrad.runtime.refusals import largest_of
 from irongrad.runtime.session import initial_state
 
@@ -63,7 +63,7 @@ def command(directory: Path, checkpoint: Path | None, memory: bool, as_json: boo
 def _entry_points(manifest: Manifest) -> None:
     console.rule("entry points", align="left")
     for entry in manifest.entry_points:
-        short = entry.name in ("export_state", "import_state", "export_gradients", "import_gradients")
+        short = entry.name in (*OF_STATE, *OF_GRADIENTS)
         signature = f"{entry.name}(…)" if short else entry.signature
         console.print(signature, markup=False, highlight=False, soft_wrap=True)
         console.print(f"    {entry.summary}", style="dim")

@@ -23,6 +23,7 @@ from irongrad.pipeline.traffic import traffic_of
 from irongrad.pipeline.transients import transients_of
 from irongrad.pipeline.work import operations_of
 from irongrad.runtime.errors import ToolchainError
+from irongrad.runtime.manifest import OF_STATE
 from irongrad.targets import Target
 from irongrad.targets.llvm_cpu import LARGEST_STACK, STACK
 
@@ -61,7 +62,6 @@ _INPUT = "--iree-input-type=tm_tensor"
 # Up to its phase `stream` IREE works on functions side by side. Where one computes and the others hand on the state,
 # threads bring nothing, and to set up its passes for each of them is a fifth of the CPU time of these phases.
 _WITHOUT_THREADS = "--mlir-disable-threading"
-_OF_STATE = {"export_state", "import_state"}
 
 _DEVICE = "__device_0"  # the global in which IREE keeps it
 
@@ -145,7 +145,7 @@ def has_branches(text: str) -> bool:
 
 def threads_for(module: PortableModule) -> tuple[str, ...]:
     """Flags of the phases that work on whole functions."""
-    computing = [entry for entry in module.entry_points if entry.name not in _OF_STATE]
+    computing = [entry for entry in module.entry_points if entry.name not in OF_STATE]
     return (_WITHOUT_THREADS,) if len(computing) == 1 else ()
 
 

@@ -13,7 +13,7 @@ from irongrad.pipeline.dtypes import numpy_name
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.ranges import Range
 from irongrad.runtime.errors import UserError
-from irongrad.runtime.manifest import STEPS_DIM, TICKET, EntryPoint, StateSpec, TensorSpec
+from irongrad.runtime.manifest import OF_GRADIENTS, OF_STATE, STEPS_DIM, TICKET, EntryPoint, StateSpec, TensorSpec
 
 # The functions of the step graph that each entry point runs, one after the other.
 _CHAINS = {
@@ -30,7 +30,7 @@ _CHAINS = {
 
 
 # What a step in pieces has `forward` and `finish_step` for.
-_IN_ONE_PIECE = ("train_step", "train_steps", "grad_step", "apply_step", "export_gradients", "import_gradients")
+_IN_ONE_PIECE = ("train_step", "train_steps", "grad_step", "apply_step", *OF_GRADIENTS)
 _TICKET = TensorSpec(TICKET, "int64", ())
 
 
@@ -95,7 +95,7 @@ class Interface:
     @property
     def accumulates(self) -> bool:
         """Whether an entry point reads or writes accumulated gradients."""
-        return any(n in self for n in ("grad_step", "apply_step", "export_gradients", "import_gradients"))
+        return any(n in self for n in ("grad_step", "apply_step", *OF_GRADIENTS))
 
     def __contains__(self, name: str) -> bool:
         return any(e.name == name for e in self.entry_points)
@@ -139,7 +139,7 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
         made = {**pieces, **{name: parts for name, parts in made.items() if name not in _IN_ONE_PIECE}}
     made = {n: parts for n, parts in made.items() if set(chain_of(n, graph)) <= set(graph.functions)}
     if "grad_step" not in made:
-        made = {name: parts for name, parts in made.items() if name not in ("export_gradients", "import_gradients")}
+        made = {name: parts for name, parts in made.items() if name not in OF_GRADIENTS}
     names = _chosen(list(made), chosen)
     points = tuple(EntryPoint(n, *made[n], summary=SUMMARIES[n]) for n in names)
     return Interface(points, state)
@@ -169,7 +169,7 @@ def _chosen(available: list[str], chosen: Sequence[str] | None) -> list[str]:
     if not any(n in _CHAINS for n in chosen):
         raise UserError(f"entry points {list(chosen)} compute nothing; add one of {', '.join(_CHAINS)}")
     # Verification and checkpoints go through these two.
-    return [n for n in available if n in {*chosen, "export_state", "import_state"}]
+    return [n for n in available if n in {*chosen, *OF_STATE}]
 
 
 def _predict(

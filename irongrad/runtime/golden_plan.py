@@ -20,7 +20,7 @@ from irongrad.runtime import checkpoint
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.commands import file_value, filled_value, run_module
 from irongrad.runtime.golden import Golden, key_of
-from irongrad.runtime.manifest import TICKET, EntryPoint, Manifest, TargetSpec, TensorSpec
+from irongrad.runtime.manifest import OF_STATE, TICKET, EntryPoint, Manifest, TargetSpec, TensorSpec
 from irongrad.runtime.refusals import NOT_RUN, mismatch, out_of_range
 
 ARTIFACT = "${IRONGRAD_ARTIFACT}"
@@ -121,7 +121,7 @@ class _Planner:
                 self._add(point, "", inputs, refusal=refusal)
                 continue
             self._matches(point, "", inputs, self._expected(point))
-            if point.name not in ("export_state", "import_state"):
+            if point.name not in OF_STATE:
                 self._refusals(point, inputs)
             if point.name == "train_step":
                 for step in filter(self._has_state, range(1, self._golden.steps)):

@@ -33,6 +33,9 @@ GROWTH_TRACKER = "scaler/growth_tracker"
 SKIPPED = "scaler/skipped"
 # What `forward` of a step in pieces hands out, and `finish_step` takes: the number of the forward that is open.
 TICKET = "ticket"
+# The entry points that compute nothing: they hand the whole state, or the accumulated gradients, out and take it in.
+OF_STATE = ("export_state", "import_state")
+OF_GRADIENTS = ("export_gradients", "import_gradients")
 # The dimension of the inputs of `train_steps` over which it loops.
 STEPS_DIM = "K"
 # What `TensorSpec.maximum` is where `limits` alone say how large a value may be.
