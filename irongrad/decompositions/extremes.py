@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from irongrad.decompositions.registry import decomposes
 
 aten = torch.ops.aten
-
-_Reduction = Callable[..., torch.Tensor]
 
 
 def _of_rank_0(op: torch._ops.OpOverload) -> None:

@@ -135,7 +135,7 @@ def _apply_step(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[s
     yield from _hypers(entry, values)
     yield from cores.call(chain_of("apply_step", graph), values, "%out")
     yield from _clear(graph)
-    yield from _return_steps(graph)
+    yield from _return_steps()
 
 
 def _clear(graph: StepGraph) -> Iterator[str]:
@@ -173,10 +173,10 @@ def _export(specs: Sequence[tuple[str, TensorSpec]], tail: Sequence[str], graph:
 def _import_state(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     yield from _import([("state", s) for s in entry.inputs], graph)
     yield from closed_if_any(graph)
-    yield from _return_steps(graph)
+    yield from _return_steps()
 
 
-def _return_steps(graph: StepGraph) -> Iterator[str]:
+def _return_steps() -> Iterator[str]:
     # Through the host: IREE 3.13.0 cannot give one buffer to a global and to the caller.
     yield f"%steps = util.global.load {symbol('state', STEPS)} : tensor<i64>"
     yield "%step = tensor.extract %steps[] : tensor<i64>"
@@ -204,4 +204,4 @@ def _reset(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     yield from Storage(graph).reset()
     yield from _clear(graph)
     yield from closed_if_any(graph)
-    yield from _return_steps(graph)
+    yield from _return_steps()

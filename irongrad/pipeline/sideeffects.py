@@ -30,8 +30,6 @@ from irongrad.pipeline.usercode import (
 )
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 
-aten = torch.ops.aten
-
 _INTERNAL = frozenset(vars(nn.Module()))
 _DEPTH = 4
 _WIDTH = 100

@@ -97,11 +97,6 @@ def combined(samples: Sequence[Case]) -> tuple[Callable[..., Any], list[torch.Te
     return run, tensors + (weights if has_gradient else []), has_gradient
 
 
-def _leaves(case: Case) -> list[torch.Tensor]:
-    pairs = zip(case.tensors, case.differentiable, strict=True)
-    return [t.clone().requires_grad_(wanted) for t, wanted in pairs]
-
-
 def attempt(samples: Sequence[Case]) -> tuple[str, str]:
     """Compile and verify `samples` together. Returns the verdict and what was said."""
     import irongrad as ig

@@ -202,7 +202,7 @@ def test_every_change_of_sizes_that_vary_changes_the_key(options):
     assert len(set(found.values())) == len(steps), found
 
 
-def test_the_line_of_an_operator_is_in_the_key(options, plain):
+def test_the_line_of_an_operator_is_in_the_key(options):
     """It is in the artifact too."""
     source = "\n\ndef loss(a, b):\n    return (a - b).square().mean()\n"
     first, later = {}, {}

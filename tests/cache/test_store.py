@@ -79,7 +79,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path, into):
     assert kept == {0, 2, 3, 4}
 
 
-def test_an_entry_larger_than_the_cache_is_not_kept(store, into):
+def test_an_entry_larger_than_the_cache_is_not_kept(store):
     store.put("thing", KEY, {"a": b"small"})
     store.put("thing", "cd" * 32, {"a": bytes(20_000)})
     assert [e.path.name for e in store.entries()] == [KEY]

@@ -231,7 +231,7 @@ def test_a_pasted_command_runs_through_a_shell(project):
         assert result.returncode == 0, result.stderr
 
 
-def test_verify_passes_and_fails(project, tmp_path):
+def test_verify_passes_and_fails(project):
     report = json.loads(irongrad("verify", project / "build", "--device", "local-sync", "--json"))
     assert report["passed"]
     assert report["compared"] > 50

@@ -11,8 +11,6 @@ import torch
 import irongrad as ig
 from irongrad.pipeline.retrace import retrace
 
-aten = torch.ops.aten
-
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 1e-30, math.inf, -math.inf, math.nan]
 
 

@@ -109,7 +109,7 @@ def outputs_of(model: nn.Module, *inputs: torch.Tensor) -> list[torch.Tensor]:
     return list(made.values()) if isinstance(made, dict) else [made]
 
 
-def check(proto: onnx.ModelProto, *inputs: torch.Tensor, through: Callable[..., Any] | None = None) -> StepGraph:
+def check(proto: onnx.ModelProto, *inputs: torch.Tensor) -> StepGraph:
     """Forward against onnxruntime, gradients of inputs and parameters against numeric ones, and the traced graph's."""
     model = from_proto(proto)
     for found, expected in zip(outputs_of(model, *inputs), run_onnxruntime(proto, *inputs), strict=True):

@@ -54,10 +54,10 @@ def _batch_dims(value: Padded) -> list[int]:
 
 @rule(aten._native_batch_norm_legit_no_training.default)
 def _frozen_batch_norm(call: Call) -> list[Padded]:
-    return _results(call, call.run(), _solid(call["input"]))
+    return _results(call.run(), _solid(call["input"]))
 
 
-def _results(call: Call, results: Sequence[Tensor], layout: Layout) -> list[Padded]:
+def _results(results: Sequence[Tensor], layout: Layout) -> list[Padded]:
     """The first result with `layout`, and the others one dimension of channels each."""
     channels = layout[1:2]
     return [Padded(results[0], layout), *(Padded(r, channels if len(r) else (dim_of(0),)) for r in results[1:])]
@@ -73,7 +73,7 @@ def _batch_norm(call: Call) -> list[Padded]:
     x = call["input"]
     layout = _solid(x)
     if not call["training"]:
-        return _results(call, call.run(), layout)
+        return _results(call.run(), layout)
     dims = _batch_dims(x)
     count: Any = call.padding.count(x, dims)
     mean, squares = moments(call, x, dims)
@@ -88,7 +88,7 @@ def _batch_norm(call: Call) -> list[Padded]:
         made += [old * (1 - momentum) + n * momentum for old, n in zip(running, new, strict=True)]
     elif call.arguments.get("running_mean") is not None:
         raise NoRule("writes into running statistics, where only the functional form has a padding rule")
-    return _results(call, made, layout)
+    return _results(made, layout)
 
 
 @rule(aten.native_batch_norm_backward.default)

@@ -12,7 +12,7 @@ from irongrad.padding.padded import Padded
 from irongrad.padding.registry import Call, NoRule, rule
 
 
-def _check(call: Call, steps: Padded) -> None:
+def _check(steps: Padded) -> None:
     if steps.padded(2) or len(steps.layout[0]) > 1:
         raise NoRule("over gates or steps whose padding lies between true elements has no padding rule")
 
@@ -21,7 +21,7 @@ def _check(call: Call, steps: Padded) -> None:
 def _forward(call: Call) -> list[Padded]:
     """Steps after the last change nothing before them; the last states are among the states of all steps."""
     x, count = call["x"], len(call["state"])
-    _check(call, x)
+    _check(x)
     steps, batch = solid(x.layout[0]), solid(x.layout[1])
     results = call.run()
     stacks = [Padded(r, (steps, batch, dim_of(r.shape[2]))) for r in results[count:]]
@@ -35,7 +35,7 @@ def _forward(call: Call) -> list[Padded]:
 def _backward(call: Call) -> list[Padded]:
     """The gradients of the last states come in at the true last step."""
     steps = call["grads"][-1]
-    _check(call, steps)
+    _check(steps)
     grads, state, saved = ([call.padding.fill(v, 0) for v in call[n]] for n in ("grads", "state", "saved"))
     weights = [w.tensor for w in call["weights"]]
     valid = call.padding.mask(steps.layout[0]) if steps.padded(0) else None
