@@ -12,19 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from irongrad.decompositions import decomposition_table
 from irongrad.decompositions.registry import Decomposition, Operator
+from irongrad.passes import without_storage
 from irongrad.pipeline.empties import fold_empty_tensors
 from irongrad.pipeline.regions import simplified
 from irongrad.pipeline.stacks import stack_scalars_first
-
-_CPU, _META = torch.device("cpu"), torch.device("meta")
 
 # Of the values in what is recorded.
 _MODE = FakeTensorMode(allow_non_fake_inputs=True)
@@ -39,7 +38,7 @@ def record(function: Callable[..., torch.Tensor], kinds: Sequence[tuple[Sequence
         kinds: of its operands.
     """
     recorder = _Recorder(decomposition_table())
-    operands = [torch.empty(sizes, dtype=dtype, device=_META) for sizes, dtype in kinds]
+    operands = [without_storage.empty(sizes, dtype) for sizes, dtype in kinds]
     for number, operand in enumerate(operands):
         recorder.holds(operand, recorder.graph.placeholder(f"arg{number}"))
     with recorder, torch.no_grad():
@@ -64,7 +63,7 @@ class _Recorder(TorchDispatchMode):
 
     def holds(self, value: torch.Tensor, node: Node) -> None:
         """Remember that `node` is where `value` comes from."""
-        node.meta["val"] = FakeTensor(_MODE, value, _CPU)
+        node.meta["val"] = without_storage.faked(value, _MODE)
         self._keep(value, node)
 
     def _keep(self, value: torch.Tensor, node: Node) -> None:
@@ -87,7 +86,7 @@ class _Recorder(TorchDispatchMode):
                     result = decomposition(*args, **kwargs)
                 if result is not NotImplemented:
                     return result
-        result = func(*args, **{**kwargs, **({"device": _META} if "device" in kwargs else {})})
+        result = without_storage.result_of(func, args, kwargs)
         if func is torch.ops.aten.alias.default:  # nothing is written, so it stands for the tensor itself
             self._keep(result, self.node_of(args[0]))
         else:
@@ -97,11 +96,11 @@ class _Recorder(TorchDispatchMode):
     def _add(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         args, kwargs = tree_map_only(torch.Tensor, self.node_of, (args, kwargs))
         if "device" in kwargs:
-            kwargs = {**kwargs, "device": _CPU}
+            kwargs = {**kwargs, "device": without_storage.CPU}
         node = self.graph.call_function(func, args, kwargs)
         if isinstance(result, torch.Tensor):
             self.holds(result, node)
             return
-        node.meta["val"] = tree_map(lambda value: FakeTensor(_MODE, value, _CPU), result)
+        node.meta["val"] = without_storage.faked(result, _MODE)
         for number, value in enumerate(result):
             self.holds(value, self.graph.call_function(operator.getitem, (node, number)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,13 +12,9 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_map_only
 
+from irongrad.passes import without_storage
 from irongrad.pipeline.symbols import has_symbols
-
-aten = torch.ops.aten
-
-_CPU, _META = torch.device("cpu"), torch.device("meta")
 
 # A node that a pass makes is about the same user's line as the one it stands for.
 _KEPT = ("stack_trace", "from_node", "autograd_backward", "nn_module_stack", "source_fn_stack", "seq_nr")
@@ -46,44 +43,37 @@ def computed_value(node: Node) -> Any:
     known = _COMPUTED.setdefault(mode, {})
     key = node.target, _key(node.args), _key(node.kwargs)
     if key not in known:
-        try:
-            known[key] = _computed_without_storage(node, mode)
-        except NotImplementedError:
-            known[key] = _computed_in(node, mode)
+        with torch.no_grad():
+            known[key] = _computed(node, mode)
     return known[key]
 
 
-def _computed_without_storage(node: Node, mode: FakeTensorMode) -> Any:
-    """By meta kernels alone: a fake tensor's dispatch, which ends there, takes twenty times as long.
+def _computed(node: Node, mode: FakeTensorMode) -> Any:
+    operator = node.target
+    assert callable(operator)
+    if isinstance(operator, OpOverload) and all(map(_is_tensor_of_known_size, node.all_input_nodes)):
+        with suppress(NotImplementedError):  # PyTorch has no meta kernel for every operator
+            args, kwargs = _arguments(node, without_storage.empty)
+            return without_storage.faked(without_storage.result_of(operator, args, kwargs), mode)
+    with mode:
+        args, kwargs = _arguments(node, torch.empty)
+        return operator(*args, **kwargs)
 
-    Raises:
-        NotImplementedError: the operator has none, or takes sizes that are symbols, or is none of PyTorch's.
-    """
-    if not isinstance(node.target, OpOverload):
-        raise NotImplementedError
 
-    def on_meta(argument: Node) -> torch.Tensor:
+def _is_tensor_of_known_size(node: Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, torch.Tensor) and not has_symbols(value)
+
+
+def _arguments(node: Node, empty: Callable[..., torch.Tensor]) -> tuple[Any, Any]:
+    """What `node` calls its operator with; a tensor of the shape and dtype, made by `empty`, for each in the graph."""
+
+    def value_of(argument: Node) -> Any:
         value = argument.meta["val"]
-        if not isinstance(value, torch.Tensor) or has_symbols(value):
-            raise NotImplementedError
-        return torch.empty(value.shape, dtype=value.dtype, device=_META)
+        return empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
-    with torch.no_grad():
-        args, kwargs = map_arg((node.args, {k: v for k, v in node.kwargs.items() if k != "device"}), on_meta)
-        makes = any(argument.name == "device" for argument in node.target._schema.arguments)
-        result = node.target(*args, **kwargs, **({"device": _META} if makes else {}))
-    return tree_map_only(torch.Tensor, lambda value: FakeTensor(mode, value, _CPU), result)
-
-
-def _computed_in(node: Node, mode: FakeTensorMode) -> Any:
-    def contiguous(argument: Node) -> Any:
-        value = argument.meta["val"]
-        return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
-
-    with mode, torch.no_grad():
-        args, kwargs = map_arg((node.args, node.kwargs), contiguous)
-        assert callable(node.target)
-        return node.target(*args, **kwargs)
+    arguments: tuple[Any, Any] = map_arg((node.args, node.kwargs), value_of)
+    return arguments
 
 
 _COMPUTED: WeakKeyDictionary[FakeTensorMode, dict[Hashable, Any]] = WeakKeyDictionary()
