@@ -64,9 +64,13 @@ class Constant:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it can be written down once and for all: as a float64 number, or as elements of its own dtype."""
+        """Whether it can be written down once and for all: as a float64 number, or as elements of its own dtype.
+
+        PyTorch refuses a number that is finite, and too large for the dtype of the tensor that it shall fill.
+        """
         if self.is_splat:
-            return _equal(self.wide.to(self.narrow.dtype), self.narrow)
+            overflows = bool((self.wide.isfinite() & self.narrow.isinf()).any())
+            return not overflows and _equal(self.wide.to(self.narrow.dtype), self.narrow)
         return self.narrow.dtype is not torch.bool and _equal(widened(self.narrow), self.wide)
 
 
