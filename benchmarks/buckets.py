@@ -85,7 +85,8 @@ def make_step(width: int, length: int, buckets: Sequence[int]):
 
 def compiled(step, output: Path) -> Cost:
     """Compile, and say what it took."""
-    from irongrad.pipeline.driver import build, make_options
+    from irongrad.pipeline.driver import build
+    from irongrad.pipeline.options import make_options
 
     oracle = 0.0
 

@@ -107,7 +107,8 @@ def first_step_of_torch_compile(family: str, size: str, stages: dict[str, float]
 
 def first_step_of_irongrad(family: str, size: str, stages: dict[str, float]) -> None:
     """Compile with IronGrad, load the artifact and take a step; adds each stage's CPU time to `stages`."""
-    from irongrad.pipeline.driver import build, make_options
+    from irongrad.pipeline.driver import build
+    from irongrad.pipeline.options import make_options
     from irongrad.runtime import Session
 
     on_stage = clock(stages)

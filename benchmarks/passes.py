@@ -134,7 +134,8 @@ class Case:
 
     def compiled(self, passes: Sequence[Pass], directory: Path) -> Compiled:
         """Compile it with `passes` into `directory`."""
-        from irongrad.pipeline.driver import build, make_options
+        from irongrad.pipeline.driver import build
+        from irongrad.pipeline.options import make_options
 
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)

@@ -49,7 +49,8 @@ class Row:
 
 def measure(family: str, size: str, rounds: int) -> Row:
     """Compile one case and measure it on both devices."""
-    from irongrad.pipeline.driver import build, make_options
+    from irongrad.pipeline.driver import build
+    from irongrad.pipeline.options import make_options
     from irongrad.runtime import Session
 
     step = make_step(family, CASES[family][size])

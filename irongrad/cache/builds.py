@@ -28,7 +28,7 @@ from irongrad.runtime.verification import Report
 from irongrad.targets import Target
 
 if TYPE_CHECKING:
-    from irongrad.pipeline.driver import Options
+    from irongrad.pipeline.options import Options
 
 MODULE = "module"
 

@@ -30,7 +30,7 @@ from irongrad.step import TrainStep
 from irongrad.targets import Target
 
 if TYPE_CHECKING:
-    from irongrad.pipeline.driver import Options
+    from irongrad.pipeline.options import Options
 
 PACKAGES = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "numpy", "scipy", "safetensors")
 

@@ -55,7 +55,8 @@ def command(
     from irongrad.cache import default_store
     from irongrad.passes import chosen_passes
     from irongrad.passes.bisect import bisect
-    from irongrad.pipeline.driver import check_choices, step_graph
+    from irongrad.pipeline.driver import step_graph
+    from irongrad.pipeline.options import check_choices
     from irongrad.pipeline.routes import known_route
     from irongrad.pipeline.timing import Stopwatch
     from irongrad.targets import parse_targets

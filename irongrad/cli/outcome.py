@@ -14,7 +14,7 @@ from irongrad.runtime.sizes import readable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from irongrad.pipeline.driver import Build
+    from irongrad.pipeline.run import Build
     from irongrad.runtime.manifest import Manifest, TargetSpec
 
 

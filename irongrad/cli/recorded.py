@@ -42,7 +42,7 @@ def compile_or_repeat(
         load: makes the step.
         output: the artifact's directory.
         targets: what to compile for.
-        options: further ones of `irongrad.pipeline.driver.make_options`.
+        options: further ones of `irongrad.pipeline.options.make_options`.
         parameters: those of the command line, as they were parsed.
         known: installed packages with code that is not Python, but which `load` has open files in Python only.
         quiet: whether nothing is shown of how far it is.
@@ -92,7 +92,8 @@ def _compiled(
 ) -> tuple[Outcome, str | None]:
     """Compile what `load` returns, and note what the artifact's key depends on; with that key, where it is kept."""
     from irongrad.cache.keys import environment
-    from irongrad.pipeline.driver import STAGES, build, make_options
+    from irongrad.pipeline.driver import build
+    from irongrad.pipeline.options import STAGES, make_options
 
     status = console.status("")
 

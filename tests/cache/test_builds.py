@@ -16,7 +16,9 @@ import irongrad as ig
 from irongrad.cache import Store, builds
 from irongrad.cache.artifacts import ARTIFACT
 from irongrad.cache.builds import MODULE, Place
-from irongrad.pipeline.driver import Build, build, make_options
+from irongrad.pipeline.driver import build
+from irongrad.pipeline.options import make_options
+from irongrad.pipeline.run import Build
 from irongrad.runtime.verification import Report
 
 

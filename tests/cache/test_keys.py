@@ -16,7 +16,7 @@ from irongrad.cache import keys, machine
 from irongrad.cache.described import UnknownValueError, described
 from irongrad.passes import PassResult
 from irongrad.pipeline.capture import capture
-from irongrad.pipeline.driver import Options, make_options
+from irongrad.pipeline.options import Options, make_options
 from irongrad.targets import parse_target
 
 

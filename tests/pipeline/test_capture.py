@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 
 import irongrad as ig
 from irongrad.pipeline.capture import capture
-from irongrad.pipeline.driver import build, make_options
+from irongrad.pipeline.driver import build
+from irongrad.pipeline.options import make_options
 from irongrad.pipeline.package import Artifact
 from irongrad.runtime import Session
 from irongrad.runtime.errors import CaptureError

@@ -17,10 +17,11 @@ import irongrad as ig
 from irongrad.pipeline.capture import capture
 from irongrad.pipeline.control_flow import BRANCHING, _split
 from irongrad.pipeline.differentiate import differentiate
-from irongrad.pipeline.driver import build, make_options
+from irongrad.pipeline.driver import build
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.functions import flat_function, trace_function
 from irongrad.pipeline.importer import import_functions
+from irongrad.pipeline.options import make_options
 from irongrad.pipeline.ranges import step_ranges
 from irongrad.pipeline.retrace import interpret_eager, retrace
 from irongrad.runtime import Session

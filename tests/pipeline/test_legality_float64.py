@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.pipeline.driver import build, make_options
+from irongrad.pipeline.driver import build
+from irongrad.pipeline.options import make_options
 from irongrad.runtime.errors import UnsupportedOpError
 
 

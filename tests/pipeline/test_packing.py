@@ -11,8 +11,9 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.passes import parse_passes, run_passes
-from irongrad.pipeline.driver import build, make_options, step_graph
+from irongrad.pipeline.driver import build, step_graph
 from irongrad.pipeline.graphs import Value
+from irongrad.pipeline.options import make_options
 from irongrad.pipeline.packing import pack_state
 
 

@@ -17,8 +17,9 @@ from torch.nn import functional
 
 import irongrad as ig
 from irongrad.pipeline.capture import capture
-from irongrad.pipeline.driver import build, make_options
+from irongrad.pipeline.driver import build
 from irongrad.pipeline.guards import farthest
+from irongrad.pipeline.options import make_options
 from irongrad.pipeline.ranges import Range, step_ranges
 from irongrad.runtime import Session
 from irongrad.runtime.errors import GuardError

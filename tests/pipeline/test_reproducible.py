@@ -46,7 +46,8 @@ def make_step():
 COMPILE = """
 import sys
 import irongrad as ig
-from irongrad.pipeline.driver import build, make_options
+from irongrad.pipeline.driver import build
+from irongrad.pipeline.options import make_options
 output, folder, before = sys.argv[1:]
 sys.path.insert(0, folder)
 import net

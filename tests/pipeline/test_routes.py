@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.pipeline.driver import build, make_options
+from irongrad.pipeline.driver import build
 from irongrad.pipeline.functions import flat_function, trace_function
 from irongrad.pipeline.importer import import_functions
+from irongrad.pipeline.options import make_options
 from irongrad.pipeline.routes import _TO_STABLEHLO, _torch_mlir_opt
 from irongrad.runtime.errors import ToolchainError, UnsupportedOpError, UserError
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 import irongrad as ig
-from irongrad.pipeline.driver import build, make_options
+from irongrad.pipeline.driver import build
+from irongrad.pipeline.options import make_options
 from irongrad.pipeline.statistics import read_statistics
 
 SAMPLE = """\

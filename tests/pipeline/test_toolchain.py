@@ -27,8 +27,9 @@ from irongrad.pipeline.compile import (
     without_plugins,
 )
 from irongrad.pipeline.diagnostics import lowering_error, toolchain_error
-from irongrad.pipeline.driver import build, make_options
+from irongrad.pipeline.driver import build
 from irongrad.pipeline.operations import bytecode_of
+from irongrad.pipeline.options import make_options
 from irongrad.runtime.errors import ToolchainError, UnsupportedOpError, VerificationError
 from irongrad.runtime.manifest import EntryPoint
 from irongrad.targets import parse_target

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from irongrad.pipeline.driver import build, make_options
+from irongrad.pipeline.driver import build
+from irongrad.pipeline.options import make_options
 from irongrad.runtime import load
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.golden import read_golden

@@ -19,11 +19,12 @@ from torch import nn
 import irongrad as ig
 from irongrad.pipeline.assemble import assemble
 from irongrad.pipeline.compile import compile_module
-from irongrad.pipeline.driver import Options, build, make_options
+from irongrad.pipeline.driver import build
 from irongrad.pipeline.expected import Expected
 from irongrad.pipeline.functions import flat_function, golden_runs_of_function, trace_function
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
+from irongrad.pipeline.options import Options, make_options
 from irongrad.pipeline.package import Artifact, Origin, package
 from irongrad.runtime import Session, load
 from irongrad.runtime.commands import run_module

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import irongrad as ig
-from irongrad.pipeline.driver import Choices, make_options
+from irongrad.pipeline.options import Choices, make_options
 from irongrad.runtime.errors import UserError
 
 

@@ -1,0 +1,147 @@
+"""What a caller asks of the compiler, checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypedDict
+
+from irongrad.cache import Store, default_store
+from irongrad.passes import DEFAULT_LEVEL, Pass, chosen_passes
+from irongrad.pipeline.budget import asked_budget
+from irongrad.pipeline.routes import known_route
+from irongrad.pipeline.staging import check_output
+from irongrad.runtime.errors import UserError
+from irongrad.step import TrainStep, sizes_of
+from irongrad.targets import Target, parse_targets
+
+STAGES = (
+    "capture",
+    "differentiate",
+    "optimizer",
+    "guards",
+    "passes",
+    "import",
+    "assemble",
+    "oracle",
+    "compile",
+    "package",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compile.
+
+    Attributes:
+        output: the artifact's directory.
+        targets: what to compile for.
+        asked: what the user called each of them.
+        passes: what to run on the step graph, in order.
+        max_memory: the budget of the intermediate values, such as `512MiB` or `50%`; empty for no limit.
+        tune: whether passes that have a choice make it by measurement on the targets.
+        route: from PyTorch's operators to linalg: `linalg` directly, or over `stablehlo`.
+        entry_points: which entry points to include; None for all. Fewer compile faster, and without `grad_step` no
+            memory is set aside for accumulated gradients.
+        dump_dir: where to write every stage's readable form; None for nowhere.
+        stop_after: the last stage to run, a name in `STAGES`; None for all.
+        cache: where to look for what was compiled before, and to keep what is compiled; None for nowhere.
+        on_stage: called with a stage's name, returns a context manager that is open while it runs.
+        on_measuring: called with what is about to be measured.
+    """
+
+    output: Path
+    targets: tuple[Target, ...]
+    asked: tuple[str, ...]
+    passes: tuple[Pass, ...]
+    max_memory: str = ""
+    tune: bool = False
+    route: str = "linalg"
+    entry_points: tuple[str, ...] | None = None
+    dump_dir: Path | None = None
+    stop_after: str | None = None
+    cache: Store | None = None
+    on_stage: Callable[[str], AbstractContextManager[object]] = field(default=lambda name: nullcontext())
+    on_measuring: Callable[[str], None] = field(default=lambda what: None)
+
+
+class Choices(TypedDict, total=False):
+    """What `irongrad.compile` takes by name and hands on to `make_options`, which has the defaults."""
+
+    opt_level: int
+    passes: str | None
+    disable_passes: Sequence[str]
+    max_memory: str
+    tune: bool
+    route: str
+    entry_points: Sequence[str] | None
+    dump_dir: str | os.PathLike[str] | None
+    cache: bool
+
+
+def make_options(
+    output: str | os.PathLike[str],
+    target: str | Sequence[str] = "llvm-cpu",
+    *,
+    opt_level: int = DEFAULT_LEVEL,
+    passes: str | None = None,
+    disable_passes: Sequence[str] = (),
+    max_memory: str = "",
+    tune: bool = False,
+    route: str = "linalg",
+    entry_points: Sequence[str] | None = None,
+    dump_dir: str | os.PathLike[str] | None = None,
+    stop_after: str | None = None,
+    cache: bool = True,
+    on_stage: Callable[[str], AbstractContextManager[object]] | None = None,
+    on_measuring: Callable[[str], None] = lambda what: None,
+) -> Options:
+    """Check and convert what a caller gives.
+
+    Raises:
+        UserError: an unknown target, pass, route or stage, a budget of memory that is none or that no pass would meet,
+            or an output that is no place for an artifact.
+    """
+    check_output(Path(output))
+    if stop_after is not None and stop_after not in STAGES:
+        raise UserError(f"there is no stage {stop_after!r}; the stages are {', '.join(STAGES)}")
+    names = [target] if isinstance(target, str) else list(target)
+    return Options(
+        output=Path(output),
+        targets=parse_targets(names),
+        asked=tuple(names),
+        passes=chosen_passes(opt_level, passes, disable_passes, max_memory, known_route(route)),
+        max_memory=max_memory,
+        tune=tune,
+        route=route,
+        entry_points=tuple(entry_points) if entry_points is not None else None,
+        dump_dir=Path(dump_dir) if dump_dir is not None else None,
+        stop_after=stop_after,
+        cache=default_store() if cache else None,
+        on_stage=on_stage or (lambda name: nullcontext()),
+        on_measuring=on_measuring,
+    )
+
+
+def check_choices(step: TrainStep, passes: Sequence[Pass], route: str) -> None:
+    """Refuse what cannot be asked for of this step.
+
+    Raises:
+        UserError: a budget of memory for a step in pieces, or what needs known sizes for functions of any size.
+    """
+    budget = asked_budget(passes) is not None
+    if budget and step.between:
+        raise UserError("max_memory needs forward and backward in one piece, and this step has two: leave it out")
+    of_any_size = step.dynamic and (step.bucket_fallback or not step.bucket_list)
+    names = ", ".join(sizes_of(step, step.inputs))
+    remedy = "leave out bucket_fallback" if step.bucket_fallback else f"give buckets for {names}"
+    if budget and of_any_size:
+        raise UserError(f"max_memory needs known sizes, and functions of any size leave {names} open: {remedy}")
+    if route == "stablehlo" and of_any_size:
+        raise UserError(
+            "the route over StableHLO needs known sizes, for torch-mlir refines every shape to numbers on the way, and "
+            f"functions of any size leave {names} open: {remedy}, or take the route linalg"
+        )
