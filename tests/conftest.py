@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.pipeline.oracle import twin_of
+from irongrad.pipeline.twins import twin_of
 from irongrad.runtime import Session
 from irongrad.runtime.devices import Device, find_device
 

@@ -1,7 +1,7 @@
 """Running a graph in its own dtypes, and how far it may be from its exact values there: as the float64 oracle has it.
 
 A pass may compute a sum in another order, and so round in another way; it may not lose digits. How far apart runs are
-that round in other ways, runs with `irongrad.pipeline.oracle.RoundingNoise` show.
+that round in other ways, runs with `irongrad.pipeline.rounding_noise.RoundingNoise` show.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 from irongrad.passes.wide import Eager
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.eager_control_flow import eager_control_flow
-from irongrad.pipeline.oracle import RoundingNoise, Spread, Values
+from irongrad.pipeline.oracle import Spread, Values
+from irongrad.pipeline.rounding_noise import RoundingNoise
 from irongrad.runtime.verification import Comparison, largest_error
 
 

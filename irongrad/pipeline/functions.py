@@ -40,13 +40,14 @@ from irongrad.pipeline.hints import DENSE
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.legality import check_float64, check_operators, check_values
-from irongrad.pipeline.oracle import RoundingNoise, Spread, Values
+from irongrad.pipeline.oracle import Spread, Values
 from irongrad.pipeline.package import Origin, package
 from irongrad.pipeline.ranges import Range, function_ranges
 from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.refusals import refused_together
 from irongrad.pipeline.regions import check_control_flow
 from irongrad.pipeline.retrace import interpret_eager, retrace
+from irongrad.pipeline.rounding_noise import RoundingNoise
 from irongrad.pipeline.value_free import ValueFree
 from irongrad.random import Draws
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError

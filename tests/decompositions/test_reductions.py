@@ -13,9 +13,9 @@ import irongrad as ig
 from irongrad.decompositions import decomposition_table
 from irongrad.decompositions.reductions import LONGEST_CHAIN
 from irongrad.pipeline import retrace
-from irongrad.pipeline.oracle import FACTOR
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import key_of
+from irongrad.tolerance import FACTOR
 
 MILLIONS = 2_000_000
 PRIME = 1_000_003

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from irongrad.pipeline.oracle import FACTOR, FLOOR_ULPS, NOISY_RUNS, RoundingNoise
+from irongrad.pipeline.rounding_noise import RoundingNoise
+from irongrad.tolerance import FACTOR, FLOOR_ULPS, NOISY_RUNS
 
 # The losses of a run in a dtype.
 EagerRun = Callable[[torch.dtype], Sequence[float]]

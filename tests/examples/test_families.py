@@ -23,10 +23,13 @@ from torch.nn.utils import clip_grad_norm_
 
 import irongrad as ig
 from irongrad.pipeline.capture import StepModule
+from irongrad.pipeline.eager_run import eager_state
 from irongrad.pipeline.graphs import StateTensor, StepGraph
-from irongrad.pipeline.oracle import FACTOR, FLOOR_ULPS, NOISY_RUNS, RoundingNoise, eager_state, twin_of
+from irongrad.pipeline.rounding_noise import RoundingNoise
+from irongrad.pipeline.twins import twin_of
 from irongrad.runtime.session import Session
 from irongrad.runtime.verification import largest_error
+from irongrad.tolerance import FACTOR, FLOOR_ULPS, NOISY_RUNS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Batch = dict[str, np.ndarray]

@@ -11,8 +11,8 @@ import torch
 
 import irongrad as ig
 from irongrad.pipeline import driver
-from irongrad.pipeline.oracle import FACTOR, FLOOR_ULPS
 from irongrad.pipeline.package import Artifact
+from irongrad.tolerance import FACTOR, FLOOR_ULPS
 
 Compile = Callable[..., Artifact]
 Agree = Callable[[Mapping[str, np.ndarray], Mapping[str, torch.Tensor], Sequence[Mapping[str, torch.Tensor]]], None]

@@ -22,8 +22,9 @@ from torch.nn import functional as F
 import irongrad as ig
 from irongrad.decompositions import registry as decompositions
 from irongrad.pipeline import dynamo
-from irongrad.pipeline.oracle import FACTOR, FLOOR_ULPS, NOISY_RUNS, RoundingNoise
+from irongrad.pipeline.rounding_noise import RoundingNoise
 from irongrad.runtime.errors import GuardError
+from irongrad.tolerance import FACTOR, FLOOR_ULPS, NOISY_RUNS
 
 # Of Dynamo itself, where it goes on after a break with a tensor that has a gradient function.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

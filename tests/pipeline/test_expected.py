@@ -16,10 +16,11 @@ import irongrad as ig
 from irongrad.pipeline import expected as module
 from irongrad.pipeline.capture import CapturedStep, capture
 from irongrad.pipeline.differentiate import differentiate
+from irongrad.pipeline.eager_run import run_eager
 from irongrad.pipeline.expected import Expected, verify_against
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.optimizer import add_optimizer
-from irongrad.pipeline.oracle import golden_runs, run_eager
+from irongrad.pipeline.oracle import golden_runs
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.verification import Comparison, Report, largest_error
 from irongrad.tolerance import NOISY_RUNS, SETTLED

@@ -11,8 +11,9 @@ import torch
 from torch import nn, optim
 
 import irongrad as ig
-from irongrad.pipeline.oracle import RoundingNoise, twin_of
 from irongrad.pipeline.package import Artifact
+from irongrad.pipeline.rounding_noise import RoundingNoise
+from irongrad.pipeline.twins import twin_of
 from irongrad.runtime.errors import CaptureError, GuardError
 
 Compile = Callable[..., Artifact]

@@ -13,18 +13,16 @@ from torch import nn
 import irongrad as ig
 from irongrad.pipeline import expected, oracle, package
 from irongrad.pipeline.capture import CapturedStep
+from irongrad.pipeline.eager_run import half_of_the_threads, run_eager
 from irongrad.pipeline.eager_scaling import Skips
 from irongrad.pipeline.functions import flat_function, golden_runs_of_function, trace_function
 from irongrad.pipeline.graphs import StepGraph
-from irongrad.pipeline.oracle import RoundingNoise, half_of_the_threads, run_eager
 from irongrad.pipeline.package import Artifact
 from irongrad.runtime.errors import InternalError
 from irongrad.runtime.golden import Golden, kept, read_golden
 from irongrad.runtime.session import Session
 from irongrad.runtime.verification import Report, verify
-from irongrad.tolerance import NOISE_ULPS, NOISY_RUNS
-
-EPS = torch.finfo(torch.float32).eps
+from irongrad.tolerance import NOISY_RUNS
 
 
 def test_eager_leaves_cores_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,29 +35,6 @@ def test_eager_leaves_cores_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> 
     threads[:] = [1]
     with half_of_the_threads():
         assert threads[-1] == 1
-
-
-@pytest.mark.parametrize("shape", [(), (7,), (3, 50, 1000), (2, 1 << 18), (0, 4)])
-def test_noise_is_in_the_last_places_of_every_element(shape: tuple[int, ...]) -> None:
-    """However large a tensor is, and in whatever order it lies in memory."""
-    tensor = torch.ones(shape)
-    for start in (tensor, tensor.transpose(0, -1) if shape else tensor):
-        with RoundingNoise(0):
-            noisy = start * 1.0
-        off = (noisy - 1) / EPS
-        assert float(off.abs().max() if off.numel() else 0) <= NOISE_ULPS
-        assert (off != 0).double().mean() > 0.8 or off.numel() < 2
-
-
-def test_noise_spares_what_is_exact() -> None:
-    count, values = torch.tensor(3.0), torch.arange(1000.0)
-    with RoundingNoise(0):
-        count.add_(1)
-        moved = values.view(10, 100).t().clone()
-        mask = torch.bernoulli(torch.full((1000,), 0.5))
-    assert float(count) == 4.0
-    assert torch.equal(moved, values.view(10, 100).t())
-    assert set(mask.tolist()) == {0.0, 1.0}
 
 
 def test_golden_values_that_are_not_stored_as_computed_are_refused(

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from torch import nn, optim
 
 import irongrad as ig
-from irongrad.pipeline.oracle import RoundingNoise, twin_of
 from irongrad.pipeline.package import Artifact
+from irongrad.pipeline.rounding_noise import RoundingNoise
+from irongrad.pipeline.twins import twin_of
 from irongrad.runtime.errors import ArtifactError
 
 Make = Callable[[list[nn.Parameter]], Any]
