@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node, Proxy
 from torch.fx.experimental.proxy_tensor import (
-    _ProxyTensor,
     disable_proxy_modes_tracing,
     get_proxy_mode,
     get_proxy_slot,
-    set_proxy_slot,
+    track_tensor,
 )
 
 Tensors = Sequence[Tensor]
@@ -87,5 +86,5 @@ def _copied(call: _Call, arguments: list[Node], tracer: Any) -> list[Tensor]:
     with disable_proxy_modes_tracing():
         made = [torch.empty_like(value) for value in call.values]
     for value, node in zip(made, call.results, strict=True):
-        set_proxy_slot(value, tracer, _ProxyTensor(Proxy(new.get(node, node), tracer), None))
+        track_tensor(value, Proxy(new.get(node, node), tracer), constant=None, tracer=tracer)
     return made
