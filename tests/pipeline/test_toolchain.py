@@ -16,6 +16,7 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.decompositions import decomposition_table
+from irongrad.pipeline import assemble as assembly
 from irongrad.pipeline import compile as compilation
 from irongrad.pipeline.compile import (
     COMMON_FLAGS,
@@ -252,6 +253,16 @@ func.func @f(%x: !torch.vtensor<[4],f32>) -> !torch.vtensor<[4],i1> {
   return %r : !torch.vtensor<[4],i1>
 }
 """
+
+
+def test_a_gather_with_torch_mlirs_checks_still_takes_a_kernel_more(tmp_path, monkeypatch):
+    inputs = {"x": torch.randn(8, 5), "y": torch.randint(0, 5, (8,))}
+    model = torch.nn.Linear(5, 5)
+    step = ig.TrainStep(model, torch.nn.functional.cross_entropy, torch.optim.SGD(model.parameters()), inputs)
+    options = make_options(tmp_path / "artifact", entry_points=("train_step",), cache=False)
+    without = build(step, options).statistics["llvm-cpu"].kernels
+    monkeypatch.setattr(assembly, "_drop_checks", lambda functions: None)
+    assert build(step, options).statistics["llvm-cpu"].kernels == without + 1
 
 
 def test_torch_mlir_still_takes_a_value_for_equal_to_itself(tmp_path):
