@@ -39,6 +39,7 @@ from irongrad.pipeline.dimensions import (
     symbolic_inputs,
 )
 from irongrad.pipeline.drawing import random_state
+from irongrad.pipeline.exported import interpret_regions
 from irongrad.pipeline.graphs import Function, StateTensor, Value
 from irongrad.pipeline.inference import inference_program, inference_table
 from irongrad.pipeline.limits import Limits, limits_of, limits_up_to, spelled
@@ -250,6 +251,7 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
     """
     exported = captured.train.module(check_guards=False)
     _constants_as_buffers(exported)
+    interpret_regions(exported)
     names.tie(exported)
     count = captured.step.accumulate
     inputs = micro_batches(captured.step.inputs, count)[0]

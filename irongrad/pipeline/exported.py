@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_leaves
+
+_INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
 
 
 class FlatGraph:
@@ -68,3 +70,19 @@ def region_of(graph: GraphModule, argument: object) -> GraphModule | None:
         return None
     target = getattr(graph, str(argument.target), None)
     return target if isinstance(target, GraphModule) else None
+
+
+def is_inlined(node: Node) -> bool:
+    """Whether the regions that `node` calls are part of its graph: branches and loops run any number of times."""
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.name() in _INLINED
+
+
+def interpret_regions(graph: GraphModule) -> None:
+    """Have what `graph` runs under `torch.autocast` or `torch.no_grad` keep the user's lines.
+
+    What traces an exported graph interprets it node by node, each with its line, but calls these regions as functions.
+    """
+    for node in filter(is_inlined, graph.graph.nodes):
+        for region in filter(None, (region_of(graph, argument) for argument in node.args)):
+            interpret_regions(region)
+            region.forward = Interpreter(region).run

@@ -19,6 +19,7 @@ from irongrad.pipeline import usercode
 from irongrad.pipeline.capture import plain_operators
 from irongrad.pipeline.complex import at_fixed_sizes
 from irongrad.pipeline.dimensions import derived_of, dims_of, guards_of, named_sizes, names_in_program, symbolic_inputs
+from irongrad.pipeline.exported import interpret_regions
 from irongrad.pipeline.graphs import Value
 from irongrad.pipeline.specialise import Interpret, Program
 from irongrad.pipeline.state_names import StateNames
@@ -73,6 +74,7 @@ def inference_program(
     Raises:
         CaptureError: it writes into an input.
     """
+    interpret_regions(program.graph_module)
     with plain_operators(), usercode.quiet_export(), composites_within_autocast(table):
         program = program.run_decompositions(table)
     symbols = names_in_program(program, inputs, step.dynamic)

@@ -18,6 +18,7 @@ from irongrad.pipeline.differentiate import differentiate
 from irongrad.pipeline.graphs import StepGraph, Value
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.retrace import interpret
+from irongrad.pipeline.usercode import line_of
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import GROWTH_TRACKER, SCALE, SKIPPED, STEPS
 
@@ -94,6 +95,21 @@ def test_loss_and_gradients_are_those_of_eager_autocast(precision: str) -> None:
         gradient, truth = values[Value("gradient", name)], exact.get_parameter(name).grad
         assert gradient.dtype == torch.float32
         assert 1e-5 < distance(gradient, truth) <= 2 * distance(parameter.grad, truth), name
+
+
+@pytest.mark.parametrize("precision", ["f32", *HALVES])
+def test_values_are_of_the_users_lines(precision: str) -> None:
+    """Of the whole step under autocast, and of the region without it."""
+    joint = differentiate(capture(make_step(precision=precision)))
+    assert joint.eval is not None
+    assert joint.predict is not None
+    for function in (joint.joint, joint.eval, joint.predict):
+        products = [n for n in function.graph.graph.nodes if n.target is torch.ops.aten.mm.default]
+        lines = [line_of(n, otherwise="") for n in products]
+        assert any("self.mix(" in line for line in lines), lines
+        assert any("hidden @ self.mix.weight" in line for line in lines), lines
+    backward = [n for n in joint.joint.graph.graph.nodes if n.meta.get("autograd_backward")]
+    assert any("self.mix(" in line_of(n, otherwise="") for n in backward)
 
 
 class Dtypes(TorchDispatchMode):
