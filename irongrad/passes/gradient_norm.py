@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,7 +25,7 @@ class GradientNorm:
     Before:
         a = t[:n]; b = t[n:]; x = sum(a * a); y = sum(b * b); norm = sqrt(x + y)
     After:
-        c = t[:]; x = sum(c * c); y = 0; norm = sqrt(x + y)
+        c = t[:]; x = sum(c * c); norm = sqrt(x)
 
     Clipping by the global norm (Pascanu et al., arXiv:1211.5063) sums the squares of every gradient: a kernel or two
     for each, where `multi-tensor`, which runs before, has the small ones side by side. The sums are only ever added up,
@@ -39,34 +39,49 @@ class GradientNorm:
         """Run the pass on one graph."""
         joined = 0
         for stack in [n for n in graph.graph.nodes if n.target is aten.stack.default and _is_norm_of(n)]:
-            by_pack: dict[Node, dict[int, tuple[int, Node]]] = defaultdict(dict)
-            for total in dict.fromkeys(stack.all_input_nodes):
-                piece = _squared(total)
-                if piece is not None:
-                    pack, start, stop = piece
-                    by_pack[pack][start] = stop, total
-            for pack, pieces in by_pack.items():
-                for run in _runs(pieces):
-                    _join(pack, run, pieces)
-                    joined += len(run)
+            runs = _runs([piece for total in stack.args[0] if (piece := _piece_of(total)) is not None])
+            for run in runs:
+                _join(run)
+                joined += len(run)
+            if runs:
+                _leave_out(stack, {piece.total for _, *others in runs for piece in others})
         if joined:
             sort_topologically(graph.graph)
         return PassResult(joined > 0, {"joined": joined})
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a packed tensor.
+
+    Attributes:
+        pack: the tensor, of rank 1.
+        start: where it begins.
+        stop: where it ends.
+        total: the sum of its squares.
+    """
+
+    pack: Node
+    start: int
+    stop: int
+    total: Node
+
+
 def _is_norm_of(stack: Node) -> bool:
     """Whether all that is done with stacked sums of squares is to add up the squares of their square roots."""
     roots = list(stack.users)
+    if len(stack.all_input_nodes) != len(stack.args[0]) or value_of(stack).ndim != 1:  # one twice, or no scalars
+        return False
     if len(roots) != 1 or roots[0].target is not aten.sqrt.default:
         return False
     squares = list(roots[0].users)
     if len(squares) != 1 or squares[0].target is not aten.mul.Tensor or squares[0].args != (roots[0], roots[0]):
         return False
-    return all(u.target is aten.sum.dim_IntList or u.target in _REARRANGED for u in squares[0].users)
+    return all(u.target is aten.sum.dim_IntList for u in squares[0].users)
 
 
-def _squared(total: Node) -> tuple[Node, int, int] | None:
-    """The tensor of rank 1, and from where to where, of which `total` is the sum of the squares."""
+def _piece_of(total: Node) -> _Piece | None:
+    """The piece of which `total` is the sum of the squares, and nothing else."""
     if value_of(total).ndim or len(total.users) != 1:
         return None
     node = total
@@ -84,33 +99,37 @@ def _squared(total: Node) -> tuple[Node, int, int] | None:
     pack, _, start, _ = piece.args
     assert isinstance(pack, Node)
     assert isinstance(start, int)
-    return pack, start, start + value_of(piece).numel()
+    return _Piece(pack, start, start + value_of(piece).numel(), total)
 
 
-def _runs(pieces: dict[int, tuple[int, Node]]) -> list[list[int]]:
-    """The starts of pieces of which each ends where the next begins; two or more together."""
-    runs: list[list[int]] = []
-    end = -1
-    for start in sorted(pieces):
-        if start == end:
-            runs[-1].append(start)
+def _runs(pieces: list[_Piece]) -> list[list[_Piece]]:
+    """Pieces of which each ends where the next begins; two or more together."""
+    found: list[list[_Piece]] = []
+    for piece in sorted(pieces, key=lambda p: (p.pack.name, p.start)):
+        if found and (last := found[-1][-1]).pack is piece.pack and last.stop == piece.start:
+            found[-1].append(piece)
         else:
-            runs.append([start])
-        end = pieces[start][0]
-    return [r for r in runs if len(r) > 1]
+            found.append([piece])
+    return [run for run in found if len(run) > 1]
 
 
-def _join(pack: Node, run: list[int], pieces: dict[int, tuple[int, Node]]) -> None:
-    """Have the first sum stand for all, and zeros for the others."""
-    first, *others = (pieces[start][1] for start in run)
-    graph = first.graph
-    with graph.inserting_before(first):
-        whole = call(graph, aten.slice.Tensor, pack, 0, run[0], pieces[run[-1]][0], like=first)
-        zero = call(graph, aten.full.default, [], 0.0, like=first, dtype=value_of(first).dtype)
-    total = inline(_sum_of_squares, [whole], first)
-    replace(first, total)
-    for other in others:
-        replace(other, zero)
+def _join(run: list[_Piece]) -> None:
+    """Have the first sum stand for all."""
+    first = run[0].total
+    with first.graph.inserting_before(first):
+        whole = call(first.graph, aten.slice.Tensor, run[0].pack, 0, run[0].start, run[-1].stop, like=first)
+    replace(first, inline(_sum_of_squares, [whole], first))
+
+
+def _leave_out(stack: Node, totals: Set[Node]) -> None:
+    """Take the norm without `totals`."""
+    (roots,) = stack.users
+    (squares,) = roots.users
+    with stack.graph.inserting_before(squares):
+        kept = [total for total in stack.all_input_nodes if total not in totals]
+        shorter = call(stack.graph, aten.stack.default, kept, like=stack)
+        root = call(stack.graph, aten.sqrt.default, shorter, like=roots)
+        replace(squares, call(stack.graph, aten.mul.Tensor, root, root, like=squares))
 
 
 def _sum_of_squares(x: torch.Tensor) -> torch.Tensor:
