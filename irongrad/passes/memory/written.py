@@ -10,6 +10,7 @@ is a copy of each of its parts; neither takes in what moves elements, but for a 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -39,6 +40,9 @@ _CUTS: frozenset[Any] = frozenset({aten.select.int, aten.slice.Tensor})
 _TRANSPOSES: frozenset[Any] = frozenset({aten.permute.default, aten.t.default, aten.transpose.int})
 JOINS: frozenset[Any] = frozenset({aten.cat.default, aten.stack.default})
 
+# Written in place, part by part.
+IN_PLACE: frozenset[Any] = JOINS | {aten.constant_pad_nd.default}
+
 VIEWS = _RESHAPES | _CUTS | _TRANSPOSES
 
 CONTRACTIONS: frozenset[Any] = frozenset({aten.addmm.default, aten.baddbmm.default, aten.bmm.default, aten.mm.default})
@@ -47,12 +51,25 @@ CONTRACTIONS: frozenset[Any] = frozenset({aten.addmm.default, aten.baddbmm.defau
 def is_written_out(node: Node) -> bool:
     """Whether the view `node` has memory of its own."""
     if node.target in _TRANSPOSES and _moves(node):
-        readers = list(_readers(node))
-        joined = _behind(node.all_input_nodes[0]).target in JOINS
-        return any(r.target in _CUTS | JOINS or (joined and r.op == "output") for r in readers)
+        readers = [r.target for r in _readers(node)]
+        whole = joined(node.all_input_nodes[0]).target in JOINS
+        return (
+            sum(r in _CUTS for r in readers) > 1
+            or any(r in JOINS for r in readers)
+            or (whole and "output" in readers)
+            or (_moves_first(node) and any(r in CONTRACTIONS for r in readers))
+        )
     if node.target in _CUTS and not _is_run(node):
-        return any(r.target in CONTRACTIONS | JOINS for r in _readers(node))
+        return any(r.target in CONTRACTIONS for r in _readers(node))
     return False
+
+
+def _moves_first(node: Node) -> bool:
+    """Whether `node` is a transpose of three dimensions or more whose first dimension is another one before."""
+    if node.target not in _TRANSPOSES or node.meta["val"].ndim < 3:
+        return False
+    order = _order(node)
+    return len(order) > 0 and order[0] != min(order)
 
 
 def _readers(node: Node) -> Iterator[Node]:
@@ -64,11 +81,52 @@ def _readers(node: Node) -> Iterator[Node]:
             yield user
 
 
-def _behind(node: Node) -> Node:
+def joined(node: Node) -> Node:
     """What `node` is a reshaped form of."""
     while node.target in _RESHAPES:
         node = node.all_input_nodes[0]
     return node
+
+
+def is_joined_anew(node: Node) -> bool:
+    """Whether `node` is a concatenation that is made for itself, as it divides another dimension than the joined one.
+
+    BubbleUpExpandShapes.cpp moves the reshape to the parts.
+    """
+    if node.target not in _RESHAPES or is_joined_anew(node.all_input_nodes[0]):
+        return False
+    whole = joined(node)
+    return whole.target in JOINS and _divides_another(whole, node)
+
+
+def forms_of(node: Node) -> Iterator[Node]:
+    """What of the concatenation `node` is made anew."""
+    if node.target in JOINS:
+        stack = list(node.users)
+        while stack:
+            user = stack.pop()
+            if user.target in _RESHAPES:
+                if is_joined_anew(user):
+                    yield user
+                else:
+                    stack.extend(user.users)
+
+
+def _divides_another(whole: Node, form: Node) -> bool:
+    """Whether the dimensions of `form` divide one of the concatenation `whole`, but for that of its parts."""
+    shape = whole.meta["val"].shape
+    dim = dim_of(whole)
+    inner = math.prod(shape[dim + 1 :])
+    strides = {math.prod(shape[i:]) for i in range(len(shape) + 1)}
+    found = form.meta["val"].shape
+    divided = {math.prod(found[i:]) for i in range(len(found) + 1)} - strides
+    return any(not inner < stride < inner * shape[dim] for stride in divided)
+
+
+def dim_of(node: Node) -> int:
+    """The dimension of the concatenation `node` along which its parts lie."""
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    return int(dim) % int(node.meta["val"].ndim)
 
 
 def _moves(node: Node) -> bool:

@@ -1,0 +1,172 @@
+"""Which elementwise code becomes one operation, before IREE divides a graph into kernels.
+
+A model of two passes of IREE 3.13.0 (compiler/src/iree/compiler/DispatchCreation):
+
+* `ElementwiseOpFusion.cpp`: an elementwise node that one operation alone reads is computed in that; in a reduction only
+  if it has the shape of what that reduces, with no dimensions merged in between.
+* `FuseMultiUseElementwiseProducer.cpp`: elementwise code that several operations read is computed in the first of them
+  if that is elementwise and of its shape. An operation takes in one such producer at a time, in two rounds.
+
+What `RaiseSpecialOps.cpp` takes for a softmax is one operation, which computes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch.fx import Graph, Node
+
+from irongrad.passes.memory.nodes import (
+    inputs_of,
+    is_constant,
+    is_mask,
+    is_pointwise,
+    is_reduction,
+    is_root,
+    is_view,
+    readers,
+    sources,
+)
+
+aten = torch.ops.aten
+
+# Values that a kernel may read and write (kIreeMaxOperandCount in FusionUtils.h).
+MOST_OPERANDS = 16
+_ROUNDS = 2
+
+
+def operands_of(nodes: Iterable[Node]) -> dict[Node, None]:
+    """The values that `nodes` read and none of them computes, but for constants; in order."""
+    inside = dict.fromkeys(nodes)
+    found = (s for m in inside for n in inputs_of(m) for s in sources(n) if not is_constant(s))
+    return {value: None for value in found if value not in inside}
+
+
+class Operations:
+    """The nodes of a graph by operation.
+
+    Attributes:
+        leader: by node that is computed, the node that stands for its operation: the last one.
+        members: by leader, the nodes of its operation, the last first.
+        position: of every node in the graph.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.leader: dict[Node, Node] = {}
+        self.members: dict[Node, list[Node]] = {}
+        self.position = {n: i for i, n in enumerate(graph.nodes)}
+        raised = {n: last for last in graph.nodes for n in softmax_of(last)}
+        for node in graph.nodes:
+            if node in raised:
+                self._put(node, raised[node])
+            elif is_root(node) or (is_pointwise(node) and not is_constant(node) and not is_mask(node)):
+                self._put(node, node)
+        while sum(self._take_in_producers(n) for n in graph.nodes if n in self.members):
+            pass
+        for _ in range(_ROUNDS):
+            self._merge_producers()
+
+    def is_elementwise(self, head: Node) -> bool:
+        """Whether an operation is elementwise code."""
+        return is_pointwise(head) and len(softmax_of(head)) == 0
+
+    def readers(self, head: Node, besides: Iterable[Node] = ()) -> set[Node]:
+        """The other operations, or outputs, that read what the operation of `head` computes."""
+        reading = {self.leader.get(r, r) for n in self.members[head] for r in readers(n)}
+        return reading - {head, *besides}
+
+    def producers(self, head: Node) -> dict[Node, None]:
+        """The other operations whose values that of `head` reads, in order."""
+        values = operands_of(self.members[head])
+        return {self.leader[v]: None for v in values if v in self.leader}
+
+    def merge(self, head: Node, into: Node) -> None:
+        """Compute the operation of `head` in another."""
+        for node in self.members.pop(head):
+            self._put(node, into)
+
+    def _put(self, node: Node, head: Node) -> None:
+        self.leader[node] = head
+        self.members.setdefault(head, []).append(node)
+
+    def _take_in_producers(self, head: Node) -> bool:
+        """Compute in the operation of `head` the elementwise ones that it alone reads; whether there were any."""
+        if not (is_reduction(head) or self.is_elementwise(head)):
+            return False
+        before = len(self.members[head])
+        for producer in self.producers(head):
+            if self._is_read_by(producer, head):
+                self.merge(producer, head)
+        return len(self.members[head]) > before
+
+    def _is_read_by(self, producer: Node, head: Node) -> bool:
+        """Whether `head` alone reads the elementwise operation of `producer`, and can compute it."""
+        if not self.is_elementwise(producer) or self.readers(producer) != {head}:
+            return False
+        if is_reduction(head) and not _is_reduced_whole(producer, head):
+            return False
+        return self._has_room(producer, head)
+
+    def _merge_producers(self) -> None:
+        """One round of taking in producers that several operations read."""
+        taken: dict[Node, Node] = {}
+        for head in sorted(self.members, key=self.position.__getitem__):
+            if self.is_elementwise(head):
+                free = (p for p in self.producers(head) if p not in taken and p not in taken.values())
+                producer = next((p for p in free if self._is_first_read_by(p, head)), None)
+                if producer is not None:
+                    taken[producer] = head
+        for producer, head in taken.items():
+            self.merge(producer, head)
+
+    def _is_first_read_by(self, producer: Node, head: Node) -> bool:
+        """Whether `head` is the first to read the elementwise operation of `producer`, and can compute it."""
+        if not self.is_elementwise(producer) or producer.meta["val"].numel() != head.meta["val"].numel():
+            return False
+        first = min(self.readers(producer), key=self.position.__getitem__)
+        return first is head and self._has_room(producer, head)
+
+    def _has_room(self, producer: Node, head: Node) -> bool:
+        operands = {**operands_of(self.members[producer]), **operands_of(self.members[head])}
+        return len(operands) < MOST_OPERANDS
+
+
+def softmax_of(last: Node) -> tuple[Node, ...]:
+    """The nodes of a softmax whose last one is `last`; none where that is no softmax."""
+    if last.target is not aten.div.Tensor or not all(isinstance(a, Node) for a in last.args):
+        return ()
+    exponential, total = last.args
+    if exponential.target is not aten.exp.default or total.target is not aten.sum.dim_IntList:
+        return ()
+    shifted = exponential.args[0]
+    if total.args[0] is not exponential or shifted.target is not aten.sub.Tensor:
+        return ()
+    value, greatest = shifted.args
+    if not isinstance(greatest, Node) or greatest.target is not aten.amax.default or greatest.args[0] is not value:
+        return ()
+    return last, total, exponential, shifted, greatest
+
+
+def _is_reduced_whole(node: Node, reduction: Node) -> bool:
+    """Whether `reduction` reduces values of the shape of `node`, with no dimensions of it merged in between."""
+    reduced = reduction.args[0]
+    if reduced.meta["val"].numel() != node.meta["val"].numel():
+        return False
+    while is_view(reduced):
+        before = reduced.all_input_nodes[0]
+        if _merges(before.meta["val"].shape, reduced.meta["val"].shape):
+            return False
+        reduced = before
+    return True
+
+
+def _merges(before: torch.Size, after: torch.Size) -> bool:
+    """Whether a reshape makes one dimension of several."""
+    if before.numel() != after.numel() or sorted(before) == sorted(after):
+        return False
+    return not _strides(before) <= _strides(after)
+
+
+def _strides(shape: torch.Size) -> set[int]:
+    return {shape[i:].numel() for i in range(len(shape) + 1)}
