@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from irongrad.passes.memory.nodes import bytes_of, is_reduction, readers, source
-from irongrad.passes.memory.operations import MOST_OPERANDS, Operations, operands_of
+from irongrad.passes.memory.nodes import bytes_of, is_reduction, source
+from irongrad.passes.memory.operations import MOST_OPERANDS, Operations
 from irongrad.passes.memory.written import CONTRACTIONS, IN_PLACE, is_joined_anew
 
 
@@ -27,14 +27,19 @@ class Kernels:
     """Which kernel computes which node.
 
     Attributes:
-        leader: by node that is computed, a node that stands for its kernel.
-        members: by leader, the nodes of its kernel; the leaders in the order in which kernels run.
+        operations: the nodes by kernel.
+        members: by a node that stands for a kernel, its nodes, in the order in which kernels run.
         position: of every node in that order.
     """
 
-    leader: dict[Node, Node]
+    operations: Operations
     members: dict[Node, list[Node]]
     position: dict[Node, int]
+
+    @property
+    def leader(self) -> dict[Node, Node]:
+        """By node that is computed, the node that stands for its kernel."""
+        return self.operations.leader
 
     def runs_at(self, node: Node) -> int:
         """When `node` is computed; its own position where it is no kernel's, such as the output."""
@@ -43,11 +48,11 @@ class Kernels:
     def is_stored(self, node: Node) -> bool:
         """Whether the value of `node` reaches memory: somebody outside its kernel reads it."""
         head = self.leader[node]
-        return any(self.leader.get(r) is not head for r in readers(node))
+        return any(self.leader.get(r) is not head for r in self.operations.readers[node])
 
     def reads(self, head: Node) -> dict[Node, None]:
         """The values that the kernel of `head` reads from memory, in order."""
-        return operands_of(self.members[head])
+        return self.operations.operands(self.members[head])
 
 
 def kernels(graph: Graph) -> Kernels:
@@ -58,7 +63,7 @@ def kernels(graph: Graph) -> Kernels:
         if not (found.is_elementwise(head) or head.target in IN_PLACE or is_joined_anew(head)):
             forming.absorb(head)
     members = {n: found.members[n] for n in forming.order if n in found.members}
-    return Kernels(found.leader, members, forming.position)
+    return Kernels(found, members, forming.position)
 
 
 def _fits(root: Node, head: Node) -> bool:
@@ -117,7 +122,7 @@ class _Forming:
 
     def _only_reader(self, last: list[Node], root: Node) -> Node | None:
         """The other kernel, or output, that alone reads values of the nodes `last` of the kernel of `root`."""
-        reading = {self.operations.leader.get(r, r) for n in last for r in readers(n)} - {root}
+        reading = self.operations.reading(last) - {root}
         return next(iter(reading)) if len(reading) == 1 else None
 
     def _late(self, root: Node, head: Node) -> set[Node] | None:
@@ -136,8 +141,8 @@ class _Forming:
     def _operands(self, root: Node, head: Node) -> int:
         """How many values the kernels of `root` and `head` would read and write as one."""
         inside = {*self.operations.members[root], *self.operations.members[head]}
-        written = {n for n in inside if not inside.issuperset(readers(n))}
-        return len(operands_of(inside)) + len(written)
+        written = {n for n in inside if not inside.issuperset(self.operations.readers[n])}
+        return len(self.operations.operands(inside)) + len(written)
 
     def _move(self, nodes: set[Node], root: Node) -> None:
         """Have `nodes` run right before `root`."""

@@ -36,13 +36,6 @@ MOST_OPERANDS = 16
 _ROUNDS = 2
 
 
-def operands_of(nodes: Iterable[Node]) -> dict[Node, None]:
-    """The values that `nodes` read and none of them computes, but for constants; in order."""
-    inside = dict.fromkeys(nodes)
-    found = (s for m in inside for n in inputs_of(m) for s in sources(n) if not is_constant(s))
-    return {value: None for value in found if value not in inside}
-
-
 class Operations:
     """The nodes of a graph by operation.
 
@@ -50,18 +43,22 @@ class Operations:
         leader: by node that is computed, the node that stands for its operation: the last one.
         members: by leader, the nodes of its operation, the last first.
         position: of every node in the graph.
+        read: by node that is computed, the values that it reads, but for constants; in order.
+        readers: by node that is computed, the nodes that read its value; the output among them.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.leader: dict[Node, Node] = {}
         self.members: dict[Node, list[Node]] = {}
         self.position = {n: i for i, n in enumerate(graph.nodes)}
+        self.read: dict[Node, tuple[Node, ...]] = {}
+        self.readers: dict[Node, tuple[Node, ...]] = {}
         raised = {n: last for last in graph.nodes for n in softmax_of(last)}
         for node in graph.nodes:
             if node in raised:
-                self._put(node, raised[node])
+                self._add(node, raised[node])
             elif is_root(node) or (is_pointwise(node) and not is_constant(node) and not is_mask(node)):
-                self._put(node, node)
+                self._add(node, node)
         while sum(self._take_in_producers(n) for n in graph.nodes if n in self.members):
             pass
         for _ in range(_ROUNDS):
@@ -71,20 +68,29 @@ class Operations:
         """Whether an operation is elementwise code."""
         return is_pointwise(head) and len(softmax_of(head)) == 0
 
-    def readers(self, head: Node, besides: Iterable[Node] = ()) -> set[Node]:
-        """The other operations, or outputs, that read what the operation of `head` computes."""
-        reading = {self.leader.get(r, r) for n in self.members[head] for r in readers(n)}
-        return reading - {head, *besides}
+    def reading(self, nodes: Iterable[Node]) -> set[Node]:
+        """The operations, and the output, that read values of `nodes`."""
+        return {self.leader.get(r, r) for n in nodes for r in self.readers[n]}
 
     def producers(self, head: Node) -> dict[Node, None]:
         """The other operations whose values that of `head` reads, in order."""
-        values = operands_of(self.members[head])
+        values = self.operands(self.members[head])
         return {self.leader[v]: None for v in values if v in self.leader}
 
     def merge(self, head: Node, into: Node) -> None:
         """Compute the operation of `head` in another."""
         for node in self.members.pop(head):
             self._put(node, into)
+
+    def operands(self, nodes: Iterable[Node]) -> dict[Node, None]:
+        """The values that `nodes` read and none of them computes, but for constants; in order."""
+        inside = dict.fromkeys(nodes)
+        return {value: None for n in inside for value in self.read[n] if value not in inside}
+
+    def _add(self, node: Node, head: Node) -> None:
+        self._put(node, head)
+        self.read[node] = tuple(s for n in inputs_of(node) for s in sources(n) if not is_constant(s))
+        self.readers[node] = tuple(readers(node))
 
     def _put(self, node: Node, head: Node) -> None:
         self.leader[node] = head
@@ -102,7 +108,7 @@ class Operations:
 
     def _is_read_by(self, producer: Node, head: Node) -> bool:
         """Whether `head` alone reads the elementwise operation of `producer`, and can compute it."""
-        if not self.is_elementwise(producer) or self.readers(producer) != {head}:
+        if not self.is_elementwise(producer) or self.reading(self.members[producer]) - {producer} != {head}:
             return False
         if is_reduction(head) and not _is_reduced_whole(producer, head):
             return False
@@ -124,11 +130,11 @@ class Operations:
         """Whether `head` is the first to read the elementwise operation of `producer`, and can compute it."""
         if not self.is_elementwise(producer) or producer.meta["val"].numel() != head.meta["val"].numel():
             return False
-        first = min(self.readers(producer), key=self.position.__getitem__)
+        first = min(self.reading(self.members[producer]) - {producer}, key=self.position.__getitem__)
         return first is head and self._has_room(producer, head)
 
     def _has_room(self, producer: Node, head: Node) -> bool:
-        operands = {**operands_of(self.members[producer]), **operands_of(self.members[head])}
+        operands = {**self.operands(self.members[producer]), **self.operands(self.members[head])}
         return len(operands) < MOST_OPERANDS
 
 

@@ -8,7 +8,7 @@ computes it (compiler/src/iree/compiler/DispatchCreation/FuseEncodingOpsIntoDisp
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -49,19 +49,19 @@ def packings(grouping: Kernels) -> list[Packing]:
     return [Packing(operand, size, tuple(heads)) for (operand, _, size), heads in alike.items()]
 
 
-def only_packed(found: Iterable[Packing], grouping: Kernels) -> set[Node]:
+def only_packed(found: Iterable[Packing], grouping: Kernels) -> dict[Node, Packing]:
     """The values that are never in memory but packed: all of each is read by one packing, and by nothing else."""
-    found = list(found)
-    times = Counter(source(p.operand) for p in found)
-    return {
-        value
-        for p in found
-        if times[value := source(p.operand)] == len(p.contractions) == 1
-        and value in grouping.leader
-        and value.target not in JOINS
-        and bytes_of(value) == bytes_of(p.operand)
-        and {grouping.leader.get(r) for r in readers(value)} - {grouping.leader[value]} == set(p.contractions)
-    }
+    by_value: dict[Node, list[Packing]] = defaultdict(list)
+    for packing in found:
+        by_value[source(packing.operand)].append(packing)
+    return {v: ps[0] for v, ps in by_value.items() if len(ps) == 1 and _is_only_packed(v, ps[0], grouping)}
+
+
+def _is_only_packed(value: Node, packing: Packing, grouping: Kernels) -> bool:
+    if value not in grouping.leader or value.target in JOINS or len(packing.contractions) > 1:
+        return False
+    reading = {grouping.leader.get(r) for r in readers(value)} - {grouping.leader[value]}
+    return bytes_of(value) == bytes_of(packing.operand) and reading == set(packing.contractions)
 
 
 def _operands(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool, bool]]]:

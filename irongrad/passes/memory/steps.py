@@ -73,7 +73,7 @@ class _Lowering:
         self._grouping = grouping
         self._results = results
         found = packings(grouping)
-        self._only_packed = only_packed(found, grouping) - results
+        self._only_packed = only_packed(found, grouping)
         self._packings: dict[Node, list[Packing]] = defaultdict(list)
         for packing in found:
             for contraction in packing.contractions:
@@ -147,7 +147,7 @@ class _Lowering:
 
     def _pack(self, packing: Packing) -> None:
         value = source(packing.operand)
-        if packing in self._packed or value in self._only_packed:
+        if packing in self._packed or (value in self._only_packed and value not in self._results):
             return
         buffer = self._packed[packing] = Buffer(packing.operand, _aligned(packing.bytes))
         self._add(None, self._memory_of([value]), [buffer])
@@ -167,7 +167,9 @@ class _Lowering:
     def _pad(self, head: Node, padding: Hashable) -> None:
         if padding not in self._padded:
             node = self._pads[padding]
-            buffer = self._padded[padding] = self._values[node] = Buffer(node, _aligned(_padded_bytes(node)))
+            buffer = self._padded[padding] = Buffer(node, _aligned(_padded_bytes(node)))
+            if node.target is aten.constant_pad_nd.default:
+                self._values[node] = buffer
             cleared = self._add(head, [], [buffer])
             self._add(head, self._memory_of(sources(head.all_input_nodes[0])), [buffer], [cleared])
 
@@ -191,7 +193,7 @@ class _Lowering:
             return self._memory_for(self._places[node])
         buffer = Buffer(node, _aligned(bytes_of(node)))
         if node in self._only_packed:
-            (packing,) = (p for ps in self._packings.values() for p in ps if source(p.operand) is node)
+            packing = self._only_packed[node]
             buffer = self._packed[packing] = Buffer(node, _aligned(packing.bytes))
         self._values[node] = buffer
         return (buffer,)
