@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch.fx import Graph, Node
 
 from irongrad.passes.memory.nodes import bytes_of, is_reduction, source
 from irongrad.passes.memory.operations import MOST_OPERANDS, Operations
-from irongrad.passes.memory.written import CONTRACTIONS, IN_PLACE, is_joined_anew
+from irongrad.passes.memory.written import CONTRACTIONS, is_join, is_joined_anew
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,15 @@ def kernels(graph: Graph) -> Kernels:
     forming = _Forming(graph)
     found = forming.operations
     for head in sorted(found.members, key=found.position.__getitem__):
-        if not (found.is_elementwise(head) or head.target in IN_PLACE or is_joined_anew(head)):
+        if not (found.is_elementwise(head) or _is_in_place(head)):
             forming.absorb(head)
     members = {n: found.members[n] for n in forming.order if n in found.members}
     return Kernels(found, members, forming.position)
+
+
+def _is_in_place(head: Node) -> bool:
+    """Whether the value of `head` is made by copies."""
+    return is_join(head) or is_joined_anew(head) or head.target is torch.ops.aten.constant_pad_nd.default
 
 
 def _fits(root: Node, head: Node) -> bool:

@@ -13,7 +13,7 @@ from irongrad.passes.memory.fusion import kernels
 from irongrad.passes.memory.nodes import bytes_of, is_constant, source
 from irongrad.passes.memory.steps import Buffer, Step, steps_of
 from irongrad.passes.memory.waves import waves_of
-from irongrad.passes.memory.written import JOINS
+from irongrad.passes.memory.written import is_join
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _lifetimes(steps: Sequence[Step], waves: Mapping[Step, int]) -> list[Lifetim
     """Of all memory, in the order in which it is first written."""
     start: dict[Buffer, int] = {}
     end: dict[Buffer, int] = {}
-    for step in sorted(steps, key=lambda s: (waves[s], s.kernel is None or s.kernel.target not in JOINS)):
+    for step in sorted(steps, key=lambda s: (waves[s], s.kernel is None or not is_join(s.kernel))):
         for buffer in step.writes:
             start.setdefault(buffer, waves[step])
         for buffer in (*step.reads, *step.writes):

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.fx import Node
 
-from irongrad.passes.memory.written import VIEWS, forms_of, is_joined_anew, is_written_out, joined
+from irongrad.passes.memory.written import VIEWS, forms_of, is_joined_anew, is_rotation, is_written_out, joined
 
 aten = torch.ops.aten
 
@@ -106,6 +106,8 @@ def is_pointwise(node: Node) -> bool:
         return False
     if node.target in VIEWS:
         return is_written_out(node)
+    if is_rotation(node):
+        return True
     tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
     return tagged or node.target in CASTS or node.target is aten.index_select.default
 

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from irongrad.passes.memory.fusion import Kernels
 from irongrad.passes.memory.nodes import bytes_of, is_constant, readers, source, sources
-from irongrad.passes.memory.written import CONTRACTIONS, JOINS
+from irongrad.passes.memory.written import CONTRACTIONS, is_join
 
 # Rows and columns of a tile of float32 with AVX-512 (enumerateMatmulTileX86_64 in CPUEncodingExternalModels.cpp); half
 # as many with AVX2, where the prediction is high for products of which both dimensions are less.
@@ -58,7 +58,7 @@ def only_packed(found: Iterable[Packing], grouping: Kernels) -> dict[Node, Packi
 
 
 def _is_only_packed(value: Node, packing: Packing, grouping: Kernels) -> bool:
-    if value not in grouping.leader or value.target in JOINS or len(packing.contractions) > 1:
+    if value not in grouping.leader or is_join(value) or len(packing.contractions) > 1:
         return False
     reading = {grouping.leader.get(r) for r in readers(value)} - {grouping.leader[value]}
     return bytes_of(value) == bytes_of(packing.operand) and reading == set(packing.contractions)

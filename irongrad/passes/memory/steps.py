@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 from irongrad.passes.memory.fusion import Kernels
 from irongrad.passes.memory.nodes import bytes_of, inputs_of, readers, source, sources
 from irongrad.passes.memory.packing import Packing, only_packed, packings
-from irongrad.passes.memory.written import JOINS, dim_of, is_joined_anew, joined
+from irongrad.passes.memory.written import dim_of, is_join, is_joined_anew, joined
 
 aten = torch.ops.aten
 
@@ -125,7 +125,7 @@ class _Lowering:
             self._lower(kernel)
 
     def _lower(self, head: Node) -> None:
-        if head.target in JOINS or is_joined_anew(head):
+        if is_join(head) or is_joined_anew(head):
             self._join(head)
         elif head.target is aten.constant_pad_nd.default:
             self._pad(head, _padding_of(head))
@@ -206,7 +206,7 @@ def _parts_of_joins(grouping: Kernels) -> dict[Node, Node]:
     """By kernel that computes one piece of a concatenation, and nothing else, that concatenation."""
     found: dict[Node, Node] = {}
     for head in grouping.members:
-        if (head.target in JOINS or is_joined_anew(head)) and _lies_side_by_side(head):
+        if (is_join(head) or is_joined_anew(head)) and _lies_side_by_side(head):
             for part in inputs_of(head):
                 value = source(part)
                 if value in grouping.leader and readers(value) == [head] and bytes_of(value) == bytes_of(part):

@@ -27,6 +27,7 @@ _RESHAPES: frozenset[Any] = frozenset(
         aten.detach.default,
         aten.expand.default,
         aten.reshape.default,
+        aten.split_with_sizes.default,
         aten.squeeze.default,
         aten.squeeze.dim,
         aten.squeeze.dims,
@@ -38,10 +39,7 @@ _RESHAPES: frozenset[Any] = frozenset(
 )
 _CUTS: frozenset[Any] = frozenset({aten.select.int, aten.slice.Tensor})
 _TRANSPOSES: frozenset[Any] = frozenset({aten.permute.default, aten.t.default, aten.transpose.int})
-JOINS: frozenset[Any] = frozenset({aten.cat.default, aten.stack.default})
-
-# Written in place, part by part.
-IN_PLACE: frozenset[Any] = JOINS | {aten.constant_pad_nd.default}
+_JOINS: frozenset[Any] = frozenset({aten.cat.default, aten.stack.default})
 
 VIEWS = _RESHAPES | _CUTS | _TRANSPOSES
 
@@ -51,13 +49,13 @@ CONTRACTIONS: frozenset[Any] = frozenset({aten.addmm.default, aten.baddbmm.defau
 def is_written_out(node: Node) -> bool:
     """Whether the view `node` has memory of its own."""
     if node.target in _TRANSPOSES and _moves(node):
-        readers = [r.target for r in _readers(node)]
-        whole = joined(node.all_input_nodes[0]).target in JOINS
+        readers = list(_readers(node))
+        whole = is_join(joined(node.all_input_nodes[0]))
         return (
-            sum(r in _CUTS for r in readers) > 1
-            or any(r in JOINS for r in readers)
-            or (whole and "output" in readers)
-            or (_moves_first(node) and any(r in CONTRACTIONS for r in readers))
+            sum(r.target in _CUTS for r in readers) > 1
+            or any(map(is_join, readers))
+            or (whole and any(r.op == "output" for r in readers))
+            or (_moves_first(node) and any(r.target in CONTRACTIONS for r in readers))
         )
     if node.target in _CUTS and not _is_run(node):
         return any(r.target in CONTRACTIONS for r in _readers(node))
@@ -81,6 +79,28 @@ def _readers(node: Node) -> Iterator[Node]:
             yield user
 
 
+def is_join(node: Node) -> bool:
+    """Whether `node` is a concatenation that is made in memory, part by part."""
+    return node.target in _JOINS and not is_rotation(node)
+
+
+def is_rotation(node: Node) -> bool:
+    """Whether `node` is the halves of a value in turn, one of them negated, as rotary embeddings have.
+
+    `RaiseSpecialOps.cpp` makes one elementwise operation of it.
+    """
+    parts = node.all_input_nodes
+    if node.target is not aten.cat.default or len(parts) != 2 or parts[0].target is not aten.neg.default:
+        return False
+    halves = parts[0].all_input_nodes[0], parts[1]
+    last = dim_of(node) == node.meta["val"].ndim - 1
+    return last and all(_is_cut(h) for h in halves) and joined(halves[0]) is joined(halves[1])
+
+
+def _is_cut(node: Node) -> bool:
+    return node.target in _CUTS or node.target is operator.getitem
+
+
 def joined(node: Node) -> Node:
     """What `node` is a reshaped form of."""
     while node.target in _RESHAPES:
@@ -96,12 +116,12 @@ def is_joined_anew(node: Node) -> bool:
     if node.target not in _RESHAPES or is_joined_anew(node.all_input_nodes[0]):
         return False
     whole = joined(node)
-    return whole.target in JOINS and _divides_another(whole, node)
+    return is_join(whole) and _divides_another(whole, node)
 
 
 def forms_of(node: Node) -> Iterator[Node]:
     """What of the concatenation `node` is made anew."""
-    if node.target in JOINS:
+    if is_join(node):
         stack = list(node.users)
         while stack:
             user = stack.pop()
