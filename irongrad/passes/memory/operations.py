@@ -12,6 +12,7 @@ What `RaiseSpecialOps.cpp` takes for a softmax is one operation, which computes 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 
 import torch
@@ -41,7 +42,7 @@ class Operations:
 
     Attributes:
         leader: by node that is computed, the node that stands for its operation: the last one.
-        members: by leader, the nodes of its operation, the last first.
+        members: by leader, the nodes of its operation.
         position: of every node in the graph.
         read: by node that is computed, the values that it reads, but for constants; in order.
         readers: by node that is computed, the nodes that read its value; the output among them.
@@ -59,7 +60,7 @@ class Operations:
                 self._add(node, raised[node])
             elif is_root(node) or (is_pointwise(node) and not is_constant(node) and not is_mask(node)):
                 self._add(node, node)
-        while sum(self._take_in_producers(n) for n in graph.nodes if n in self.members):
+        while self._take_in_producers():
             pass
         for _ in range(_ROUNDS):
             self._merge_producers()
@@ -96,15 +97,15 @@ class Operations:
         self.leader[node] = head
         self.members.setdefault(head, []).append(node)
 
-    def _take_in_producers(self, head: Node) -> bool:
-        """Compute in the operation of `head` the elementwise ones that it alone reads; whether there were any."""
-        if not (is_reduction(head) or self.is_elementwise(head)):
-            return False
-        before = len(self.members[head])
-        for producer in self.producers(head):
-            if self._is_read_by(producer, head):
-                self.merge(producer, head)
-        return len(self.members[head]) > before
+    def _take_in_producers(self) -> bool:
+        """One round of taking in the elementwise operations that one other alone reads; whether there were any."""
+        before = len(self.members)
+        for head in sorted(self.members, key=self.position.__getitem__):
+            if head in self.members and (is_reduction(head) or self.is_elementwise(head)):
+                for producer in self.producers(head):
+                    if self._is_read_by(producer, head):
+                        self.merge(producer, head)
+        return len(self.members) < before
 
     def _is_read_by(self, producer: Node, head: Node) -> bool:
         """Whether `head` alone reads the elementwise operation of `producer`, and can compute it."""
@@ -161,7 +162,7 @@ def _is_reduced_whole(node: Node, reduction: Node) -> bool:
         return False
     while is_view(reduced):
         before = reduced.all_input_nodes[0]
-        if _merges(before.meta["val"].shape, reduced.meta["val"].shape):
+        if reduced.target is operator.getitem or _merges(before.meta["val"].shape, reduced.meta["val"].shape):
             return False
         reduced = before
     return True

@@ -27,7 +27,6 @@ _RESHAPES: frozenset[Any] = frozenset(
         aten.detach.default,
         aten.expand.default,
         aten.reshape.default,
-        aten.split_with_sizes.default,
         aten.squeeze.default,
         aten.squeeze.dim,
         aten.squeeze.dims,
@@ -37,11 +36,11 @@ _RESHAPES: frozenset[Any] = frozenset(
         operator.getitem,
     }
 )
-_CUTS: frozenset[Any] = frozenset({aten.select.int, aten.slice.Tensor})
+CUTS: frozenset[Any] = frozenset({aten.select.int, aten.slice.Tensor})
 _TRANSPOSES: frozenset[Any] = frozenset({aten.permute.default, aten.t.default, aten.transpose.int})
 _JOINS: frozenset[Any] = frozenset({aten.cat.default, aten.stack.default})
 
-VIEWS = _RESHAPES | _CUTS | _TRANSPOSES
+VIEWS = _RESHAPES | CUTS | _TRANSPOSES | {aten.split_with_sizes.default}
 
 CONTRACTIONS: frozenset[Any] = frozenset({aten.addmm.default, aten.baddbmm.default, aten.bmm.default, aten.mm.default})
 
@@ -52,13 +51,13 @@ def is_written_out(node: Node) -> bool:
         readers = list(_readers(node))
         whole = is_join(joined(node.all_input_nodes[0]))
         return (
-            sum(r.target in _CUTS for r in readers) > 1
+            sum(r.target in CUTS for r in readers) > 1
             or any(map(is_join, readers))
             or (whole and any(r.op == "output" for r in readers))
             or (_moves_first(node) and any(r.target in CONTRACTIONS for r in readers))
         )
-    if node.target in _CUTS and not _is_run(node):
-        return any(r.target in CONTRACTIONS for r in _readers(node))
+    if node.target in CUTS and not _is_run(node):
+        return any(r.target in CONTRACTIONS for r in _readers(node, _RESHAPES | _TRANSPOSES))
     return False
 
 
@@ -70,11 +69,11 @@ def _moves_first(node: Node) -> bool:
     return len(order) > 0 and order[0] != min(order)
 
 
-def _readers(node: Node) -> Iterator[Node]:
-    """What reads `node`, itself or reshaped."""
+def _readers(node: Node, views: frozenset[Any] = _RESHAPES) -> Iterator[Node]:
+    """What reads `node`, itself or by way of `views`."""
     for user in node.users:
-        if user.target in _RESHAPES:
-            yield from _readers(user)
+        if user.target in views:
+            yield from _readers(user, views)
         else:
             yield user
 
@@ -98,7 +97,7 @@ def is_rotation(node: Node) -> bool:
 
 
 def _is_cut(node: Node) -> bool:
-    return node.target in _CUTS or node.target is operator.getitem
+    return node.target in CUTS or node.target is operator.getitem
 
 
 def joined(node: Node) -> Node:
