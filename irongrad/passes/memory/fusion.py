@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch.fx import Graph, Node
 
-from irongrad.passes.memory.nodes import bytes_of, is_reduction, source
+from irongrad.passes.memory.nodes import bytes_of, is_reduction, shape_of, source
 from irongrad.passes.memory.operations import MOST_OPERANDS, Operations
-from irongrad.passes.memory.written import CONTRACTIONS, is_join, is_joined_anew
+from irongrad.passes.memory.written import CONTRACTIONS, is_in_place
 
 
 @dataclass(frozen=True)
@@ -61,15 +60,10 @@ def kernels(graph: Graph) -> Kernels:
     forming = _Forming(graph)
     found = forming.operations
     for head in sorted(found.members, key=found.position.__getitem__):
-        if not (found.is_elementwise(head) or _is_in_place(head)):
+        if not (found.is_elementwise(head) or is_in_place(head)):
             forming.absorb(head)
     members = {n: found.members[n] for n in forming.order if n in found.members}
     return Kernels(found, members, forming.position)
-
-
-def _is_in_place(head: Node) -> bool:
-    """Whether the value of `head` is made by copies."""
-    return is_join(head) or is_joined_anew(head) or head.target is torch.ops.aten.constant_pad_nd.default
 
 
 def _fits(root: Node, head: Node) -> bool:
@@ -86,15 +80,14 @@ def _is_reshaped_product(node: Node) -> bool:
 
 
 def _dimensions(node: Node) -> int:
-    return sum(size != 1 for size in node.meta["val"].shape)
+    return sum(size != 1 for size in shape_of(node))
 
 
 def _cuts_columns(root: Node, head: Node) -> bool:
     """Whether a reshape between a contraction and what reads it divides the last dimension."""
     if root.target not in CONTRACTIONS:
         return False
-    last: int = root.meta["val"].shape[-1]
-    return bool(head.meta["val"].shape[-1:] != (last,))
+    return bool(shape_of(head)[-1:] != shape_of(root)[-1:])
 
 
 class _Forming:

@@ -130,6 +130,12 @@ def bytes_of(node: Node) -> int:
     return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
 
 
+def shape_of(node: Node) -> torch.Size:
+    """The shape of the value of `node`, or of the first of several."""
+    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    return next((v.shape for v in values if isinstance(v, torch.Tensor)), torch.Size())
+
+
 def readers(node: Node) -> list[Node]:
     """The nodes that read the value of `node`, itself or through views or masks; the output among them, if it does."""
     found: dict[Node, None] = {}

@@ -27,6 +27,7 @@ from irongrad.passes.memory.nodes import (
     is_root,
     is_view,
     readers,
+    shape_of,
     sources,
 )
 
@@ -129,7 +130,7 @@ class Operations:
 
     def _is_first_read_by(self, producer: Node, head: Node) -> bool:
         """Whether `head` is the first to read the elementwise operation of `producer`, and can compute it."""
-        if not self.is_elementwise(producer) or producer.meta["val"].numel() != head.meta["val"].numel():
+        if not self.is_elementwise(producer) or shape_of(producer).numel() != shape_of(head).numel():
             return False
         first = min(self.reading(self.members[producer]) - {producer}, key=self.position.__getitem__)
         return first is head and self._has_room(producer, head)
@@ -158,11 +159,11 @@ def softmax_of(last: Node) -> tuple[Node, ...]:
 def _is_reduced_whole(node: Node, reduction: Node) -> bool:
     """Whether `reduction` reduces values of the shape of `node`, with no dimensions of it merged in between."""
     reduced = reduction.args[0]
-    if reduced.meta["val"].numel() != node.meta["val"].numel():
+    if shape_of(reduced).numel() != shape_of(node).numel():
         return False
     while is_view(reduced):
         before = reduced.all_input_nodes[0]
-        if reduced.target is operator.getitem or _merges(before.meta["val"].shape, reduced.meta["val"].shape):
+        if reduced.target is operator.getitem or _merges(shape_of(before), shape_of(reduced)):
             return False
         reduced = before
     return True

@@ -16,8 +16,8 @@ from fractions import Fraction
 from torch.fx import Node
 
 from irongrad.passes.memory.fusion import Kernels
-from irongrad.passes.memory.nodes import bytes_of, is_constant, is_mask, readers, source, sources
-from irongrad.passes.memory.written import CONTRACTIONS, CUTS, is_join
+from irongrad.passes.memory.nodes import bytes_of, is_constant, is_mask, readers, shape_of, source, sources
+from irongrad.passes.memory.written import CONTRACTIONS, CUTS, is_in_place
 
 # Rows and columns of a tile of float32 with AVX-512 (enumerateMatmulTileX86_64 in CPUEncodingExternalModels.cpp); half
 # as many with AVX2, where the prediction is high for products of which both dimensions are less.
@@ -58,7 +58,7 @@ def only_packed(found: Iterable[Packing], grouping: Kernels) -> dict[Node, Packi
 
 
 def _is_only_packed(value: Node, packing: Packing, grouping: Kernels) -> bool:
-    if value not in grouping.leader or len(packing.contractions) > 1 or is_join(value) or value.target in CUTS:
+    if value not in grouping.leader or len(packing.contractions) > 1 or is_in_place(value) or value.target in CUTS:
         return False
     reading = {grouping.leader.get(r) for r in readers(value)} - {grouping.leader[value]}
     return bytes_of(value) == bytes_of(packing.operand) and reading == set(packing.contractions)
@@ -70,7 +70,7 @@ def _operands(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool,
     yield left, (True, False)
     yield right, (False, True)
     beside = (n for m in grouping.members[head] if m is not head for n in m.all_input_nodes)
-    for operand in dict.fromkeys(s for n in beside if n.meta["val"].numel() > 1 for s in _parts_or_sources(n)):
+    for operand in dict.fromkeys(s for n in beside if shape_of(n).numel() > 1 for s in _parts_or_sources(n)):
         if grouping.leader.get(source(operand)) is not head and not is_constant(source(operand)):
             yield operand, (True, True)
 

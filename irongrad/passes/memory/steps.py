@@ -90,14 +90,16 @@ class _Lowering:
 
     def lower(self, head: Node) -> None:
         """Add the steps of a kernel, if they are not there."""
-        if head in self._lowered:
-            return
+        if head not in self._lowered:
+            self._prepare(head)
+            if head in self._parts_of_joins:
+                self._place(head, self._parts_of_joins[head])
+            self._lower(head)
+
+    def _prepare(self, head: Node) -> None:
         self._lowered.add(head)
         for packing in self._packings[head]:
             self._pack(packing)
-        if head in self._parts_of_joins:
-            self._place(head, self._parts_of_joins[head])
-        self._lower(head)
 
     def _place(self, head: Node, join: Node) -> None:
         """Have the kernel of `head` write to its place in a concatenation, which has all parts before it by then."""
@@ -119,9 +121,7 @@ class _Lowering:
                 needed.add(kernel)
                 stack += [self._grouping.leader[v] for v in self._grouping.reads(kernel) if v in self._grouping.leader]
         for kernel in sorted(needed, key=self._grouping.position.__getitem__):
-            self._lowered.add(kernel)
-            for packing in self._packings[kernel]:
-                self._pack(packing)
+            self._prepare(kernel)
             self._lower(kernel)
 
     def _lower(self, head: Node) -> None:
@@ -180,7 +180,7 @@ class _Lowering:
             reads -= set(self._memory_of(sources(head.args[0])))
             reads.add(self._padded[_padding_of_input(head)])
         reads -= set(self._memory_of(source(p.operand) for p in self._packings[head]))
-        reads |= {self._packed[p] for p in self._packings[head]}
+        reads |= {self._packed[p] for p in self._packings[head] if p in self._packed}
         self._add(head, reads, [b for n in self._grouping.members[head] for b in self._memory_for(n)])
 
     def _memory_for(self, node: Node) -> tuple[Buffer, ...]:

@@ -83,6 +83,11 @@ def is_join(node: Node) -> bool:
     return node.target in _JOINS and not is_rotation(node)
 
 
+def is_in_place(node: Node) -> bool:
+    """Whether the value of `node` is made by copies into its memory."""
+    return is_join(node) or is_joined_anew(node) or node.target is aten.constant_pad_nd.default
+
+
 def is_rotation(node: Node) -> bool:
     """Whether `node` is the halves of a value in turn, one of them negated, as rotary embeddings have.
 
