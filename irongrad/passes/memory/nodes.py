@@ -54,6 +54,9 @@ REDUCTIONS: frozenset[Any] = frozenset(
     }
 )
 
+# A gather of whole rows is one loop over the result for IREE, as elementwise code is.
+_GATHERS: frozenset[Any] = frozenset({aten.index_select.default})
+
 # Operators that change the dtype alone.
 CASTS: frozenset[Any] = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 
@@ -109,7 +112,7 @@ def is_pointwise(node: Node) -> bool:
     if is_rotation(node):
         return True
     tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return tagged or node.target in CASTS or node.target is aten.index_select.default
+    return tagged or node.target in CASTS or node.target in _GATHERS
 
 
 def is_root(node: Node) -> bool:
