@@ -82,7 +82,7 @@ _CONSTANT: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
 def is_mask(node: Node) -> bool:
     """Whether `node` is computed in every kernel that reads it, as it is boolean and elementwise code reads it."""
     value = node.meta.get("val")
-    if not (is_pointwise(node) and isinstance(value, torch.Tensor) and value.dtype is torch.bool and value.ndim):
+    if not (isinstance(value, torch.Tensor) and value.dtype is torch.bool and value.ndim and is_pointwise(node)):
         return False
     return all(is_view(u) or is_pointwise(u) or is_reduction(u) for u in node.users)
 
