@@ -8,8 +8,9 @@ from pathlib import PurePath
 import torch
 from torch.fx import Node
 
-from irongrad.passes.memory.fusion import bytes_of, is_constant, is_view, kernels, sources
+from irongrad.passes.memory.fusion import kernels
 from irongrad.passes.memory.liveness import usage
+from irongrad.passes.memory.nodes import bytes_of, is_constant, is_view, sources
 from irongrad.passes.memory.recompute import is_backward, is_forward, original_names
 from irongrad.pipeline.budget import Budget
 from irongrad.pipeline.dtypes import numpy_name

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
-from irongrad.passes.memory.fusion import is_constant, is_view
+from irongrad.passes.memory.nodes import is_constant, is_view
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.runtime.errors import CaptureError
 from irongrad.step import TrainStep

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from irongrad.passes.base import Context
 from irongrad.passes.common_subexpressions import merge_common_subexpressions
-from irongrad.passes.memory.fusion import kernels, source
+from irongrad.passes.memory.fusion import kernels
 from irongrad.passes.memory.liveness import usage
+from irongrad.passes.memory.nodes import source
 from irongrad.passes.memory.order import separate_late_sums
 from irongrad.passes.memory.recompute import is_backward, is_cast, is_recomputed, recompute
 from irongrad.passes.memory.schedule import carry_out, cheapest, everything_saved, problem_of

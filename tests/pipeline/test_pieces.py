@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import irongrad as ig
 from irongrad.passes import passes_at
 from irongrad.passes.bisect import bisect
-from irongrad.passes.memory.fusion import is_constant, is_view
+from irongrad.passes.memory.nodes import is_constant, is_view
 from irongrad.pipeline.capture import capture
 from irongrad.pipeline.differentiate import differentiate
 from irongrad.pipeline.driver import step_graph

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
-from irongrad.passes.memory.fusion import bytes_of, is_constant, is_pointwise, is_view
+from irongrad.passes.memory.nodes import bytes_of, is_constant, is_pointwise, is_view
 
 aten = torch.ops.aten
 

@@ -1,143 +1,25 @@
-"""Which nodes of a graph IREE computes in one kernel, and so which values reach memory.
+"""Which operations IREE computes in one kernel, and in which order kernels run.
 
-A model of IREE 3.13.0's dispatch formation (compiler/src/iree/compiler/DispatchCreation), made to predict bytes:
+A model of dispatch formation in IREE 3.13.0 (`fuseRootsWithConsumers` in FormDispatchRegions.cpp, in
+compiler/src/iree/compiler/DispatchCreation), made to predict bytes. Every operation (`operations.py`) is a kernel, and
+a contraction, convolution or reduction computes in its kernel the elementwise operation that alone reads it; and so on
+with what alone reads that. Not, where
 
-* A view of a value is that value: reshapes, slices, and transposes, which are folded into the kernel that reads them;
-  but for those of `written.py`, which are kernels of their own.
-* Everything that is neither a view nor elementwise is the *root* of a kernel of its own.
-* An elementwise node is computed in the kernel that reads it where that is one kernel, and a root elementwise code or a
-  reduction. Where a reduction and elementwise code read it, as in softmax and normalisations, it is computed in both.
-* Elementwise code that reads the whole result of a contraction, convolution or reduction before anything else does is
-  computed in the kernel of that, where all else that it reads is there by then; and so on with what reads its value.
-* Elementwise code whose value is boolean, such as a dropout's mask, is computed in every kernel that reads it
-  (`areFusableAsElementwiseOps` in FusionUtils.cpp, "to avoid i1 buffers"): what it reads is stored in its place.
-* Constants are written by whoever reads them, and elementwise code of constants alone is one: it is computed once and
-  for all (`--iree-opt-const-expr-hoisting`), or, as it reads nothing, by each reader.
+* that reads something else that depends on the kernel (`hasTransitiveDependencyOnFusionGroup`). What else it reads is
+  then computed before the kernel;
+* it has more dimensions than what is reduced, or another size than the product;
+* the kernel would read and write more than 16 values.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch
 from torch.fx import Graph, Node
 
-from irongrad.passes.memory.written import VIEWS, is_written_out
-
-aten = torch.ops.aten
-
-CONSTANTS: frozenset[Any] = frozenset(
-    {
-        aten.arange.default,
-        aten.arange.start,
-        aten.arange.start_step,
-        aten.empty.memory_format,
-        aten.full.default,
-        aten.full_like.default,
-        aten.ones.default,
-        aten.ones_like.default,
-        aten.scalar_tensor.default,
-        aten.zeros.default,
-        aten.zeros_like.default,
-        torch.ops.prims.iota.default,
-    }
-)
-
-REDUCTIONS: frozenset[Any] = frozenset(
-    {
-        aten.all.dim,
-        aten.amax.default,
-        aten.amin.default,
-        aten.any.dim,
-        aten.mean.dim,
-        aten.mean.default,
-        aten.prod.dim_int,
-        aten.sum.default,
-        aten.sum.dim_IntList,
-        aten.var_mean.correction,
-    }
-)
-
-# Operators that change the dtype alone.
-CASTS: frozenset[Any] = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
-
-
-def is_view(node: Node) -> bool:
-    """Whether the value of `node` is the memory of its first argument, or a part of it."""
-    return node.op == "call_function" and node.target in VIEWS and not is_written_out(node)
-
-
-def is_constant(node: Node) -> bool:
-    """Whether the value of `node` depends on nothing."""
-    if node not in _CONSTANT:
-        literal = node.op == "get_attr" or (node.op == "call_function" and node.target in CONSTANTS)
-        _CONSTANT[node] = literal or (is_pointwise(node) and all(is_constant(source(n)) for n in node.all_input_nodes))
-    return _CONSTANT[node]
-
-
-# What was found. No node changes from one to the other here: copies read what their originals do.
-_CONSTANT: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
-
-
-def is_mask(node: Node) -> bool:
-    """Whether `node` is computed in every kernel that reads it, as it is boolean and elementwise code reads it."""
-    value = node.meta.get("val")
-    if not (is_pointwise(node) and isinstance(value, torch.Tensor) and value.dtype is torch.bool and value.ndim):
-        return False
-    return all(is_view(u) or is_pointwise(u) or is_reduction(u) for u in node.users)
-
-
-def sources(node: Node) -> Iterator[Node]:
-    """The nodes whose memory is read where the value of `node` is."""
-    found = source(node)
-    if not is_mask(found):
-        yield found
-        return
-    for argument in found.all_input_nodes:
-        yield from sources(argument)
-
-
-def is_pointwise(node: Node) -> bool:
-    """Whether each element of the value of `node` depends on single elements of its arguments."""
-    if node.op != "call_function" or is_view(node):
-        return False
-    tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return tagged or node.target in CASTS or node.target in VIEWS
-
-
-def is_root(node: Node) -> bool:
-    """Whether `node` is computed by a kernel of its own, with whatever is fused into that."""
-    return node.op == "call_function" and not (is_view(node) or is_constant(node) or is_pointwise(node))
-
-
-def source(node: Node) -> Node:
-    """The node whose memory the value of `node` is."""
-    while is_view(node):
-        node = node.args[0]
-    return node
-
-
-def bytes_of(node: Node) -> int:
-    """The size of the value of `node`."""
-    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
-    return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
-
-
-def readers(node: Node) -> list[Node]:
-    """The nodes that read the value of `node`, itself or through views or masks; the output among them, if it does."""
-    found: dict[Node, None] = {}
-    stack = list(node.users)
-    while stack:
-        user = stack.pop()
-        if is_view(user) or is_mask(user):
-            stack.extend(user.users)
-        elif not is_constant(user):  # such as full_like, which reads a shape alone
-            found[user] = None
-    return list(found)
+from irongrad.passes.memory.nodes import bytes_of, is_reduction, shape_of, source
+from irongrad.passes.memory.operations import MOST_OPERANDS, Operations
+from irongrad.passes.memory.written import CONTRACTIONS, is_in_place
 
 
 @dataclass(frozen=True)
@@ -145,87 +27,126 @@ class Kernels:
     """Which kernel computes which node.
 
     Attributes:
-        leader: by node that is neither view nor constant, a node that stands for its kernel; several where it is
-            computed in more than one.
-        time: by leader, the position in the graph at which its kernel runs.
-        position: of every node in the graph.
+        operations: the nodes by kernel.
+        members: by a node that stands for a kernel, its nodes, in the order in which kernels run.
+        position: of every node in that order.
     """
 
-    leader: dict[Node, Node]
-    time: dict[Node, int]
+    operations: Operations
+    members: dict[Node, list[Node]]
     position: dict[Node, int]
+
+    @property
+    def leader(self) -> dict[Node, Node]:
+        """By node that is computed, the node that stands for its kernel."""
+        return self.operations.leader
 
     def runs_at(self, node: Node) -> int:
         """When `node` is computed; its own position where it is no kernel's, such as the output."""
-        return self.time[self.leader[node]] if node in self.leader else self.position[node]
+        return self.position[self.leader.get(node, node)]
 
     def is_stored(self, node: Node) -> bool:
         """Whether the value of `node` reaches memory: somebody outside its kernel reads it."""
-        return any(self.leader.get(r) is not self.leader[node] for r in readers(node) if not self._recomputes(r, node))
+        head = self.leader[node]
+        return any(self.leader.get(r) is not head for r in self.operations.readers[node])
 
-    def _recomputes(self, reader: Node, node: Node) -> bool:
-        return is_reduction(reader) and self._is_shared(node)
-
-    def _is_shared(self, node: Node) -> bool:
-        """Whether the reductions that read `node` compute it themselves."""
-        return is_pointwise(node) and self.leader[node] is not node
-
-
-def is_reduction(node: Node) -> bool:
-    """Whether `node` reduces dimensions."""
-    return node.op == "call_function" and node.target in REDUCTIONS
+    def reads(self, head: Node) -> dict[Node, None]:
+        """The values that the kernel of `head` reads from memory, in order."""
+        return self.operations.operands(self.members[head])
 
 
 def kernels(graph: Graph) -> Kernels:
     """Group the nodes of `graph` into kernels."""
-    nodes = list(graph.nodes)
-    position = {n: i for i, n in enumerate(nodes)}
-    leader: dict[Node, Node] = {}
-    for node in reversed(nodes):
-        if is_root(node) or (is_pointwise(node) and not is_constant(node) and not is_mask(node)):
-            leader[node] = node if is_root(node) else _leader_of(node, leader)
-    groups: dict[Node, list[Node]] = defaultdict(list)
-    for node, head in leader.items():
-        groups[head].append(node)
-    for node in nodes:
-        if node.op == "call_function" and is_root(node):
-            _absorb(node, leader, position, groups)
-    time: dict[Node, int] = {}
-    for node, head in leader.items():
-        time[head] = max(time.get(head, 0), position[node])
-    return Kernels(leader, time, position)
+    forming = _Forming(graph)
+    found = forming.operations
+    for head in sorted(found.members, key=found.position.__getitem__):
+        if not (found.is_elementwise(head) or is_in_place(head)):
+            forming.absorb(head)
+    members = {n: found.members[n] for n in forming.order if n in found.members}
+    return Kernels(found, members, forming.position)
 
 
-def _leader_of(node: Node, leader: dict[Node, Node]) -> Node:
-    """The kernel that an elementwise `node` is computed in: that of its readers, or its own."""
-    reading = readers(node)
-    if any(r.op == "output" for r in reading) or not reading:
-        return node
-    others = {leader[r] for r in reading if not is_reduction(r)}
-    reductions = {leader[r] for r in reading if is_reduction(r)}
-    if len(others) == 1:
-        (only,) = others
-        return only if is_pointwise(only) or is_reduction(only) else node
-    return next(iter(reductions)) if not others and len(reductions) == 1 else node
+def _fits(root: Node, head: Node) -> bool:
+    """Whether what the kernel of `root` goes over is as much as elementwise `head` does."""
+    if is_reduction(root):
+        return _dimensions(head) <= _dimensions(root.args[0])
+    return bytes_of(head) == bytes_of(root) and not _cuts_columns(root, head)
 
 
-def _absorb(root: Node, leader: dict[Node, Node], position: dict[Node, int], groups: dict[Node, list[Node]]) -> None:
-    """Compute in the kernel of `root` the elementwise code that reads it, as long as it is the first that does."""
-    inside = [root]
-    while (head := _first_reader(inside, leader, position)) is not None:
-        if not is_pointwise(head) or bytes_of(head) != bytes_of(root):
-            return
-        members = groups[head]
-        there = {*inside, *members}
-        read = {s for m in members for n in m.all_input_nodes for s in sources(n) if not is_constant(s)} - there
-        if not all(position[n] < position[root] for n in read):
-            return
-        for node in members:
-            leader[node] = root
-        inside += members
+def _is_reshaped_product(node: Node) -> bool:
+    """Whether `node` reads a product with its dimensions divided: `SinkReshapes.cpp` gives it those of the product."""
+    products = ((n, source(n)) for n in node.all_input_nodes)
+    return any(p.target in CONTRACTIONS and _dimensions(n) > _dimensions(p) for n, p in products)
 
 
-def _first_reader(inside: list[Node], leader: dict[Node, Node], position: dict[Node, int]) -> Node | None:
-    """The kernel that comes first of those that read a value of the nodes `inside` another."""
-    reading = {leader.get(r, r) for n in inside for r in readers(n)} - {inside[0]}
-    return min(reading, key=position.__getitem__, default=None)
+def _dimensions(node: Node) -> int:
+    return sum(size != 1 for size in shape_of(node))
+
+
+def _cuts_columns(root: Node, head: Node) -> bool:
+    """Whether a reshape between a contraction and what reads it divides the last dimension."""
+    if root.target not in CONTRACTIONS:
+        return False
+    return bool(shape_of(head)[-1:] != shape_of(root)[-1:])
+
+
+class _Forming:
+    """Kernels while they take in what reads them.
+
+    Attributes:
+        operations: the kernels so far.
+        order: all nodes in the order in which their kernels run.
+        position: by node, its place in `order`.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.operations = Operations(graph)
+        self.order = list(graph.nodes)
+        self.position = dict(self.operations.position)
+
+    def absorb(self, root: Node) -> None:
+        """Compute in the kernel of `root` the elementwise operation that alone reads it, and so on."""
+        last = [root]
+        while (head := self._only_reader(last, root)) is not None:
+            if not self.operations.is_elementwise(head) or not _fits(root, head):
+                return
+            if is_reduction(root) and any(map(_is_reshaped_product, self.operations.members[head])):
+                return
+            late = self._late(root, head)
+            if late is None or self._operands(root, head) > MOST_OPERANDS:
+                return
+            self._move(late, root)
+            last = list(self.operations.members[head])
+            self.operations.merge(head, root)
+
+    def _only_reader(self, last: list[Node], root: Node) -> Node | None:
+        """The other kernel, or output, that alone reads values of the nodes `last` of the kernel of `root`."""
+        reading = self.operations.reading(last) - {root}
+        return next(iter(reading)) if len(reading) == 1 else None
+
+    def _late(self, root: Node, head: Node) -> set[Node] | None:
+        """The nodes of kernels after `root` that the kernel of `head` needs besides; None where one needs `root`."""
+        found: set[Node] = set()
+        stack = list(self.operations.producers(head).keys() - {root})
+        while stack:
+            kernel = stack.pop()
+            if kernel is root or kernel is head:
+                return None
+            if kernel not in found and self.position[kernel] > self.position[root]:
+                found.add(kernel)
+                stack.extend(self.operations.producers(kernel))
+        return {n for kernel in found for n in self.operations.members[kernel]}
+
+    def _operands(self, root: Node, head: Node) -> int:
+        """How many values the kernels of `root` and `head` would read and write as one."""
+        inside = {*self.operations.members[root], *self.operations.members[head]}
+        written = {n for n in inside if not inside.issuperset(self.operations.readers[n])}
+        return len(self.operations.operands(inside)) + len(written)
+
+    def _move(self, nodes: set[Node], root: Node) -> None:
+        """Have `nodes` run right before `root`."""
+        if nodes:
+            others = [n for n in self.order if n not in nodes]
+            place = others.index(root)
+            self.order = [*others[:place], *sorted(nodes, key=self.position.__getitem__), *others[place:]]
+            self.position = {n: i for i, n in enumerate(self.order)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
-from irongrad.passes.memory.fusion import is_root, readers, source
+from irongrad.passes.memory.nodes import is_root, readers, source
 from irongrad.passes.rewrite import call, replace
 
 aten = torch.ops.aten
@@ -30,38 +30,6 @@ def separate_late_sums(graph: Graph) -> int:
             both = call(graph, aten.stack.default, list(node.args), like=node)
             replace(node, call(graph, aten.sum.dim_IntList, both, [0], like=node))
     return len(late)
-
-
-def with_late_sums_early(graph: Graph) -> Graph:
-    """A graph in the order in which IREE 3.13.0 computes `graph`, where that has sums of an early and a late value.
-
-    Returns:
-        A copy; or `graph` itself, where it has none.
-    """
-    late = _late_sums(graph)
-    if not late:
-        return graph
-    copy = Graph()
-    new_of: dict[Node, Node] = {}
-    copy.output(copy.graph_copy(graph, new_of))
-    for node in late:
-        _move_before_early(new_of[node])
-    return copy
-
-
-def _move_before_early(node: Node) -> None:
-    """Move what the late term of a sum is computed from before the kernel of the early one."""
-    position = {n: i for i, n in enumerate(node.graph.nodes)}
-    terms = sorted((source(n) for n in node.all_input_nodes), key=position.__getitem__)
-    early, stack = terms[0], [terms[-1]]
-    needed: set[Node] = set()
-    while stack:
-        value = stack.pop()
-        if value not in needed and position[value] > position[early]:
-            needed.add(value)
-            stack.extend(value.all_input_nodes)
-    for value in sorted(needed, key=position.__getitem__):
-        early.prepend(value)
 
 
 def _late_sums(graph: Graph) -> list[Node]:

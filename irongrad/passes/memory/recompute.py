@@ -25,7 +25,8 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from irongrad.passes.memory.fusion import CASTS, is_constant, is_root, is_view, kernels, source
+from irongrad.passes.memory.fusion import kernels
+from irongrad.passes.memory.nodes import CASTS, is_constant, is_root, is_view, source
 from irongrad.passes.memory.written import CONTRACTIONS
 from irongrad.passes.rewrite import call
 

@@ -17,8 +17,9 @@ from scipy.sparse import csr_array
 from torch.fx import Graph, Node
 
 from irongrad.passes.memory.costs import cost
-from irongrad.passes.memory.fusion import bytes_of, is_constant, kernels, readers, sources
+from irongrad.passes.memory.fusion import kernels
 from irongrad.passes.memory.liveness import Usage, usage
+from irongrad.passes.memory.nodes import bytes_of, is_constant, readers, sources
 from irongrad.passes.memory.recompute import is_backward, is_forward, recompute
 
 ROUNDS = 25
@@ -27,11 +28,12 @@ _SOLVER_SECONDS = 5.0
 _GAP = 0.01
 # Constraints that one plan gives, and how far its moments are apart.
 _MOMENTS = 8
-_APART = 20
+_APART = 2
 # Of two equally cheap choices, the one that keeps less.
 _TIE = 1e-4
 # How much less is tried, to find the least.
-_STEP = 0.93
+_STEP = 0.07
+_LEAST_STEP = 0.01
 _MEGABYTE = 1e6
 
 
@@ -159,17 +161,17 @@ def _loads(
     """What is in memory at the highest points of the curve, the highest first, by whose decision."""
     curve = found.curve()
     order = {n: i for i, n in enumerate(problem.graph.nodes)}
-    nodes = list(next(iter(old_of)).graph.nodes)
     tops = [t for t in range(len(curve)) if curve[t] == max(curve[max(0, t - _APART) : t + _APART])]
     for moment in sorted(tops, key=lambda t: -curve[t])[:_MOMENTS]:
         kept: dict[Node, int] = {}
         made: dict[Node, int] = {}
         for item in found.at(moment):
             if item.node in again:
-                made[again[item.node]] = made.get(again[item.node], 0) + item.bytes
+                made[again[item.node]] = max(made.get(again[item.node], 0), item.bytes)
             elif (old := old_of.get(item.node)) in saved and item.end > item.start:
-                kept[old] = item.bytes
-        here = next((order[old_of[n]] for n in nodes[moment:] if n in old_of), len(order))
+                kept[old] = max(kept.get(old, 0), item.bytes)
+        later = (old_of[n] for kernels in found.computed[moment:] for n in kernels if n in old_of)
+        here = min((order[n] for n in later), default=len(order))
         for value in problem.values:
             if order[value] <= here <= problem.last_read[value]:
                 kept.setdefault(value, bytes_of(value))
@@ -186,16 +188,37 @@ def cheapest(problem: Problem, budget: int) -> Plan | None:
         program.require(plan, budget)
         saved = program.solve()
         if saved is None:
-            return None
+            break
         plan = carry_out(problem, saved)
-    return None
+    return _from_nothing(problem, budget)
+
+
+def _from_nothing(problem: Problem, budget: int) -> Plan | None:
+    """A plan that keeps nothing but what is dearest for its bytes, as long as that fits; None where nothing does.
+
+    For where the moments of other plans say too little of this one's.
+    """
+    plan = carry_out(problem, frozenset())
+    if plan.total > budget:
+        return None
+    dearest = sorted(problem.values, key=lambda v: problem.costs[v] / max(bytes_of(v), 1), reverse=True)
+    for value in dearest[:ROUNDS]:
+        more = carry_out(problem, plan.saved | {value})
+        if more.total <= budget and more.seconds < plan.seconds:
+            plan = more
+    return plan
 
 
 def smallest(problem: Problem) -> Plan:
     """The plan found that takes the least memory, at whatever cost."""
     best = everything_saved(problem)
-    while (plan := cheapest(problem, int(best.total * _STEP))) is not None:
-        best = plan
+    step = _STEP
+    while step >= _LEAST_STEP:
+        plan = cheapest(problem, int(best.total * (1 - step)))
+        if plan is None:
+            step /= 2
+        else:
+            best = plan
     return best
 
 

@@ -10,6 +10,7 @@ is a copy of each of its parts; neither takes in what moves elements, but for a 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -35,11 +36,11 @@ _RESHAPES: frozenset[Any] = frozenset(
         operator.getitem,
     }
 )
-_CUTS: frozenset[Any] = frozenset({aten.select.int, aten.slice.Tensor})
+CUTS: frozenset[Any] = frozenset({aten.select.int, aten.slice.Tensor})
 _TRANSPOSES: frozenset[Any] = frozenset({aten.permute.default, aten.t.default, aten.transpose.int})
-JOINS: frozenset[Any] = frozenset({aten.cat.default, aten.stack.default})
+_JOINS: frozenset[Any] = frozenset({aten.cat.default, aten.stack.default})
 
-VIEWS = _RESHAPES | _CUTS | _TRANSPOSES
+VIEWS = _RESHAPES | CUTS | _TRANSPOSES | {aten.split_with_sizes.default}
 
 CONTRACTIONS: frozenset[Any] = frozenset({aten.addmm.default, aten.baddbmm.default, aten.bmm.default, aten.mm.default})
 
@@ -48,27 +49,108 @@ def is_written_out(node: Node) -> bool:
     """Whether the view `node` has memory of its own."""
     if node.target in _TRANSPOSES and _moves(node):
         readers = list(_readers(node))
-        joined = _behind(node.all_input_nodes[0]).target in JOINS
-        return any(r.target in _CUTS | JOINS or (joined and r.op == "output") for r in readers)
-    if node.target in _CUTS and not _is_run(node):
-        return any(r.target in CONTRACTIONS | JOINS for r in _readers(node))
+        whole = is_join(joined(node.all_input_nodes[0]))
+        return (
+            sum(r.target in CUTS for r in readers) > 1
+            or any(map(is_join, readers))
+            or (whole and any(r.op == "output" for r in readers))
+            or (_moves_first(node) and any(r.target in CONTRACTIONS for r in readers))
+        )
+    if node.target in CUTS and not _is_run(node):
+        return any(r.target in CONTRACTIONS for r in _readers(node, _RESHAPES | _TRANSPOSES))
     return False
 
 
-def _readers(node: Node) -> Iterator[Node]:
-    """What reads `node`, itself or reshaped."""
+def _moves_first(node: Node) -> bool:
+    """Whether `node` is a transpose of three dimensions or more whose first dimension is another one before."""
+    if node.target not in _TRANSPOSES or node.meta["val"].ndim < 3:
+        return False
+    order = _order(node)
+    return len(order) > 0 and order[0] != min(order)
+
+
+def _readers(node: Node, views: frozenset[Any] = _RESHAPES) -> Iterator[Node]:
+    """What reads `node`, itself or by way of `views`."""
     for user in node.users:
-        if user.target in _RESHAPES:
-            yield from _readers(user)
+        if user.target in views:
+            yield from _readers(user, views)
         else:
             yield user
 
 
-def _behind(node: Node) -> Node:
+def is_join(node: Node) -> bool:
+    """Whether `node` is a concatenation that is made in memory, part by part."""
+    return node.target in _JOINS and not is_rotation(node)
+
+
+def is_in_place(node: Node) -> bool:
+    """Whether the value of `node` is made by copies into its memory."""
+    return is_join(node) or is_joined_anew(node) or node.target is aten.constant_pad_nd.default
+
+
+def is_rotation(node: Node) -> bool:
+    """Whether `node` is the halves of a value in turn, one of them negated, as rotary embeddings have.
+
+    `RaiseSpecialOps.cpp` makes one elementwise operation of it.
+    """
+    parts = node.all_input_nodes
+    if node.target is not aten.cat.default or len(parts) != 2 or parts[0].target is not aten.neg.default:
+        return False
+    halves = parts[0].all_input_nodes[0], parts[1]
+    last = dim_of(node) == node.meta["val"].ndim - 1
+    return last and all(_is_cut(h) for h in halves) and joined(halves[0]) is joined(halves[1])
+
+
+def _is_cut(node: Node) -> bool:
+    return node.target in CUTS or node.target is operator.getitem
+
+
+def joined(node: Node) -> Node:
     """What `node` is a reshaped form of."""
     while node.target in _RESHAPES:
         node = node.all_input_nodes[0]
     return node
+
+
+def is_joined_anew(node: Node) -> bool:
+    """Whether `node` is a concatenation that is made for itself, as it divides another dimension than the joined one.
+
+    BubbleUpExpandShapes.cpp moves the reshape to the parts.
+    """
+    if node.target not in _RESHAPES or is_joined_anew(node.all_input_nodes[0]):
+        return False
+    whole = joined(node)
+    return is_join(whole) and _divides_another(whole, node)
+
+
+def forms_of(node: Node) -> Iterator[Node]:
+    """What of the concatenation `node` is made anew."""
+    if is_join(node):
+        stack = list(node.users)
+        while stack:
+            user = stack.pop()
+            if user.target in _RESHAPES:
+                if is_joined_anew(user):
+                    yield user
+                else:
+                    stack.extend(user.users)
+
+
+def _divides_another(whole: Node, form: Node) -> bool:
+    """Whether the dimensions of `form` divide one of the concatenation `whole`, but for that of its parts."""
+    shape = whole.meta["val"].shape
+    dim = dim_of(whole)
+    inner = math.prod(shape[dim + 1 :])
+    strides = {math.prod(shape[i:]) for i in range(len(shape) + 1)}
+    found = form.meta["val"].shape
+    divided = {math.prod(found[i:]) for i in range(len(found) + 1)} - strides
+    return any(not inner < stride < inner * shape[dim] for stride in divided)
+
+
+def dim_of(node: Node) -> int:
+    """The dimension of the concatenation `node` along which its parts lie."""
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    return int(dim) % int(node.meta["val"].ndim)
 
 
 def _moves(node: Node) -> bool:

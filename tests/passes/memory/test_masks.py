@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from irongrad.passes.memory.fusion import is_constant, is_mask
 from irongrad.passes.memory.liveness import usage
+from irongrad.passes.memory.nodes import is_constant, is_mask
 from irongrad.pipeline.retrace import retrace
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ def test_the_bits_of_a_mask_are_kept_and_not_the_mask():
     kept = {item.node: item for item in usage(graph).lifetimes}
     assert mask not in kept
     bits = next(item for node, item in kept.items() if node.target is aten.mul.Tensor and item.bytes == 16 * 16 * 8)
-    product = next(i for i, n in enumerate(graph.nodes) if n.target is aten.mm.default)
+    product = next(i for i, ran in enumerate(usage(graph).computed) for n in ran if n.target is aten.mm.default)
     assert bits.start < product <= bits.end
 
 

@@ -78,4 +78,4 @@ def test_a_value_that_one_product_alone_reads_is_there_packed_and_no_other_way()
         return sum(item.node.name == "exp" for item in usage(graph.graph).lifetimes)
 
     assert copies(1) == 1
-    assert copies(2) == 3  # as it is, and packed for each
+    assert copies(2) == 2  # as it is, and packed for both

@@ -1,0 +1,158 @@
+"""What IREE makes of a node: a view of memory, elementwise code, or the root of a kernel.
+
+* A view of a value is that value: reshapes, slices, and transposes, which are folded into the kernel that reads them;
+  but for those of `written.py`, which are kernels of their own.
+* Everything that is neither a view nor elementwise is the *root* of a kernel of its own.
+* Elementwise code whose value is boolean, such as a dropout's mask, is computed in every kernel that reads it
+  (`areFusableAsElementwiseOps` in FusionUtils.cpp, "to avoid i1 buffers"): what it reads is stored in its place.
+* Constants are written by whoever reads them, and elementwise code of constants alone is one: it is computed once and
+  for all (`--iree-opt-const-expr-hoisting`), or, as it reads nothing, by each reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.fx import Node
+
+from irongrad.passes.memory.written import VIEWS, forms_of, is_joined_anew, is_rotation, is_written_out, joined
+
+aten = torch.ops.aten
+
+CONSTANTS: frozenset[Any] = frozenset(
+    {
+        aten.arange.default,
+        aten.arange.start,
+        aten.arange.start_step,
+        aten.empty.memory_format,
+        aten.full.default,
+        aten.full_like.default,
+        aten.ones.default,
+        aten.ones_like.default,
+        aten.scalar_tensor.default,
+        aten.zeros.default,
+        aten.zeros_like.default,
+        torch.ops.prims.iota.default,
+    }
+)
+
+REDUCTIONS: frozenset[Any] = frozenset(
+    {
+        aten.all.dim,
+        aten.amax.default,
+        aten.amin.default,
+        aten.any.dim,
+        aten.mean.dim,
+        aten.mean.default,
+        aten.prod.dim_int,
+        aten.sum.default,
+        aten.sum.dim_IntList,
+        aten.var_mean.correction,
+    }
+)
+
+# A gather of whole rows is one loop over the result for IREE, as elementwise code is.
+_GATHERS: frozenset[Any] = frozenset({aten.index_select.default})
+
+# Operators that change the dtype alone.
+CASTS: frozenset[Any] = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
+
+
+def is_view(node: Node) -> bool:
+    """Whether the value of `node` is the memory of its first argument, or a part of it."""
+    viewed = node.op == "call_function" and node.target in VIEWS
+    return viewed and not (is_written_out(node) or is_joined_anew(node))
+
+
+def is_constant(node: Node) -> bool:
+    """Whether the value of `node` depends on nothing."""
+    if node not in _CONSTANT:
+        literal = node.op == "get_attr" or (node.op == "call_function" and node.target in CONSTANTS)
+        _CONSTANT[node] = literal or (is_pointwise(node) and all(is_constant(source(n)) for n in node.all_input_nodes))
+    return _CONSTANT[node]
+
+
+# What was found. No node changes from one to the other here: copies read what their originals do.
+_CONSTANT: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
+
+
+def is_mask(node: Node) -> bool:
+    """Whether `node` is computed in every kernel that reads it, as it is boolean and elementwise code reads it."""
+    value = node.meta.get("val")
+    if not (isinstance(value, torch.Tensor) and value.dtype is torch.bool and value.ndim and is_pointwise(node)):
+        return False
+    return all(is_view(u) or is_pointwise(u) or is_reduction(u) for u in node.users)
+
+
+def sources(node: Node) -> Iterator[Node]:
+    """The nodes whose memory is read where the value of `node` is."""
+    found = source(node)
+    if not is_mask(found):
+        yield found
+        return
+    for argument in found.all_input_nodes:
+        yield from sources(argument)
+
+
+def inputs_of(node: Node) -> list[Node]:
+    """The arguments that `node` is computed from: the parts, where it is a concatenation made anew."""
+    whole = joined(node) if is_joined_anew(node) else node
+    return list(whole.all_input_nodes)
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether each element of the value of `node` depends on single elements of its arguments."""
+    if node.op != "call_function":
+        return False
+    if node.target in VIEWS:
+        return is_written_out(node)
+    if is_rotation(node):
+        return True
+    tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return tagged or node.target in CASTS or node.target in _GATHERS
+
+
+def is_root(node: Node) -> bool:
+    """Whether `node` is computed by a kernel of its own, with whatever is fused into that."""
+    return node.op == "call_function" and not (is_view(node) or is_constant(node) or is_pointwise(node))
+
+
+def source(node: Node) -> Node:
+    """The node whose memory the value of `node` is."""
+    while is_view(node):
+        node = node.args[0]
+    return node
+
+
+def bytes_of(node: Node) -> int:
+    """The size of the value of `node`."""
+    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
+
+
+def shape_of(node: Node) -> torch.Size:
+    """The shape of the value of `node`, or of the first of several."""
+    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    return next((v.shape for v in values if isinstance(v, torch.Tensor)), torch.Size())
+
+
+def readers(node: Node) -> list[Node]:
+    """The nodes that read the value of `node`, itself or through views or masks; the output among them, if it does."""
+    found: dict[Node, None] = {}
+    stack = [u for u in node.users if not is_joined_anew(u)]
+    while stack:
+        user = stack.pop()
+        if is_view(user) or is_mask(user):
+            stack.extend(u for u in user.users if not is_joined_anew(u))
+        elif not is_constant(user):  # such as full_like, which reads a shape alone
+            found[user] = None
+            found |= dict.fromkeys(forms_of(user))
+    return list(found)
+
+
+def is_reduction(node: Node) -> bool:
+    """Whether `node` reduces dimensions."""
+    return node.op == "call_function" and node.target in REDUCTIONS

@@ -1,0 +1,105 @@
+"""What contractions read in tiles.
+
+With data tiling, IREE 3.13.0 packs both operands of a contraction into tiles first, and what elementwise code in its
+kernel reads as its result is packed; each into memory that lives until the product is computed. What several
+contractions read packed alike is packed once. What nothing reads but one packing is written packed by the kernel that
+computes it (compiler/src/iree/compiler/DispatchCreation/FuseEncodingOpsIntoDispatchRegions.cpp).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from torch.fx import Node
+
+from irongrad.passes.memory.fusion import Kernels
+from irongrad.passes.memory.nodes import bytes_of, is_constant, is_mask, readers, shape_of, source, sources
+from irongrad.passes.memory.written import CONTRACTIONS, CUTS, is_in_place
+
+# Rows and columns of a tile of float32 with AVX-512 (enumerateMatmulTileX86_64 in CPUEncodingExternalModels.cpp); half
+# as many with AVX2, where the prediction is high for products of which both dimensions are less.
+_TILE = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """What contractions read in tiles.
+
+    Attributes:
+        operand: what is packed.
+        bytes: its size in tiles.
+        contractions: what reads it, in the order in which they run.
+    """
+
+    operand: Node
+    bytes: int
+    contractions: tuple[Node, ...]
+
+
+def packings(grouping: Kernels) -> list[Packing]:
+    """The packed operands of contractions, in the order in which these run."""
+    alike: dict[tuple[Node, tuple[bool, bool], int], list[Node]] = defaultdict(list)
+    for head in grouping.members:
+        if head.target in CONTRACTIONS:
+            for operand, sides in _operands(head, grouping):
+                alike[operand, sides, _packed_bytes(operand, head, sides)].append(head)
+    return [Packing(operand, size, tuple(heads)) for (operand, _, size), heads in alike.items()]
+
+
+def only_packed(found: Iterable[Packing], grouping: Kernels) -> dict[Node, Packing]:
+    """The values that are never in memory but packed: all of each is read by one packing, and by nothing else."""
+    by_value: dict[Node, list[Packing]] = defaultdict(list)
+    for packing in found:
+        by_value[source(packing.operand)].append(packing)
+    return {v: ps[0] for v, ps in by_value.items() if len(ps) == 1 and _is_only_packed(v, ps[0], grouping)}
+
+
+def _is_only_packed(value: Node, packing: Packing, grouping: Kernels) -> bool:
+    if value not in grouping.leader or len(packing.contractions) > 1 or is_in_place(value) or value.target in CUTS:
+        return False
+    reading = {grouping.leader.get(r) for r in readers(value)} - {grouping.leader[value]}
+    return bytes_of(value) == bytes_of(packing.operand) and reading == set(packing.contractions)
+
+
+def _operands(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool, bool]]]:
+    """What the kernel of a contraction packs, each with whether it has the rows and the columns of the product."""
+    left, right = head.args[-2:]
+    yield left, (True, False)
+    yield right, (False, True)
+    beside = (n for m in grouping.members[head] if m is not head for n in m.all_input_nodes)
+    for operand in dict.fromkeys(s for n in beside if shape_of(n).numel() > 1 for s in _parts_or_sources(n)):
+        if grouping.leader.get(source(operand)) is not head and not is_constant(source(operand)):
+            yield operand, (True, True)
+
+
+def _parts_or_sources(node: Node) -> Iterator[Node]:
+    """The values that are read where `node` is: a slice for itself."""
+    whole = source(node)
+    is_part = bytes_of(node) < bytes_of(whole) and not is_mask(whole)
+    return iter([node]) if is_part else sources(node)
+
+
+def _packed_bytes(operand: Node, contraction: Node, sides: tuple[bool, bool]) -> int:
+    """The size of an operand in tiles: the dimensions of the product are filled up, but for the shorter one.
+
+    Args:
+        operand: what is packed.
+        contraction: what reads it.
+        sides: whether it has the rows and whether it has the columns of the product.
+    """
+    rows, columns = contraction.meta["val"].shape[-2:]
+    filled = (
+        Fraction(_filled(rows, rows < columns), max(rows, 1)),
+        Fraction(_filled(columns, columns <= rows), max(columns, 1)),
+    )
+    return int(bytes_of(operand) * filled[0] ** sides[0] * filled[1] ** sides[1])
+
+
+def _filled(size: int, is_shorter: bool) -> int:
+    """A dimension in tiles, which are a power of two high where all of it is less than a tile (chooseMatmulTile)."""
+    if is_shorter and size < _TILE:
+        return 1 << (size - 1).bit_length()
+    return -(-size // _TILE) * _TILE

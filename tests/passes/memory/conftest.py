@@ -1,0 +1,44 @@
+"""What IREE allocates for a small graph."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from iree.compiler.tools.binaries import find_tool
+
+from irongrad.passes.memory.liveness import usage
+from irongrad.pipeline.compile import COMMON_FLAGS
+from irongrad.pipeline.importer import import_functions
+from irongrad.pipeline.operations import parsed
+from irongrad.pipeline.transients import transients_of
+from irongrad.targets import parse_target
+
+# With AVX-512, whose tiles the model has.
+TARGET = parse_target("llvm-cpu:triple=x86_64-unknown-linux-gnu,cpu=znver4")
+
+
+@pytest.fixture(name="predicted_and_allocated", scope="session")
+def predicted_and_allocated_fixture(step_of: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Of a function of tensors: the bytes that the model predicts, and those of IREE's allocation; without results."""
+
+    def run(function: Callable[..., Any], *examples: torch.Tensor) -> tuple[int, int]:
+        step = step_of(function, *examples)
+        scratch = tmp_path_factory.mktemp("stream")
+        source, output = scratch / "step.mlir", scratch / "stream.mlirbc"
+        source.write_text(import_functions(step, scratch).linalg.replace("@graph.call", "@call"))
+        _compile_to_stream(source, output)
+        with parsed(output.read_bytes()) as stream:
+            (allocated,) = transients_of(stream).values() or (0,)
+        return usage(step.functions["call"].graph.graph).slab, allocated
+
+    return run
+
+
+def _compile_to_stream(source: Path, output: Path) -> None:
+    flags = [*COMMON_FLAGS, *TARGET.flags, "--iree-input-type=tm_tensor", "--compile-to=stream", "--emit-mlir-bytecode"]
+    subprocess.run([find_tool("iree-compile"), *flags, str(source), "-o", str(output)], check=True, capture_output=True)

@@ -1,0 +1,150 @@
+"""What is in memory between kernels, as IREE allocates it: byte for byte, rule by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.func import functionalize
+from torch.nn import functional as F
+
+from irongrad.passes.common_subexpressions import merge_common_subexpressions
+from irongrad.pipeline.retrace import interpret, retrace
+from irongrad.random import Draws
+
+X, W = torch.randn(64, 32), torch.randn(32, 32)
+SQUARE = torch.randn(64, 64)
+IMAGES = torch.randn(32, 32, 4, 4)
+SCORES, HEADS = torch.randn(8, 4, 32, 32), torch.randn(32, 32, 4)
+
+
+def _multi_use(x, z, w):
+    """The first reader of both computes both, and itself."""
+    a, b = x * 2, z * 3
+    return [(a * b) @ w, b @ w, a @ w]
+
+
+def _broadcast(x, w):
+    """A reduction computes what alone reads it, of the size of what it reduces."""
+    y = (x @ w).exp()
+    return [y.sum(-1, keepdim=True) * y.sin()]
+
+
+def _softmax_backward(g, p):
+    """Elementwise code that reads a product by other dimensions is not in a reduction's kernel."""
+    s = torch.bmm(g, (g + 1).transpose(1, 2)).view(8, 4, 32, 32)
+    return [p * (s - (s * p).sum(-1, keepdim=True))]
+
+
+def _two_readers(x, w):
+    y = x @ w
+    return [(y * 2 @ w) * y]
+
+
+def _bias_and_two_readers(x, w, bias):
+    """Elementwise code between the product and its readers is one operation with several results."""
+    y = x @ w + bias
+    return [(y * 2 @ w) * y]
+
+
+def _packed_alike(x, w):
+    y = x.exp()
+    return [y @ w, y @ (w * 2), y.sum()]
+
+
+CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
+    "elementwise code that several operations read": (_multi_use, [X, X, W]),
+    "a product that one operation reads": (lambda x, w: (x @ w).exp() @ w, [X, W]),
+    "a product that two operations read": (_two_readers, [X, W]),
+    "a product with a bias that two operations read": (_bias_and_two_readers, [X, W, torch.randn(32)]),
+    "a reduction that one operation reads": (_broadcast, [X, W]),
+    "a reduction that two operations read": (lambda x: (lambda m: [x - m, x * m])(x.sum(1, keepdim=True)), [X]),
+    "a normalisation": (lambda x, w: F.layer_norm(x @ w, [32]), [X, W]),
+    "a softmax": (lambda x, w: torch.softmax((x @ w) * 3, -1), [X, W]),
+    "a softmax's backward": (_softmax_backward, [HEADS, SCORES]),
+    "dimensions that are merged before a reduction": (lambda x: x.exp().view(32, 32, 16).sum(-1), [IMAGES]),
+    "dimensions that are divided before a reduction": (lambda x: x.exp().view(32, 2, 16, 4, 4).sum(1), [IMAGES]),
+    "a value that several contractions pack alike": (_packed_alike, [X, W]),
+    "a transpose of a batch that one product reads": (lambda x, w: torch.bmm(x.permute(1, 0, 2), w), [
+        torch.randn(64, 4, 8), torch.randn(4, 8, 32)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memory_between_kernels(name: str, predicted_and_allocated: Callable[..., tuple[int, int]]) -> None:
+    function, examples = CASES[name]
+    predicted, allocated = predicted_and_allocated(function, *examples)
+    assert predicted == allocated
+
+
+def _in_order(order: str) -> Callable[..., list[torch.Tensor]]:
+    def function(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        made: dict[str, torch.Tensor] = {}
+        for name in order:
+            made[name] = {"a": lambda: (x + 1) @ w, "b": lambda: (w + 2) @ w, "c": lambda: (w + 3) @ x}[name]()
+        return [torch.stack([made["a"], made["b"], made["c"]]).sin()]
+
+    return function
+
+
+@pytest.mark.parametrize("order", ["abc", "bac", "acb", "cab", "bca"])
+def test_parts_of_a_concatenation_are_written_in_place_in_the_order_of_their_kernels(
+    order: str, predicted_and_allocated: Callable[..., tuple[int, int]]
+) -> None:
+    predicted, allocated = predicted_and_allocated(_in_order(order), SQUARE, SQUARE)
+    assert predicted == allocated
+
+
+def _columns(x):
+    x = x.exp()
+    return torch.cat([x[:, 0:8], x[:, 1:9], x[:, 2:10].sin()], 1) @ x[:24]
+
+
+def _made_anew(w, *parts):
+    whole = torch.stack([p.exp() for p in parts])
+    return [whole.reshape(-1, 64).t() @ w, whole.view(4, 2, 16, 64).sum(2).view(8, 64).sum(0)]
+
+
+JOINS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
+    "columns side by side": (_columns, [torch.randn(64, 16)]),
+    "elementwise parts": (lambda x: torch.stack([x * 2, x + 3, x.exp()]).sin(), [X]),
+    "one that is made anew for a reshape of another dimension": (_made_anew, [
+        torch.randn(128, 32), *[torch.randn(32, 64)] * 4]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_memory_of_concatenations(name: str, predicted_and_allocated: Callable[..., tuple[int, int]]) -> None:
+    function, examples = JOINS[name]
+    predicted, allocated = predicted_and_allocated(function, *examples)
+    assert predicted == allocated
+
+
+def test_the_padded_input_of_a_convolution_is_made_once(
+    predicted_and_allocated: Callable[..., tuple[int, int]],
+) -> None:
+    def padded(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        x = x.tanh()
+        return [F.conv2d(x, w, padding=1), F.conv2d(x, w.flip(2), padding=1), x.sum((2, 3))]
+
+    predicted, allocated = predicted_and_allocated(padded, IMAGES, torch.randn(32, 32, 3, 3))
+    assert predicted == allocated
+
+
+def test_a_generator_of_random_numbers_is_several_kernels(
+    predicted_and_allocated: Callable[..., tuple[int, int]],
+) -> None:
+    def dropped(x: torch.Tensor, w: torch.Tensor, seed: torch.Tensor, draws: torch.Tensor) -> list[torch.Tensor]:
+        with Draws(seed, draws):
+            for _ in range(3):
+                x = F.dropout(torch.tanh(x @ w), 0.1)
+            return [x.square().sum()]
+
+    examples = [X, W, torch.tensor(7), torch.tensor(0)]
+    drawn = retrace(dropped, examples, decompose=False)
+    graph = retrace(functionalize(lambda *v: list(interpret(drawn, v))), examples)
+    merge_common_subexpressions(graph)
+    predicted, allocated = predicted_and_allocated(lambda *v: list(interpret(graph, v)), *examples)
+    assert predicted == pytest.approx(allocated, rel=0.05)
