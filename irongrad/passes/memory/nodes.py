@@ -3,8 +3,9 @@
 * A view of a value is that value: reshapes, slices, and transposes, which are folded into the kernel that reads them;
   but for those of `written.py`, which are kernels of their own.
 * Everything that is neither a view nor elementwise is the *root* of a kernel of its own.
-* Elementwise code whose value is boolean, such as a dropout's mask, is computed in every kernel that reads it
-  (`areFusableAsElementwiseOps` in FusionUtils.cpp, "to avoid i1 buffers"): what it reads is stored in its place.
+* Elementwise code whose value is boolean, such as a dropout's mask, and a cast to a wider dtype, is computed in every
+  kernel that reads it (`areFusableAsElementwiseOps` in FusionUtils.cpp, "to avoid i1 buffers", and `isBitExtendOp`):
+  what it reads is stored in its place.
 * Constants are written by whoever reads them, and elementwise code of constants alone is one: it is computed once and
   for all (`--iree-opt-const-expr-hoisting`), or, as it reads nothing, by each reader.
 """
@@ -80,11 +81,19 @@ _CONSTANT: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
 
 
 def is_mask(node: Node) -> bool:
-    """Whether `node` is computed in every kernel that reads it, as it is boolean and elementwise code reads it."""
+    """Whether `node` is computed in every kernel that reads it: a boolean or a wider cast, read by elementwise code."""
     value = node.meta.get("val")
-    if not (isinstance(value, torch.Tensor) and value.dtype is torch.bool and value.ndim and is_pointwise(node)):
+    if not (isinstance(value, torch.Tensor) and value.ndim and (value.dtype is torch.bool or _widens(node))):
         return False
-    return all(is_view(u) or is_pointwise(u) or is_reduction(u) for u in node.users)
+    return is_pointwise(node) and all(is_view(u) or is_pointwise(u) or is_reduction(u) for u in node.users)
+
+
+def _widens(node: Node) -> bool:
+    """Whether `node` is a cast to a wider dtype."""
+    if node.target not in CASTS:
+        return False
+    before, after = (n.meta["val"].dtype for n in (node.all_input_nodes[0], node))
+    return bool(after.itemsize > before.itemsize)
 
 
 def sources(node: Node) -> Iterator[Node]:
