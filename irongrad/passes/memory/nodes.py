@@ -19,7 +19,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.fx import Node
 
-from irongrad.passes.memory.written import VIEWS, forms_of, is_joined_anew, is_rotation, is_written_out, joined
+from irongrad.passes.memory.written import (
+    CONTRACTIONS,
+    VIEWS,
+    forms_of,
+    is_joined_anew,
+    is_rotation,
+    is_written_out,
+    joined,
+)
 
 aten = torch.ops.aten
 
@@ -81,14 +89,16 @@ _CONSTANT: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
 
 
 def is_mask(node: Node) -> bool:
-    """Whether `node` is computed in every kernel that reads it: a boolean or a wider cast, read by elementwise code."""
+    """Whether `node` is computed in every kernel that reads it: a boolean in elementwise code, or a wider cast."""
     value = node.meta.get("val")
-    if not (isinstance(value, torch.Tensor) and value.ndim and (value.dtype is torch.bool or _widens(node))):
+    if not (isinstance(value, torch.Tensor) and value.ndim and (value.dtype is torch.bool or widens(node))):
         return False
-    return is_pointwise(node) and all(is_view(u) or is_pointwise(u) or is_reduction(u) for u in node.users)
+    others = CONTRACTIONS if widens(node) else frozenset()
+    fused = (is_view(u) or is_pointwise(u) or is_reduction(u) or u.target in others for u in node.users)
+    return is_pointwise(node) and all(fused)
 
 
-def _widens(node: Node) -> bool:
+def widens(node: Node) -> bool:
     """Whether `node` is a cast to a wider dtype."""
     if node.target not in CASTS:
         return False

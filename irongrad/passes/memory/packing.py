@@ -16,7 +16,7 @@ from fractions import Fraction
 from torch.fx import Node
 
 from irongrad.passes.memory.fusion import Kernels
-from irongrad.passes.memory.nodes import bytes_of, is_constant, is_mask, readers, shape_of, source, sources
+from irongrad.passes.memory.nodes import bytes_of, is_constant, is_mask, readers, shape_of, source, sources, widens
 from irongrad.passes.memory.written import CONTRACTIONS, CUTS, is_in_place
 
 # Rows and columns of a tile of float32 with AVX-512 (enumerateMatmulTileX86_64 in CPUEncodingExternalModels.cpp); half
@@ -67,12 +67,18 @@ def _is_only_packed(value: Node, packing: Packing, grouping: Kernels) -> bool:
 def _operands(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool, bool]]]:
     """What the kernel of a contraction packs, each with whether it has the rows and the columns of the product."""
     left, right = head.args[-2:]
-    yield left, (True, False)
-    yield right, (False, True)
+    yield _narrow(left), (True, False)
+    yield _narrow(right), (False, True)
     beside = (n for m in grouping.members[head] if m is not head for n in m.all_input_nodes)
     for operand in dict.fromkeys(s for n in beside if shape_of(n).numel() > 1 for s in _parts_or_sources(n)):
         if grouping.leader.get(source(operand)) is not head and not is_constant(source(operand)):
             yield operand, (True, True)
+
+
+def _narrow(operand: Node) -> Node:
+    """What `operand` is a wider cast of, which the contraction makes of what is packed (HoistEncodingOps.cpp)."""
+    cast = source(operand)
+    return cast.all_input_nodes[0] if is_mask(cast) and widens(cast) else operand
 
 
 def _parts_or_sources(node: Node) -> Iterator[Node]:
