@@ -27,7 +27,7 @@ from irongrad.pipeline import autograd_functions, sideeffects, usercode
 from irongrad.pipeline.decisions import kept_decisions
 from irongrad.pipeline.dimensions import dims_of, fixed, specialised, symbolic
 from irongrad.pipeline.eager_control_flow import eager_control_flow
-from irongrad.pipeline.exported import FlatGraph, is_inlined, region_of
+from irongrad.pipeline.exported import FlatGraph, is_inlined, regions_of
 from irongrad.pipeline.multiples import declared_multiples, needed_multiples
 from irongrad.pipeline.outputs import flatten_outputs, loss_of
 from irongrad.pipeline.recurrent_layers import recurrent_layers
@@ -350,9 +350,8 @@ def _refuse_undrawable(graph: GraphModule, *, once: bool = True) -> None:
     """
     for node in graph.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            for region in (region_of(graph, a) for a in node.args):
-                if region is not None:
-                    _refuse_undrawable(region, once=once and is_inlined(node))
+            for region in regions_of(graph, node):
+                _refuse_undrawable(region, once=once and is_inlined(node))
             continue
         reason = None
         if is_random(node.target):

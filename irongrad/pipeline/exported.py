@@ -72,6 +72,11 @@ def region_of(graph: GraphModule, argument: object) -> GraphModule | None:
     return target if isinstance(target, GraphModule) else None
 
 
+def regions_of(graph: GraphModule, node: Node) -> list[GraphModule]:
+    """The regions of `graph` that `node` calls."""
+    return [region for argument in node.args if (region := region_of(graph, argument)) is not None]
+
+
 def is_inlined(node: Node) -> bool:
     """Whether the regions that `node` calls are part of its graph: branches and loops run any number of times."""
     return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.name() in _INLINED
@@ -83,6 +88,6 @@ def interpret_regions(graph: GraphModule) -> None:
     What traces an exported graph interprets it node by node, each with its line, but calls these regions as functions.
     """
     for node in filter(is_inlined, graph.graph.nodes):
-        for region in filter(None, (region_of(graph, argument) for argument in node.args)):
+        for region in regions_of(graph, node):
             interpret_regions(region)
             region.forward = Interpreter(region).run

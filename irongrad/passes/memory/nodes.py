@@ -88,7 +88,7 @@ def is_constant(node: Node) -> bool:
 _CONSTANT: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
 
 
-def is_mask(node: Node) -> bool:
+def is_cloned(node: Node) -> bool:
     """Whether `node` is computed in every kernel that reads it: a boolean in elementwise code, or a wider cast."""
     value = node.meta.get("val")
     if not (isinstance(value, torch.Tensor) and value.ndim and (value.dtype is torch.bool or widens(node))):
@@ -109,7 +109,7 @@ def widens(node: Node) -> bool:
 def sources(node: Node) -> Iterator[Node]:
     """The nodes whose memory is read where the value of `node` is."""
     found = source(node)
-    if not is_mask(found):
+    if not is_cloned(found):
         yield found
         return
     for argument in found.all_input_nodes:
@@ -164,7 +164,7 @@ def readers(node: Node) -> list[Node]:
     stack = [u for u in node.users if not is_joined_anew(u)]
     while stack:
         user = stack.pop()
-        if is_view(user) or is_mask(user):
+        if is_view(user) or is_cloned(user):
             stack.extend(u for u in user.users if not is_joined_anew(u))
         elif not is_constant(user):  # such as full_like, which reads a shape alone
             found[user] = None

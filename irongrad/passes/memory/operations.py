@@ -20,8 +20,8 @@ from torch.fx import Graph, Node
 
 from irongrad.passes.memory.nodes import (
     inputs_of,
+    is_cloned,
     is_constant,
-    is_mask,
     is_pointwise,
     is_reduction,
     is_root,
@@ -30,6 +30,7 @@ from irongrad.passes.memory.nodes import (
     shape_of,
     sources,
 )
+from irongrad.passes.memory.written import strides_of
 
 aten = torch.ops.aten
 
@@ -59,7 +60,7 @@ class Operations:
         for node in graph.nodes:
             if node in raised:
                 self._add(node, raised[node])
-            elif is_root(node) or (is_pointwise(node) and not is_constant(node) and not is_mask(node)):
+            elif is_root(node) or (is_pointwise(node) and not is_constant(node) and not is_cloned(node)):
                 self._add(node, node)
         while self._take_in_producers():
             pass
@@ -173,8 +174,4 @@ def _merges(before: torch.Size, after: torch.Size) -> bool:
     """Whether a reshape makes one dimension of several."""
     if before.numel() != after.numel() or sorted(before) == sorted(after):
         return False
-    return not _strides(before) <= _strides(after)
-
-
-def _strides(shape: torch.Size) -> set[int]:
-    return {shape[i:].numel() for i in range(len(shape) + 1)}
+    return not strides_of(before) <= strides_of(after)

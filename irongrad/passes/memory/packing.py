@@ -16,7 +16,7 @@ from fractions import Fraction
 from torch.fx import Node
 
 from irongrad.passes.memory.fusion import Kernels
-from irongrad.passes.memory.nodes import bytes_of, is_constant, is_mask, readers, shape_of, source, sources, widens
+from irongrad.passes.memory.nodes import bytes_of, is_cloned, is_constant, readers, shape_of, source, sources, widens
 from irongrad.passes.memory.written import CONTRACTIONS, CUTS, is_in_place
 
 # Rows and columns of a tile of float32 with AVX-512 (enumerateMatmulTileX86_64 in CPUEncodingExternalModels.cpp); half
@@ -78,13 +78,13 @@ def _operands(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool,
 def _narrow(operand: Node) -> Node:
     """What `operand` is a wider cast of, which the contraction makes of what is packed (HoistEncodingOps.cpp)."""
     cast = source(operand)
-    return cast.all_input_nodes[0] if is_mask(cast) and widens(cast) else operand
+    return cast.all_input_nodes[0] if is_cloned(cast) and widens(cast) else operand
 
 
 def _parts_or_sources(node: Node) -> Iterator[Node]:
     """The values that are read where `node` is: a slice for itself."""
     whole = source(node)
-    is_part = bytes_of(node) < bytes_of(whole) and not is_mask(whole)
+    is_part = bytes_of(node) < bytes_of(whole) and not is_cloned(whole)
     return iter([node]) if is_part else sources(node)
 
 

@@ -62,11 +62,9 @@ def is_written_out(node: Node) -> bool:
 
 
 def _moves_first(node: Node) -> bool:
-    """Whether `node` is a transpose of three dimensions or more whose first dimension is another one before."""
-    if node.target not in _TRANSPOSES or node.meta["val"].ndim < 3:
-        return False
+    """Whether the first dimension of a transpose, of three or more, is another one before."""
     order = _order(node)
-    return len(order) > 0 and order[0] != min(order)
+    return node.meta["val"].ndim > 2 and len(order) > 0 and order[0] != min(order)
 
 
 def _readers(node: Node, views: frozenset[Any] = _RESHAPES) -> Iterator[Node]:
@@ -141,10 +139,13 @@ def _divides_another(whole: Node, form: Node) -> bool:
     shape = whole.meta["val"].shape
     dim = dim_of(whole)
     inner = math.prod(shape[dim + 1 :])
-    strides = {math.prod(shape[i:]) for i in range(len(shape) + 1)}
-    found = form.meta["val"].shape
-    divided = {math.prod(found[i:]) for i in range(len(found) + 1)} - strides
+    divided = strides_of(form.meta["val"].shape) - strides_of(shape)
     return any(not inner < stride < inner * shape[dim] for stride in divided)
+
+
+def strides_of(shape: torch.Size) -> set[int]:
+    """How many elements the dimensions from each one on have, and 1."""
+    return {shape[i:].numel() for i in range(len(shape) + 1)}
 
 
 def dim_of(node: Node) -> int:

@@ -72,9 +72,27 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+def _columns(x):
+    x = x.exp()
+    return torch.cat([x[:, 0:8], x[:, 1:9], x[:, 2:10].sin()], 1) @ x[:24]
+
+
+def _made_anew(w, *parts):
+    whole = torch.stack([p.exp() for p in parts])
+    return [whole.reshape(-1, 64).t() @ w, whole.view(4, 2, 16, 64).sum(2).view(8, 64).sum(0)]
+
+
+JOINS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
+    "columns side by side": (_columns, [torch.randn(64, 16)]),
+    "elementwise parts": (lambda x: torch.stack([x * 2, x + 3, x.exp()]).sin(), [X]),
+    "one that is made anew for a reshape of another dimension": (_made_anew, [
+        torch.randn(128, 32), *[torch.randn(32, 64)] * 4]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES | JOINS)
 def test_memory_between_kernels(name: str, predicted_and_allocated: Callable[..., tuple[int, int]]) -> None:
-    function, examples = CASES[name]
+    function, examples = (CASES | JOINS)[name]
     predicted, allocated = predicted_and_allocated(function, *examples)
     assert predicted == allocated
 
@@ -94,31 +112,6 @@ def test_parts_of_a_concatenation_are_written_in_place_in_the_order_of_their_ker
     order: str, predicted_and_allocated: Callable[..., tuple[int, int]]
 ) -> None:
     predicted, allocated = predicted_and_allocated(_in_order(order), SQUARE, SQUARE)
-    assert predicted == allocated
-
-
-def _columns(x):
-    x = x.exp()
-    return torch.cat([x[:, 0:8], x[:, 1:9], x[:, 2:10].sin()], 1) @ x[:24]
-
-
-def _made_anew(w, *parts):
-    whole = torch.stack([p.exp() for p in parts])
-    return [whole.reshape(-1, 64).t() @ w, whole.view(4, 2, 16, 64).sum(2).view(8, 64).sum(0)]
-
-
-JOINS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
-    "columns side by side": (_columns, [torch.randn(64, 16)]),
-    "elementwise parts": (lambda x: torch.stack([x * 2, x + 3, x.exp()]).sin(), [X]),
-    "one that is made anew for a reshape of another dimension": (_made_anew, [
-        torch.randn(128, 32), *[torch.randn(32, 64)] * 4]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", JOINS)
-def test_memory_of_concatenations(name: str, predicted_and_allocated: Callable[..., tuple[int, int]]) -> None:
-    function, examples = JOINS[name]
-    predicted, allocated = predicted_and_allocated(function, *examples)
     assert predicted == allocated
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from irongrad.passes.memory.liveness import usage
-from irongrad.passes.memory.nodes import is_constant, is_mask
+from irongrad.passes.memory.nodes import is_cloned, is_constant
 from irongrad.pipeline.retrace import retrace
 
 aten = torch.ops.aten
@@ -24,7 +24,7 @@ def _read_twice(x, bits):
 
 def test_the_bits_of_a_mask_are_kept_and_not_the_mask():
     graph = _graph(_read_twice, torch.empty(16, 16), torch.empty(16, 16, dtype=torch.int64))
-    (mask,) = (n for n in graph.nodes if is_mask(n))
+    (mask,) = (n for n in graph.nodes if is_cloned(n))
     kept = {item.node: item for item in usage(graph).lifetimes}
     assert mask not in kept
     bits = next(item for node, item in kept.items() if node.target is aten.mul.Tensor and item.bytes == 16 * 16 * 8)
@@ -41,7 +41,7 @@ def test_the_bits_of_a_mask_are_kept_and_not_the_mask():
     ],
 )
 def test_what_is_stored_all_the_same(function):
-    assert not any(map(is_mask, _graph(function, torch.empty(16, 16)).nodes))
+    assert not any(map(is_cloned, _graph(function, torch.empty(16, 16)).nodes))
 
 
 def test_elementwise_code_of_constants_is_a_constant():
