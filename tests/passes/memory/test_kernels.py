@@ -66,6 +66,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "a softmax's backward": (_softmax_backward, [HEADS, SCORES]),
     "dimensions that are merged before a reduction": (lambda x: x.exp().view(32, 32, 16).sum(-1), [IMAGES]),
     "dimensions that are divided before a reduction": (lambda x: x.exp().view(32, 2, 16, 4, 4).sum(1), [IMAGES]),
+    "a wider cast that a product reads": (lambda x, w: (x.sin().bfloat16().float() @ w).exp() @ w, [X, W]),
     "a value that several contractions pack alike": (_packed_alike, [X, W]),
     "a transpose of a batch that one product reads": (lambda x, w: torch.bmm(x.permute(1, 0, 2), w), [
         torch.randn(64, 4, 8), torch.randn(4, 8, 32)]),
