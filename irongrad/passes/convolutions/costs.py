@@ -20,6 +20,7 @@ DIRECT_VECTOR = 8  # how many outputs of a row it computes at once
 DIRECT_WEIGHT_FLOP = 0.0125  # of the plain gradient of a weight
 TRANSFORMED = 1.1  # a number that Winograd's transforms write, their reading and the packing for a product included
 TRANSFORMED_FILTER = 2.2  # the same of the filters, whose reading jumps
+TRANSFORMS = 300_000.0  # what the transforms of small images cost beside that: ten kernels, and their short loops
 TRANSFORMED_WEIGHT = 0.5  # the same in the gradient of a weight
 GATHERED = 1.2  # a number that is copied to where a product reads it
 GATHERED_APART = 2.5  # the same with the places of the kernel innermost
@@ -54,7 +55,7 @@ def winograd(problem: Problem) -> float:
     inner, outer = problem.channels
     out = problem.window.sizes if problem.kind == "input" else problem.window.out
     tiles = problem.positions([(size + 1) // 2 for size in out])
-    products = 16 * _product((tiles, inner, outer)) + 60 * DISPATCH
+    products = 16 * _product((tiles, inner, outer)) + TRANSFORMS
     if problem.kind == "weight":
         return products + (16 * tiles * (inner + outer) + 16 * inner * outer) * TRANSFORMED_WEIGHT
     read, written = (outer, inner) if problem.kind == "input" else (inner, outer)
