@@ -97,20 +97,12 @@ def _depthwise(problem: Problem) -> bool:
     return problem.is_depthwise
 
 
-# IREE 3.13.0 compiles products with shorter sums to code of a hundred thousand lines where they meet the transforms
-# of the results, which may ask for much stack. Where these bounds do not hold that back, `pipeline.compile` compiles
-# with a larger limit.
-_FEWEST_TILES: dict[Kind, int] = {"forward": 32, "input": 32, "weight": 128}
-
-
 def _minimal(problem: Problem) -> bool:
     """Whether Winograd's filtering is defined."""
     window = problem.window
-    out = window.sizes if problem.kind == "input" else window.out
-    tiles = problem.positions([(size + 1) // 2 for size in out])
     within = all(pad <= 2 for pad in window.padding)
     alike = {*window.stride, *window.dilation} == {1} and window.kernel == (3, 3)
-    return problem.groups == 1 and alike and within and tiles >= _FEWEST_TILES[problem.kind]
+    return problem.groups == 1 and alike and within
 
 
 def _windowed(
