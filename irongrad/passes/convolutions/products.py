@@ -24,13 +24,13 @@ def gathered_product(x: torch.Tensor, weight: torch.Tensor, window: Window) -> t
 
     Where its sums were too long for their rounding, there is one for each row of the kernel.
     """
-    parts, places = met(x, window), _places(weight, window)
-    rows = [[parts[i, j] for j in window.taps_along(1)] for i in window.taps_along(0)]
-    if len(parts) * x.shape[1] <= LONGEST_PRODUCT:
-        result = _joined([part for row in rows for part in row]) @ places.flatten(1).t()
+    parts = met(x, window)
+    if _is_long(weight, window):
+        rows = [[parts[i, j] for j in window.taps_along(1)] for i in window.taps_along(0)]
+        places = _places_by_row(weight, window).flatten(2)
+        result = reduce(torch.add, [_joined(row) @ of_row.t() for row, of_row in zip(rows, places, strict=True)])
     else:
-        products = [_joined(row) @ places[:, i].flatten(1).t() for i, row in enumerate(rows)]
-        result = reduce(torch.add, products)
+        result = _joined(list(parts.values())) @ _places(weight, window).flatten(1).t()
     return result.unflatten(0, (x.shape[0], *window.out)).permute(0, 3, 1, 2)
 
 
@@ -41,9 +41,15 @@ def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
 
 def scattered_product(grad: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
     """The gradient [N, C, H, W] of the input: one product for all places, and a sum over where they go."""
-    places = _places(weight, window)
-    product = grad.permute(0, 2, 3, 1).flatten(0, 2) @ places.flatten(1)
-    by_place = surrounded(product.unflatten(1, places.shape[1:]).unflatten(0, (grad.shape[0], *window.out)), window)
+    left, images = grad.permute(0, 2, 3, 1).flatten(0, 2), (grad.shape[0], *window.out)
+    if _is_long(weight, window):
+        by_row = _places_by_row(weight, window)
+        product = left.expand(len(by_row), -1, -1) @ by_row.flatten(2)
+        by_place = product.unflatten(2, by_row.shape[2:]).unflatten(1, images).movedim(0, 3)
+    else:
+        places = _places(weight, window)
+        by_place = (left @ places.flatten(1)).unflatten(1, places.shape[1:]).unflatten(0, images)
+    by_place = surrounded(by_place, window)
     rows, columns = (window.taps_along(d) for d in range(2))
     return scattered(lambda tap: by_place[:, :, :, tap[0] - rows[0], tap[1] - columns[0]], window)
 
@@ -119,9 +125,25 @@ def weight_gradient_gathered(grad: torch.Tensor, x: torch.Tensor, window: Window
     return _in_kernel((left @ gathered.flatten(3).flatten(0, 2)).unflatten(1, (x.shape[1], *counts)), window)
 
 
+def _is_long(weight: torch.Tensor, window: Window) -> bool:
+    """Whether the convolution's sums over all places are too long for their rounding."""
+    return bool(len(window.taps()) * weight.shape[1] > LONGEST_PRODUCT)
+
+
+def _places_by_row(weight: torch.Tensor, window: Window) -> torch.Tensor:
+    """As `_places`, one row of the kernel after the other: [rows, O, columns, C]."""
+    return _meeting(weight, window).permute(2, 0, 3, 1)
+
+
 def _places(weight: torch.Tensor, window: Window) -> torch.Tensor:
     """The weights that meet any input, [O, rows, columns, C]: an order that is near the weight's own, and serves the
     convolution and the gradient of its input.
+    """
+    return _meeting(weight, window).permute(0, 2, 3, 1)
+
+
+def _meeting(weight: torch.Tensor, window: Window) -> torch.Tensor:
+    """The weights that meet any input, [O, C, rows, columns].
 
     One row or column is taken out as a sum in which all others are times zero: a slice that is packed for a product
     makes IREE 3.13.0 hold a whole matrix on the stack, and then refuse to ("exceeded stack allocation limit").
@@ -133,7 +155,7 @@ def _places(weight: torch.Tensor, window: Window) -> torch.Tensor:
         elif len(taps) < window.kernel[d]:
             among = torch.arange(window.kernel[d]) == taps[0]
             weight = torch.where(among.reshape([-1] + [1] * (1 - d)), weight, 0).sum(2 + d, keepdim=True)
-    return weight.permute(0, 2, 3, 1)
+    return weight
 
 
 def _in_kernel(block: torch.Tensor, window: Window) -> torch.Tensor:

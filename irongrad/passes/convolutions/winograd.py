@@ -45,10 +45,12 @@ def winograd_input_gradient(grad: torch.Tensor, weight: torch.Tensor, window: Wi
 def _filtered(
     x: torch.Tensor, filters: torch.Tensor, padding: Sequence[int], out: Sequence[int], order: Sequence[int]
 ) -> torch.Tensor:
-    tiles = _input_tiles(x, padding, out, order)
-    product = (_matrices(tiles) @ filters).unflatten(1, tiles.shape[2:5]).unflatten(0, (4, 4))
-    columns = choice(_outputs([product[:, j] for j in order]), 4)  # [4, N, tiles, tiles, 2, channels]
-    both = choice(_outputs([columns[i] for i in order]), 2)  # [N, tiles, 2, tiles, 2, channels]
+    rows: list[torch.Tensor] = []
+    for half, kernels in zip(_input_rows(x, padding, out, order).split(2), filters.split(8), strict=True):
+        tiles = _input_tiles(half, order)
+        places = (_matrices(tiles) @ kernels).unflatten(1, tiles.shape[2:5]).unflatten(0, (2, 4))
+        rows += choice(_outputs([places[:, j] for j in order]), 4)  # each [N, tiles, tiles, 2, channels]
+    both = choice(_outputs([rows[i] for i in order]), 2)  # [N, tiles, 2, tiles, 2, channels]
     image = both.flatten(3, 4).flatten(1, 2)
     return image[:, : out[0], : out[1]].permute(0, 3, 1, 2)
 
@@ -58,22 +60,27 @@ def winograd_weight_gradient(grad: torch.Tensor, x: torch.Tensor, window: Window
 
     The transposes of the transforms of `winograd`: of the outputs for `grad`, and of the filter for the result. The
     images are transformed as if rows were columns, for the sake of a difference: what the forward did would else be
-    found to be the same and be kept for the backward, at four times the memory of the input itself.
+    found to be the same and be kept for the backward, at four times the memory of the input itself. And there are two
+    batches of eight products, one after the other: tiles of both operands, as they are and packed, are the most memory
+    that a network takes.
     """
-    spread = _output_tiles(grad.transpose(2, 3))
-    tiles = _input_tiles(x.transpose(2, 3), window.padding[::-1], window.out[::-1], _SAME)
-    product = (_matrices(spread).transpose(1, 2) @ _matrices(tiles)).unflatten(0, (4, 4))
-    rows = choice(_filter_gradients([product[:, i] for i in range(4)]), 3)  # [4, O, C, 3]
-    return choice(_filter_gradients(list(rows)), 3)
+    spread = _output_rows(grad.transpose(2, 3))
+    inputs = _input_rows(x.transpose(2, 3), window.padding[::-1], window.out[::-1], _SAME)
+    rows: list[torch.Tensor] = []
+    for left, right in zip(spread.split(2), inputs.split(2), strict=True):
+        product = _matrices(_output_tiles(left)).transpose(1, 2) @ _matrices(_input_tiles(right, _SAME))
+        places = product.unflatten(0, (2, 4))
+        rows += choice(_filter_gradients([places[:, j] for j in range(4)]), 3)  # each [O, C, 3]
+    return choice(_filter_gradients(rows), 3)
 
 
 def _matrices(tiles: torch.Tensor) -> torch.Tensor:
-    """What is transformed, [4, 4, N, tiles, tiles, channels], as matrices of all tiles: [16, N * tiles, channels]."""
+    """What is transformed, [rows, 4, N, tiles, tiles, channels], as matrices: [rows * 4, N * tiles, channels]."""
     return tiles.flatten(2, 4).flatten(0, 1)
 
 
-def _input_tiles(x: torch.Tensor, padding: Sequence[int], out: Sequence[int], order: Sequence[int]) -> torch.Tensor:
-    """The transformed 4x4 tiles, two apart, their places in `order`: [4, 4, N, tiles, tiles, C]."""
+def _input_rows(x: torch.Tensor, padding: Sequence[int], out: Sequence[int], order: Sequence[int]) -> torch.Tensor:
+    """4x4 tiles, two apart, transformed along columns, their rows in `order`: [4, N, tiles, tiles + 1, 2, C]."""
     height, width = ((size + 1) // 2 for size in out)
     pads: list[int] = []
     for size, pad, count in reversed(list(zip(x.shape[2:], padding, (height, width), strict=True))):
@@ -81,18 +88,27 @@ def _input_tiles(x: torch.Tensor, padding: Sequence[int], out: Sequence[int], or
     last = F.pad(x.permute(0, 2, 3, 1), (0, 0, *pads))
     halves = last.reshape(x.shape[0], height + 1, 2, width + 1, 2, x.shape[1])
     rows = _inputs([halves[:, i // 2 : i // 2 + height, i % 2] for i in range(4)])
-    image = choice([rows[i] for i in order], 0)
-    columns = _inputs([image[:, :, :, j // 2 : j // 2 + width, j % 2] for j in range(4)])
+    return choice([rows[i] for i in order], 0)
+
+
+def _input_tiles(rows: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Rows of tiles transformed along them too, the places of each in `order`: [rows, 4, N, tiles, tiles, C]."""
+    width = rows.shape[3] - 1
+    columns = _inputs([rows[:, :, :, j // 2 : j // 2 + width, j % 2] for j in range(4)])
     return choice([columns[j] for j in order], 1)
 
 
-def _output_tiles(grad: torch.Tensor) -> torch.Tensor:
-    """The transformed 2x2 tiles of an output's gradient: [4, 4, N, tiles, tiles, O]."""
+def _output_rows(grad: torch.Tensor) -> torch.Tensor:
+    """2x2 tiles of an output's gradient, transformed along columns: [4, N, tiles, tiles, 2, O]."""
     height, width = ((size + 1) // 2 for size in grad.shape[2:])
     last = grad.permute(0, 2, 3, 1)
     last = F.pad(last, (0, 0, 0, 2 * width - last.shape[2], 0, 2 * height - last.shape[1]))
     pairs = last.reshape(grad.shape[0], height, 2, width, 2, grad.shape[1])
-    rows = choice(_output_gradients([pairs[:, :, i] for i in range(2)]), 0)
+    return choice(_output_gradients([pairs[:, :, i] for i in range(2)]), 0)
+
+
+def _output_tiles(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of such tiles transformed along them too: [rows, 4, N, tiles, tiles, O]."""
     return choice(_output_gradients([rows[:, :, :, :, j] for j in range(2)]), 1)
 
 

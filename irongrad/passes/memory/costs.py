@@ -18,6 +18,7 @@ _FLOPS = 50e9
 _BYTES = 5e9
 _ELEMENTS = 2e9
 _TRANSCENDENTAL = 2  # in vector code, and much of it waits for memory
+_CHOICE = 0.2
 
 _EXPENSIVE: frozenset[Any] = frozenset(
     {
@@ -53,7 +54,13 @@ def cost(node: Node) -> float:
     if node.op != "call_function" or is_view(node) or is_constant(node):
         return 0.0
     if is_pointwise(node):
-        weight = _TRANSCENDENTAL if node.target in _EXPENSIVE else 1
-        return float(math.prod(node.meta["val"].shape) * weight / _ELEMENTS)
+        return float(math.prod(node.meta["val"].shape) * _weight(node) / _ELEMENTS)
     moved = bytes_of(node) + sum(bytes_of(n) for n in node.all_input_nodes)
     return max(flops(node) / _FLOPS, moved / _BYTES)
+
+
+def _weight(node: Node) -> float:
+    """How much an element of elementwise `node` costs, where an addition is 1."""
+    if node.target is aten.where.self:
+        return _CHOICE
+    return _TRANSCENDENTAL if node.target in _EXPENSIVE else 1.0

@@ -30,7 +30,7 @@ from irongrad.passes.memory.nodes import (
     shape_of,
     sources,
 )
-from irongrad.passes.memory.written import strides_of
+from irongrad.passes.memory.written import is_cut_up, strides_of
 
 aten = torch.ops.aten
 
@@ -138,7 +138,7 @@ class Operations:
 
     def _has_room(self, producer: Node, head: Node) -> bool:
         operands = {**self.operands(self.members[producer]), **self.operands(self.members[head])}
-        return len(operands) < MOST_OPERANDS
+        return len(operands) < MOST_OPERANDS and not any(map(is_cut_up, self.members[producer]))
 
 
 def softmax_of(last: Node) -> tuple[Node, ...]:

@@ -16,7 +16,7 @@ there is then freed only when the last of it is.
 from __future__ import annotations
 
 import operator
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -106,23 +106,49 @@ class _Recomputation:
 
     def _value(self, node: Node) -> Node:
         """What the backward reads in place of `node`."""
-        return node if self._is_leaf(source(node)) else self._copy(node)
+        if self._is_leaf(source(node)):
+            return node
+        for needed in self._needed(node):  # one by one, as Python's stack is not as deep as networks are
+            self._copy(needed)
+        return self._copy(node)
+
+    def _needed(self, node: Node) -> Iterator[Node]:
+        """The nodes that a copy of `node` needs copies of, itself included, each after those that it needs."""
+        seen = {node}
+        stack = [(node, iter(self._copied(node)))]
+        while stack:
+            current, operands = stack[-1]
+            operand = next((n for n in operands if n not in seen), None)
+            if operand is None:
+                yield current
+                stack.pop()
+            else:
+                seen.add(operand)
+                stack.append((operand, iter(self._copied(operand))))
+
+    def _copied(self, node: Node) -> list[Node]:
+        """The operands of which a copy of `node`, where there is none yet, reads copies."""
+        if self._key(node) in self._made:
+            return []
+        return [n for n in node.all_input_nodes if not (self._stays(node, n) or self._is_leaf(source(n)))]
+
+    def _key(self, node: Node) -> _Key:
+        """A copy of several results, and of a root, serves everywhere."""
+        everywhere = node.target is operator.getitem or is_root(node)
+        return node, None if everywhere else self._late
 
     def _copy(self, node: Node) -> Node:
         assert self._late is not None
         if node.target is operator.getitem:  # of several results: a copy of all of them, which is made once
             return self._item(node)
-        key = (node, None if is_root(node) else self._late)
+        key = self._key(node)
         if key not in self._made:
-            distinct = not all(self._is_free(n) for n in node.all_input_nodes)
-            # What IREE packs for a contraction it would keep for its copy.
-            keep_free = distinct and node.target not in CONTRACTIONS
-            args, kwargs = map_arg((node.args, node.kwargs), lambda n: self._operand(n, keep_free))
+            args, kwargs = map_arg((node.args, node.kwargs), lambda n: self._operand(node, n))
             self._stage[self._add(node, key, args, kwargs)] = self._late
         return self._made[key]
 
     def _item(self, node: Node) -> Node:
-        key = (node, None)
+        key = self._key(node)
         if key not in self._made:
             whole, place = node.args
             assert isinstance(whole, Node)
@@ -141,14 +167,21 @@ class _Recomputation:
         """Whether `node` takes no memory of its own: an argument, a constant, or a view of one."""
         return source(node).op == "placeholder" or is_constant(source(node))
 
-    def _operand(self, node: Node, keep_free: bool) -> Node:
-        """What a copy reads in place of `node`."""
-        if is_constant(source(node)) or (keep_free and self._is_free(node)):
-            return node
+    def _stays(self, node: Node, operand: Node) -> bool:
+        """Whether a copy of `node` reads `operand` as it does."""
+        distinct = not all(map(self._is_free, node.all_input_nodes))
+        # What IREE packs for a contraction it would keep for its copy.
+        keep_free = distinct and node.target not in CONTRACTIONS
+        return is_constant(source(operand)) or (keep_free and self._is_free(operand))
+
+    def _operand(self, node: Node, operand: Node) -> Node:
+        """What a copy of `node` reads in place of `operand`."""
+        if self._stays(node, operand):
+            return operand
         # A view of a kept value is tied, and not the value: IREE may have that in the view's layout only.
-        if self._is_leaf(source(node)):
-            return self._tie(node)
-        copy = self._copy(node)
+        if self._is_leaf(source(operand)):
+            return self._tie(operand)
+        copy = self._copy(operand)
         return copy if self._stage[copy] is self._late else self._tie(copy)
 
     def _tie(self, node: Node) -> Node:

@@ -8,6 +8,7 @@ are those of Jain et al., "Checkmate", MLSys 2020, for one recomputation at most
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from scipy.sparse import csr_array
 from torch.fx import Graph, Node
 
 from irongrad.passes.memory.costs import cost
-from irongrad.passes.memory.fusion import kernels
+from irongrad.passes.memory.fusion import Kernels, kernels
 from irongrad.passes.memory.liveness import Usage, usage
 from irongrad.passes.memory.nodes import bytes_of, is_constant, readers, sources
 from irongrad.passes.memory.recompute import is_backward, is_forward, recompute
@@ -80,7 +81,7 @@ class Problem:
 
     Attributes:
         graph: the graph.
-        values: the forward values that the backward may need, in order.
+        values: the forward values in memory that the backward may need, in order.
         read: those that it reads itself.
         inputs: by value, the values that it is computed from.
         costs: by value, of computing it again, in seconds.
@@ -99,27 +100,44 @@ def problem_of(graph: Graph) -> Problem:
     """The values of `graph` that can be kept or computed again."""
     position = {n: i for i, n in enumerate(graph.nodes)}
     read = {v for n in graph.nodes if is_backward(n) for v in _values_read(n)}
-    values: dict[Node, None] = {}
+    grouping = kernels(graph)
     inputs: dict[Node, tuple[Node, ...]] = {}
+    inside: dict[Node, set[Node]] = {}
     stack = sorted(read, key=position.__getitem__)
     while stack:
         value = stack.pop()
-        if value not in values:
-            values[value] = None
-            inputs[value] = tuple(_values_read(value))
+        if value not in inputs:
+            inputs[value], inside[value] = _computed_from(value, read, grouping)
             stack.extend(inputs[value])
-    ordered = sorted(values, key=position.__getitem__)
-    grouping = kernels(graph)
+    ordered = sorted(inputs, key=position.__getitem__)
     costs, last = {}, {}
     for value in ordered:
         backward = [r for r in readers(value) if is_backward(r)]
         times = max(1, len({grouping.leader.get(r) for r in backward}))
-        costs[value] = cost(value) * times
+        costs[value] = (cost(value) + sum(map(cost, inside[value]))) * times
         last[value] = max((grouping.runs_at(r) for r in backward), default=0)
     for value in reversed(ordered):  # what a value is computed from is read wherever the value is
         for needed in inputs[value]:
             last[needed] = max(last[needed], last[value])
     return Problem(graph, tuple(ordered), frozenset(read), inputs, costs, last)
+
+
+def _computed_from(value: Node, read: Set[Node], grouping: Kernels) -> tuple[tuple[Node, ...], set[Node]]:
+    """The values in memory that `value` is computed from, and what is computed on the way, in its kernel alone.
+
+    That is never kept: it would take memory that it does not take where everything is kept.
+    """
+    inputs: dict[Node, None] = {}
+    inside: set[Node] = set()
+    stack = list(_values_read(value))
+    while stack:
+        needed = stack.pop()
+        if needed in read or grouping.is_stored(needed):
+            inputs[needed] = None
+        elif needed not in inside:
+            inside.add(needed)
+            stack.extend(_values_read(needed))
+    return tuple(inputs), inside
 
 
 def _values_read(node: Node) -> Iterator[Node]:
@@ -167,7 +185,9 @@ def _loads(
         made: dict[Node, int] = {}
         for item in found.at(moment):
             if item.node in again:
-                made[again[item.node]] = max(made.get(again[item.node], 0), item.bytes)
+                original = again[item.node]
+                if original in problem.costs:
+                    made[original] = max(made.get(original, 0), item.bytes)
             elif (old := old_of.get(item.node)) in saved and item.end > item.start:
                 kept[old] = max(kept.get(old, 0), item.bytes)
         later = (old_of[n] for kernels in found.computed[moment:] for n in kernels if n in old_of)
@@ -229,6 +249,7 @@ class _Program:
         self.problem = problem
         self.index = {v: i for i, v in enumerate(problem.values)}
         self.rows: list[tuple[dict[int, float], float]] = []
+        self.waste = sys.maxsize
         for value in problem.values:
             if value in problem.read:
                 self.rows.append(({self._kept(value): -1.0, self._made(value): -1.0}, -1.0))
@@ -245,10 +266,15 @@ class _Program:
     def require(self, plan: Plan, budget: int) -> None:
         """Add the constraints that `plan` breaks: less in memory at its highest points.
 
-        By as much as the whole allocation is too large: what packing wastes is not any one value's.
+        What packing wastes is not any one value's, and differs from plan to plan: the least of any counts, unless that
+        of this plan is all that is too large.
         """
+        waste = plan.total - plan.peak
+        self.waste = min(self.waste, waste)
+        if plan.peak + self.waste > budget:
+            waste = self.waste
         for load in plan.loads:
-            excess = load.bytes + (plan.total - plan.peak) - budget
+            excess = load.bytes + waste - budget
             if excess <= 0:
                 continue
             row = {self._kept(v): b / _MEGABYTE for v, b in load.kept.items()}

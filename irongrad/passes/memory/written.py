@@ -154,6 +154,15 @@ def dim_of(node: Node) -> int:
     return int(dim) % int(node.meta["val"].ndim)
 
 
+def is_cut_up(node: Node) -> bool:
+    """Whether slices of `node` are read, and anything else of it: a single slice is computed in its place.
+
+    `BubbleUpExpandShapes.cpp` (`BubbleUpExtract`) moves a slice to before what alone is sliced.
+    """
+    readers = list(_readers(node))
+    return len(readers) > 1 and any(r.target in CUTS for r in readers)
+
+
 def _moves(node: Node) -> bool:
     """Whether a transpose changes the order of elements: dimensions of one do not count."""
     order = _order(node)

@@ -54,6 +54,23 @@ def _packed_alike(x, w):
     return [y @ w, y @ (w * 2), y.sum()]
 
 
+def _cut_up(x, w):
+    """A value is made in memory where several slices of it are read, and not in the kernel that reads them."""
+    whole = x.exp() * 2
+    return [(whole[:32] + whole[32:]) @ w]
+
+
+def _cut_once(x, w):
+    """A single slice is computed in its place."""
+    return [((x.exp() * 2)[:32] + 1) @ w]
+
+
+def _rows_and_columns(x, w):
+    """As above, of as many elements as what reads it."""
+    rows = torch.stack([x + 1, x * 2]).exp()
+    return [torch.cat([rows[0], rows[1]]).sin() @ w]
+
+
 CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "elementwise code that several operations read": (_multi_use, [X, X, W]),
     "a product that one operation reads": (lambda x, w: (x @ w).exp() @ w, [X, W]),
@@ -68,6 +85,9 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "dimensions that are divided before a reduction": (lambda x: x.exp().view(32, 2, 16, 4, 4).sum(1), [IMAGES]),
     "a wider cast that a product reads": (lambda x, w: (x.sin().bfloat16().float() @ w).exp() @ w, [X, W]),
     "a value that several contractions pack alike": (_packed_alike, [X, W]),
+    "a value of which several slices are read": (_cut_up, [X, W]),
+    "a value of which one slice is read": (_cut_once, [X, W]),
+    "slices that are as much as the whole": (_rows_and_columns, [X, W]),
     "a transpose of a batch that one product reads": (lambda x, w: torch.bmm(x.permute(1, 0, 2), w), [
         torch.randn(64, 4, 8), torch.randn(4, 8, 32)]),
 }  # fmt: skip
