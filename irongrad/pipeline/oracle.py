@@ -25,7 +25,9 @@ from irongrad.runtime.memory import keep_freed_memory
 from irongrad.runtime.verification import largest_error
 from irongrad.tolerance import NOISY_RUNS, allowed_error
 
-NOISY_RUNS_OF_LARGE_STEPS = 3  # large: a state of more than LARGE elements, where a run takes seconds
+# Of a step with more elements in its state than LARGE, where a run takes seconds.
+NOISY_RUNS_OF_LARGE_STEPS = 3
+MOST_LARGE_STEPS = 2  # the second begins with a state that the first has made, as every later one does
 LARGE = 1_000_000
 
 
@@ -84,9 +86,17 @@ class Spread:
 
 
 def golden_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterator[Golden]:
-    """Run the oracle; then, after each of the runs in the step's own dtypes, the values with what the runs allow."""
+    """Run the oracle; then, after each of the runs in the step's own dtypes, the values with what the runs allow.
+
+    Args:
+        captured: the step.
+        graph: names the values.
+        steps: how many training steps a run is, at most; fewer of a large one.
+    """
     keep_freed_memory()  # every run allocates what the run before has freed
     step = captured.step
+    elements = sum(t.initial.numel() for t in graph.state)
+    steps = steps if elements <= LARGE else min(steps, MOST_LARGE_STEPS)
     exact, oracle = Values(), "float64"
     # Values overflow in the step's own dtypes, so a run in these says which updates are skipped.
     skips = run_eager(captured, graph, None, steps, None, lambda key, tensor: None) if step.scaler else None
@@ -100,7 +110,6 @@ def golden_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterato
         run_eager(plain, graph, None, steps, None, exact.record, skips)
     inputs = {n: to_numpy(t) for n, t in step.inputs.items()}
     spread = Spread(exact)
-    elements = sum(t.initial.numel() for t in graph.state)
 
     def run(seed: int | None) -> None:
         run_eager(captured, graph, None, steps, seed, spread.record)

@@ -51,7 +51,7 @@ def document(outcomes: list[dict[str, Any]]) -> str:
         "# Real models",
         "",
         "Written by `./scripts/models --write`. Small configurations with random weights, dropout and stochastic depth",
-        "as each configuration has them by default, trained on random data for 3 steps: losses, gradients and state of",
+        "as each configuration has them by default, trained on random data for 2 or 3 steps: losses, gradients and state of",
         "the compiled step are compared with eager float64 (docs/artifact.md tells how). The configurations are in",
         "`scripts/modelzoo/`; DETR and YOLOv8 get their matched targets as inputs.",
         "",

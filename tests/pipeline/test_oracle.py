@@ -70,6 +70,19 @@ def test_an_artifact_keeps_the_golden_values_of_its_verification(
     assert stored.allowed == kept(golden).allowed
 
 
+@pytest.mark.parametrize(("large", "steps"), [(10, 2), (1000, 3)])
+def test_large_steps_are_verified_over_fewer_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int, steps: int
+) -> None:
+    monkeypatch.setattr(oracle, "LARGE", large)
+    model = nn.Linear(5, 3)
+    inputs = {"x": torch.randn(4, 5), "y": torch.randn(4, 3)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.Adam(model.parameters()), inputs)
+    report = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",), cache=False).reports["llvm-cpu"]
+    assert report.steps == steps
+    assert any(c.key == f"state/{steps}/weight" for c in report.comparisons)
+
+
 def test_all_runs_are_made_for_a_target_that_cannot_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever verifies it later has what all of them allow; here the first is enough."""
     model = nn.Linear(3, 2)
