@@ -14,7 +14,7 @@ from iree.compiler import ir
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.copies import share_copies
 from irongrad.pipeline.diagnostics import toolchain_error
-from irongrad.pipeline.executables import join_executables
+from irongrad.pipeline.executables import join_executables, linking_flags
 from irongrad.pipeline.operations import name_of, parsed, text_of
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.retarget import retarget
@@ -127,8 +127,9 @@ def compile_module(module: PortableModule, target: Target, scratch: Path, check:
             allowed = (*flags, *without_plugins(target))
             with parsed(_compile_to_stream(target, (*allowed, *threads), source, output)) as stream:
                 transients, (architecture, features) = transients_of(stream), _cpu_of(stream)
+                linking = linking_flags(stream)
             check(transients)
-            compile_kernels(allowed, source, output)
+            compile_kernels((*allowed, *linking), source, output)
             break
         except _RefusedError as error:
             flags = error.remedied(flags)

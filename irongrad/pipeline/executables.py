@@ -4,6 +4,9 @@ IREE 3.13.0 builds the pipeline that compiles an executable anew for each of the
 pipeline asks all operators that are loaded for their rules: the transform dialect, which is always there, loads those
 of every GPU. Kernels that share an executable share the pipeline. It makes no other difference, as the code of all of
 them ends in one library either way; docs/benchmarks.md has what it saves.
+
+One library is made by one thread. Of very many kernels there are several, each of an executable of its own. How many
+depends on the kernels alone: what is compiled must not depend on the machine.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ EXECUTABLES = 8
 # the types of the first one, and refuses the next ("failed to lower micro kernel operation to function call").
 _PRODUCT = re.compile(r"matmul|mmt4d|contract|encoding")
 _OTHER_THAN_FLOAT32 = re.compile(r"x(?:bf16|f16|f64|i8|i16|i32|i64)\b")
+
+# Where there are two times as many kernels, each executable is a library; below that, linking them all takes less time.
+FEWEST_OF_A_LIBRARY = 125
+_UNLINKED = "--iree-hal-link-executables=false"
 
 _EXPORT = "stream.executable.export"
 
@@ -45,7 +52,7 @@ class _Executable:
 
 
 def join_executables(stream: bytes) -> bytes:
-    """A module with its kernels in at most `EXECUTABLES` executables, where they can be put together.
+    """A module with its kernels in a few executables, where they can be put together.
 
     Args:
         stream: the module as it is after IREE's phase `stream`, as MLIR bytecode, which the result is too.
@@ -53,17 +60,37 @@ def join_executables(stream: bytes) -> bytes:
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.parse(stream)
         single = _single_kernels(module)
-        homes = {name_of(one.operation): single[i % EXECUTABLES] for i, one in enumerate(single)}
+        count = _executables_for(len(single))
+        homes = {name_of(one.operation): single[i % count] for i, one in enumerate(single)}
         names = {name: name_of(home.operation) for name, home in homes.items()}
         for operation in inside(module.operation):
             if "entry_points" in operation.attributes:
                 operation.attributes["entry_points"] = _renamed(operation.attributes["entry_points"], names)
-        for one in single[EXECUTABLES:]:
+        for one in single[count:]:
             home = homes[name_of(one.operation)]
             one.export.move_before(home.code)
             one.function.move_before(home.function)
             one.operation.erase()
         return bytecode_of(module)
+
+
+def linking_flags(stream: ir.Module) -> tuple[str, ...]:
+    """Flags by which executables stay libraries of their own, where all are large enough.
+
+    Args:
+        stream: the module after `join_executables`.
+    """
+    found = [op.operation for op in stream.body.operations if op.operation.name == "stream.executable"]
+    kernels = [sum(part.name == _EXPORT for part in _contents(executable)) for executable in found]
+    return (_UNLINKED,) if len(kernels) > 1 and min(kernels) >= FEWEST_OF_A_LIBRARY else ()
+
+
+def _executables_for(kernels: int) -> int:
+    """How many executables, a power of two, as machines have cores."""
+    libraries = 1
+    while kernels >= 2 * libraries * FEWEST_OF_A_LIBRARY:
+        libraries *= 2
+    return libraries if libraries > 1 else EXECUTABLES
 
 
 def _single_kernels(module: ir.Module) -> list[_Executable]:

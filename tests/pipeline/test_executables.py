@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from iree.compiler import ir
 
+from irongrad.pipeline import executables
 from irongrad.pipeline.compile import compile_module
 from irongrad.pipeline.executables import EXECUTABLES, join_executables
 from irongrad.pipeline.operations import bytecode_of, inside
@@ -66,6 +67,20 @@ def test_kernels_share_executables_and_compute_the_same(tmp_path: Path, monkeypa
     given = [np.arange(3 * n, dtype=np.float32).reshape(3, n) for n in module.sizes]
     config = ireert.Config("local-sync")
     loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
+    for x, found in zip(given, loaded.f(*given), strict=True):
+        np.testing.assert_array_equal(found.to_host(), x.sum(1))
+
+
+@pytest.mark.parametrize(("fewest", "libraries"), [(2, 4), (4, 2), (6, 1)])
+def test_of_many_kernels_there_are_several_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fewest: int, libraries: int
+) -> None:
+    monkeypatch.setattr(executables, "FEWEST_OF_A_LIBRARY", fewest)
+    compiled = compile_module(SumsOfRows(), parse_target("llvm-cpu"), tmp_path)
+    assert compiled.vmfb.count(b"\x7fELF") == libraries
+    config = ireert.Config("local-sync")
+    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
+    given = [np.full((3, n), n, np.float32) for n in SumsOfRows.sizes]
     for x, found in zip(given, loaded.f(*given), strict=True):
         np.testing.assert_array_equal(found.to_host(), x.sum(1))
 
