@@ -102,7 +102,7 @@ def problem_of(graph: Graph) -> Problem:
     read = {v for n in graph.nodes if is_backward(n) for v in _values_read(n)}
     grouping = kernels(graph)
     inputs: dict[Node, tuple[Node, ...]] = {}
-    inside: dict[Node, set[Node]] = {}
+    inside: dict[Node, tuple[Node, ...]] = {}
     stack = sorted(read, key=position.__getitem__)
     while stack:
         value = stack.pop()
@@ -122,22 +122,22 @@ def problem_of(graph: Graph) -> Problem:
     return Problem(graph, tuple(ordered), frozenset(read), inputs, costs, last)
 
 
-def _computed_from(value: Node, read: Set[Node], grouping: Kernels) -> tuple[tuple[Node, ...], set[Node]]:
+def _computed_from(value: Node, read: Set[Node], grouping: Kernels) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     """The values in memory that `value` is computed from, and what is computed on the way, in its kernel alone.
 
     That is never kept: it would take memory that it does not take where everything is kept.
     """
     inputs: dict[Node, None] = {}
-    inside: set[Node] = set()
+    inside: dict[Node, None] = {}  # in order: sums of their costs are the same in every process
     stack = list(_values_read(value))
     while stack:
         needed = stack.pop()
         if needed in read or grouping.is_stored(needed):
             inputs[needed] = None
         elif needed not in inside:
-            inside.add(needed)
+            inside[needed] = None
             stack.extend(_values_read(needed))
-    return tuple(inputs), inside
+    return tuple(inputs), tuple(inside)
 
 
 def _values_read(node: Node) -> Iterator[Node]:
