@@ -50,6 +50,15 @@ class SumsOfRows:
             return bytecode_of(ir.Module.parse(self.text))
 
 
+def check_sums(vmfb: bytes) -> None:
+    """Whether what `SumsOfRows` was compiled to computes them."""
+    given = [np.arange(3 * n, dtype=np.float32).reshape(3, n) for n in SumsOfRows.sizes]
+    config = ireert.Config("local-sync")
+    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, vmfb), config)
+    for x, found in zip(given, loaded.f(*given), strict=True):
+        np.testing.assert_array_equal(found.to_host(), x.sum(1))
+
+
 def test_kernels_share_executables_and_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     streams: list[bytes] = []
 
@@ -58,17 +67,12 @@ def test_kernels_share_executables_and_compute_the_same(tmp_path: Path, monkeypa
         return streams[-1]
 
     monkeypatch.setattr("irongrad.pipeline.compile.join_executables", recorded)
-    module = SumsOfRows()
-    compiled = compile_module(module, parse_target("llvm-cpu"), tmp_path)
+    compiled = compile_module(SumsOfRows(), parse_target("llvm-cpu"), tmp_path)
     before, after = map(_counts, streams)
     assert before == (COUNT, COUNT)
     assert after == (EXECUTABLES, COUNT)
     assert compiled.statistics.kernels == COUNT
-    given = [np.arange(3 * n, dtype=np.float32).reshape(3, n) for n in module.sizes]
-    config = ireert.Config("local-sync")
-    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
-    for x, found in zip(given, loaded.f(*given), strict=True):
-        np.testing.assert_array_equal(found.to_host(), x.sum(1))
+    check_sums(compiled.vmfb)
 
 
 @pytest.mark.parametrize(("fewest", "libraries"), [(2, 4), (4, 2), (6, 1)])
@@ -78,11 +82,7 @@ def test_of_many_kernels_there_are_several_libraries(
     monkeypatch.setattr(executables, "FEWEST_OF_A_LIBRARY", fewest)
     compiled = compile_module(SumsOfRows(), parse_target("llvm-cpu"), tmp_path)
     assert compiled.vmfb.count(b"\x7fELF") == libraries
-    config = ireert.Config("local-sync")
-    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
-    given = [np.full((3, n), n, np.float32) for n in SumsOfRows.sizes]
-    for x, found in zip(given, loaded.f(*given), strict=True):
-        np.testing.assert_array_equal(found.to_host(), x.sum(1))
+    check_sums(compiled.vmfb)
 
 
 def test_executables_of_several_kernels_are_left_alone() -> None:

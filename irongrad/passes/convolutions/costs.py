@@ -20,8 +20,8 @@ DIRECT_VECTOR = 8  # how many outputs of a row it computes at once
 DIRECT_WEIGHT_FLOP = 0.0125  # of the plain gradient of a weight
 TRANSFORMED = 1.1  # a number that Winograd's transforms write, their reading and the packing for a product included
 TRANSFORMED_FILTER = 2.2  # the same of the filters and of their gradients, whose reading or writing jumps
-TRANSFORMS = 300_000.0  # what the transforms of small images cost beside that: ten kernels, and their short loops
 TRANSFORMED_WEIGHT = 0.5  # the same of images in the gradient of a weight
+TRANSFORMS = 300_000.0  # what the transforms of small images cost beside all that: ten kernels, and their short loops
 GATHERED = 1.2  # a number that is copied to where a product reads it
 GATHERED_APART = 2.5  # the same with the places of the kernel innermost
 SCATTERED = 1.5  # a number of a product that is added up somewhere
@@ -55,12 +55,11 @@ def winograd(problem: Problem) -> float:
     inner, outer = problem.channels
     out = problem.window.sizes if problem.kind == "input" else problem.window.out
     tiles = problem.positions([(size + 1) // 2 for size in out])
-    products = 16 * _product((tiles, inner, outer)) + TRANSFORMS
-    products += 16 * inner * outer * TRANSFORMED_FILTER
+    of_all = 16 * _product((tiles, inner, outer)) + 16 * inner * outer * TRANSFORMED_FILTER + TRANSFORMS
     if problem.kind == "weight":
-        return products + 16 * tiles * (inner + outer) * TRANSFORMED_WEIGHT
+        return of_all + 16 * tiles * (inner + outer) * TRANSFORMED_WEIGHT
     read, written = (outer, inner) if problem.kind == "input" else (inner, outer)
-    return products + (16 * tiles * read + 4 * tiles * written) * TRANSFORMED
+    return of_all + (16 * tiles * read + 4 * tiles * written) * TRANSFORMED
 
 
 def gathered(problem: Problem) -> float:

@@ -239,7 +239,7 @@ def smallest(problem: Problem) -> Plan:
             step /= 2
         else:
             best = plan
-    return best
+    return cheapest(problem, best.total - 1) or best  # anything less, where nothing was found a step away
 
 
 class _Program:

@@ -11,6 +11,7 @@ from torch.func import functionalize
 from torch.nn import functional as F
 
 from irongrad.passes.common_subexpressions import merge_common_subexpressions
+from irongrad.passes.convolutions.problem import choice
 from irongrad.pipeline.retrace import interpret, retrace
 from irongrad.random import Draws
 
@@ -67,8 +68,8 @@ def _cut_once(x, w):
 
 def _rows_and_columns(x, w):
     """As above, of as many elements as what reads it."""
-    rows = torch.stack([x + 1, x * 2]).exp()
-    return [torch.cat([rows[0], rows[1]]).sin() @ w]
+    rows = choice([x.sin(), x.exp()], 0)
+    return [choice([rows[1] + rows[0], rows[1] - rows[0]], 1).flatten(0, 1) @ w]
 
 
 CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
