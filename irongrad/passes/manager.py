@@ -98,7 +98,7 @@ def _run(
             results.append(_checked(item.run(module, here)))
             seconds += time.perf_counter() - start
             verified[module] = verify(module, held)
-            seen = seen or verified[module].nodes != held.nodes
+            seen = seen or verified[module].is_another
         except UserError:
             raise  # what was asked of the pass cannot be done
         except Exception as error:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import BuiltinFunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -33,19 +33,56 @@ class Snapshot:
     Attributes:
         arguments: the kind of every placeholder, in order.
         results: the kind of every output, in order; None for outputs that are no tensors.
-        nodes: every node with its operator and arguments, so that only what a pass touched is looked at again.
+        nodes: every node as it was, so that only what a pass touched is looked at again.
+        is_another: whether it is another graph than the one that it was compared with.
     """
 
     arguments: tuple[Kind | None, ...]
     results: tuple[Kind | None, ...]
-    nodes: dict[Node, tuple[Any, ...]]
+    nodes: dict[Node, _Form]
+    is_another: bool = False
+
+
+class _Form(NamedTuple):
+    """What a node was: FX replaces the arguments of a node, and changes none in place.
+
+    Attributes:
+        target: its operator.
+        args: its arguments by position.
+        kwargs: its arguments by name.
+        value: what it gives.
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    value: Any
+
+    @classmethod
+    def of(cls, node: Node) -> _Form:
+        """What `node` is now."""
+        return cls(node.target, node.args, node.kwargs, node.meta.get("val"))
+
+    def is_of(self, other: _Form | None) -> bool:
+        """Whether both are one operator of equal arguments and results."""
+        return (
+            other is not None
+            and self.target is other.target
+            and (self.args is other.args or _plain(self.args) == _plain(other.args))
+            and (self.kwargs is other.kwargs or _plain(self.kwargs) == _plain(other.kwargs))
+            and self.gives_as(other)
+        )
+
+    def gives_as(self, other: _Form) -> bool:
+        """Whether results are of one kind."""
+        return self.value is other.value or kind_of(self.value) == kind_of(other.value)
 
 
 def snapshot(graph: GraphModule) -> Snapshot:
     """What `verify` compares with."""
-    kinds = {n: kind_of(n.meta.get("val")) for n in graph.graph.nodes}
-    arguments = tuple(kind for n, kind in kinds.items() if n.op == "placeholder")
-    return Snapshot(arguments, _results(graph), {n: _form(n, kinds) for n in kinds})
+    nodes = {n: _Form.of(n) for n in graph.graph.nodes}
+    arguments = tuple(kind_of(form.value) for n, form in nodes.items() if n.op == "placeholder")
+    return Snapshot(arguments, _results(graph), nodes)
 
 
 def verify(graph: GraphModule, before: Snapshot) -> Snapshot:
@@ -66,12 +103,14 @@ def verify(graph: GraphModule, before: Snapshot) -> Snapshot:
         raise InvalidGraphError(f"the arguments were {before.arguments} and are {now.arguments}")
     if now.results != before.results:
         raise InvalidGraphError(f"the results were {before.results} and are {now.results}")
-    for node, form in now.nodes.items():
+    touched = {n for n, form in now.nodes.items() if not form.is_of(before.nodes.get(n))}
+    given = {n for n in touched & before.nodes.keys() if not now.nodes[n].gives_as(before.nodes[n])}
+    for node in now.nodes:
         if isinstance(node.target, HigherOrderOperator):  # its bodies may be others under the same names
             _check_control_flow(graph, node)
-        elif before.nodes.get(node) != form:
+        elif node in touched or (given and not given.isdisjoint(node.all_input_nodes)):
             _check(graph, node)
-    return now
+    return replace(now, is_another=bool(touched) or before.nodes.keys() != now.nodes.keys())
 
 
 def _check(graph: GraphModule, node: Node) -> None:
@@ -122,12 +161,6 @@ def _results(graph: GraphModule) -> tuple[Kind | None, ...]:
     output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
     values = torch.utils._pytree.tree_leaves(output.args[0])
     return tuple(kind_of(v.meta.get("val")) if isinstance(v, Node) else None for v in values)
-
-
-def _form(node: Node, kinds: Mapping[Node, Any]) -> tuple[Any, ...]:
-    """Changes when the operator, an argument, or the value of an argument does."""
-    inputs = tuple(kinds.get(n) for n in node.all_input_nodes)
-    return node.target, _plain(node.args), _plain(node.kwargs), inputs, kinds[node]
 
 
 def _plain(argument: Any) -> Any:

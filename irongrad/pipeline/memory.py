@@ -8,8 +8,8 @@ from pathlib import PurePath
 import torch
 from torch.fx import Node
 
-from irongrad.passes.memory.fusion import kernels
-from irongrad.passes.memory.liveness import usage
+from irongrad.passes.memory.fusion import Kernels
+from irongrad.passes.memory.liveness import Usage, usage
 from irongrad.passes.memory.nodes import bytes_of, is_constant, is_view, sources
 from irongrad.passes.memory.recompute import is_backward, is_forward, original_names
 from irongrad.pipeline.budget import Budget
@@ -31,21 +31,21 @@ def memory_of(graph: StepGraph, interface: Interface, budget: Budget | None = No
     known = {name: f for name, f in graph.functions.items() if not f.of_any_size}
     chains = {e.name: chain_of(e.name, graph) for e in interface.entry_points}
     chains = {name: chain for name, chain in chains.items() if chain and all(f in known for f in chain)}
-    slabs = {name: usage(f.graph.graph).slab for name, f in known.items()}
+    usages = {name: usage(f.graph.graph) for name, f in known.items()}
     handed = {name: _handed_on(f) for name, f in known.items()}
-    predicted = {entry: _most(chain, slabs, handed) for entry, chain in chains.items()}
+    predicted = {entry: _most(chain, usages, handed) for entry, chain in chains.items()}
     joint = known.get("joint")
-    values = tuple(_forward_values(joint)) if joint is not None else ()
+    values = tuple(_forward_values(joint, usages["joint"].grouping)) if joint is not None else ()
     if budget is None:
         return MemorySpec("", predicted, values)
     limits = {entry: budget.limit for entry, chain in chains.items() if "joint" in chain}
     return MemorySpec(budget.asked, predicted, values, limits)
 
 
-def _most(chain: tuple[str, ...], slabs: dict[str, int], handed: dict[str, int]) -> int:
+def _most(chain: tuple[str, ...], usages: dict[str, Usage], handed: dict[str, int]) -> int:
     """The functions of a chain run one after the other; gradients stay until the last is done."""
     gradients = sum(handed[name] for name in chain)
-    return gradients + max(slabs[name] for name in chain)
+    return gradients + max(usages[name].slab for name in chain)
 
 
 def _handed_on(function: Function) -> int:
@@ -54,10 +54,9 @@ def _handed_on(function: Function) -> int:
     return sum(bytes_of(n) for r, n in zip(function.results, outputs, strict=True) if r.kind == "gradient")
 
 
-def _forward_values(function: Function) -> Iterator[ForwardValue]:
+def _forward_values(function: Function, grouping: Kernels) -> Iterator[ForwardValue]:
     """The values of the forward pass that reach memory, and those that the backward computes again."""
     graph = function.graph.graph
-    grouping = kernels(graph)
     again = original_names(graph)
     read = {s for b in graph.nodes if is_backward(b) for n in b.all_input_nodes for s in sources(n)}
     for node in graph.nodes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from irongrad.passes.memory.fusion import kernels
+from irongrad.passes.memory.fusion import Kernels, kernels
 from irongrad.passes.memory.nodes import bytes_of, is_constant, source
 from irongrad.passes.memory.steps import Buffer, Step, steps_of
 from irongrad.passes.memory.waves import waves_of
@@ -41,11 +41,13 @@ class Usage:
         lifetimes: of every value that reaches memory, but for arguments and results.
         results: bytes of the results.
         computed: by moment, the kernels that run then.
+        grouping: which kernel computes which node.
     """
 
     lifetimes: tuple[Lifetime, ...]
     results: int
     computed: tuple[tuple[Node, ...], ...]
+    grouping: Kernels
 
     def curve(self) -> list[int]:
         """Bytes in memory at every moment, without the results."""
@@ -104,7 +106,7 @@ def usage(graph: Graph) -> Usage:
     for step in steps:
         if step.kernel is not None:
             computed[waves[step]].append(step.kernel)
-    return Usage(tuple(_lifetimes(steps, waves)), kept, tuple(map(tuple, computed)))
+    return Usage(tuple(_lifetimes(steps, waves)), kept, tuple(map(tuple, computed)), grouping)
 
 
 def _lifetimes(steps: Sequence[Step], waves: Mapping[Step, int]) -> list[Lifetime]:
