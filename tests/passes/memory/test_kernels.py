@@ -11,7 +11,8 @@ from torch.func import functionalize
 from torch.nn import functional as F
 
 from irongrad.passes.common_subexpressions import merge_common_subexpressions
-from irongrad.passes.convolutions.problem import choice
+from irongrad.passes.convolutions.problem import Window, choice
+from irongrad.passes.convolutions.products import met
 from irongrad.pipeline.retrace import interpret, retrace
 from irongrad.random import Draws
 
@@ -72,6 +73,15 @@ def _rows_and_columns(x, w):
     return [choice([rows[1] + rows[0], rows[1] - rows[0]], 1).flatten(0, 1) @ w]
 
 
+def _places(x, w):
+    """The middle of a kernel meets the image itself, which stays in memory for it; the corner's zeros are a copy."""
+    window = Window((4, 4), (4, 4), (3, 3), (1, 1), (1, 1), (1, 1))
+    image = (x @ w).exp().view(4, 4, 4, 32).permute(0, 3, 1, 2)
+    places = met(image, window)
+    corner, middle = (places[tap].flatten(0, 2) for tap in ((0, 0), (1, 1)))
+    return [middle @ ((corner.t() @ x) @ w).sin() @ w + corner]
+
+
 CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "elementwise code that several operations read": (_multi_use, [X, X, W]),
     "a product that one operation reads": (lambda x, w: (x @ w).exp() @ w, [X, W]),
@@ -89,6 +99,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "a value of which several slices are read": (_cut_up, [X, W]),
     "a value of which one slice is read": (_cut_once, [X, W]),
     "slices that are as much as the whole": (_rows_and_columns, [X, W]),
+    "places of a kernel": (_places, [X, W]),
     "a transpose of a batch that one product reads": (lambda x, w: torch.bmm(x.permute(1, 0, 2), w), [
         torch.randn(64, 4, 8), torch.randn(4, 8, 32)]),
 }  # fmt: skip
