@@ -29,7 +29,7 @@ from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.importer import ImportedStep, import_functions
 from irongrad.pipeline.interface import Interface, describe, inference_of, selected
 from irongrad.pipeline.legality import check_float64, check_operators
-from irongrad.pipeline.memory import memory_of
+from irongrad.pipeline.memory import limits_of, memory_of
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.options import Choices, Options, check_choices, make_options
 from irongrad.pipeline.oracle import golden_runs
@@ -157,13 +157,13 @@ def _compiled(run: Run, captured: CapturedStep, whole: StepGraph, interface: Int
         run.records.clear()
         graph: StepGraph = stage("passes", _optimised, whole, passes, run)
         budget = budget_of(passes, run.records)
-        run.memory = memory_of(graph, interface, budget)
         imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
         module: AssembledModule = stage("assemble", assemble, imported, interface)
-        check = partial(check_limits, run.memory.limits)
+        check = partial(check_limits, limits_of(graph, interface, budget))
         # iree-compile is a process, and does not keep every core busy.
         with ThreadPoolExecutor(1) as beside:
             compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch, check)
+            run.memory = memory_of(graph, interface, budget)
             if not expected:
                 expected = [stage("oracle", _first_run, captured, graph, GOLDEN_STEPS)]
                 expected += [_first_run(c, graph, 1) for c in at_other_sizes(captured, graph)]

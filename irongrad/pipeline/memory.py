@@ -28,18 +28,32 @@ def memory_of(graph: StepGraph, interface: Interface, budget: Budget | None = No
         interface: its entry points.
         budget: what entry points that run the backward may take; None for no limit.
     """
-    known = {name: f for name, f in graph.functions.items() if not f.of_any_size}
-    chains = {e.name: chain_of(e.name, graph) for e in interface.entry_points}
-    chains = {name: chain for name, chain in chains.items() if chain and all(f in known for f in chain)}
+    known = _known(graph)
     usages = {name: usage(f.graph.graph) for name, f in known.items()}
     handed = {name: _handed_on(f) for name, f in known.items()}
-    predicted = {entry: _most(chain, usages, handed) for entry, chain in chains.items()}
+    predicted = {e: _most(chain, usages, handed) for e, chain in _chains(graph, interface).items()}
     joint = known.get("joint")
     values = tuple(_forward_values(joint, usages["joint"].grouping)) if joint is not None else ()
+    return MemorySpec(budget.asked if budget else "", predicted, values, limits_of(graph, interface, budget))
+
+
+def limits_of(graph: StepGraph, interface: Interface, budget: Budget | None) -> dict[str, int]:
+    """The most bytes that entry points may take, those that run the backward; as `memory_of` takes them."""
     if budget is None:
-        return MemorySpec("", predicted, values)
-    limits = {entry: budget.limit for entry, chain in chains.items() if "joint" in chain}
-    return MemorySpec(budget.asked, predicted, values, limits)
+        return {}
+    return {entry: budget.limit for entry, chain in _chains(graph, interface).items() if "joint" in chain}
+
+
+def _known(graph: StepGraph) -> dict[str, Function]:
+    """The functions whose sizes are known."""
+    return {name: f for name, f in graph.functions.items() if not f.of_any_size}
+
+
+def _chains(graph: StepGraph, interface: Interface) -> dict[str, tuple[str, ...]]:
+    """The functions that each entry point runs, where it runs any and their sizes are known."""
+    known = _known(graph)
+    chains = {e.name: chain_of(e.name, graph) for e in interface.entry_points}
+    return {name: chain for name, chain in chains.items() if chain and all(f in known for f in chain)}
 
 
 def _most(chain: tuple[str, ...], usages: dict[str, Usage], handed: dict[str, int]) -> int:
