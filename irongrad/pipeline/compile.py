@@ -28,7 +28,13 @@ from irongrad.targets import Target
 from irongrad.targets.llvm_cpu import LARGEST_STACK, STACK
 
 # Hyperparameters are float64 scalars of the VM, and their arithmetic stays in float64.
-COMMON_FLAGS = ("--iree-input-demote-f64-to-f32=false", "--iree-vm-target-extension-f64")
+_SCALARS = ("--iree-input-demote-f64-to-f32=false", "--iree-vm-target-extension-f64")
+
+# Of constants little is left to compute after constant folding. IREE takes up to a third of its time to its phase
+# `flow` to look for that, compile it for the host and run it; a kernel that runs when the module is loaded does.
+_CONSTANTS = "--iree-opt-const-eval=false"
+
+COMMON_FLAGS = (*_SCALARS, _CONSTANTS)
 
 DATA_TILING = "--iree-opt-data-tiling"
 _STACK_LIMIT = "exceeded stack allocation limit"
