@@ -5,8 +5,9 @@ pipeline asks all operators that are loaded for their rules: the transform diale
 of every GPU. Kernels that share an executable share the pipeline. It makes no other difference, as the code of all of
 them ends in one library either way; docs/benchmarks.md has what it saves.
 
-One library is made by one thread. Of very many kernels there are several, each of an executable of its own. How many
-depends on the kernels alone: what is compiled must not depend on the machine.
+One library is made by one thread of LLVM. Where there are more than a few kernels there are two, each of an executable
+of its own, and four or more of very many. How many depends on the kernels alone: what is compiled must not depend on
+the machine.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ EXECUTABLES = 8
 _PRODUCT = re.compile(r"matmul|mmt4d|contract|encoding")
 _OTHER_THAN_FLOAT32 = re.compile(r"x(?:bf16|f16|f64|i8|i16|i32|i64)\b")
 
-# Where there are two times as many kernels, each executable is a library; below that, linking them all takes less time.
-FEWEST_OF_A_LIBRARY = 125
+# A library takes a sixth of a second of CPU time by itself; from so many kernels on two take a fifth less by the clock.
+FEWEST_OF_TWO_LIBRARIES = 40
+FEWEST_OF_A_LIBRARY = 125  # where there are four or more
 _UNLINKED = "--iree-hal-link-executables=false"
 
 _EXPORT = "stream.executable.export"
@@ -60,7 +62,8 @@ def join_executables(stream: bytes) -> bytes:
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.parse(stream)
         single = _single_kernels(module)
-        count = _executables_for(len(single))
+        libraries = _libraries_of(len(single)) if len(single) == len(_executables(module)) else 1
+        count = libraries if libraries > 1 else EXECUTABLES
         homes = {name_of(one.operation): single[i % count] for i, one in enumerate(single)}
         names = {name: name_of(home.operation) for name, home in homes.items()}
         for operation in inside(module.operation):
@@ -75,36 +78,40 @@ def join_executables(stream: bytes) -> bytes:
 
 
 def linking_flags(stream: ir.Module) -> tuple[str, ...]:
-    """Flags by which executables stay libraries of their own, where all are large enough.
+    """Flags by which executables stay libraries of their own, where they are to be.
 
     Args:
         stream: the module after `join_executables`.
     """
-    found = [op.operation for op in stream.body.operations if op.operation.name == "stream.executable"]
-    kernels = [sum(part.name == _EXPORT for part in _contents(executable)) for executable in found]
-    return (_UNLINKED,) if len(kernels) > 1 and min(kernels) >= FEWEST_OF_A_LIBRARY else ()
+    found = _executables(stream)
+    kernels = sum(part.name == _EXPORT for executable in found for part in _contents(executable))
+    return (_UNLINKED,) if 1 < len(found) == _libraries_of(kernels) else ()
 
 
-def _executables_for(kernels: int) -> int:
-    """How many executables, a power of two, as machines have cores."""
-    libraries = 1
+def _libraries_of(kernels: int) -> int:
+    """How many libraries, a power of two, as machines have cores."""
+    if kernels < FEWEST_OF_TWO_LIBRARIES:
+        return 1
+    libraries = 2
     while kernels >= 2 * libraries * FEWEST_OF_A_LIBRARY:
         libraries *= 2
-    return libraries if libraries > 1 else EXECUTABLES
+    return libraries
+
+
+def _executables(module: ir.Module) -> list[Any]:
+    return [op.operation for op in module.body.operations if op.operation.name == "stream.executable"]
 
 
 def _single_kernels(module: ir.Module) -> list[_Executable]:
     """The executables that are one kernel each, of which no two have one name, and none of another product."""
     found: dict[str, _Executable] = {}
-    for executable in module.body.operations:
-        if executable.operation.name != "stream.executable":
-            continue
-        parts = _contents(executable.operation)
+    for executable in _executables(module):
+        parts = _contents(executable)
         code = [part for part in parts if part.name == "builtin.module"]
         functions = [function for part in code for function in _contents(part)]
         kinds = [part.name for part in parts[:2]]
         if kinds == [_EXPORT, "builtin.module"] and len(functions) == 1 and not _is_other_product(functions[0]):
-            found.setdefault(name_of(functions[0]), _Executable(executable.operation, parts[0], code[0], functions[0]))
+            found.setdefault(name_of(functions[0]), _Executable(executable, parts[0], code[0], functions[0]))
     return list(found.values())
 
 

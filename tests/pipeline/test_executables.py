@@ -75,14 +75,25 @@ def test_kernels_share_executables_and_compute_the_same(tmp_path: Path, monkeypa
     check_sums(compiled.vmfb)
 
 
-@pytest.mark.parametrize(("fewest", "libraries"), [(2, 4), (4, 2), (6, 1)])
+@pytest.mark.parametrize(("two", "more", "libraries"), [(COUNT + 1, 2, 1), (COUNT, 3, 2), (2, 2, 4)])
 def test_of_many_kernels_there_are_several_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fewest: int, libraries: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: int, more: int, libraries: int
 ) -> None:
-    monkeypatch.setattr(executables, "FEWEST_OF_A_LIBRARY", fewest)
+    monkeypatch.setattr(executables, "FEWEST_OF_TWO_LIBRARIES", two)
+    monkeypatch.setattr(executables, "FEWEST_OF_A_LIBRARY", more)
     compiled = compile_module(SumsOfRows(), parse_target("llvm-cpu"), tmp_path)
     assert compiled.vmfb.count(b"\x7fELF") == libraries
     check_sums(compiled.vmfb)
+
+
+def test_there_is_one_library_where_kernels_stay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would be a library otherwise."""
+    monkeypatch.setattr(executables, "FEWEST_OF_TWO_LIBRARIES", 2)
+    same = "".join(_kernel(f"k{i}", f"g{i % (COUNT - 2)}") for i in range(COUNT))
+    joined = join_executables(_bytecode(same))
+    assert _counts(joined) == (EXECUTABLES + 2, COUNT)
+    with ir.Context():
+        assert executables.linking_flags(ir.Module.parse(joined)) == ()
 
 
 def test_executables_of_several_kernels_are_left_alone() -> None:
