@@ -2,12 +2,12 @@
 
 IREE 3.13.0 builds the pipeline that compiles an executable anew for each of them, and each canonicalizer of such a
 pipeline asks all operators that are loaded for their rules: the transform dialect, which is always there, loads those
-of every GPU. Kernels that share an executable share the pipeline. It makes no other difference, as the code of all of
-them ends in one library either way; docs/benchmarks.md has what it saves.
+of every GPU. Kernels that share an executable share the pipeline. The code of all executables of a few kernels is
+linked into one library.
 
-One library is made by one thread of LLVM. Where there are more than a few kernels there are two, each of an executable
-of its own, and four or more of very many. How many depends on the kernels alone: what is compiled must not depend on
-the machine.
+One thread of LLVM makes a library. Of more kernels there are two libraries, each of an executable of its own, and four
+or more of very many. How many depends on the kernels alone: what is compiled must not depend on the machine.
+docs/benchmarks.md has what both save.
 """
 
 from __future__ import annotations
