@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.session import Session
-from irongrad.runtime.verification import Report, verify
+from irongrad.runtime.verification import Report, golden_steps
 from irongrad.tolerance import SETTLED
 
 
@@ -51,7 +51,7 @@ class Expected:
 
 def verify_against(session: Session, expected: Expected) -> Report:
     """Compare with `expected`, after as many runs as the errors found take."""
-    report = verify(session, expected.golden)
+    report = golden_steps(session, expected.golden)
     while report.worst.ratio > SETTLED and expected.widen():
         allowed = expected.golden.allowed
         report = replace(report, comparisons=tuple(replace(c, allowed=allowed[c.key]) for c in report.comparisons))

@@ -21,7 +21,7 @@ from irongrad.pipeline.package import Artifact
 from irongrad.runtime.errors import InternalError
 from irongrad.runtime.golden import Golden, kept, read_golden
 from irongrad.runtime.session import Session
-from irongrad.runtime.verification import Report, verify
+from irongrad.runtime.verification import Report, golden_steps
 from irongrad.tolerance import NOISY_RUNS
 
 
@@ -59,9 +59,9 @@ def test_an_artifact_keeps_the_golden_values_of_its_verification(
 
     def seeing(session: Session, golden: Golden) -> Report:
         seen.append(golden)
-        return verify(session, golden)
+        return golden_steps(session, golden)
 
-    monkeypatch.setattr(expected, "verify", seeing)
+    monkeypatch.setattr(expected, "golden_steps", seeing)
     artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",))
     (golden,) = seen
     assert golden.expected["state/1/weight"].shape == (60, 80)

@@ -107,7 +107,7 @@ def choice(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     shape = [1] * (parts[0].ndim + 1)
     shape[dim] = len(parts)
     place = torch.arange(len(parts)).reshape(shape)
-    result = parts[-1].unsqueeze(dim)
-    for i, part in list(enumerate(parts[:-1]))[::-1]:
-        result = torch.where(place == i, part.unsqueeze(dim), result)
+    *others, result = [part.unsqueeze(dim) for part in parts] if dim else parts  # broadcasting makes the first
+    for i, part in list(enumerate(others))[::-1]:
+        result = torch.where(place == i, part, result)
     return result

@@ -86,15 +86,20 @@ def _input_rows(x: torch.Tensor, padding: Sequence[int], out: Sequence[int], ord
         pads += [pad, 2 * count + 2 - size - pad]
     last = F.pad(x.permute(0, 2, 3, 1), (0, 0, *pads))
     halves = last.reshape(x.shape[0], height + 1, 2, width + 1, 2, x.shape[1])
-    rows = _inputs([halves[:, i // 2 : i // 2 + height, i % 2] for i in range(4)])
+    rows = _inputs(_overlapping(halves, 1, height))
     return choice([rows[i] for i in order], 0)
 
 
 def _input_tiles(rows: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """Rows of tiles transformed along them too, the places of each in `order`: [rows, 4, N, tiles, tiles, C]."""
-    width = rows.shape[3] - 1
-    columns = _inputs([rows[:, :, :, j // 2 : j // 2 + width, j % 2] for j in range(4)])
+    columns = _inputs(_overlapping(rows, 3, rows.shape[3] - 1))
     return choice([columns[j] for j in order], 1)
+
+
+def _overlapping(pairs: torch.Tensor, dim: int, count: int) -> Parts:
+    """What tiles of four, two apart, have at each of their places; dimensions `dim` and the next count pairs."""
+    even, odd = pairs.unbind(dim + 1)
+    return [half.narrow(dim, start, count) for start in range(2) for half in (even, odd)]
 
 
 def _output_rows(grad: torch.Tensor) -> torch.Tensor:
