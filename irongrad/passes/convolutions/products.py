@@ -173,7 +173,7 @@ def met(x: torch.Tensor, window: Window) -> dict[Tap, torch.Tensor]:
     One that meets just what is there has it as it is, for IREE 3.13.0 reads it there and not among zeros in any case.
     """
     last = image = x.permute(0, 2, 3, 1)
-    whole = tuple(slice(0, size, 1) for size in window.sizes)
+    whole = [slice(0, size, 1) for size in window.sizes]
     slices = {tap: window.slices(tap) for tap in window.taps()}
     before = [max(0, *(-s[d].start for s in slices.values())) for d in range(2)]
     after = [max(0, *(s[d].stop - window.sizes[d] for s in slices.values())) for d in range(2)]
@@ -181,7 +181,7 @@ def met(x: torch.Tensor, window: Window) -> dict[Tap, torch.Tensor]:
         last = F.pad(last, (0, 0, before[1], after[1], before[0], after[0]))
     found = {}
     for tap, parts in slices.items():
-        if tuple(parts) == whole:
+        if parts == whole:
             found[tap] = image
             continue
         part = last
