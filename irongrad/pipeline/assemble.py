@@ -32,13 +32,11 @@ class AssembledModule:
     Attributes:
         graph: the step graph it was made of.
         interface: its entry points.
-        text: the module as text.
         bytecode: the module as MLIR bytecode, the portable input of every target.
     """
 
     graph: StepGraph
     interface: Interface
-    text: str
     bytecode: bytes
 
     @property
@@ -58,14 +56,14 @@ def assemble(step: ImportedStep, interface: Interface) -> AssembledModule:
         context.allow_unregistered_dialects = False
         try:
             module = ir.Module.parse(shell)
-            functions = ir.Module.parse(step.linalg)
+            functions = ir.Module.parse(step.modules.linalg)
         except ir.MLIRError as error:
             raise InternalError(f"the assembled module does not parse: {error}") from error
         _drop_checks(functions)
         _replace_declarations(module, functions)
         if not module.operation.verify():
             raise InternalError("the assembled module does not verify")
-        return AssembledModule(step.graph, interface, str(module), bytecode_of(module))
+        return AssembledModule(step.graph, interface, bytecode_of(module))
 
 
 def _drop_checks(functions: ir.Module) -> None:

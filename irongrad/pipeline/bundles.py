@@ -36,6 +36,7 @@ from irongrad.pipeline.importer import ImportedStep, import_functions
 from irongrad.pipeline.interface import describe, selected
 from irongrad.pipeline.package import Artifact, Origin, package
 from irongrad.pipeline.ranges import Range
+from irongrad.pipeline.routes import Lowered
 from irongrad.pipeline.staging import check_output
 from irongrad.runtime.errors import InternalError, ToolchainError
 from irongrad.runtime.manifest import STEPS, Role
@@ -158,12 +159,13 @@ def lowered(bundle: Bundle, graph: StepGraph, scratch: Path) -> ImportedStep:
         ToolchainError: IREE cannot read a module; with its diagnostic.
     """
     checks = {n: f for n, f in graph.functions.items() if n.startswith("check.")}
-    texts = [import_functions(replace(graph, functions=checks), scratch).linalg] if checks else []
+    modules = [import_functions(replace(graph, functions=checks), scratch).modules.linalg] if checks else []
     for name in (n for n in bundle.index.programs if n in graph.functions):
         inner = _to_linalg(bundle, name, scratch)
         outer = "\n".join(_wrapper(name, bundle))
-        texts.append(_inlined(_together([f"module {{\n{outer}\n}}", inner]), scratch / f"{name}.whole.mlir"))
-    return ImportedStep(graph, "", _together(texts))
+        whole = _together([f"module {{\n{outer}\n}}".encode(), inner.encode()])
+        modules.append(_inlined(whole, scratch / f"{name}.whole.mlir"))
+    return ImportedStep(graph, Lowered(b"", _together(modules)))
 
 
 def _to_linalg(bundle: Bundle, name: str, scratch: Path) -> str:
@@ -238,27 +240,27 @@ def _types(ports: Sequence[Port]) -> str:
     return ", ".join(map(_type, ports))
 
 
-def _together(texts: Sequence[str]) -> str:
+def _together(modules: Sequence[bytes]) -> bytes:
     """One module of the functions of several; a declaration gives way to the function that it declares."""
     with ir.Context():
         whole = ir.Module.parse("module {}")
-        for text in texts:
+        for module in modules:
             declared: Mapping[str, Any] = {op.name.value: op for op in whole.body.operations}
-            part = ir.Module.parse(text)
+            part = ir.Module.parse(module)
             for function in list(part.body.operations):
                 if function.name.value in declared:
                     declared[function.name.value].operation.erase()
                 function.detach_from_parent()
                 whole.body.append(function)
-        return str(whole)
+        return str(whole).encode()
 
 
-def _inlined(text: str, source: Path) -> str:
-    source.write_text(text)
+def _inlined(module: bytes, source: Path) -> bytes:
+    source.write_bytes(module)
     result = _iree_opt(_INLINE, source)
     if result.returncode != 0:
         raise toolchain_error("iree-opt", result, source)
-    return result.stdout
+    return result.stdout.encode()
 
 
 def _iree_opt(option: str, source: Path) -> subprocess.CompletedProcess[str]:

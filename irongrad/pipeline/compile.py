@@ -15,7 +15,7 @@ from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.copies import share_copies
 from irongrad.pipeline.diagnostics import toolchain_error
 from irongrad.pipeline.executables import join_executables, linking_flags
-from irongrad.pipeline.operations import name_of, parsed, text_of
+from irongrad.pipeline.operations import functions_of, inside, name_of, parsed, text_of
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.retarget import retarget
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics, statistics_flags
@@ -71,9 +71,6 @@ _WITHOUT_THREADS = "--mlir-disable-threading"
 
 _DEVICE = "__device_0"  # the global in which IREE keeps it
 
-# Loops, and conditions that have results: of structured control flow, what hands values on. A refusal does not.
-_BRANCHES = re.compile(r"\bscf\.(?:for|while|index_switch|parallel|forall)\b|\bscf\.if\b[^\n{]*->")
-
 
 @dataclass(frozen=True)
 class CompiledModule:
@@ -127,7 +124,6 @@ def compile_module(module: PortableModule, target: Target, scratch: Path, check:
     source.write_bytes(retarget(module, target))
     flags = (*COMMON_FLAGS, *target.flags)
     threads = threads_for(module)
-    compile_kernels = _compile_with_branches if has_branches(module.text) else _compile_directly
     while True:
         try:
             allowed = (*flags, *without_plugins(target))
@@ -135,19 +131,20 @@ def compile_module(module: PortableModule, target: Target, scratch: Path, check:
                 transients, (architecture, features) = transients_of(stream), _cpu_of(stream)
                 linking = linking_flags(stream)
             check(transients)
+            with parsed(_phase(source, "flow").read_bytes()) as flow:
+                traffic, operations = traffic_of(flow), operations_of(flow)
+                compile_kernels = _compile_with_branches if has_branches(flow) else _compile_directly
             compile_kernels((*allowed, *linking), source, output)
             break
         except _RefusedError as error:
             flags = error.remedied(flags)
-    with parsed(_phase(source, "flow").read_bytes()) as flow:
-        traffic, operations = traffic_of(flow), operations_of(flow)
     statistics = read_statistics(output.with_name(STATISTICS), transients, traffic, operations)
     return CompiledModule(target, flags, output.read_bytes(), architecture, features, statistics)
 
 
-def has_branches(text: str) -> bool:
-    """Whether there is structured control flow that hands values on in a portable module, given as text."""
-    return _BRANCHES.search(text) is not None
+def has_branches(flow: ir.Module) -> bool:
+    """Whether there is structured control flow that hands values on in the functions of a module."""
+    return any(op.name.startswith("scf.") and len(op.results) for f in functions_of(flow) for op in inside(f))
 
 
 def threads_for(module: PortableModule) -> tuple[str, ...]:

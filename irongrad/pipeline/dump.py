@@ -7,6 +7,9 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
+from torch_mlir import ir as torch_ir
+from torch_mlir.dialects import torch as torch_dialect
+
 from irongrad.passes.manager import PassRecord
 from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.capture import CapturedStep
@@ -14,6 +17,7 @@ from irongrad.pipeline.differentiate import JointStep
 from irongrad.pipeline.expected import Expected
 from irongrad.pipeline.graphs import Function, StepGraph
 from irongrad.pipeline.importer import ImportedStep
+from irongrad.pipeline.operations import parsed
 
 
 def dump_stage(directory: Path, number: int, name: str, result: object) -> None:
@@ -65,15 +69,29 @@ def _(result: StepGraph) -> Iterator[tuple[str, str]]:
 
 @readable.register
 def _(result: ImportedStep) -> Iterator[tuple[str, str]]:
-    yield ".torch.mlir", result.torch
-    if result.stablehlo:
-        yield ".stablehlo.mlir", result.stablehlo
-    yield ".linalg.mlir", result.linalg
+    yield ".torch.mlir", _torch_text(result.modules.torch)
+    if result.modules.stablehlo:
+        yield ".stablehlo.mlir", result.modules.stablehlo.decode()
+    yield ".linalg.mlir", _text(result.modules.linalg, lines=True)
+
+
+def _torch_text(module: bytes) -> str:
+    """A module in the torch dialect, with the user's lines."""
+    with torch_ir.Context() as context:
+        torch_dialect.register_dialect(context)
+        context.allow_unregistered_dialects = True  # Python knows no `torch_c`
+        return str(torch_ir.Module.parse(module).operation.get_asm(enable_debug_info=True))
+
+
+def _text(module: bytes, *, lines: bool) -> str:
+    """A module of IREE's, with the user's lines or without."""
+    with parsed(module) as whole:
+        return str(whole.operation.get_asm(enable_debug_info=lines))
 
 
 @readable.register
 def _(result: AssembledModule) -> Iterator[tuple[str, str]]:
-    yield ".mlir", result.text
+    yield ".mlir", _text(result.bytecode, lines=False)
 
 
 @readable.register

@@ -23,7 +23,7 @@ from irongrad.runtime.golden import key_of
 from irongrad.runtime.manifest import DRAWS, STEPS, Role
 from irongrad.step import TrainStep, micro_batches
 
-# Takes a loss, gradient, state tensor or prediction of an eager run, by its golden key.
+# Takes a loss, gradient, state tensor or prediction of an eager run, by its golden key. Nothing writes to it any more.
 Recorder = Callable[[str, torch.Tensor], None]
 
 
@@ -86,15 +86,14 @@ def run_eager(
             losses.append(loss.detach())
         _fill_gradients(module, graph)
         record(key_of("loss", number), torch.stack(losses).mean())
-        gradients = {name_of(n): p.grad for n, p in module.named_parameters()}
-        for name in graph.gradients:
-            record(key_of("gradient", number, name), gradients[name])
+        for name, gradient in _gradients(module, graph).items():
+            record(key_of("gradient", number, name), gradient.clone())
         with noise:
             scaler.unscale()
             _clip(twin)
             scaler.step()
         for name, tensor in (eager_state(module, twin, graph, number + 1) | scaler.state()).items():
-            record(key_of("state", number + 1, name), tensor)
+            record(key_of("state", number + 1, name), tensor if number + 1 == steps else tensor.clone())
     return scaler.skips
 
 
@@ -105,7 +104,7 @@ def _forward(module: StepModule, values: list[torch.Tensor], step: int, record: 
         return loss
     loss, outputs = module.named(*values)
     for name, tensor in outputs.items():
-        record(key_of("forward", step, name), tensor)
+        record(key_of("forward", step, name), tensor.clone())  # it may be a parameter
     return loss
 
 
@@ -114,6 +113,14 @@ def _fill_gradients(module: StepModule, graph: StepGraph) -> None:
     for path, parameter in module.named_parameters():
         if parameter.grad is None and name_of(path) in graph.gradients:
             parameter.grad = torch.zeros_like(parameter)
+
+
+def _gradients(module: StepModule, graph: StepGraph) -> dict[str, torch.Tensor]:
+    """The gradients of a step, where an entry point gives any out."""
+    if "accumulate" not in graph.functions:
+        return {}
+    found = {name_of(n): p.grad for n, p in module.named_parameters()}
+    return {name: found[name] for name in graph.gradients}
 
 
 def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: int) -> dict[str, torch.Tensor]:

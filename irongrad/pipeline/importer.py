@@ -13,7 +13,7 @@ from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.literals import InlineLiterals
 from irongrad.pipeline.locations import PortableImporter
 from irongrad.pipeline.reshapes import joined_and_split
-from irongrad.pipeline.routes import lower
+from irongrad.pipeline.routes import Lowered, lower
 from irongrad.pipeline.stablehlo import for_stablehlo
 from irongrad.runtime.errors import ToolchainError, UserError
 
@@ -26,15 +26,11 @@ class ImportedStep:
 
     Attributes:
         graph: the step graph.
-        torch: the module in the torch dialect, as text.
-        linalg: the lowered module, as text; the function `f` of the step graph is `@graph.f`.
-        stablehlo: the module in StableHLO, where the route goes there.
+        modules: on their way down; the function `f` of the step graph is `@graph.f`.
     """
 
     graph: StepGraph
-    torch: str
-    linalg: str
-    stablehlo: str = ""
+    modules: Lowered
 
 
 def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> ImportedStep:
@@ -61,5 +57,4 @@ def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> 
             raise
         except Exception as error:
             raise ToolchainError(f"torch-mlir cannot import the function {name!r}: {error}") from error
-    lowered = lower(importer.module, route, scratch)
-    return ImportedStep(graph, lowered.torch, lowered.linalg, lowered.stablehlo)
+    return ImportedStep(graph, lower(importer.module, route, scratch))

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from types import ModuleType
 from unittest import mock
 
 import torch
+from torch import nn
 
 from irongrad.pipeline.graphs import StateTensor
 from irongrad.pipeline.hyper import groups_of
@@ -28,13 +30,15 @@ def initial_state(
 ) -> dict[tuple[str, str], StateTensor]:
     """What each optimizer holds for each parameter before its next step, by parameter name and key."""
     originals = list(parameters.values())
-    copies, twins = copy.deepcopy((list(optimizers), originals))
+    # Parameters and gradients that are never written to take no memory, half of what this would touch.
+    memo: dict[int, object] = {id(p): nn.Parameter(p.detach()) for p in originals} if _all_read_only(optimizers) else {}
+    copies, twins = copy.deepcopy((list(optimizers), originals), memo)
     for optimizer in copies:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
     for twin in twins:
-        twin.grad = torch.zeros_like(twin)
+        twin.grad = torch.zeros((), dtype=twin.dtype).expand(twin.shape) if memo else torch.zeros_like(twin)
     result: dict[tuple[str, str], StateTensor] = {}
     for optimizer in copies:
         _initialise(optimizer)
@@ -42,7 +46,7 @@ def initial_state(
             for key, value in optimizer.state.get(twin, {}).items():
                 if isinstance(value, torch.Tensor):
                     full = f"optimizer/{key}/{name}"
-                    result[name, key] = StateTensor(full, Role.OPTIMIZER, value.detach().clone().contiguous())
+                    result[name, key] = StateTensor(full, Role.OPTIMIZER, value.detach().contiguous())
     return _shared_scalars(result, _group_of(copies, parameters, twins))
 
 
@@ -73,24 +77,35 @@ def _shared_scalars(
     return shared
 
 
-def _initialise(optimizer: torch.optim.Optimizer) -> None:
-    """Let the optimizer make its state, with the update itself replaced by nothing."""
-    patches = []
+def _all_read_only(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    """Whether none writes to a parameter or gradient when `_initialise` lets it make its state."""
+    return all(type(o).__module__.startswith("torch.optim") and _updates(o) for o in optimizers)
+
+
+def _updates(optimizer: torch.optim.Optimizer) -> list[tuple[ModuleType, str]]:
+    """The functions of torch.optim that compute its update: a module, and a name there."""
+    found = []
     for cls in type(optimizer).__mro__:
         # Not cls.__module__: some of torch.optim's classes give the package's name there.
         path = getattr(vars(cls).get("__init__"), "__globals__", {}).get("__name__", "")
         functional = path.rpartition(".")[2].lstrip("_")
         if path.startswith("torch.optim.") and hasattr(sys.modules[path], functional):
-            patches.append(mock.patch.object(sys.modules[path], functional))
-    had_state = bool(optimizer.state)
-    if not patches and not had_state:
+            found.append((sys.modules[path], functional))
+    return found
+
+
+def _initialise(optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer make its state, with the update itself replaced by nothing, and without the user's hooks."""
+    updates = _updates(optimizer)
+    if not updates and not optimizer.state:
         _probe_foreign(optimizer)
         return
-    with ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
-        if patches:
-            optimizer.step()
+    if updates:
+        with ExitStack() as stack:
+            for module, name in updates:
+                stack.enter_context(mock.patch.object(module, name))
+            step = type(optimizer).step
+            getattr(step, "__wrapped__", step)(optimizer)
     if isinstance(optimizer, torch.optim.SGD):
         _zero_momentum(optimizer)
 

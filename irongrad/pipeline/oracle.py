@@ -42,8 +42,8 @@ class Values:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
     def record(self, key: str, tensor: torch.Tensor) -> None:
-        """Keep a copy of `tensor`."""
-        self.arrays[key] = tensor.detach().cpu().to(torch.float64, copy=True).numpy()
+        """Keep `tensor`, which nothing may write to any more."""
+        self.arrays[key] = tensor.detach().cpu().to(torch.float64).numpy()
 
 
 @dataclass(frozen=True)

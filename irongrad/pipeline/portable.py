@@ -11,11 +11,6 @@ class PortableModule(Protocol):
     """A whole program for IREE, such as an `AssembledModule`."""
 
     @property
-    def text(self) -> str:
-        """The module as text."""
-        ...
-
-    @property
     def bytecode(self) -> bytes:
         """The module as MLIR bytecode."""
         ...

@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import iree.compiler.ir as iree_ir
 import iree.runtime as ireert
 import msgspec
 import numpy as np
@@ -26,7 +25,6 @@ from irongrad.pipeline.compile import CompiledModule, compile_module
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.importer import import_functions
-from irongrad.pipeline.operations import bytecode_of
 from irongrad.pipeline.package import target_spec
 from irongrad.pipeline.retrace import retrace
 from irongrad.runtime.errors import UserError
@@ -101,7 +99,6 @@ def _key(what: str, names: Sequence[str], operands: Sequence[torch.Tensor], targ
 class _Module:
     """Functions as a program of their own."""
 
-    text: str
     bytecode: bytes
     entry_points: tuple[EntryPoint, ...] = ()
 
@@ -120,11 +117,8 @@ def _compiled(
     """One module of `functions` by number."""
     named = {str(i): _function(fn, operands) for i, fn in enumerate(functions)}
     graph = run_passes(StepGraph((), (), {}, {}, functions=named), parse_passes(_CLEAN_UP), [target.backend])
-    text = import_functions(graph, scratch).linalg
-    with iree_ir.Context() as context:
-        context.allow_unregistered_dialects = True
-        bytecode = bytecode_of(iree_ir.Module.parse(text))
-    return compile_module(_Module(text, bytecode), target, scratch)
+    linalg = import_functions(graph, scratch).modules.linalg
+    return compile_module(_Module(linalg), target, scratch)
 
 
 def _measured(

@@ -8,6 +8,7 @@ import platform
 # glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
+_M_ARENA_MAX = -8
 
 
 def keep_freed_memory() -> None:
@@ -22,3 +23,4 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, -1)
+        libc.mallopt(_M_ARENA_MAX, 1)

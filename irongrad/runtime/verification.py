@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 
 import numpy as np
@@ -65,11 +66,12 @@ class Report:
 
 
 def verify(session: Session, golden: Golden) -> Report:
-    """`golden_steps`, after which the session's state is put back."""
+    """`golden_steps`, whatever state the session holds, which is put back."""
     if session.manifest.entry_point("export_state") is None:  # a function has none
         return golden_steps(session, golden)
     before = session.state()
     try:
+        session.load_state(session.initial_state())
         return golden_steps(session, golden)
     finally:
         session.load_state(before)
@@ -80,40 +82,37 @@ def golden_steps(session: Session, golden: Golden) -> Report:
 
     Losses, every gradient and every state tensor of each step are compared, from `train_step`, from `grad_step` with
     `apply_step`, from `train_steps`, and from `forward` with `finish_step`.
+
+    Args:
+        session: at the artifact's initial state.
+        golden: the expected values.
     """
     found: list[Comparison] = []
+    for number, run in enumerate(_runs(session)):
+        # Each from the initial state: a forward may write into buffers, and draw, in evaluation mode too.
+        if number:
+            session.load_state(session.initial_state())
+        run(session, golden, found)
+    return Report(tuple(found), golden.steps, golden.oracle)
+
+
+def _runs(session: Session) -> Iterator[Callable[[Session, Golden, list[Comparison]], None]]:
+    """What to run, one after the other."""
     has = {e.name for e in session.manifest.entry_points}
     if "call" in has:
-        _call(session, golden, "call", found)
-        return Report(tuple(found), golden.steps, golden.oracle)
-    # The golden values start from the artifact's own initial state, whatever checkpoint the session holds.
-    initial = session.initial_state()
-    # Each from the initial state: a forward may write into buffers, and draw, in evaluation mode too.
+        yield partial(_call, "call")
     if "eval_step" in has:
-        session.load_state(initial)
-        loss = session.eval_step(**golden.inputs)
-        _compare(found, golden, "eval_step", key_of("eval", 0), np.asarray(loss))
+        yield _eval_step
     if "predict" in has:
-        session.load_state(initial)
-        _call(session, golden, "predict", found)
+        yield partial(_call, "predict")
     if "train_step" in has:
-        session.load_state(initial)
-        for step in range(golden.steps):
-            loss = session.train_step(**golden.inputs)
-            _compare(found, golden, "train_step", key_of("loss", step), np.asarray(loss))
-            _compare_state(found, golden, "train_step", step + 1, session.state())
+        yield _train_step
     if "finish_step" in has:
-        session.load_state(initial)
-        _in_pieces(session, golden, found)
+        yield _in_pieces
     if "grad_step" in has:
-        _accumulation(session, golden, has, initial, found)
+        yield partial(_accumulation, has)
     if "train_steps" in has:
-        session.load_state(initial)
-        stacked = {n: np.stack([a] * golden.steps) for n, a in golden.inputs.items()}
-        for step, loss in enumerate(session.train_steps(**stacked)):
-            _compare(found, golden, "train_steps", key_of("loss", step), np.asarray(loss))
-        _compare_state(found, golden, "train_steps", golden.steps, session.state())
-    return Report(tuple(found), golden.steps, golden.oracle)
+        yield _train_steps
 
 
 def certificate(report: Report, device: str) -> Certificate:
@@ -139,10 +138,26 @@ def signed(report: Report, device: str) -> Certificate:
     return replace(certificate(report, device), name=name, versions=versions, date=date)
 
 
-def _accumulation(
-    session: Session, golden: Golden, has: set[str], initial: Mapping[str, Array], found: list[Comparison]
-) -> None:
-    session.load_state(initial)
+def _eval_step(session: Session, golden: Golden, found: list[Comparison]) -> None:
+    loss = session.eval_step(**golden.inputs)
+    _compare(found, golden, "eval_step", key_of("eval", 0), np.asarray(loss))
+
+
+def _train_step(session: Session, golden: Golden, found: list[Comparison]) -> None:
+    for step in range(golden.steps):
+        loss = session.train_step(**golden.inputs)
+        _compare(found, golden, "train_step", key_of("loss", step), np.asarray(loss))
+        _compare_state(found, golden, "train_step", step + 1, session.state())
+
+
+def _train_steps(session: Session, golden: Golden, found: list[Comparison]) -> None:
+    stacked = {n: np.stack([a] * golden.steps) for n, a in golden.inputs.items()}
+    for step, loss in enumerate(session.train_steps(**stacked)):
+        _compare(found, golden, "train_steps", key_of("loss", step), np.asarray(loss))
+    _compare_state(found, golden, "train_steps", golden.steps, session.state())
+
+
+def _accumulation(has: set[str], session: Session, golden: Golden, found: list[Comparison]) -> None:
     for step in range(golden.steps if "apply_step" in has else 1):
         loss = session.grad_step(**golden.inputs)
         _compare(found, golden, "grad_step", key_of("loss", step), np.asarray(loss))
@@ -167,7 +182,7 @@ def _in_pieces(session: Session, golden: Golden, found: list[Comparison]) -> Non
         _compare_state(found, golden, "finish_step", step + 1, session.state())
 
 
-def _call(session: Session, golden: Golden, name: str, found: list[Comparison]) -> None:
+def _call(name: str, session: Session, golden: Golden, found: list[Comparison]) -> None:
     entry = session.manifest.entry_point(name)
     assert entry is not None
     outputs = session.call(name, {s.name: golden.inputs[s.name] for s in entry.inputs})

@@ -9,6 +9,7 @@ from iree.compiler import ir
 
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.compile import has_branches
+from irongrad.pipeline.operations import parsed
 
 LOOP = """
 vm.module @m {
@@ -42,14 +43,20 @@ def test_no_branch_hands_on_one_reference_twice():
 
 
 @pytest.mark.parametrize(
-    ("line", "hands_on"),
+    ("operation", "hands_on"),
     [
-        ("scf.if %differs {", False),
-        ("%out0:2 = scf.if %fits0 -> (tensor<f32>, tensor<4xf32>) {", True),
-        ("%l:2 = scf.for %i = %a to %b step %c iter_args(%x = %y) -> (tensor<f32>) {", True),
-        ("%r:2 = scf.while (%x = %y) : (tensor<f32>) -> (tensor<f32>) {", True),
-        ("func.func @f(%x: tensor<f32>) -> tensor<f32> {", False),
+        ("scf.if %flag { util.optimization_barrier %i : index }", False),
+        ("scf.if %flag { %r = scf.if %flag -> index { scf.yield %i : index } else { scf.yield %i : index } }", True),
+        ("%r = scf.if %flag -> index { scf.yield %i : index } else { scf.yield %i : index }", True),
+        ("%r = scf.for %j = %i to %i step %i iter_args(%k = %i) -> index { scf.yield %k : index }", True),
+        (
+            "%r = scf.while (%k = %flag) : (i1) -> i1 { scf.condition(%k) %k : i1 } "
+            "do { ^bb0(%k: i1): scf.yield %k : i1 }",
+            True,
+        ),
+        ("", False),
     ],
 )
-def test_only_what_hands_on_values_is_a_branch(line: str, hands_on: bool) -> None:
-    assert has_branches(f"module {{\n  {line}\n  }}\n}}") is hands_on
+def test_only_what_hands_on_values_is_a_branch(operation: str, hands_on: bool) -> None:
+    with parsed(f"util.func public @f(%flag: i1, %i: index) {{ {operation} util.return }}".encode()) as flow:
+        assert has_branches(flow) is hands_on

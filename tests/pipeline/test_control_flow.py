@@ -18,6 +18,7 @@ from irongrad.pipeline.capture import capture
 from irongrad.pipeline.control_flow import BRANCHING, _split
 from irongrad.pipeline.differentiate import differentiate
 from irongrad.pipeline.driver import build
+from irongrad.pipeline.dump import readable
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.functions import flat_function, trace_function
 from irongrad.pipeline.importer import import_functions
@@ -30,7 +31,8 @@ from irongrad.runtime.errors import InternalError, UnsupportedOpError
 
 def linalg_of(function, *examples: torch.Tensor, scratch: Path, gradients: bool = False) -> str:
     graph, _ = trace_function(flat_function(function, examples, gradients=gradients), function)
-    return import_functions(graph, scratch).linalg
+    imported = import_functions(graph, scratch)
+    return dict(readable(imported))[".linalg.mlir"]
 
 
 def cell(state: torch.Tensor, row: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

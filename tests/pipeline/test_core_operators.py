@@ -225,8 +225,8 @@ def batches() -> Iterator[list[str]]:
 def test_core_operators_compile(names: list[str], tmp_path: Path) -> None:
     functions = {name.replace(".", "_"): function_of(name) for name in names}
     imported = import_functions(StepGraph((), (), {}, {}, functions=functions), tmp_path)
-    source = tmp_path / "operators.mlir"
-    source.write_text(imported.linalg)
+    source = tmp_path / "operators.mlirbc"
+    source.write_bytes(imported.modules.linalg)
     flags = [*COMMON_FLAGS, *parse_target("llvm-cpu").flags]
     result = _iree_compile([*flags, str(source), "-o", str(tmp_path / "operators.vmfb")])
     assert result.returncode == 0, result.stderr[:2000]

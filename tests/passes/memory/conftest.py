@@ -13,6 +13,7 @@ from iree.compiler.tools.binaries import find_tool
 
 from irongrad.passes.memory.liveness import usage
 from irongrad.pipeline.compile import COMMON_FLAGS
+from irongrad.pipeline.dump import readable
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.operations import parsed
 from irongrad.pipeline.transients import transients_of
@@ -30,7 +31,8 @@ def predicted_and_allocated_fixture(step_of: Callable[..., Any], tmp_path_factor
         step = step_of(function, *examples)
         scratch = tmp_path_factory.mktemp("stream")
         source, output = scratch / "step.mlir", scratch / "stream.mlirbc"
-        source.write_text(import_functions(step, scratch).linalg.replace("@graph.call", "@call"))
+        text = dict(readable(import_functions(step, scratch)))[".linalg.mlir"]
+        source.write_text(text.replace("@graph.call", "@call"))
         _compile_to_stream(source, output)
         with parsed(output.read_bytes()) as stream:
             (allocated,) = transients_of(stream).values() or (0,)
