@@ -34,7 +34,7 @@ from irongrad.pipeline.graphs import Function, StateTensor, StepGraph, Value
 from irongrad.pipeline.guards import add_guards
 from irongrad.pipeline.importer import ImportedStep, import_functions
 from irongrad.pipeline.interface import describe, selected
-from irongrad.pipeline.package import Artifact, Origin, package
+from irongrad.pipeline.package import Artifact, Origin, package, write_state
 from irongrad.pipeline.ranges import Range
 from irongrad.pipeline.routes import Lowered
 from irongrad.pipeline.staging import check_output
@@ -87,7 +87,8 @@ def import_bundle(
         compiled = compile_all(store, module, targets, scratch)
         versions = {n: v for n, v in bundle.index.versions.items() if n in ("jax", "jaxlib")}
         origin = Origin(names, route="stablehlo", versions=versions)
-        return package(module, compiled, origin, Expected(iter((bundle.golden,))), Path(output))
+        expected = Expected(iter((bundle.golden,)))
+        return package(module, compiled, origin, expected, write_state(module, scratch), Path(output))
 
 
 def step_graph(bundle: Bundle) -> StepGraph:

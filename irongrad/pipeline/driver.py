@@ -33,13 +33,14 @@ from irongrad.pipeline.memory import limits_of, memory_of
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.options import Choices, Options, check_choices, make_options
 from irongrad.pipeline.oracle import golden_runs
-from irongrad.pipeline.package import Artifact, Origin, package
+from irongrad.pipeline.package import Artifact, Origin, package, write_state
 from irongrad.pipeline.packing import pack_state
 from irongrad.pipeline.pieces import cut
 from irongrad.pipeline.ranges import Range, step_ranges
 from irongrad.pipeline.refusals import refused_together
 from irongrad.pipeline.run import Build, Run, StoppedEarly
 from irongrad.pipeline.timing import Stopwatch
+from irongrad.runtime.memory import keep_freed_memory
 from irongrad.step import TrainStep
 
 GOLDEN_STEPS = 3
@@ -98,6 +99,7 @@ def compile(
 def build(step: TrainStep, options: Options) -> Build:
     """Run every stage."""
     check_choices(step, options.passes, options.route)
+    keep_freed_memory()  # every run of the oracle, and of what is verified, allocates what the one before has freed
     run = Run(options)
     stage = run.stage
     with (
@@ -124,7 +126,8 @@ def build(step: TrainStep, options: Options) -> Build:
         choices = tuple(choice for record in run.records for choice in record.choices)
         origin = Origin(options.asked, made.passes, choices, options.route, run.memory)
         first, *others = made.expected
-        artifact = stage("package", package, made.module, made.targets, origin, first, options.output, others)
+        files = made.initial, options.output
+        artifact = stage("package", package, made.module, made.targets, origin, first, *files, others)
         run.artifact = artifact
         record = BuildRecord(tuple(run.records), run.statistics, artifact.reports)
         if place is not None and place.keep(artifact, record):
@@ -141,12 +144,14 @@ class _Compiled:
         module: what it was compiled from.
         targets: for each target, what it became.
         expected: the numbers that it has to give, at its own sizes and at those of each other bucket.
+        initial: the file of its initial state.
     """
 
     passes: tuple[Pass, ...]
     module: AssembledModule
     targets: Sequence[CompiledModule]
     expected: Sequence[Expected]
+    initial: Path
 
 
 def _compiled(run: Run, captured: CapturedStep, whole: StepGraph, interface: Interface, scratch: Path) -> _Compiled:
@@ -167,8 +172,9 @@ def _compiled(run: Run, captured: CapturedStep, whole: StepGraph, interface: Int
             if not expected:
                 expected = [stage("oracle", _first_run, captured, graph, GOLDEN_STEPS)]
                 expected += [_first_run(c, graph, 1) for c in at_other_sizes(captured, graph)]
+            initial = write_state(module, scratch)
             try:
-                return _Compiled(passes, module, stage("compile", compiling.result), expected)
+                return _Compiled(passes, module, stage("compile", compiling.result), expected, initial)
             except OverBudgetError as over:
                 reached.append(over.allocated)
                 passes = tightened(passes, budget, reached)

@@ -41,7 +41,7 @@ from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.legality import check_float64, check_operators, check_values
 from irongrad.pipeline.oracle import Spread, Values
-from irongrad.pipeline.package import Origin, package
+from irongrad.pipeline.package import Origin, package, write_state
 from irongrad.pipeline.ranges import Range, function_ranges
 from irongrad.pipeline.recurrent_layers import recurrent_layers
 from irongrad.pipeline.refusals import refused_together
@@ -124,8 +124,9 @@ def compile_function(
         with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
             module = assemble(import_functions(graph, Path(scratch)), interface)
             compiled = compile_once(default_store() if cache else None, module, chosen, Path(scratch))
-        origin = Origin([target], passes, function=FunctionSpec(flat.arguments, flat.result))
-        artifact = package(module, [compiled], origin, expected, directory / "artifact")
+            origin = Origin([target], passes, function=FunctionSpec(flat.arguments, flat.result))
+            initial = write_state(module, Path(scratch))
+            artifact = package(module, [compiled], origin, expected, initial, directory / "artifact")
         result = CompiledFunction(artifact.load())
         weakref.finalize(result, stack.pop_all().close)
     return result

@@ -21,7 +21,6 @@ from irongrad.pipeline.eager_float64 import eager_float64
 from irongrad.pipeline.eager_run import run_eager
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.runtime.golden import Golden
-from irongrad.runtime.memory import keep_freed_memory
 from irongrad.runtime.verification import largest_error
 from irongrad.tolerance import NOISY_RUNS, allowed_error
 
@@ -93,7 +92,6 @@ def golden_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterato
         graph: names the values.
         steps: how many training steps a run is, at most; fewer of a large one.
     """
-    keep_freed_memory()  # every run allocates what the run before has freed
     step = captured.step
     elements = sum(t.initial.numel() for t in graph.state)
     steps = steps if elements <= LARGE else min(steps, MOST_LARGE_STEPS)

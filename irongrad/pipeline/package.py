@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -95,6 +96,7 @@ def package(
     compiled: Sequence[CompiledModule],
     origin: Origin,
     expected: Expected,
+    initial: Path,
     output: Path,
     others: Sequence[Expected] = (),
 ) -> Artifact:
@@ -105,6 +107,7 @@ def package(
         compiled: for each target.
         origin: how they were made.
         expected: expected values, which are kept in the artifact.
+        initial: the file that `write_state` made of the program's state, which is moved.
         output: the directory.
         others: expected values for other buckets than that of `expected`.
 
@@ -115,7 +118,7 @@ def package(
         for binary in compiled:
             (staging / f"step.{binary.target.name}.vmfb").write_bytes(binary.vmfb)
         (staging / PORTABLE_MODULE).write_bytes(module.bytecode)
-        _write_state(module, staging / INITIAL_STATE)
+        shutil.move(initial, staging / INITIAL_STATE)
         manifest = _manifest(module, compiled, origin, staging)
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
@@ -180,8 +183,8 @@ def _skips_differ(bad: Sequence[Comparison]) -> bool:
     return any(c.key.endswith(f"/{SKIPPED}") for c in bad)
 
 
-def _write_state(module: AssembledModule, path: Path) -> None:
-    """Write the initial state as an IREE parameter archive.
+def write_state(module: AssembledModule, scratch: Path) -> Path:
+    """Write the initial state as an IREE parameter archive. Returns the file.
 
     Without splat entries, although zeros would then take no room: loading them races on local-task in IREE 3.13.0
     ("transient buffer has not been committed", in about one start of iree-run-module in ten).
@@ -190,8 +193,10 @@ def _write_state(module: AssembledModule, path: Path) -> None:
     index = ireert.ParameterIndex()
     for tensor in module.graph.state:
         index.add_buffer(tensor.name, _bytes_of(tensor.initial))
+    path = scratch / INITIAL_STATE
     index.create_archive_file(str(path))
     path.chmod(0o644)  # IREE makes it unreadable for others
+    return path
 
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:

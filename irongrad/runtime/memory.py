@@ -18,6 +18,9 @@ def keep_freed_memory() -> None:
     malloc (its local_task/task_device.c), and blocks over 32 MiB are mapped by glibc when they are allocated, and
     unmapped when freed. Every page is then cleared by the system again in every step: a quarter of the time of a GPT's
     step on two cores. The memory of a process stays at its peak, as it does with PyTorch's allocator for GPUs.
+
+    What one thread frees is there for all, where this is called before there are others: IREE's workers allocate large
+    blocks too, and one too large for the arena of a thread is mapped each time (sysmalloc of glibc 2.36).
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
