@@ -39,10 +39,10 @@ def summary_of(made: Build) -> dict[str, Any]:
     """What `--json` prints of a build."""
     result: dict[str, Any] = {"seconds": made.seconds, "passes": [asdict(r) for r in made.passes], "output": None}
     result["cached"] = made.cached
+    result["predicted"] = made.memory.predicted if made.memory else {}
+    result["limits"] = made.memory.limits if made.memory else {}
     if (artifact := made.artifact) is not None:
         result["output"] = str(artifact.directory)
-        result["predicted"] = made.memory.predicted if made.memory else {}
-        result["limits"] = made.memory.limits if made.memory else {}
         result["targets"] = {
             t.name: {
                 "bytes": artifact.manifest.files[t.file].size,

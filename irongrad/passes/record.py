@@ -15,8 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
+from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from irongrad.decompositions import decomposition_table
 from irongrad.decompositions.registry import Decomposition, Operator
@@ -74,6 +74,9 @@ class _Recorder(TorchDispatchMode):
         """Where `value` comes from."""
         return self._nodes[id(value)]
 
+    def _node_or_value(self, value: Any) -> Any:
+        return self.node_of(value) if isinstance(value, torch.Tensor) else value
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Decompose an operator that is decomposed, or else record it.
 
@@ -94,7 +97,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _add(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        args, kwargs = tree_map_only(torch.Tensor, self.node_of, (args, kwargs))
+        args, kwargs = map_aggregate((args, kwargs), self._node_or_value)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": without_storage.CPU}
         node = self.graph.call_function(func, args, kwargs)

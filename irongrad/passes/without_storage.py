@@ -6,6 +6,7 @@ A fake tensor's dispatch ends in the same kernels, and takes twenty times as lon
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,8 +29,12 @@ def result_of(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
     Raises:
         NotImplementedError: PyTorch has no meta kernel for it.
     """
-    makes = any(argument.name == "device" for argument in operator._schema.arguments)
-    return operator(*args, **{**kwargs, **({"device": _META} if makes else {})})
+    return operator(*args, **{**kwargs, **({"device": _META} if _takes_device(operator) else {})})
+
+
+@cache
+def _takes_device(operator: OpOverload) -> bool:
+    return any(argument.name == "device" for argument in operator._schema.arguments)
 
 
 def faked(result: Any, mode: FakeTensorMode) -> Any:

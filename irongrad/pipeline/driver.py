@@ -162,8 +162,12 @@ def _compiled(run: Run, captured: CapturedStep, whole: StepGraph, interface: Int
         run.records.clear()
         graph: StepGraph = stage("passes", _optimised, whole, passes, run)
         budget = budget_of(passes, run.records)
-        imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
-        module: AssembledModule = stage("assemble", assemble, imported, interface)
+        try:
+            imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
+            module: AssembledModule = stage("assemble", assemble, imported, interface)
+        except StoppedEarly:  # so there is no iree-compile to plan the memory beside
+            run.memory = memory_of(graph, interface, budget)
+            raise
         check = partial(check_limits, limits_of(graph, interface, budget))
         # iree-compile is a process, and does not keep every core busy.
         with ThreadPoolExecutor(1) as beside:

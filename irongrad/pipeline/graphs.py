@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -86,8 +87,7 @@ class Function:
 
     def example(self, index: int) -> torch.Tensor:
         """The fake tensor of the placeholder at `index`."""
-        placeholders = [n for n in self.graph.graph.nodes if n.op == "placeholder"]
-        return placeholders[index].meta["val"]
+        return next(islice(self.graph.graph.nodes, index, None)).meta["val"]  # placeholders come first
 
     def results_like(self) -> list[torch.Tensor]:
         """The fake tensors of the results."""

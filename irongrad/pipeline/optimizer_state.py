@@ -31,14 +31,15 @@ def initial_state(
     """What each optimizer holds for each parameter before its next step, by parameter name and key."""
     originals = list(parameters.values())
     # Parameters and gradients that are never written to take no memory, half of what this would touch.
-    memo: dict[int, object] = {id(p): nn.Parameter(p.detach()) for p in originals} if _all_read_only(optimizers) else {}
+    shared = _all_read_only(optimizers)
+    memo: dict[int, object] = {id(p): nn.Parameter(p.detach()) for p in originals} if shared else {}
     copies, twins = copy.deepcopy((list(optimizers), originals), memo)
     for optimizer in copies:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
     for twin in twins:
-        twin.grad = torch.zeros((), dtype=twin.dtype).expand(twin.shape) if memo else torch.zeros_like(twin)
+        twin.grad = torch.zeros((), dtype=twin.dtype).expand(twin.shape) if shared else torch.zeros_like(twin)
     result: dict[tuple[str, str], StateTensor] = {}
     for optimizer in copies:
         _initialise(optimizer)

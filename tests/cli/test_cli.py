@@ -336,6 +336,13 @@ def test_stop_after_writes_no_artifact(project, tmp_path):
     assert {p.name[:2] for p in (tmp_path / "dump").iterdir()} == {"01", "02"}
 
 
+@pytest.mark.parametrize("stage", ["import", "assemble"])
+def test_memory_is_predicted_where_it_stops_before_iree(project, tmp_path, stage):
+    arguments = ("-o", tmp_path / "out", "--stop-after", stage, "--json")
+    report = json.loads(irongrad_here("compile", f"{project / 'step.py'}:make_step", *arguments))
+    assert report["predicted"]["train_step"] > 0
+
+
 def test_an_artifact_that_is_none(tmp_path):
     assert "not an IronGrad artifact" in irongrad("inspect", tmp_path, code=2)
     report = json.loads(irongrad("inspect", tmp_path, "--json", code=2))

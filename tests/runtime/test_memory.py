@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 
 import torch
 
@@ -30,3 +32,26 @@ def test_transient_memory_is_kept_between_calls():
     before = page_faults()
     function(*arrays)
     assert (page_faults() - before) * PAGE < 2**24
+
+
+IN_A_THREAD = """
+import resource
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+from irongrad.runtime.memory import keep_freed_memory
+
+keep_freed_memory()
+
+def fill():
+    np.ones(2**23)  # 64 MiB: more than the arena of a thread holds
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+with ThreadPoolExecutor(1) as pool:
+    first, second = pool.submit(fill).result(), pool.submit(fill).result()
+print((second - first) * resource.getpagesize())
+"""
+
+
+def test_memory_is_kept_between_calls_in_other_threads_too():
+    run = subprocess.run([sys.executable, "-c", IN_A_THREAD], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 2**24
