@@ -35,15 +35,21 @@ def test_transient_memory_is_kept_between_calls():
 
 
 IN_A_THREAD = """
-import resource
+import ctypes, resource
 from concurrent.futures import ThreadPoolExecutor
-import numpy as np
 from irongrad.runtime.memory import keep_freed_memory
 
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.memset.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 keep_freed_memory()
 
 def fill():
-    np.ones(2**23)  # 64 MiB: more than the arena of a thread holds
+    size = 2**26  # more than the arena of a thread holds
+    block = libc.malloc(size)
+    libc.memset(block, 1, size)
+    libc.free(block)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 with ThreadPoolExecutor(1) as pool:
