@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch.fx.experimental.proxy_tensor import decompose
 
+from irongrad.decompositions.recorder import undecomposed
 from irongrad.decompositions.registry import decomposes
 
 aten = torch.ops.aten
@@ -20,7 +20,7 @@ def _neg(x: torch.Tensor) -> torch.Tensor:
 def _left(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Zero for places that an integer does not have, where machines and compilers differ."""
     x, places, outside = _alike(x, places)
-    with decompose({}):
+    with undecomposed():
         shifted = aten.bitwise_left_shift.Tensor(x, places)
     return torch.where(outside, torch.zeros_like(x), shifted)
 
@@ -29,7 +29,7 @@ def _left(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def _right(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """The sign alone for places that an integer does not have."""
     x, places, outside = _alike(x, places)
-    with decompose({}):
+    with undecomposed():
         shifted = aten.bitwise_right_shift.Tensor(x, places)
     return torch.where(outside, -(x < 0).to(x.dtype), shifted)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 import torch
-from torch.fx.experimental.proxy_tensor import decompose
 
+from irongrad.decompositions.recorder import undecomposed
 from irongrad.decompositions.registry import decomposes
 
 aten = torch.ops.aten
@@ -40,7 +40,7 @@ def _pow_of_number(x: float, y: torch.Tensor) -> torch.Tensor:
     if x == 1:
         return torch.ones_like(y, dtype=dtype)
     if 0 < x < math.inf:
-        with decompose({}):
+        with undecomposed():
             return aten.pow.Scalar(x, y.to(dtype))
     return aten.pow.Tensor_Tensor(torch.full_like(y, x, dtype=dtype), y)
 
@@ -65,7 +65,7 @@ def _pow_of_tensor(x: torch.Tensor, y: float) -> torch.Tensor:
 
 
 def _power_of_size(size: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    with decompose({}):
+    with undecomposed():
         return aten.pow.Tensor_Tensor(size, y)
 
 

@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch.fx.experimental.proxy_tensor import decompose
 
+from irongrad.decompositions.recorder import undecomposed
 from irongrad.decompositions.registry import decomposes
 from irongrad.decompositions.unknown_sizes import always, example_of, for_every_size, is_known
 
@@ -76,7 +76,7 @@ def _sum_with_rest(x: torch.Tensor, dims: Sequence[int], wanted: int) -> torch.T
 
 
 def _in_one_chain(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    with decompose({}):
+    with undecomposed():
         total = _sum_of_merged(x, dims, False)
         return aten.sum.dim_IntList(x, dims) if total is NotImplemented else total
 
@@ -227,7 +227,7 @@ def _bmm_with_rest(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         left = x.narrow(2, 0, whole).unflatten(2, (count, LONGEST_CHAIN)).transpose(1, 2)
         right = y.narrow(1, 0, whole).unflatten(1, (count, LONGEST_CHAIN))
         products = aten.bmm.default(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, (x.shape[0], count))
-        with decompose({}):
+        with undecomposed():
             last = aten.bmm.default(x.narrow(2, whole, rest), y.narrow(1, whole, rest))
         return aten.sum.dim_IntList(products, [1]) + last
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch.fx.experimental.proxy_tensor import decompose
 
 from irongrad.decompositions.indexing import row_of
+from irongrad.decompositions.recorder import undecomposed
 from irongrad.decompositions.registry import decomposes
 from irongrad.decompositions.unknown_sizes import is_known
 
@@ -35,12 +35,12 @@ def _with_dim_at_one(op: torch._ops.OpOverload) -> None:
             return op(x, dim + x.ndim, index, *args, **kwargs)
         if is_known(x.shape[dim]) and x.shape[dim] == 1:
             # IREE 3.13.0 drops a constant that is written to a computed place of one (test_special_values.py).
-            with decompose({}):
+            with undecomposed():
                 return op(x, dim, torch.zeros_like(index), *args, **kwargs)
         if all(map(is_known, x.shape)):
             return NotImplemented
         own = _own(x, index, *(a for a in args if isinstance(a, torch.Tensor)))
-        with decompose({}):
+        with undecomposed():
             return op(own, dim, index, *args, **kwargs)
 
 
@@ -70,7 +70,7 @@ def _index_put(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumul
         if all(map(is_known, x.shape)):
             return NotImplemented
         own = _own(x, tensors[0], values)
-        with decompose({}):
+        with undecomposed():
             return aten.index_put.default(own, [tensors[0]], values, accumulate)
     adjacent = dims[-1] - dims[0] == len(dims) - 1
     place = sum(d < dims[0] for d in others) if adjacent else 0

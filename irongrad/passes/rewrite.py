@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from irongrad.passes import without_storage
+from irongrad.decompositions import without_storage
 from irongrad.pipeline.symbols import has_symbols
 
 # A node that a pass makes is about the same user's line as the one it stands for.

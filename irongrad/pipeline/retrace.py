@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.fx.node import Target
 from torch.fx.traceback import preserve_node_meta
 
 from irongrad.decompositions import decomposition_table, is_ours
+from irongrad.decompositions.recorder import record
 from irongrad.decompositions.registry import Decomposition, Operator
 from irongrad.pipeline.empties import fold_empty_tensors
 from irongrad.pipeline.halves import is_computed_wider, rounded, widened
@@ -57,7 +58,26 @@ def traced(
     dims: Sequence[Dims] = (),
     derived: Derived | None = None,
 ) -> GraphModule:
-    """As `retrace`, with the decompositions in `table`."""
+    """As `retrace`, with the decompositions in `table`.
+
+    A graph of fixed sizes is recorded where that can be done, and traced by `make_fx` otherwise.
+    """
+    passes = [stack_scalars_first, fold_empty_tensors]
+    if not any(dims):
+        # Dynamo would compile control flow, which cannot be recorded.
+        with suppress(Exception), preserve_node_meta(), aliases_allowed(), torch.compiler.set_stance("force_eager"):
+            mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+            return simplified(record(function, [(e.shape, e.dtype) for e in examples], table, mode), passes)
+    return simplified(_traced_by_make_fx(function, examples, table, dims, derived), passes)
+
+
+def _traced_by_make_fx(
+    function: Callable[..., Sequence[torch.Tensor]],
+    examples: Sequence[torch.Tensor],
+    table: Mapping[Operator, Decomposition],
+    dims: Sequence[Dims],
+    derived: Derived | None,
+) -> GraphModule:
     environment = ShapeEnv(duck_shape=False)
     names = dims or [{}] * len(examples)
     sizes = {name: int(e.shape[d]) for e, named in zip(examples, names, strict=True) for d, name in named.items()}
@@ -75,7 +95,7 @@ def traced(
                 graph = make_fx(written, decomposition_table=table, tracing_mode="real")(*fakes)
         except UnsupportedOpError as error:
             raise located(error) from error
-    return simplified(graph, [stack_scalars_first, fold_empty_tensors])
+    return graph
 
 
 def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
