@@ -116,8 +116,8 @@ class Recorder(TorchDispatchMode):
                     return result
         twins, named = map_aggregate((args, kwargs), self._twin_or_value)
         result = without_storage.result_of(func, twins, named)
-        if func is torch.ops.aten.detach.default and _is_made_of_nothing(self.node_of(args[0])):
-            return self.holds(result, self.node_of(args[0]))  # torch.arange and the like end with it
+        if func is torch.ops.aten.lift_fresh.default or _ends_what_makes(func, args, self._nodes):
+            return self.holds(result, self.node_of(args[0]))
         return self._add(func, args, kwargs, result)
 
     def _add(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
@@ -174,7 +174,10 @@ def _inheriting(node: Node) -> Node:
     return node
 
 
-def _is_made_of_nothing(node: Node) -> bool:
+def _ends_what_makes(func: Any, args: Any, nodes: Mapping[int, Node]) -> bool:
+    """Whether it is the `detach` with which `torch.arange` ends, and whatever makes a tensor of no other."""
+    if func is not torch.ops.aten.detach.default or (node := nodes.get(id(args[0]))) is None:
+        return False
     return node.op == "call_function" and not node.all_input_nodes
 
 

@@ -99,7 +99,6 @@ def compile(
 def build(step: TrainStep, options: Options) -> Build:
     """Run every stage."""
     check_choices(step, options.passes, options.route)
-    keep_freed_memory()  # every run of the oracle, and of what is verified, allocates what the one before has freed
     run = Run(options)
     stage = run.stage
     with (
@@ -113,6 +112,7 @@ def build(step: TrainStep, options: Options) -> Build:
         place = place_of(captured, options, GOLDEN_STEPS)
         if place is not None and (found := place.load(options.output)) is not None:
             return run.from_cache(*found, place.key)
+        keep_freed_memory()  # every run of the oracle, and of what is verified, allocates what the one before has freed
         with refused_together():
             joint: JointStep = stage("differentiate", differentiate, captured)
             graph: StepGraph = stage("optimizer", add_optimizer, joint)

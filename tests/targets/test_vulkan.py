@@ -25,7 +25,7 @@ from irongrad.pipeline.functions import flat_function, golden_runs_of_function, 
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.options import Options, make_options
-from irongrad.pipeline.package import Artifact, Origin, package
+from irongrad.pipeline.package import Artifact, Origin, package, write_state
 from irongrad.runtime import Session, load
 from irongrad.runtime.commands import run_module
 from irongrad.runtime.errors import ArtifactError, GuardError, VerificationError
@@ -175,7 +175,7 @@ def packaged(target: Target, directory: Path) -> Artifact:
     compiled = compile_module(module, target, directory)
     origin = Origin([target.name], function=FunctionSpec(flat.arguments, flat.result))
     expected = Expected(golden_runs_of_function(flat, graph))
-    return package(module, [compiled], origin, expected, directory / "artifact")
+    return package(module, [compiled], origin, expected, write_state(module, directory), directory / "artifact")
 
 
 def test_another_subgroup_size_is_refused_when_it_is_loaded(vulkan, iree_run, tmp_path):
