@@ -176,7 +176,7 @@ def _compiled(run: Run, captured: CapturedStep, whole: StepGraph, interface: Int
             if not expected:
                 expected = [stage("oracle", _first_run, captured, graph, GOLDEN_STEPS)]
                 expected += [_first_run(c, graph, 1) for c in at_other_sizes(captured, graph)]
-            initial = write_state(module, scratch)
+                initial = write_state(module, scratch)
             try:
                 return _Compiled(passes, module, stage("compile", compiling.result), expected, initial)
             except OverBudgetError as over:
