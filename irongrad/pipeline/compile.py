@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.copies import share_copies
 from irongrad.pipeline.diagnostics import toolchain_error
 from irongrad.pipeline.executables import join_executables, linking_flags
-from irongrad.pipeline.operations import functions_of, inside, name_of, parsed, text_of
+from irongrad.pipeline.operations import bytecode_of, functions_of, inside, name_of, parsed, text_of
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.retarget import retarget
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics, statistics_flags
@@ -127,19 +128,45 @@ def compile_module(module: PortableModule, target: Target, scratch: Path, check:
     while True:
         try:
             allowed = (*flags, *without_plugins(target))
-            with parsed(_compile_to_stream(target, (*allowed, *threads), source, output)) as stream:
-                transients, (architecture, features) = transients_of(stream), _cpu_of(stream)
-                linking = linking_flags(stream)
-            check(transients)
-            with parsed(_phase(source, "flow").read_bytes()) as flow:
-                traffic, operations = traffic_of(flow), operations_of(flow)
-                compile_kernels = _compile_with_branches if has_branches(flow) else _compile_directly
+            flow = _compile_to_flow(target, (*allowed, *threads), source)
+            with ThreadPoolExecutor(1) as beside:
+                reading = beside.submit(_kernels_of, flow)
+                stream = _compile_to_stream((*allowed, *threads), source, output)
+            with parsed(stream) as module:
+                transients, (architecture, features) = transients_of(module), _cpu_of(module)
+                check(transients)
+                if target.joined_executables:
+                    join_executables(module)
+                    _phase(source, "stream").write_bytes(bytecode_of(module))
+                linking = linking_flags(module)
+            kernels = reading.result()
+            compile_kernels = _compile_with_branches if kernels.branches else _compile_directly
             compile_kernels((*allowed, *linking), source, output)
             break
         except _RefusedError as error:
             flags = error.remedied(flags)
-    statistics = read_statistics(output.with_name(STATISTICS), transients, traffic, operations)
+    statistics = read_statistics(output.with_name(STATISTICS), transients, kernels.traffic, kernels.operations)
     return CompiledModule(target, flags, output.read_bytes(), architecture, features, statistics)
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """What a module says of its kernels after the phase `flow`.
+
+    Attributes:
+        traffic: as in `Statistics`, as is the next.
+        operations: as above.
+        branches: as `has_branches` has it.
+    """
+
+    traffic: dict[str, int]
+    operations: int | None
+    branches: bool
+
+
+def _kernels_of(flow: bytes) -> _Kernels:
+    with parsed(flow) as module:
+        return _Kernels(traffic_of(module), operations_of(module), has_branches(module))
 
 
 def has_branches(flow: ir.Module) -> bool:
@@ -205,16 +232,20 @@ def _compile_directly(flags: Sequence[str], source: Path, output: Path) -> None:
     _compile((*flags, "--compile-from=stream"), _phase(source, "stream"), output)
 
 
-def _compile_to_stream(target: Target, flags: Sequence[str], source: Path, output: Path) -> bytes:
-    """The phase that allocates, by way of the one that lists the kernels; write the statistics."""
-    flow, stream = _phase(source, "flow"), _phase(source, "stream")
-    statistics = statistics_flags(output.with_name(STATISTICS))
+def _compile_to_flow(target: Target, flags: Sequence[str], source: Path) -> bytes:
+    """The phase that lists the kernels."""
+    flow = _phase(source, "flow")
     _compile((*flags, _INPUT, "--compile-to=flow", "--emit-mlir-bytecode"), source, flow)
     if target.shared_copies:
         flow.write_bytes(share_copies(flow.read_bytes()))
+    return flow.read_bytes()
+
+
+def _compile_to_stream(flags: Sequence[str], source: Path, output: Path) -> bytes:
+    """The phase that allocates; write the statistics."""
+    flow, stream = _phase(source, "flow"), _phase(source, "stream")
+    statistics = statistics_flags(output.with_name(STATISTICS))
     _compile((*flags, *statistics, "--compile-from=flow", "--compile-to=stream", "--emit-mlir-bytecode"), flow, stream)
-    if target.joined_executables:
-        stream.write_bytes(join_executables(stream.read_bytes()))
     return stream.read_bytes()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.pipeline.operations import bytecode_of, inside, name_of, text_of
+from irongrad.pipeline.operations import inside, name_of, text_of
 
 # Executables are compiled side by side, one to a thread.
 EXECUTABLES = 8
@@ -53,28 +53,26 @@ class _Executable:
     function: Any
 
 
-def join_executables(stream: bytes) -> bytes:
-    """A module with its kernels in a few executables, where they can be put together.
+def join_executables(module: ir.Module) -> None:
+    """Put the kernels of a module into a few executables, where they can be put together.
 
     Args:
-        stream: the module as it is after IREE's phase `stream`, as MLIR bytecode, which the result is too.
+        module: as it is after IREE's phase `stream`; changed in place, in its own context.
     """
-    with ir.Context(), ir.Location.unknown():
-        module = ir.Module.parse(stream)
-        single = _single_kernels(module)
-        libraries = _libraries_of(len(single)) if len(single) == len(_executables(module)) else 1
-        count = libraries if libraries > 1 else EXECUTABLES
-        homes = {name_of(one.operation): single[i % count] for i, one in enumerate(single)}
-        names = {name: name_of(home.operation) for name, home in homes.items()}
+    single = _single_kernels(module)
+    libraries = _libraries_of(len(single)) if len(single) == len(_executables(module)) else 1
+    count = libraries if libraries > 1 else EXECUTABLES
+    homes = {name_of(one.operation): single[i % count] for i, one in enumerate(single)}
+    names = {name: name_of(home.operation) for name, home in homes.items()}
+    with module.context:
         for operation in inside(module.operation):
             if "entry_points" in operation.attributes:
                 operation.attributes["entry_points"] = _renamed(operation.attributes["entry_points"], names)
-        for one in single[count:]:
-            home = homes[name_of(one.operation)]
-            one.export.move_before(home.code)
-            one.function.move_before(home.function)
-            one.operation.erase()
-        return bytecode_of(module)
+    for one in single[count:]:
+        home = homes[name_of(one.operation)]
+        one.export.move_before(home.code)
+        one.function.move_before(home.function)
+        one.operation.erase()
 
 
 def linking_flags(stream: ir.Module) -> tuple[str, ...]:

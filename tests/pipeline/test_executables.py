@@ -62,9 +62,10 @@ def check_sums(vmfb: bytes) -> None:
 def test_kernels_share_executables_and_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     streams: list[bytes] = []
 
-    def recorded(stream: bytes) -> bytes:
-        streams.extend((stream, join_executables(stream)))
-        return streams[-1]
+    def recorded(module: ir.Module) -> None:
+        streams.append(bytecode_of(module))
+        join_executables(module)
+        streams.append(bytecode_of(module))
 
     monkeypatch.setattr("irongrad.pipeline.compile.join_executables", recorded)
     compiled = compile_module(SumsOfRows(), parse_target("llvm-cpu"), tmp_path)
@@ -90,7 +91,7 @@ def test_there_is_one_library_where_kernels_stay_alone(monkeypatch: pytest.Monke
     """Each would be a library otherwise."""
     monkeypatch.setattr(executables, "FEWEST_OF_TWO_LIBRARIES", 2)
     same = "".join(_kernel(f"k{i}", f"g{i % (COUNT - 2)}") for i in range(COUNT))
-    joined = join_executables(_bytecode(same))
+    joined = _joined(same)
     assert _counts(joined) == (EXECUTABLES + 2, COUNT)
     with ir.Context():
         assert executables.linking_flags(ir.Module.parse(joined)) == ()
@@ -105,12 +106,12 @@ def test_executables_of_several_kernels_are_left_alone() -> None:
     }}
     {"".join(_kernel(f"k{i}", f"g{i}") for i in range(COUNT))}
     """
-    assert _counts(join_executables(_bytecode(text))) == (1 + EXECUTABLES, 2 + COUNT)
+    assert _counts(_joined(text)) == (1 + EXECUTABLES, 2 + COUNT)
 
 
 def test_kernels_of_one_name_stay_apart() -> None:
     text = "".join(_kernel(f"k{i}", "g") for i in range(COUNT))
-    assert _counts(join_executables(_bytecode(text))) == (COUNT, COUNT)
+    assert _counts(_joined(text)) == (COUNT, COUNT)
 
 
 def _kernel(executable: str, function: str) -> str:
@@ -121,9 +122,11 @@ def _kernel(executable: str, function: str) -> str:
     """
 
 
-def _bytecode(text: str) -> bytes:
-    with ir.Context():
-        return bytecode_of(ir.Module.parse(text))
+def _joined(text: str) -> bytes:
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parse(text)
+    join_executables(module)
+    return bytecode_of(module)
 
 
 def _counts(stream: bytes) -> tuple[int, int]:
