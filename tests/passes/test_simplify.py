@@ -116,6 +116,11 @@ def _kept_sum(s):
     return lambda x: aten.view.default(aten.sum.dim_IntList(x, [dim], True), shape), [x]
 
 
+def _view_of_a_square(s):
+    x = s.tensor(s.shape(1), (torch.float32, torch.int64))
+    return lambda x: aten.view.default(aten.mul.Tensor(x, x), [1, x.numel()]), [x]
+
+
 def _rows(s):
     rows = s.one_of(2, 3, 5)
     count = s.draw(st.integers(1, rows))
@@ -244,6 +249,7 @@ PROOFS = {
     "view to the same": lambda s: (lambda x: aten.view.default(x, list(x.shape)), [s.tensor()]),
     "view of a view": _views,
     "view of a kept sum": _kept_sum,
+    "view of a square": _view_of_a_square,
     "permute that moves nothing": _unmoved,
     "permute of a permute": _permutes,
     "permute of added ones": _permuted_ones,

@@ -179,11 +179,21 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def build(value: Any, graph: Graph, like: Node) -> Any:
-    """The node of an expression, made at the insertion point of `graph`; anything else as it is."""
-    if not isinstance(value, Expression):
-        return value
-    arguments = [build(a, graph, like) for a in value.arguments]
-    return call(graph, value.family.operators[0], *arguments, like=like)
+    """The node of an expression, made at the insertion point of `graph`; anything else as it is.
+
+    Where one expression stands twice, so does its node.
+    """
+    made: dict[int, Node] = {}
+
+    def node_of(part: Any) -> Any:
+        if not isinstance(part, Expression):
+            return part
+        if id(part) not in made:
+            operator, *_ = part.family.operators
+            made[id(part)] = call(graph, operator, *map(node_of, part.arguments), like=like)
+        return made[id(part)]
+
+    return node_of(value)
 
 
 def _call_with(function: Callable[..., Any], bound: Bindings) -> Any:
