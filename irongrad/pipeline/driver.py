@@ -21,7 +21,7 @@ from irongrad.pipeline.budget import OverBudgetError, budget_of, check_limits, t
 from irongrad.pipeline.capture import CapturedStep, capture
 from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.differentiate import JointStep, differentiate
-from irongrad.pipeline.early_runs import Runs, first_runs
+from irongrad.pipeline.early_runs import first_runs
 from irongrad.pipeline.expected import ExpectedAtSizes
 from irongrad.pipeline.garbage import few_collections
 from irongrad.pipeline.graphs import StepGraph
@@ -120,9 +120,7 @@ def build(step: TrainStep, options: Options) -> Build:
             graph = stage("guards", add_guards, graph, ranges)
             check_operators(graph)
         interface: Interface = describe(graph, ranges, options.entry_points)
-        whole = selected(graph, interface)
-        with first_runs(captured, whole, options, GOLDEN_STEPS) as runs:
-            made = _compiled(run, runs, whole, interface, Path(directory))
+        made = _compiled(run, captured, selected(graph, interface), interface, Path(directory))
         run.statistics |= {c.target.name: c.statistics for c in made.targets}
         choices = tuple(choice for record in run.records for choice in record.choices)
         origin = Origin(options.asked, made.passes, choices, options.route, run.memory)
@@ -154,33 +152,35 @@ class _Compiled:
     initial: Path
 
 
-def _compiled(run: Run, runs: Runs, whole: StepGraph, interface: Interface, scratch: Path) -> _Compiled:
+def _compiled(run: Run, captured: CapturedStep, whole: StepGraph, interface: Interface, scratch: Path) -> _Compiled:
     """Run the stages from `passes` to `compile`; again where IREE allocates more than the budget."""
     options, stage = run.options, run.stage
     passes, reached = options.passes, list[int]()
-    while True:
-        run.records.clear()
-        graph: StepGraph = stage("passes", _optimised, whole, passes, run)
-        budget = budget_of(passes, run.records)
-        try:
-            imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
-            module: AssembledModule = stage("assemble", assemble, imported, interface)
-        except StoppedEarly:  # so there is no iree-compile to plan the memory beside
-            run.memory = memory_of(graph, interface, budget)
-            raise
-        check = partial(check_limits, limits_of(graph, interface, budget))
-        # iree-compile is a process, and does not keep every core busy.
-        with ThreadPoolExecutor(1) as beside:
-            compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch, check)
-            run.memory = memory_of(graph, interface, budget)
-            if not reached:
-                expected: ExpectedAtSizes = stage("oracle", runs)
-                initial = write_state(module, scratch)
+    graph: StepGraph = stage("passes", _optimised, whole, passes, run)
+    with first_runs(captured, graph, GOLDEN_STEPS) as runs:
+        while True:
+            budget = budget_of(passes, run.records)
             try:
-                return _Compiled(passes, module, stage("compile", compiling.result), expected, initial)
-            except OverBudgetError as over:
-                reached.append(over.allocated)
-                passes = tightened(passes, budget, reached)
+                imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
+                module: AssembledModule = stage("assemble", assemble, imported, interface)
+            except StoppedEarly:  # so there is no iree-compile to plan the memory beside
+                run.memory = memory_of(graph, interface, budget)
+                raise
+            check = partial(check_limits, limits_of(graph, interface, budget))
+            # iree-compile is a process, and does not keep every core busy.
+            with ThreadPoolExecutor(1) as beside:
+                compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch, check)
+                run.memory = memory_of(graph, interface, budget)
+                if not reached:
+                    expected: ExpectedAtSizes = stage("oracle", runs)
+                    initial = write_state(module, scratch)
+                try:
+                    return _Compiled(passes, module, stage("compile", compiling.result), expected, initial)
+                except OverBudgetError as over:
+                    reached.append(over.allocated)
+            passes = tightened(passes, budget, reached)
+            run.records.clear()
+            graph = stage("passes", _optimised, whole, passes, run)
 
 
 def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: Run) -> StepGraph:

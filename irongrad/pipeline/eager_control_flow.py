@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from threading import get_ident
 from typing import Any
 from unittest import mock
 
@@ -22,7 +21,7 @@ Region = Callable[..., Any]
 
 @contextmanager
 def eager_control_flow() -> Iterator[None]:
-    """While open, cond, while_loop, scan and map run in Python, for this thread alone: another may trace them."""
+    """While open, cond, while_loop, scan and map run in Python."""
     operators = torch.ops.higher_order
     plain: dict[Any, Region] = {
         operators.cond: cond,
@@ -31,23 +30,14 @@ def eager_control_flow() -> Iterator[None]:
         operators.map_impl: map_rows,
     }
     with ExitStack() as stack:
-        compiled = utils._hop_compile_and_call
-        stack.enter_context(mock.patch.object(utils, "_hop_compile_and_call", _in_this_thread(_call, compiled)))
+        stack.enter_context(mock.patch.object(utils, "_hop_compile_and_call", _call))
         for operator, function in plain.items():
-            kind = type(operator)
-            call = _in_this_thread(_method(function), kind.__call__)
-            stack.enter_context(mock.patch.object(kind, "__call__", call))
+            stack.enter_context(mock.patch.object(type(operator), "__call__", _method(function)))
         yield
 
 
 def _call(function: Region, arguments: Sequence[Any], keywords: dict[str, Any] | None = None) -> Any:
     return function(*arguments, **(keywords or {}))
-
-
-def _in_this_thread(function: Region, elsewhere: Region) -> Region:
-    """`function` in the thread that asks for it, and `elsewhere` in others."""
-    here = get_ident()
-    return lambda *args, **kwargs: (function if get_ident() == here else elsewhere)(*args, **kwargs)
 
 
 def _method(function: Region) -> Region:

@@ -13,7 +13,6 @@ from irongrad.pipeline.capture import CapturedStep, PiecesModule, PredictModule,
 from irongrad.pipeline.eager_control_flow import eager_control_flow
 from irongrad.pipeline.eager_scaling import EagerScaler, Skips
 from irongrad.pipeline.graphs import StepGraph
-from irongrad.pipeline.patches import alone
 from irongrad.pipeline.recurrent_layers import eager_lstm
 from irongrad.pipeline.rounding_noise import RoundingNoise
 from irongrad.pipeline.scaling import loss_scale_of
@@ -43,7 +42,6 @@ def half_of_the_threads() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@alone()
 @half_of_the_threads()
 @eager_control_flow()
 @eager_lstm()

@@ -22,7 +22,6 @@ from irongrad.decompositions.recorder import record
 from irongrad.decompositions.registry import Decomposition, Operator
 from irongrad.pipeline.empties import fold_empty_tensors
 from irongrad.pipeline.halves import is_computed_wider, rounded, widened
-from irongrad.pipeline.patches import alone
 from irongrad.pipeline.refusals import gathers, refusal_of, refuse
 from irongrad.pipeline.regions import aliases_allowed, check_control_flow, simplified
 from irongrad.pipeline.size_numbers import takes_numbers_of_sizes, without_numbers_of_sizes
@@ -88,7 +87,7 @@ def _traced_by_make_fx(
         fakes = [symbols.empty_like(e, d) for e, d in zip(examples, names, strict=True)]
     # PyTorch 2.13 has the shapes of some operators for symbolic sizes in Python alone (constant_pad_nd).
     dispatcher = enable_python_dispatcher() if any(dims) else nullcontext()
-    with alone(), mode, torch.no_grad(), preserve_node_meta(), aliases_allowed(), dispatcher:
+    with mode, torch.no_grad(), preserve_node_meta(), aliases_allowed(), dispatcher:
         try:
             graph = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
             if takes_numbers_of_sizes(graph):
