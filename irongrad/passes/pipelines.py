@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from irongrad.passes.base import Pass
+from irongrad.passes.convolutions import Convolutions
 from irongrad.passes.registry import parse_passes, without
 from irongrad.passes.rematerialise import Rematerialise
 from irongrad.runtime.errors import UserError
@@ -15,7 +17,7 @@ DEFAULT_LEVEL = 2
 LEVELS = {
     0: "",
     1: "fold,simplify,cse",
-    2: "fold,simplify,cse,convolutions,layout,cse,dce,multi-tensor,gradient-norm,half-products,dce",
+    2: "fold,simplify,cse,convolutions{least_gain=3.5},layout,cse,dce,multi-tensor,gradient-norm,half-products,dce",
     3: "fold,simplify,cse,convolutions,layout,cse,dce,multi-tensor,gradient-norm,half-products,interleave,dce",
 }
 
@@ -31,8 +33,10 @@ def passes_at(level: int, route: str = "linalg") -> tuple[Pass, ...]:
     """
     if level not in LEVELS:
         raise UserError(f"there is no optimisation level {level}; the levels are {', '.join(map(str, LEVELS))}")
-    text = LEVELS[level]
-    return parse_passes(text.replace("convolutions", "convolutions{direct=false}") if route == "stablehlo" else text)
+    passes = parse_passes(LEVELS[level])
+    if route != "stablehlo":
+        return passes
+    return tuple(replace(p, direct=False) if isinstance(p, Convolutions) else p for p in passes)
 
 
 def chosen_passes(

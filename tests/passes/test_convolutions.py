@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -274,4 +276,20 @@ def test_no_convolution_stays_on_the_route_over_stablehlo(apply):
     assert not done.operators["aten.convolution.default"]
     (chosen,) = (p for p in passes_at(DEFAULT_LEVEL, "stablehlo") if isinstance(p, Convolutions))
     assert not chosen.direct
-    assert Convolutions() in passes_at(DEFAULT_LEVEL)
+    assert replace(chosen, direct=True) in passes_at(DEFAULT_LEVEL)
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "least", "form"),
+    [(32, 64, 0.0, "winograd"), (32, 64, 3.5, "winograd"), (16, 128, 0.0, "winograd"), (16, 128, 3.5, "by-place")],
+)
+def test_winograd_is_for_gradients_of_weights_that_gain_enough(step_of, size, channels, least, form):
+    """Those of the first stage of ResNet-18 for CIFAR at batch 8, and of the second."""
+
+    def fn(grad, x, w):
+        window = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+        return aten.convolution_backward.default(grad, x, w, None, *window, [False, True, False])[1]
+
+    image = torch.empty(8, channels, size, size)
+    graph = step_of(fn, image, image, torch.empty(channels, channels, 3, 3), decompose=False).functions["call"].graph
+    assert Convolutions(least_gain=least).run(graph, Context("call")).stats == {form: 1}

@@ -41,12 +41,16 @@ class Convolutions(Lowering):
     Attributes:
         winograd: whether that form may be chosen.
         direct: whether that form may be chosen where another one computes the same.
+        least_gain: milliseconds of one core that Winograd has to save of a weight's gradient, by the table of costs, to
+            be chosen. There it saves least, and compiling its kernels takes a third of a second for each different
+            convolution (docs/convolutions.md). Where forms are measured it is not asked for.
     """
 
     name: ClassVar[str] = "convolutions"
 
     winograd: bool = True
     direct: bool = True
+    least_gain: float = 0.0
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
@@ -72,7 +76,10 @@ class Convolutions(Lowering):
         allowed = {"winograd": self.winograd, "direct": self.direct}
         every = forms_of(task.problem)
         forms = [f for f in every if allowed.get(f.name, True)] or every
-        return measured(task, forms, timer) if timer else {f: f.cost(task.problem) for f in forms}
+        if timer:
+            return measured(task, forms, timer)
+        costs = {f: f.cost(task.problem) for f in forms}
+        return _with_gain(costs, self.least_gain) if task.problem.kind == "weight" else costs
 
     @staticmethod
     def lower_plainly(graph: GraphModule) -> None:
@@ -80,6 +87,12 @@ class Convolutions(Lowering):
         for node in graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
             for task in tasks_of(node):
                 write(node, task, forms_of(task.problem)[0])
+
+
+def _with_gain(costs: Costs, least: float) -> Costs:
+    """`costs`, without Winograd's where it does not save `least` milliseconds."""
+    cheapest = min(cost for form, cost in costs.items() if form.name != "winograd")
+    return {form: cost for form, cost in costs.items() if form.name != "winograd" or cheapest - cost >= least * 1e6}
 
 
 def write(node: Node, task: Task, form: Form) -> None:
