@@ -85,11 +85,6 @@ class Spread:
         return allowed_error(self.exact.arrays[key], self.largest[key], self.eps[key])
 
 
-def elements_of(graph: StepGraph) -> int:
-    """How many elements the state has, by which a step is known to be large."""
-    return sum(t.initial.numel() for t in graph.state)
-
-
 def golden_runs(
     captured: CapturedStep, graph: StepGraph, steps: int, check: Callable[[], None] = lambda: None
 ) -> Iterator[Golden]:
@@ -102,7 +97,7 @@ def golden_runs(
         check: called before each value is recorded; what it raises ends the runs.
     """
     step = captured.step
-    elements = elements_of(graph)
+    elements = sum(t.initial.numel() for t in graph.state)
     steps = steps if elements <= LARGE else min(steps, MOST_LARGE_STEPS)
     exact, oracle = Values(), "float64"
     checked = partial(_checked, check)
