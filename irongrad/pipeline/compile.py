@@ -236,9 +236,11 @@ def _compile_to_flow(target: Target, flags: Sequence[str], source: Path) -> byte
     """The phase that lists the kernels."""
     flow = _phase(source, "flow")
     _compile((*flags, _INPUT, "--compile-to=flow", "--emit-mlir-bytecode"), source, flow)
+    module = flow.read_bytes()
     if target.shared_copies:
-        flow.write_bytes(share_copies(flow.read_bytes()))
-    return flow.read_bytes()
+        module = share_copies(module)
+        flow.write_bytes(module)
+    return module
 
 
 def _compile_to_stream(flags: Sequence[str], source: Path, output: Path) -> bytes:

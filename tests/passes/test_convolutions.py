@@ -277,6 +277,8 @@ def test_no_convolution_stays_on_the_route_over_stablehlo(apply):
     (chosen,) = (p for p in passes_at(DEFAULT_LEVEL, "stablehlo") if isinstance(p, Convolutions))
     assert not chosen.direct
     assert replace(chosen, direct=True) in passes_at(DEFAULT_LEVEL)
+    assert Convolutions(least_gain=3.5) in passes_at(DEFAULT_LEVEL)
+    assert Convolutions() in passes_at(3)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import torch
 from torch.fx import Node
 
 from irongrad.passes.base import value_of
-from irongrad.passes.simplify.patterns import Rule, family
-from irongrad.passes.simplify.views import expand, shape_of
+from irongrad.passes.simplify.patterns import Expression, Rule, family
+from irongrad.passes.simplify.views import expand, reshape, shape_of, used_once, view
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -57,6 +57,12 @@ def is_widening(x: Node, y: Any) -> bool:
     return bool(wide.min <= narrow.min and narrow.max <= wide.max)
 
 
+def square_of_view(x: Node, out: Node) -> Expression:
+    """The square of `x` in the shape of `out`: IREE fuses no view of other sizes between a product and its sum."""
+    seen = view(x, shape_of(out))
+    return mul(seen, seen)
+
+
 # Bits of a significand; all integers of fewer are exact.
 _PRECISION = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
@@ -80,6 +86,8 @@ RULES = (
     Rule("x if c else expanded", lambda c, x, y: where(c, x, expand(y, ...)), lambda c, x, y: where(c, x, y)),
     Rule("expanded * number", lambda x, c: mul(expand(x, ...), c), lambda x, c, out: expand(mul(x, c), shape_of(out)),
          lambda c: not isinstance(c, Node), sized=True),
+    Rule("view of a square", lambda x: reshape(mul(x, x), ...), square_of_view, lambda out: used_once(out.args[0]),
+         sized=True),
     Rule("expanded / number", lambda x, c: div(expand(x, ...), c), lambda x, c, out: expand(div(x, c), shape_of(out)),
          lambda c: not isinstance(c, Node), sized=True),
     Rule("cast to the same", lambda x, d: cast(x, d), lambda x: x),

@@ -38,7 +38,6 @@ bmm = family(aten.bmm.default)
 mm = family(aten.mm.default)
 pad = family(aten.constant_pad_nd.default)
 sum_ = family(aten.sum.dim_IntList)
-mul = family(aten.mul.Tensor)
 embedding = family(aten.embedding.default)
 put = family(aten.index_put.default)
 
@@ -80,12 +79,6 @@ def product_of_one(x: Node, y: Node, out: Node) -> Expression:
     return view(mm(view(x, shape_of(x)[1:]), view(y, shape_of(y)[1:])), shape_of(out))
 
 
-def square_of_view(x: Node, out: Node) -> Expression:
-    """The square of `x` in the shape of `out`: IREE fuses no view of other sizes between a product and its sum."""
-    seen = view(x, shape_of(out))
-    return mul(seen, seen)
-
-
 def without_ones(sizes: Sequence[int]) -> list[int]:
     """The sizes that are not 1."""
     return [s for s in sizes if s != 1]
@@ -119,8 +112,6 @@ RULES = (
     Rule("view of a view", lambda x: reshape(reshape(x, ...), ...), same_elements, sized=True),
     Rule("view of a kept sum", lambda x, d: reshape(sum_(x, d, True), ...), lambda x, d: sum_(x, d, False),
          lambda out: used_once(out.args[0])),
-    Rule("view of a square", lambda x: reshape(mul(x, x), ...), square_of_view, lambda out: used_once(out.args[0]),
-         sized=True),
     Rule("permute that moves nothing", lambda x, p: permute(x, p), same_elements, moves_nothing, sized=True),
     Rule("permute of a permute", lambda x, p, q: permute(permute(x, p), q), composed),
     Rule("permute of added ones", lambda x, p: permute(reshape(x, ...), p), permuted_without_ones,
