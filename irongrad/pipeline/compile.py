@@ -13,12 +13,12 @@ import iree.compiler.tools.binaries as iree_binaries
 from iree.compiler import ir
 
 from irongrad.pipeline.branches import separate_branch_operands
-from irongrad.pipeline.copies import share_copies
 from irongrad.pipeline.diagnostics import toolchain_error
 from irongrad.pipeline.executables import join_executables, linking_flags
 from irongrad.pipeline.operations import bytecode_of, functions_of, inside, name_of, parsed, text_of
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.retarget import retarget
+from irongrad.pipeline.shared_kernels import share_kernels
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics, statistics_flags
 from irongrad.pipeline.traffic import traffic_of
 from irongrad.pipeline.transients import transients_of
@@ -237,8 +237,8 @@ def _compile_to_flow(target: Target, flags: Sequence[str], source: Path) -> byte
     flow = _phase(source, "flow")
     _compile((*flags, _INPUT, "--compile-to=flow", "--emit-mlir-bytecode"), source, flow)
     module = flow.read_bytes()
-    if target.shared_copies:
-        module = share_copies(module)
+    if target.shared_kernels:
+        module = share_kernels(module)
         flow.write_bytes(module)
     return module
 

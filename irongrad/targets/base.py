@@ -62,8 +62,8 @@ class Target:
         integers64: whether the device computes in 64-bit integers.
         subgroup: how many lanes of the device the code takes to run in step; 0 where it does not matter.
         requirements: what the module checks when it is loaded.
-        shared_copies: whether copies that differ only in where they read and write are one kernel, which compiles
-            faster. Where code for known places is the better one, they are not.
+        shared_kernels: whether kernels that differ only in where they read and write are one, which compiles faster.
+            Where code for known places is the better one, they are not.
         joined_executables: whether kernels share executables, which compiles faster. Where an executable is a shader of
             its own, they do not.
     """
@@ -77,7 +77,7 @@ class Target:
     integers64: bool = True
     subgroup: int = 0
     requirements: tuple[Requirement, ...] = ()
-    shared_copies: bool = False
+    shared_kernels: bool = False
     joined_executables: bool = False
     serial_device: str = ""
 

@@ -56,7 +56,7 @@ def _make(name: str, options: dict[str, str]) -> Target:
         device="local-task",
         serial_device="local-sync",
         flags=tuple(flags),
-        shared_copies=True,
+        shared_kernels=True,
         joined_executables=True,
     )
 

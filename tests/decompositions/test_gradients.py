@@ -133,7 +133,7 @@ ROWS = {
     "comparisons": row(lambda x: [x == 1, x != 1, x < 1, x <= 1, x > 1, x >= 1], (6,), order=0),
     "constants": row(
         lambda x: [torch.full((2,), 7, dtype=torch.uint8), torch.zeros(2, dtype=torch.uint8),
-                   torch.empty_permuted((2, 3), (1, 0)).mul(0) + x], (3,), order=0,
+                   torch.zeros_like(torch.empty_permuted((2, 3), (1, 0))) + x], (3,), order=0,
     ),
     "convolution": row(lambda x, w, b: F.conv1d(x, w, b, 2, 1, 2, 2), (1, 2, 5), (2, 1, 2), (2,), order=2),
     "convolution of planes": row(lambda x, w, b: F.conv2d(x, w, b, 2, 1), (1, 2, 4, 3), (2, 2, 3, 2), (2,)),

@@ -122,7 +122,7 @@ def test_a_kernel_that_meets_only_padding_has_gradients_of_zero(apply, problem):
 
 def test_strides_gather_before_a_product_and_scatter_after_it(apply):
     done = check(apply, sizes=(16, 16), channels=(64, 64), stride=2, padding=1)
-    assert set(done.stats) == {"gathered", "scattered", "by-place"}
+    assert set(done.stats) == {"gathered", "scattered", "by-row"}
     assert not done.operators["aten.convolution.default"]
 
 
@@ -135,7 +135,7 @@ def test_depthwise_convolutions_are_elementwise(apply):
 
 def test_groups_are_products_of_their_own(apply):
     done = check(apply, sizes=(16, 16), channels=(32, 64), groups=4, padding=1)
-    assert done.stats == {"gathered-by-group": 1, "scattered-by-group": 1, "by-place-by-group": 1}
+    assert done.stats == {"gathered-by-group": 1, "scattered-by-group": 1, "by-row-by-group": 1}
     assert not done.operators["aten.convolution.default"]
 
 
@@ -194,10 +194,10 @@ def with_gradients_1d(x, weight, bias, grad, stride=1, padding=0, dilation=1, gr
 @pytest.mark.parametrize(
     ("geometry", "forms"),
     [
-        ({"padding": 1}, {"gathered", "scattered", "by-place"}),
-        ({"padding": 2, "stride": 2}, {"gathered", "scattered", "by-place"}),
-        ({"padding": 4, "dilation": 4}, {"gathered", "scattered", "by-place"}),
-        ({"groups": 2}, {"gathered-by-group", "scattered-by-group", "by-place-by-group"}),
+        ({"padding": 1}, {"gathered", "scattered", "by-row"}),
+        ({"padding": 2, "stride": 2}, {"gathered", "scattered", "by-row"}),
+        ({"padding": 4, "dilation": 4}, {"gathered", "scattered", "by-row"}),
+        ({"groups": 2}, {"gathered-by-group", "scattered-by-group", "by-row-by-group"}),
         ({"groups": 64, "padding": 1}, {"depthwise"}),
     ],
 )
@@ -283,7 +283,7 @@ def test_no_convolution_stays_on_the_route_over_stablehlo(apply):
 
 @pytest.mark.parametrize(
     ("size", "channels", "least", "form"),
-    [(32, 64, 0.0, "winograd"), (32, 64, 3.5, "winograd"), (16, 128, 0.0, "winograd"), (16, 128, 3.5, "by-place")],
+    [(32, 64, 0.0, "winograd"), (32, 64, 3.5, "winograd"), (16, 128, 0.0, "winograd"), (16, 128, 3.5, "by-row")],
 )
 def test_winograd_is_for_gradients_of_weights_that_gain_enough(step_of, size, channels, least, form):
     """Those of the first stage of ResNet-18 for CIFAR at batch 8, and of the second."""

@@ -32,7 +32,7 @@ class Watch:
 
     def __call__(self, what, candidates, operands):
         self.on_start(what)
-        order = ["winograd", "by-place", "gathered", "scattered", "direct"]
+        order = ["winograd", "by-row", "gathered", "scattered", "direct"]
         return {name: 1e-3 * (1 + order.index(name)) for name in candidates}
 
 

@@ -30,7 +30,7 @@ class Convolutions(Lowering):
         y = (x.permute(0, 2, 3, 1).flatten(0, 2) @ w.t()).reshape(N, H, W, O).permute(0, 3, 1, 2)
 
     `convolutions/forms.py` lists the forms: `winograd` for 3x3 kernels with stride 1; products of matrices with what
-    the places of a kernel meet, which are gathered before the product (`gathered`, `by-place`) or added up after it
+    the places of a kernel meet, which are gathered before the product (`gathered`, `by-row`) or added up after it
     (`scattered`); `depthwise`, elementwise code; and `direct`, as IREE lowers it. The one that costs least is taken, by
     `convolutions/costs.py`, or by measurement on the target (`--tune`). All but `direct` are channels-last inside: the
     pass `layout` takes the transposes between them away. One dimension is two, the first of size one. Transposed

@@ -76,11 +76,13 @@ def gathered_apart(problem: Problem) -> float:
     return _product((outer, positions, places * inner)) + copied + (places + 3) * DISPATCH
 
 
-def by_place(problem: Problem) -> float:
-    """The gradient of a weight as a product for each place."""
+def by_row(problem: Problem) -> float:
+    """The gradient of a weight as a product for each row of the kernel."""
     positions, places, (inner, outer) = _sides(problem)
+    rows = len(problem.window.taps_along(0))
     copied = (positions * inner if places > 1 else 0) + inner * outer
-    return places * (_product((outer, positions, inner)) + copied * GATHERED / 2) + (2 * places + 2) * DISPATCH
+    products = rows * _product((outer, positions, places // rows * inner))
+    return products + places * copied * GATHERED / 2 + (places + 2 * rows + 2) * DISPATCH
 
 
 def scattered(problem: Problem) -> float:

@@ -14,7 +14,7 @@ from irongrad.passes.convolutions.problem import Kind, Problem, Window
 from irongrad.passes.convolutions.products import (
     gathered_product,
     scattered_product,
-    weight_gradient_by_place,
+    weight_gradient_by_row,
     weight_gradient_gathered,
 )
 from irongrad.passes.convolutions.winograd import winograd, winograd_input_gradient, winograd_weight_gradient
@@ -139,7 +139,7 @@ _FORMS: Sequence[Form] = (
     Form("winograd", "input", costs.winograd, _windowed(winograd_input_gradient), _minimal),
     Form("depthwise", "input", costs.depthwise, _windowed(depthwise_input_gradient), _depthwise),
     Form("direct", "weight", costs.direct, _direct_weight_gradient, _any),
-    Form("by-place", "weight", costs.by_place, _windowed(weight_gradient_by_place), _dense),
+    Form("by-row", "weight", costs.by_row, _windowed(weight_gradient_by_row), _dense),
     Form("gathered", "weight", costs.gathered_apart, _windowed(weight_gradient_gathered), _dense),
     Form("winograd", "weight", costs.winograd, _windowed(winograd_weight_gradient), _minimal),
     Form("depthwise", "weight", costs.depthwise, _windowed(depthwise_weight_gradient), _depthwise),

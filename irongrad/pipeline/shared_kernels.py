@@ -1,13 +1,15 @@
-"""Copies between parts of tensors that differ only in where they read and write, made one kernel.
+"""Kernels that differ only in where they read and write parts of tensors, made one.
 
-IREE 3.13.0 makes a kernel of every copy that is not one of whole rows, and compiles two such copies once only if they
-begin at the same places. What a convolution gathers begins at as many places as its kernel has, so that of the 284
-kernels of a small ResNet-18 156 are copies, of 36 kinds. Here the places become arguments of one kernel of each kind,
-which saves a fifth of IREE's time for that network; its steps are no slower (docs/benchmarks.md).
+IREE 3.13.0 makes a kernel of every copy that is not one of whole rows, and compiles two kernels once only if they begin
+at the same places. What a convolution gathers begins at as many places as its kernel has, so that of the 284 kernels of
+a small ResNet-18 156 are copies, of 36 kinds; Winograd's transforms read one part of a tensor after the other. Here the
+places become arguments of one kernel of each kind, which saves a fifth of IREE's time for that network; its steps are
+no slower (docs/benchmarks.md).
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import Any, TypeAlias
 
 from iree.compiler import ir
 
-from irongrad.pipeline.operations import bytecode_of, inside, name_of
+from irongrad.pipeline.operations import bytecode_of, inside, name_of, text_of
 
 _LOAD = "iree_tensor_ext.dispatch.tensor.load"
 _STORE = "iree_tensor_ext.dispatch.tensor.store"
@@ -24,38 +26,44 @@ _STORE = "iree_tensor_ext.dispatch.tensor.store"
 _OFFSETS = {_LOAD: 2, _STORE: 3}
 _ARGUMENTS = 1
 
+# How many operands each has where it begins at places that are known and all sizes are.
+_OPERANDS = {_LOAD: 1, _STORE: 2}
+
 # In place of an offset that is an operand: `ShapedType::kDynamic`.
 _IS_OPERAND = -(2**63)
+
+# What may differ, in their text, between kernels that are made one: their names, and where what they read and write
+# begins.
+_NAMES = r"(?:flow\.executable private|flow\.executable\.export public|func\.func) @\w+"
+_BEGINNINGS = r"(dispatch\.tensor\.(?:load|store) [^\n]*?)offsets = \[[^]]*\]"
+_DIFFERENT = re.compile(f"{_NAMES}|{_BEGINNINGS}")
 
 Offsets: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class _Copy:
-    """A kernel that copies from one part of a tensor to one of another.
+class _Kernel:
+    """A kernel that reads and writes parts of tensors.
 
     Attributes:
         executable: the kernel.
         function: its code.
-        load: what it reads.
-        store: what it writes.
+        parts: what it reads and what it writes.
     """
 
     executable: Any
     function: Any
-    load: Any
-    store: Any
+    parts: Sequence[Any]
 
     @property
     def offsets(self) -> Offsets:
-        """Where it reads and then where it writes."""
-        return (*_offsets_of(self.load), *_offsets_of(self.store))
+        """Where each part begins, one after the other."""
+        return tuple(offset for part in self.parts for offset in _offsets_of(part))
 
     @property
-    def kind(self) -> tuple[str, ...]:
-        """Equal for copies that differ in nothing but the offsets."""
-        about = [op.attributes[name] for op in (self.load, self.store) for name in ("static_sizes", "static_strides")]
-        return tuple(map(str, (self.function.attributes["function_type"], self.load.results[0].type, *about)))
+    def kind(self) -> str:
+        """Equal for kernels that differ in nothing but the offsets."""
+        return _DIFFERENT.sub(r"\1", text_of(self.executable))
 
 
 @dataclass(frozen=True)
@@ -71,57 +79,57 @@ class _Call:
     offsets: Offsets
 
 
-def share_copies(flow: bytes) -> bytes:
-    """A module with one kernel for all copies that differ in their offsets alone.
+def share_kernels(flow: bytes) -> bytes:
+    """A module with one kernel for all that differ in their offsets alone.
 
     Args:
         flow: the module as it is after IREE's phase `flow`, as MLIR bytecode, which the result is too.
     """
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.parse(flow)
-        kinds: dict[tuple[str, ...], list[_Copy]] = defaultdict(list)
-        for copy in _copies(module):
-            kinds[copy.kind].append(copy)
-        alike = [copies for copies in kinds.values() if len(copies) > 1]
+        kinds: dict[str, list[_Kernel]] = defaultdict(list)
+        for kernel in _kernels(module):
+            kinds[kernel.kind].append(kernel)
+        alike = [kernels for kernels in kinds.values() if len(kernels) > 1]
         if not alike:
             return flow
         calls: dict[str, _Call] = {}
-        for copies in alike:
-            calls |= _merged(copies)
+        for kernels in alike:
+            calls |= _merged(kernels)
         for operation in list(inside(module.operation)):
             if operation.name == "flow.dispatch" and (call := calls.get(_kernel_of(operation))) is not None:
                 _redirect(operation, call)
         for _, *others in alike:
-            for copy in others:
-                copy.executable.erase()
+            for kernel in others:
+                kernel.executable.erase()
         return bytecode_of(module)
 
 
-def _copies(module: ir.Module) -> Iterator[_Copy]:
-    """The kernels of static shapes that do nothing but copy."""
+def _kernels(module: ir.Module) -> Iterator[_Kernel]:
+    """The kernels that begin at places which are known, in parts of sizes which are."""
     for executable in module.body.operations:
         if executable.operation.name != "flow.executable":
             continue
         functions = [op for op in inside(executable.operation) if op.name == "func.func"]
-        code = [op for function in functions for op in inside(function)]
-        if [op.name for op in code] == [_LOAD, _STORE, "func.return"]:
-            load, store, _ = code
-            if len(load.operands) == 1 and len(store.operands) == 2:
-                yield _Copy(executable.operation, functions[0], load, store)
+        parts = [op for function in functions for op in inside(function) if op.name in _OPERANDS]
+        if len(functions) == 1 and all(len(part.operands) == _OPERANDS[part.name] for part in parts):
+            yield _Kernel(executable.operation, functions[0], parts)
 
 
-def _merged(copies: Sequence[_Copy]) -> Mapping[str, _Call]:
-    """Make the first of `copies` compute all of them; by executable, how to call it for that one."""
-    first = copies[0]
-    every = {name_of(copy.executable): copy.offsets for copy in copies}
+def _merged(kernels: Sequence[_Kernel]) -> Mapping[str, _Call]:
+    """Make the first of `kernels` compute all of them; by executable, how to call it for that one."""
+    first = kernels[0]
+    every = {name_of(kernel.executable): kernel.offsets for kernel in kernels}
     varying = [i for i, values in enumerate(zip(*every.values(), strict=True)) if len(set(values)) > 1]
-    reads = len(_offsets_of(first.load))
     block = first.function.regions[0].blocks[0]
     given = {i: block.add_argument(ir.IndexType.get(), first.function.location) for i in varying}
     kind = ir.FunctionType.get([argument.type for argument in block.arguments], [])
     first.function.attributes["function_type"] = ir.TypeAttr.get(kind)
-    _take(first.load, {i: value for i, value in given.items() if i < reads})
-    _take(first.store, {i - reads: value for i, value in given.items() if i >= reads})
+    start = 0
+    for part in first.parts:
+        end = start + len(_offsets_of(part))
+        _take(part, {i - start: value for i, value in given.items() if start <= i < end})
+        start = end
     name = ir.SymbolRefAttr.get([name_of(first.executable), name_of(first.function)])
     entry_points = ir.ArrayAttr.get([name])
     return {n: _Call(entry_points, tuple(offsets[i] for i in varying)) for n, offsets in every.items()}

@@ -1,4 +1,4 @@
-"""Copies that differ only in their offsets become one kernel."""
+"""Kernels that differ only in their offsets become one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from iree.compiler import ir
 
 from irongrad.pipeline.compile import compile_module
-from irongrad.pipeline.copies import share_copies
 from irongrad.pipeline.operations import bytecode_of, inside, parsed
+from irongrad.pipeline.shared_kernels import share_kernels
 from irongrad.pipeline.traffic import traffic_of
 from irongrad.targets import parse_target
 
@@ -56,10 +56,10 @@ def test_the_kernels_of_one_size_are_one_and_compute_the_same(tmp_path: Path, mo
     flows: list[bytes] = []
 
     def recorded(flow: bytes) -> bytes:
-        flows.extend((flow, share_copies(flow)))
+        flows.extend((flow, share_kernels(flow)))
         return flows[-1]
 
-    monkeypatch.setattr("irongrad.pipeline.compile.share_copies", recorded)
+    monkeypatch.setattr("irongrad.pipeline.compile.share_kernels", recorded)
     compiled = compile_module(Module(PARTS), parse_target("llvm-cpu"), tmp_path)
     before, after = flows
     assert _kernels(before) - _kernels(after) == 1
@@ -81,19 +81,26 @@ util.func public @f(%x: tensor<9xf32>) -> (tensor<5xf32>, tensor<5xf32>) {{
 {calls}
   util.return %a, %b : tensor<5xf32>, tensor<5xf32>
 }}"""
-    shared = share_copies(Module(text).bytecode)
+    shared = share_kernels(Module(text).bytecode)
     assert _kernels(shared) == 1
     assert [count for name, count in _operations(shared) if name == "flow.dispatch"] == [2, 2]
-    assert share_copies(shared) == shared
+    assert share_kernels(shared) == shared
 
 
-def test_copies_of_different_sizes_stay_apart() -> None:
+def test_kernels_that_compute_are_shared_where_they_compute_the_same() -> None:
+    alike = _executable("a", 1, 5, "negf") + _executable("b", 3, 5, "negf")
+    assert _kernels(share_kernels(Module(alike).bytecode)) == 1
+    others = _executable("a", 1, 5, "negf") + _executable("b", 3, 5)
+    assert _kernels(share_kernels(Module(others).bytecode)) == 2
+
+
+def test_kernels_of_different_sizes_stay_apart() -> None:
     text = _executable("a", 1, 5) + _executable("b", 1, 4)
     bytecode = Module(text).bytecode
-    assert share_copies(bytecode) == bytecode
+    assert share_kernels(bytecode) == bytecode
 
 
-def _executable(name: str, begin: int, size: int) -> str:
+def _executable(name: str, begin: int, size: int, function: str = "") -> str:
     given, made = (
         f"!iree_tensor_ext.dispatch.tensor<{t}>" for t in ("readonly:tensor<9xf32>", f"writeonly:tensor<{size}xf32>")
     )
@@ -104,7 +111,8 @@ flow.executable private @{name} {{
     func.func @{name}(%from: {given}, %to: {made}) {{
       %0 = iree_tensor_ext.dispatch.tensor.load %from, offsets = [{begin}], sizes = [{size}], strides = [1]
         : {given} -> tensor<{size}xf32>
-      iree_tensor_ext.dispatch.tensor.store %0, %to, offsets = [0], sizes = [{size}], strides = [1]
+      {f"%1 = arith.{function} %0 : tensor<{size}xf32>" if function else ""}
+      iree_tensor_ext.dispatch.tensor.store %{1 if function else 0}, %to, offsets = [0], sizes = [{size}], strides = [1]
         : tensor<{size}xf32> -> {made}
       return
     }}
