@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from pathlib import Path
@@ -25,6 +26,8 @@ from irongrad.pipeline.budget import (
 )
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.sizes import bytes_in
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 PASSES = parse_passes("dce,rematerialise{max_memory=50%}")
 
@@ -83,10 +86,10 @@ def make_step(**options: Any) -> ig.TrainStep:
     return ig.TrainStep(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), inputs, **options)
 
 
-def compiled(directory: Path, max_memory: str, **options: Any) -> tuple[int, int, float]:
-    """Of the step under a budget: what IREE allocates, what it may, and the ratio of its last plan."""
+def compiled(directory: Path, max_memory: str, step: ig.TrainStep | None = None) -> tuple[int, int, float]:
+    """Of a step under a budget: what IREE allocates, what it may, and the ratio of its last plan."""
     manifest = ig.compile(
-        make_step(**options), directory, entry_points=("train_step",), max_memory=max_memory, cache=False
+        step or make_step(), directory, entry_points=("train_step",), max_memory=max_memory, cache=False
     ).manifest
     assert manifest.memory is not None
     assert manifest.memory.budget == max_memory
@@ -117,5 +120,15 @@ def test_a_budget_that_no_plan_meets_is_refused_with_one_that_is_met(tmp_path: P
 
 def test_with_buckets_the_largest_fits(tmp_path: Path) -> None:
     buckets = {"dynamic": {"x": {0: "B"}, "y": {0: "B"}}, "buckets": {"B": [128, 512]}}
-    allocated, limit, _ = compiled(tmp_path / "artifact", "75%", **buckets)
+    allocated, limit, _ = compiled(tmp_path / "artifact", "75%", make_step(**buckets))
     assert limit / 2 < allocated <= limit
+
+
+def test_half_of_its_memory_is_enough_for_the_first_plan_of_the_largest_resnet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    step = importlib.import_module("memory").make_step("resnet18")
+    allocated, limit, ratio = compiled(tmp_path / "artifact", "50%", step)
+    assert limit * 0.9 < allocated <= limit
+    assert ratio == 1

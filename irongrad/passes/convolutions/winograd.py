@@ -47,7 +47,7 @@ def _filtered(
     x: torch.Tensor, filters: torch.Tensor, padding: Sequence[int], out: Sequence[int], order: Sequence[int]
 ) -> torch.Tensor:
     rows: list[torch.Tensor] = []
-    for half, kernels in zip(_input_rows(x, padding, out, order).split(2), filters.split(8), strict=True):
+    for half, kernels in zip(_input_rows(x, padding, out, order), filters.split(8), strict=True):
         tiles = _input_tiles(half, order)
         places = (_matrices(tiles) @ kernels).unflatten(1, tiles.shape[2:5]).unflatten(0, (2, 4))
         rows += choice(_outputs([places[:, j] for j in order]), 4)  # each [N, tiles, tiles, 2, channels]
@@ -66,7 +66,7 @@ def winograd_weight_gradient(grad: torch.Tensor, x: torch.Tensor, window: Window
     spread = _output_rows(grad.transpose(2, 3))
     inputs = _input_rows(x.transpose(2, 3), window.padding[::-1], window.out[::-1], _SAME)
     rows: list[torch.Tensor] = []
-    for left, right in zip(spread.split(2), inputs.split(2), strict=True):
+    for left, right in zip(spread, inputs, strict=True):
         product = _matrices(_output_tiles(left)).transpose(1, 2) @ _matrices(_input_tiles(right, _SAME))
         places = product.unflatten(0, (2, 4))
         rows += choice(_filter_gradients([places[:, j] for j in range(4)]), 3)  # each [O, C, 3]
@@ -78,8 +78,8 @@ def _matrices(tiles: torch.Tensor) -> torch.Tensor:
     return tiles.flatten(2, 4).flatten(0, 1)
 
 
-def _input_rows(x: torch.Tensor, padding: Sequence[int], out: Sequence[int], order: Sequence[int]) -> torch.Tensor:
-    """4x4 tiles, two apart, transformed along columns, their rows in `order`: [4, N, tiles, tiles + 1, 2, C]."""
+def _input_rows(x: torch.Tensor, padding: Sequence[int], out: Sequence[int], order: Sequence[int]) -> Parts:
+    """4x4 tiles, two apart, transformed along columns, their rows in `order`: two [2, N, tiles, tiles + 1, 2, C]."""
     height, width = ((size + 1) // 2 for size in out)
     pads: list[int] = []
     for size, pad, count in reversed(list(zip(x.shape[2:], padding, (height, width), strict=True))):
@@ -87,7 +87,7 @@ def _input_rows(x: torch.Tensor, padding: Sequence[int], out: Sequence[int], ord
     last = F.pad(x.permute(0, 2, 3, 1), (0, 0, *pads))
     halves = last.reshape(x.shape[0], height + 1, 2, width + 1, 2, x.shape[1])
     rows = _inputs(_overlapping(halves, 1, height))
-    return choice([rows[i] for i in order], 0)
+    return [choice([rows[i] for i in half], 0) for half in (order[:2], order[2:])]
 
 
 def _input_tiles(rows: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -102,13 +102,14 @@ def _overlapping(pairs: torch.Tensor, dim: int, count: int) -> Parts:
     return [half.narrow(dim, start, count) for start in range(2) for half in (even, odd)]
 
 
-def _output_rows(grad: torch.Tensor) -> torch.Tensor:
-    """2x2 tiles of an output's gradient, transformed along columns: [4, N, tiles, tiles, 2, O]."""
+def _output_rows(grad: torch.Tensor) -> Parts:
+    """2x2 tiles of an output's gradient, transformed along columns: two [2, N, tiles, tiles, 2, O]."""
     height, width = ((size + 1) // 2 for size in grad.shape[2:])
     last = grad.permute(0, 2, 3, 1)
     last = F.pad(last, (0, 0, 0, 2 * width - last.shape[2], 0, 2 * height - last.shape[1]))
     pairs = last.reshape(grad.shape[0], height, 2, width, 2, grad.shape[1])
-    return choice(_output_gradients([pairs[:, :, i] for i in range(2)]), 0)
+    rows = _output_gradients([pairs[:, :, i] for i in range(2)])
+    return [choice(half, 0) for half in (rows[:2], rows[2:])]
 
 
 def _output_tiles(rows: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,8 @@ A model of what IREE 3.13.0 makes of kernels (`fusion.py`) when it lowers them t
 * A contraction's operands are packed by steps of their own (`packing.py`).
 * A concatenation is memory that is there before a step for each part copies that into it. Where the parts lie side by
   side, these run at once; else one after the other, as IREE takes them to overlap (`ResourceHazardAnalysis`).
-* A padded value is memory that is cleared before a step copies the value into it. The input of a convolution with a
-  padding is one, and taken again where another node pads the same value alike.
+* A padded value is memory, unless it is a result, that is cleared before a step copies the value into it. The input
+  of a convolution with a padding is one, and taken again where another node pads the same value alike.
 """
 
 from __future__ import annotations
@@ -167,8 +167,10 @@ class _Lowering:
     def _pad(self, head: Node, padding: Hashable) -> None:
         if padding not in self._padded:
             node = self._pads[padding]
-            buffer = self._padded[padding] = Buffer(node, _aligned(_padded_bytes(node)))
-            if node.target is aten.constant_pad_nd.default:
+            is_value = node.target is aten.constant_pad_nd.default
+            size = 0 if is_value and node in self._results else _padded_bytes(node)
+            buffer = self._padded[padding] = Buffer(node, _aligned(size))
+            if is_value:
                 self._values[node] = buffer
             cleared = self._add(head, [], [buffer])
             self._add(head, self._memory_of(sources(head.all_input_nodes[0])), [buffer], [cleared])

@@ -4,6 +4,8 @@ In IREE 3.13.0, with data tiling, the operands of contractions are packed by ker
 is a copy of each of its parts; neither takes in what moves elements, but for a packing, a transpose.
 
 * A transpose is written where it is cut into slices, or is part of a concatenation.
+* So is one of four dimensions or more that contractions pack in several ways: a packing takes in only what it alone
+  reads.
 * A slice whose elements do not lie side by side is written where a contraction reads it, or a concatenation.
 * A transpose of a concatenation is written where it is a result: the concatenation has memory of its own.
 """
@@ -55,6 +57,7 @@ def is_written_out(node: Node) -> bool:
             or any(map(is_join, readers))
             or (whole and any(r.op == "output" for r in readers))
             or (_moves_first(node) and any(r.target in CONTRACTIONS for r in readers))
+            or (node.meta["val"].ndim > 3 and _packed_in_several_ways(node))
         )
     if node.target in CUTS and not _is_run(node):
         return any(r.target in CONTRACTIONS for r in _readers(node, _RESHAPES | _TRANSPOSES))
@@ -65,6 +68,20 @@ def _moves_first(node: Node) -> bool:
     """Whether the first dimension of a transpose, of three or more, is another one before."""
     order = _order(node)
     return node.meta["val"].ndim > 2 and len(order) > 0 and order[0] != min(order)
+
+
+def _packed_in_several_ways(node: Node) -> bool:
+    """Whether contractions read different views of `node`, or one on both of their sides."""
+    operands: set[tuple[Node, int]] = set()
+    stack = [node]
+    while stack:
+        view = stack.pop()
+        for user in view.users:
+            if user.target in _RESHAPES | _TRANSPOSES:
+                stack.append(user)
+            elif user.target in CONTRACTIONS:
+                operands |= {(view, side) for side, operand in enumerate(user.args[-2:]) if operand is view}
+    return len(operands) > 1
 
 
 def _readers(node: Node, views: frozenset[Any] = _RESHAPES) -> Iterator[Node]:

@@ -82,6 +82,32 @@ def _places(x, w):
     return [middle @ ((corner.t() @ x) @ w).sin() @ w + corner]
 
 
+def _packed_both_ways(x, kernels):
+    """What no packing can take in is written once for both: each position's weights, as columns and as rows."""
+    weights = (kernels * 2).permute(0, 2, 3, 1).flatten(1)
+    return [(x @ weights).sin() @ weights.t()]
+
+
+def _heads(x, y):
+    heads = (x * 2).permute(0, 2, 1, 3).flatten(0, 1)
+    return [torch.bmm(torch.bmm(heads, y).sin(), heads)]
+
+
+def _heads_one_way(x, y):
+    heads = (x * 2).permute(0, 2, 1, 3).flatten(0, 1)
+    return [torch.bmm(y, heads).sin() @ torch.bmm(y + 1, heads)]
+
+
+def _matrices_both_ways(x, y):
+    matrices = (x * 2).permute(0, 1, 3, 2).flatten(0, 1)
+    return [torch.bmm(torch.bmm(matrices, y).sin(), matrices)]
+
+
+def _padded_result(x, w):
+    y = (x @ w).sin()
+    return [F.pad(y, (1, 1, 1, 1)), y @ w]
+
+
 CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "elementwise code that several operations read": (_multi_use, [X, X, W]),
     "a product that one operation reads": (lambda x, w: (x @ w).exp() @ w, [X, W]),
@@ -102,6 +128,13 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "places of a kernel": (_places, [X, W]),
     "a transpose of a batch that one product reads": (lambda x, w: torch.bmm(x.permute(1, 0, 2), w), [
         torch.randn(64, 4, 8), torch.randn(4, 8, 32)]),
+    "a transpose that products pack in two ways": (_packed_both_ways, [
+        torch.randn(64, 32), torch.randn(32, 16, 3, 3)]),
+    "heads that products pack in two ways": (_heads, [torch.randn(2, 32, 4, 16), torch.randn(8, 16, 32)]),
+    "heads that products pack in one way": (_heads_one_way, [torch.randn(2, 32, 4, 16), torch.randn(8, 16, 32)]),
+    "transposed matrices that products pack in two ways": (_matrices_both_ways, [
+        torch.randn(2, 4, 16, 32), torch.randn(8, 16, 32)]),
+    "zeros around what is a result": (_padded_result, [X, W]),
 }  # fmt: skip
 
 
