@@ -116,7 +116,7 @@ def kind_of(value: Any) -> Any:
     Sizes that are symbols are expressions: PyTorch would compare them as they are in the example.
     """
     if isinstance(value, torch.Tensor):
-        return tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in value.shape), value.dtype
+        return tuple([s if type(s) is int else s.node.expr for s in value.shape]), value.dtype
     if isinstance(value, (list, tuple)):
         return tuple(map(kind_of, value))
     return None

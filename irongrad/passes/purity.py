@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
+from functools import cache
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
+from torch.fx.node import Target
 
 
 def is_pure(node: Node) -> bool:
@@ -15,8 +17,12 @@ def is_pure(node: Node) -> bool:
     By the operator's schema, which tells writes, and its tags, which tell random operators. One that returns nothing is
     there for what else it does. Control flow is pure: its bodies are graphs that the verifier holds to the same rules.
     """
-    target = node.target
-    if node.op == "get_attr" or target is operator.getitem or isinstance(target, HigherOrderOperator):
+    return node.op == "get_attr" or _only_computes(node.target)
+
+
+@cache
+def _only_computes(target: Target) -> bool:
+    if target is operator.getitem or isinstance(target, HigherOrderOperator):
         return True
     if not isinstance(target, OpOverload):
         return False

@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from irongrad.decompositions import without_storage
+from irongrad.passes.base import kind_of
 from irongrad.pipeline.symbols import has_symbols
 
 # A node that a pass makes is about the same user's line as the one it stands for.
@@ -84,7 +85,8 @@ def _key(argument: Any) -> Hashable:
     if isinstance(argument, Node):
         return _key(argument.meta["val"])
     if isinstance(argument, torch.Tensor):
-        return tuple(map(str, argument.shape)), argument.dtype
+        kind: Hashable = kind_of(argument)
+        return kind
     if isinstance(argument, (list, tuple)):
         return tuple(map(_key, argument))
     if isinstance(argument, dict):

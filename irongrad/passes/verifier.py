@@ -28,19 +28,21 @@ class InvalidGraphError(Exception):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A graph that was right.
+    """A graph as it was.
 
     Attributes:
         arguments: the kind of every placeholder, in order.
         results: the kind of every output, in order; None for outputs that are no tensors.
         nodes: every node as it was, so that only what a pass touched is looked at again.
         is_another: whether it is another graph than the one that it was compared with.
+        is_verified: whether it was found right.
     """
 
     arguments: tuple[Kind | None, ...]
     results: tuple[Kind | None, ...]
     nodes: dict[Node, _Form]
     is_another: bool = False
+    is_verified: bool = False
 
 
 class _Form(NamedTuple):
@@ -94,23 +96,28 @@ def verify(graph: GraphModule, before: Snapshot) -> Snapshot:
     Raises:
         InvalidGraphError: naming the first node that breaks a rule.
     """
-    try:
-        graph.graph.lint()
-    except RuntimeError as error:
-        raise InvalidGraphError(f"a value is used before it is computed, or is not in the graph: {error}") from error
     now = snapshot(graph)
+    touched = {n for n, form in now.nodes.items() if not form.is_of(before.nodes.get(n))}
+    if touched or not before.is_verified or list(now.nodes) != list(before.nodes):
+        _check_order(graph)
     if now.arguments != before.arguments:
         raise InvalidGraphError(f"the arguments were {before.arguments} and are {now.arguments}")
     if now.results != before.results:
         raise InvalidGraphError(f"the results were {before.results} and are {now.results}")
-    touched = {n for n, form in now.nodes.items() if not form.is_of(before.nodes.get(n))}
     given = {n for n in touched & before.nodes.keys() if not now.nodes[n].gives_as(before.nodes[n])}
     for node in now.nodes:
         if isinstance(node.target, HigherOrderOperator):  # its bodies may be others under the same names
             _check_control_flow(graph, node)
         elif node in touched or (given and not given.isdisjoint(node.all_input_nodes)):
             _check(graph, node)
-    return replace(now, is_another=bool(touched) or before.nodes.keys() != now.nodes.keys())
+    return replace(now, is_another=bool(touched) or before.nodes.keys() != now.nodes.keys(), is_verified=True)
+
+
+def _check_order(graph: GraphModule) -> None:
+    try:
+        graph.graph.lint()
+    except RuntimeError as error:
+        raise InvalidGraphError(f"a value is used before it is computed, or is not in the graph: {error}") from error
 
 
 def _check(graph: GraphModule, node: Node) -> None:

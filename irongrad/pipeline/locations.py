@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 from torch.fx import Node
 from torch_mlir.extras.fx_importer import ContextCache, FxImporter
-from torch_mlir.ir import Location
+from torch_mlir.ir import Context, Location
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+),')
 _paths: dict[str, str] = {}
@@ -50,9 +50,19 @@ class PortableImporter(FxImporter):
 
 
 class _Cache(ContextCache):
+    def __init__(self, context: Context, **options: object) -> None:
+        super().__init__(context, **options)
+        self._locations: dict[str, Location | None] = {}  # by stack trace, which all nodes of a line have in common
+
     def get_node_location(self, node: Node) -> Location | None:
         """The user's line, called from the lines around it."""
-        frames = _FRAME.findall(node.stack_trace or "")
+        trace = node.stack_trace or ""
+        if trace not in self._locations:
+            self._locations[trace] = self._location_of(trace)
+        return self._locations[trace]
+
+    def _location_of(self, trace: str) -> Location | None:
+        frames = _FRAME.findall(trace)
         if not frames:
             return None
         inner, *around = (Location.file(portable(p), int(line), 0, context=self._c) for p, line in reversed(frames))

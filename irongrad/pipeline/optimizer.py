@@ -163,6 +163,8 @@ def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 def _joint_function(whole: Function, update: Update) -> Function:
     """The joint graph without gradients of parameters that no optimizer holds."""
     kept = [i for i, r in enumerate(whole.results) if r.kind != "gradient" or r.name in update.parameters]
+    if len(kept) == len(whole.results):
+        return whole
     graph = copy.deepcopy(whole.graph)
     output = graph.graph.output_node()
     output.args = ([output.args[0][i] for i in kept],)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, TypeAlias
@@ -131,16 +131,17 @@ def _match_call(pattern: Expression, value: Any, bound: Bindings) -> Bindings | 
     return found
 
 
-def _match_all(patterns: Iterable[Any], values: Iterable[Any], bound: Bindings) -> Bindings | None:
-    patterns, values = list(patterns), list(values)
+def _match_all(patterns: Sequence[Any], values: Sequence[Any], bound: Bindings) -> Bindings | None:
     if patterns and patterns[-1] is ...:
         patterns, values = patterns[:-1], values[: len(patterns) - 1]
     if len(patterns) != len(values):
         return None
-    found: Bindings | None = bound
     for pattern, value in zip(patterns, values, strict=True):
-        found = found if found is None else match(pattern, value, found)
-    return found
+        found = match(pattern, value, bound)
+        if found is None:
+            return None
+        bound = found
+    return bound
 
 
 def arguments_of(node: Node) -> tuple[Any, ...] | None:
@@ -148,6 +149,8 @@ def arguments_of(node: Node) -> tuple[Any, ...] | None:
     if not isinstance(node.target, OpOverload):
         return tuple(node.args)
     positional, named = _parameters(node.target)
+    if not node.kwargs and len(node.args) == len(positional):
+        return tuple(node.args)
     if any(node.kwargs.get(name, default) != default for name, default in named):
         return None
     rest = positional[len(node.args) :]
