@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch.fx import GraphModule, Node
@@ -136,21 +137,21 @@ def nodes_of(graph: GraphModule) -> Iterator[Node]:
 
 
 def _refusal(node: Node, otherwise: str) -> Refusal | None:
-    line = usercode.line_of(node, otherwise)
+    line = partial(usercode.line_of, node, otherwise)  # which few need
     target = node.target
     if _is_size(node) and target not in _ARITHMETIC:
         name = getattr(target, "__name__", str(target))
-        return Refusal(name, line, "computes a size, or a number, that has no compiled form for every size", _FIXED)
+        return Refusal(name, line(), "computes a size, or a number, that has no compiled form for every size", _FIXED)
     if target is operator.getitem or _is_size(node) or any(_value_problem(n) for n in node.all_input_nodes):
         return None  # where its inputs have a problem already, they are refused
     if isinstance(target, torch._ops.HigherOrderOperator):
         if target.name() in CONTROL_FLOW:
             return None
-        return Refusal(str(target), line, hints.NO_LOWERING, "Use torch.cond, while_loop, scan or map")
+        return Refusal(str(target), line(), hints.NO_LOWERING, "Use torch.cond, while_loop, scan or map")
     if isinstance(target, torch._ops.OpOverload) and str(target) not in CORE:
-        return Refusal(_named(node), line, hints.reason(target), hints.advice(str(target)))
+        return Refusal(_named(node), line(), hints.reason(target), hints.advice(str(target)))
     problem = _value_problem(node)
-    return Refusal(_named(node), line, *problem) if problem else None
+    return Refusal(_named(node), line(), *problem) if problem else None
 
 
 def _is_size(node: Node) -> bool:

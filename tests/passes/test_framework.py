@@ -65,6 +65,8 @@ class Swap:
                 case "order":
                     node.append(call(graph, aten.neg.default, source, like=node))
                     node.args = (node.next,)
+                case "move":
+                    next(iter(node.users)).append(node)
                 case "dtype":
                     graph.inserting_after(node)
                     new = call(graph, aten._to_copy.default, node, like=node, dtype=torch.float64)
@@ -150,6 +152,7 @@ def test_new_nodes_keep_the_users_line():
         ("constant", "it holds ((2,), torch.float32)"),
         ("python", "is no ATen operator"),
         ("order", "a value is used before it is computed"),
+        ("move", "a value is used before it is computed"),
         ("dtype", "meta['val'] says"),
         ("argument", "the arguments were"),
     ],

@@ -92,8 +92,19 @@ class Rule:
         """The pattern, of variables named as its parameters."""
         return self.pattern(*map(Variable, _names(self.pattern)))
 
+    @cached_property
+    def _inner(self) -> tuple[tuple[int, Family], ...]:
+        """Which arguments have to be calls, by position; none of those that may also stand the other way around."""
+        if self.expression.family.commutative:
+            return ()
+        return tuple((i, a.family) for i, a in enumerate(self.expression.arguments) if isinstance(a, Expression))
+
     def apply(self, graph: Graph, node: Node) -> Node | None:
         """What stands for `node`, before which it is put into `graph`; None where the rule does not apply."""
+        args = node.args
+        for position, inner in self._inner:  # most rules fail at this, which `match` would find out slowly
+            if position < len(args) and getattr(args[position], "target", None) not in inner.operators:
+                return None
         bound = match(self.expression, node, {"out": node})
         if bound is None or not _call_with(self.when, bound):
             return None
