@@ -5,9 +5,9 @@ A fake tensor's dispatch ends in the same kernels, and takes twenty times as lon
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -26,10 +26,55 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 def result_of(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What `operator` gives for tensors without storage; what it makes of no tensor has none either.
 
+    Elementwise operators are asked once for arguments of the same kinds: their meta kernels are written in Python, and
+    a form that a pass writes, or the update of many parameters, calls the same few again and again.
+
     Raises:
         NotImplementedError: PyTorch has no meta kernel for it.
     """
-    return operator(*args, **{**kwargs, **({"device": _META} if _takes_device(operator) else {})})
+    if not _is_elementwise(operator):
+        return operator(*args, **{**kwargs, **({"device": _META} if _takes_device(operator) else {})})
+    return _elementwise(operator, _kinds(args), tuple(kwargs), _kinds(kwargs.values())).empty()
+
+
+class _Kind(NamedTuple):
+    """What there is to know of a tensor without storage."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Kind:
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+    def empty(self) -> torch.Tensor:
+        """A tensor of this kind."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=_META)
+
+
+def _kinds(values: Iterable[Any]) -> tuple[_Kind | tuple[type, Any], ...]:
+    """Tensors by kind; other values with their types, as 1, 1.0 and True are equal."""
+    return tuple(_Kind.of(v) if isinstance(v, torch.Tensor) else (type(v), v) for v in values)
+
+
+@lru_cache(maxsize=4096)
+def _elementwise(operator: OpOverload, args: tuple[Any, ...], names: tuple[str, ...], named: tuple[Any, ...]) -> _Kind:
+    values = [v.empty() if isinstance(v, _Kind) else v[1] for v in (*args, *named)]
+    return _Kind.of(operator(*values[: len(args)], **dict(zip(names, values[len(args) :], strict=True))))
+
+
+@cache
+def _is_elementwise(operator: OpOverload) -> bool:
+    """Whether it makes one new tensor, element by element, of tensors and numbers."""
+    schema = operator._schema
+    return (
+        torch.Tag.pointwise in operator.tags
+        and not schema.is_mutable
+        and not _takes_device(operator)
+        and [str(r.type) for r in schema.returns] == ["Tensor"]
+        and not any("[]" in str(a.type) for a in schema.arguments)
+    )
 
 
 @cache
