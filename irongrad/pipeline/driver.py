@@ -17,12 +17,12 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from irongrad.cache.builds import BuildRecord, compile_all, place_of
 from irongrad.passes import Pass, run_passes
 from irongrad.pipeline.assemble import AssembledModule, assemble
-from irongrad.pipeline.bucket_examples import at_other_sizes
 from irongrad.pipeline.budget import OverBudgetError, budget_of, check_limits, tightened
 from irongrad.pipeline.capture import CapturedStep, capture
 from irongrad.pipeline.compile import CompiledModule
 from irongrad.pipeline.differentiate import JointStep, differentiate
-from irongrad.pipeline.expected import Expected
+from irongrad.pipeline.early_runs import first_runs
+from irongrad.pipeline.expected import ExpectedAtSizes
 from irongrad.pipeline.garbage import few_collections
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.guards import add_guards
@@ -32,7 +32,6 @@ from irongrad.pipeline.legality import check_float64, check_operators
 from irongrad.pipeline.memory import limits_of, memory_of
 from irongrad.pipeline.optimizer import add_optimizer
 from irongrad.pipeline.options import Choices, Options, check_choices, make_options
-from irongrad.pipeline.oracle import golden_runs
 from irongrad.pipeline.package import Artifact, Origin, package, write_state
 from irongrad.pipeline.packing import pack_state
 from irongrad.pipeline.pieces import cut
@@ -125,9 +124,8 @@ def build(step: TrainStep, options: Options) -> Build:
         run.statistics |= {c.target.name: c.statistics for c in made.targets}
         choices = tuple(choice for record in run.records for choice in record.choices)
         origin = Origin(options.asked, made.passes, choices, options.route, run.memory)
-        first, *others = made.expected
-        files = made.initial, options.output
-        artifact = stage("package", package, made.module, made.targets, origin, first, *files, others)
+        expected = made.expected.own, made.initial, options.output, made.expected.others
+        artifact = stage("package", package, made.module, made.targets, origin, *expected)
         run.artifact = artifact
         record = BuildRecord(tuple(run.records), run.statistics, artifact.reports)
         if place is not None and place.keep(artifact, record):
@@ -143,45 +141,46 @@ class _Compiled:
         passes: what ran on it.
         module: what it was compiled from.
         targets: for each target, what it became.
-        expected: the numbers that it has to give, at its own sizes and at those of each other bucket.
+        expected: the numbers that it has to give.
         initial: the file of its initial state.
     """
 
     passes: tuple[Pass, ...]
     module: AssembledModule
     targets: Sequence[CompiledModule]
-    expected: Sequence[Expected]
+    expected: ExpectedAtSizes
     initial: Path
 
 
 def _compiled(run: Run, captured: CapturedStep, whole: StepGraph, interface: Interface, scratch: Path) -> _Compiled:
     """Run the stages from `passes` to `compile`; again where IREE allocates more than the budget."""
     options, stage = run.options, run.stage
-    passes, reached, expected = options.passes, list[int](), list[Expected]()
-    while True:
-        run.records.clear()
-        graph: StepGraph = stage("passes", _optimised, whole, passes, run)
-        budget = budget_of(passes, run.records)
-        try:
-            imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
-            module: AssembledModule = stage("assemble", assemble, imported, interface)
-        except StoppedEarly:  # so there is no iree-compile to plan the memory beside
-            run.memory = memory_of(graph, interface, budget)
-            raise
-        check = partial(check_limits, limits_of(graph, interface, budget))
-        # iree-compile is a process, and does not keep every core busy.
-        with ThreadPoolExecutor(1) as beside:
-            compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch, check)
-            run.memory = memory_of(graph, interface, budget)
-            if not expected:
-                expected = [stage("oracle", _first_run, captured, graph, GOLDEN_STEPS)]
-                expected += [_first_run(c, graph, 1) for c in at_other_sizes(captured, graph)]
-                initial = write_state(module, scratch)
+    passes, reached = options.passes, list[int]()
+    graph: StepGraph = stage("passes", _optimised, whole, passes, run)
+    with first_runs(captured, graph, GOLDEN_STEPS) as runs:
+        while True:
+            budget = budget_of(passes, run.records)
             try:
-                return _Compiled(passes, module, stage("compile", compiling.result), expected, initial)
-            except OverBudgetError as over:
-                reached.append(over.allocated)
-                passes = tightened(passes, budget, reached)
+                imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
+                module: AssembledModule = stage("assemble", assemble, imported, interface)
+            except StoppedEarly:  # so there is no iree-compile to plan the memory beside
+                run.memory = memory_of(graph, interface, budget)
+                raise
+            check = partial(check_limits, limits_of(graph, interface, budget))
+            # iree-compile is a process, and does not keep every core busy.
+            with ThreadPoolExecutor(1) as beside:
+                compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch, check)
+                run.memory = memory_of(graph, interface, budget)
+                if not reached:
+                    expected: ExpectedAtSizes = stage("oracle", runs)
+                    initial = write_state(module, scratch)
+                try:
+                    return _Compiled(passes, module, stage("compile", compiling.result), expected, initial)
+                except OverBudgetError as over:
+                    reached.append(over.allocated)
+            passes = tightened(passes, budget, reached)
+            run.records.clear()
+            graph = stage("passes", _optimised, whole, passes, run)
 
 
 def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: Run) -> StepGraph:
@@ -194,10 +193,6 @@ def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: Run) -> StepGrap
     optimised = run_passes(graph, passes, [t.backend for t in options.targets], run.note_pass, timer)
     check_float64(optimised, options.targets)
     return pack_state(optimised)
-
-
-def _first_run(captured: CapturedStep, graph: StepGraph, steps: int) -> Expected:
-    return Expected(golden_runs(captured, graph, steps))
 
 
 def step_graph(step: TrainStep) -> StepGraph:

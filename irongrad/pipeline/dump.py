@@ -14,7 +14,7 @@ from irongrad.passes.manager import PassRecord
 from irongrad.pipeline.assemble import AssembledModule
 from irongrad.pipeline.capture import CapturedStep
 from irongrad.pipeline.differentiate import JointStep
-from irongrad.pipeline.expected import Expected
+from irongrad.pipeline.expected import ExpectedAtSizes
 from irongrad.pipeline.graphs import Function, StepGraph
 from irongrad.pipeline.importer import ImportedStep
 from irongrad.pipeline.operations import parsed
@@ -95,7 +95,7 @@ def _(result: AssembledModule) -> Iterator[tuple[str, str]]:
 
 
 @readable.register
-def _(result: Expected) -> Iterator[tuple[str, str]]:
-    golden = result.golden
+def _(result: ExpectedAtSizes) -> Iterator[tuple[str, str]]:
+    golden = result.own.golden
     rows = (f"{key}\tallowed {golden.allowed[key]:.3e}\tshape {value.shape}" for key, value in golden.expected.items())
     yield ".txt", "\n".join([f"oracle {golden.oracle}, {golden.steps} steps", *rows]) + "\n"

@@ -14,7 +14,7 @@ none with all runs). So where the numbers of a device are not known here, all ru
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.session import Session
@@ -47,6 +47,19 @@ class Expected:
         while self.widen():
             pass
         return self.golden
+
+
+@dataclass(frozen=True)
+class ExpectedAtSizes:
+    """What is expected of all functions of a step.
+
+    Attributes:
+        own: at the sizes of the example.
+        others: at those of each other bucket, and of functions of any size.
+    """
+
+    own: Expected
+    others: tuple[Expected, ...] = ()
 
 
 def verify_against(session: Session, expected: Expected) -> Report:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ import torch
 from irongrad.pipeline.capture import CapturedStep
 from irongrad.pipeline.dtypes import to_numpy
 from irongrad.pipeline.eager_float64 import eager_float64
-from irongrad.pipeline.eager_run import run_eager
+from irongrad.pipeline.eager_run import Recorder, run_eager
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.verification import largest_error
@@ -84,36 +85,48 @@ class Spread:
         return allowed_error(self.exact.arrays[key], self.largest[key], self.eps[key])
 
 
-def golden_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterator[Golden]:
+def golden_runs(
+    captured: CapturedStep, graph: StepGraph, steps: int, check: Callable[[], None] = lambda: None
+) -> Iterator[Golden]:
     """Run the oracle; then, after each of the runs in the step's own dtypes, the values with what the runs allow.
 
     Args:
         captured: the step.
         graph: names the values.
         steps: how many training steps a run is, at most; fewer of a large one.
+        check: called before each value is recorded; what it raises ends the runs.
     """
     step = captured.step
     elements = sum(t.initial.numel() for t in graph.state)
     steps = steps if elements <= LARGE else min(steps, MOST_LARGE_STEPS)
     exact, oracle = Values(), "float64"
+    checked = partial(_checked, check)
     # Values overflow in the step's own dtypes, so a run in these says which updates are skipped.
     skips = run_eager(captured, graph, None, steps, None, lambda key, tensor: None) if step.scaler else None
     try:
         with eager_float64():
-            run_eager(captured, graph, torch.float64, steps, None, exact.record, skips)
+            run_eager(captured, graph, torch.float64, steps, None, checked(exact.record), skips)
     except RuntimeError:
         # A model with float32 constants in its code cannot run in float64; its own run stands in, without autocast.
         oracle = str(next(step.model.parameters()).dtype).removeprefix("torch.")
         plain = replace(captured, step=replace(step, precision="f32", loss_scale=step.scaler))
-        run_eager(plain, graph, None, steps, None, exact.record, skips)
+        run_eager(plain, graph, None, steps, None, checked(exact.record), skips)
     inputs = {n: to_numpy(t) for n, t in step.inputs.items()}
     spread = Spread(exact)
 
     def run(seed: int | None) -> None:
-        run_eager(captured, graph, None, steps, seed, spread.record)
+        run_eager(captured, graph, None, steps, seed, checked(spread.record))
 
     for allowed in spread.widened_by(run, elements):
         yield Golden(steps, oracle, inputs, exact.arrays, allowed)
+
+
+def _checked(check: Callable[[], None], record: Recorder) -> Recorder:
+    def recorded(key: str, tensor: torch.Tensor) -> None:
+        check()
+        record(key, tensor)
+
+    return recorded
 
 
 @contextmanager

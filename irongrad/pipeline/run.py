@@ -25,7 +25,8 @@ class Build:
 
     Attributes:
         artifact: what was written; None when it was stopped early.
-        seconds: how long each stage took; `compile` is what was left of it after `oracle`, beside which it runs.
+        seconds: how long each stage took; `oracle` and `compile` are what was left of each after what it
+            runs beside.
         passes: what each pass did to each function.
         statistics: what the compiler says of the program, by target; empty when it was stopped before that.
         memory: the plan of its memory; None when it was stopped before that.
