@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -75,6 +76,11 @@ class Recorder(TorchDispatchMode):
         self._twins: dict[int, torch.Tensor] = {}
         self._fakes: dict[int, FakeTensor] = {}  # by identity of the twin; what is here keeps its identity
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch.compile is kept out of `__torch_dispatch__`, at each call: nothing is compiled here."""
+        return False
+
     def holds(self, twin: torch.Tensor, node: Node) -> FakeTensor:
         """The tensor whose twin this is, which comes from `node`."""
         fake = self._fakes.get(id(twin))
@@ -108,7 +114,7 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.prim.device.default:
             return without_storage.CPU
         kwargs = kwargs or {}
-        for decomposition in (self._table.get(func), func.decompose):
+        for decomposition in (self._table.get(func), _expansion_of(func)):
             if decomposition is not None:
                 with self:
                     result = decomposition(*args, **kwargs)
@@ -164,6 +170,12 @@ class Recorder(TorchDispatchMode):
             yield
         finally:
             self._table = table
+
+
+@cache
+def _expansion_of(func: Any) -> Callable[..., Any] | None:
+    """What a composite operator is made of."""
+    return func.decompose if func._can_decompose() else None
 
 
 def _inheriting(node: Node) -> Node:

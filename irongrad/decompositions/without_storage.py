@@ -84,4 +84,6 @@ def _takes_device(operator: OpOverload) -> bool:
 
 def faked(result: Any, mode: FakeTensorMode) -> Any:
     """`result` as values of a graph have it: each tensor a fake one of `mode`, on the CPU."""
+    if isinstance(result, torch.Tensor):  # as most are
+        return FakeTensor(mode, result, CPU)
     return tree_map_only(torch.Tensor, lambda tensor: FakeTensor(mode, tensor, CPU), result)

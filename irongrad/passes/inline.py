@@ -29,6 +29,7 @@ def inline(function: Callable[..., torch.Tensor], operands: Sequence[Node], like
     """
     graph = _traced(function, tuple((tuple(v.shape), v.dtype) for v in map(value_of, operands)))
     new: dict[Node, Node] = {}
+    meta = meta_of(like)
     arguments = iter(operands)
     with like.graph.inserting_before(like):
         for node in graph.graph.nodes:
@@ -36,7 +37,7 @@ def inline(function: Callable[..., torch.Tensor], operands: Sequence[Node], like
                 new[node] = next(arguments)
             elif node.op == "call_function":
                 new[node] = like.graph.node_copy(node, new.__getitem__)
-                new[node].meta = meta_of(like) | {"val": node.meta["val"]}
+                new[node].meta = meta | {"val": node.meta["val"]}
     (result,) = next(n for n in reversed(graph.graph.nodes) if n.op == "output").args[0]
     return new[result]
 
