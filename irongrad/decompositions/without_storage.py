@@ -38,7 +38,13 @@ def result_of(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 class _Kind(NamedTuple):
-    """What there is to know of a tensor without storage."""
+    """What there is to know of a tensor without storage.
+
+    Attributes:
+        shape: its sizes.
+        stride: as `torch.Tensor.stride` has it, which results may take over.
+        dtype: of its elements.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -46,6 +52,7 @@ class _Kind(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _Kind:
+        """The kind of `tensor`."""
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     def empty(self) -> torch.Tensor:

@@ -179,7 +179,6 @@ def _compiled(run: Run, captured: CapturedStep, whole: StepGraph, interface: Int
                 except OverBudgetError as over:
                     reached.append(over.allocated)
             passes = tightened(passes, budget, reached)
-            run.records.clear()
             graph = stage("passes", _optimised, whole, passes, run)
 
 
@@ -189,6 +188,7 @@ def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: Run) -> StepGrap
     What they leave is all that devices without float64 have to do.
     """
     options = run.options
+    run.records.clear()
     timer = Stopwatch(options.targets, options.cache, options.on_measuring) if options.tune else None
     optimised = run_passes(graph, passes, [t.backend for t in options.targets], run.note_pass, timer)
     check_float64(optimised, options.targets)
