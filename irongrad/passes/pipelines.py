@@ -17,8 +17,10 @@ DEFAULT_LEVEL = 2
 LEVELS = {
     0: "",
     1: "fold,simplify,cse",
-    2: "fold,simplify,cse,convolutions{least_gain=3.5},layout,cse,dce,multi-tensor,gradient-norm,half-products,dce",
-    3: "fold,simplify,cse,convolutions,layout,cse,dce,multi-tensor,gradient-norm,half-products,interleave,dce",
+    2: "fold,simplify,cse,table-products,convolutions{least_gain=3.5},layout,cse,dce,"
+    "multi-tensor,gradient-norm,half-products,dce",
+    3: "fold,simplify,cse,table-products,convolutions,layout,cse,dce,"
+    "multi-tensor,gradient-norm,half-products,interleave,dce",
 }
 
 

@@ -31,6 +31,7 @@ MODULES = (
     "convolutions",
     "layout",
     "interleave",
+    "table_products",
     "multi_tensor",
     "gradient_norm",
     "half_products",

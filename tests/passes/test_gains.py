@@ -122,6 +122,17 @@ def cell(step_of) -> StepGraph:
     return step_of(gates, torch.randn(8, 16), torch.randn(8, 16))
 
 
+@pytest.fixture(scope="module")
+def characters(step_of) -> StepGraph:
+    """A layer behind an embedding of fewer characters than there are in a text."""
+    index = torch.arange(64) % 8
+
+    def fn(table, weight):
+        return F.linear(F.embedding(index, table), weight)
+
+    return step_of(with_gradient(fn), torch.randn(8, 64), torch.randn(64, 64))
+
+
 @dataclass(frozen=True)
 class Gain:
     """Where a pass brings something.
@@ -148,6 +159,7 @@ GAINS = {
     "cse": Gain("decoder", nodes, 0.6),
     "convolutions": Gain("images", operations, 0.5),
     "layout": Gain("bottleneck", transposed, 0.5),
+    "table-products": Gain("characters", operations, 0.2),
     "multi-tensor": Gain("decoder", launches, 0.8),
     "gradient-norm": Gain("decoder", launches, 0.95),
     "half-products": Gain("attention", wide_operands, 0.0, target="cuda"),
