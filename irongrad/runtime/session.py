@@ -126,7 +126,8 @@ class Session:
         """Load the module and the state onto the device.
 
         A Vulkan device that is lost before anything was computed is opened once more, for IREE keeps the lost one:
-        Mesa 22.3.6's is so in one of 20 to 60 processes on a busy machine (VK_ERROR_DEVICE_LOST, IREE's DATA_LOSS).
+        Mesa 22.3.6's is so in one of 20 to 60 processes on a busy machine (VK_ERROR_DEVICE_LOST, IREE's DATA_LOSS). It
+        says so to the first who waits for it.
         """
         try:
             return self._load_on(self._opened(), path, state)
@@ -153,6 +154,8 @@ class Session:
             module = ireert.VmModule.mmap(instance, str(path))
             hal = ireert.create_hal_module(instance, device)
             self._device, self._context = device, ireert.VmContext(instance, modules=[hal, parameters, module])
+            if not is_local(self.device):
+                to_device(device, np.zeros(1, np.float32))  # which waits, where loading only queues
         except Exception as error:
             raise ArtifactError(
                 f"{path} does not load on {self.device}: {reason(error)}. Is the artifact made for this target, and by "

@@ -27,12 +27,14 @@ from irongrad.pipeline.interface import describe_function
 from irongrad.pipeline.options import Options, make_options
 from irongrad.pipeline.package import Artifact, Origin, package, write_state
 from irongrad.runtime import Session, load
+from irongrad.runtime import session as session_module
 from irongrad.runtime.commands import run_module
 from irongrad.runtime.errors import ArtifactError, GuardError, VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
 from irongrad.runtime.manifest import GOLDEN, FunctionSpec, read_manifest
 from irongrad.runtime.session import initial_state
+from irongrad.runtime.transfer import to_device
 from irongrad.targets import Target, parse_target
 from irongrad.targets.vulkan import DIRECT_BUFFERS, propose
 
@@ -56,6 +58,25 @@ def test_the_device_picks_the_target(digits, vulkan, sessions):
     assert gpu.target.name == propose(vulkan).replace(":profile=", "-").replace(",subgroup=", "-")
     with pytest.raises(ArtifactError, match="no target for the device 'cuda'; it has llvm-cpu, vulkan-"):
         load(digits, device="cuda")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_device_that_is_lost_while_loading_is_opened_once_more(digits, vulkan, monkeypatch, times):
+    """Loading only queues: whoever waits first is told."""
+    losses = iter([RuntimeError("vulkan/semaphore.c:413: DATA_LOSS; [vkWaitSemaphores] VK_ERROR_DEVICE_LOST")] * times)
+
+    def lost(device: Any, host: np.ndarray) -> ireert.HalBufferView:
+        for error in losses:
+            raise error
+        return to_device(device, host)
+
+    monkeypatch.setattr(session_module, "to_device", lost)
+    if times > 1:
+        with pytest.raises(ArtifactError, match=r"does not load on vulkan.*DATA_LOSS"):
+            load(digits, device=vulkan.uri)
+        return
+    inputs = read_golden(digits / GOLDEN).inputs
+    assert load(digits, device=vulkan.uri).train_step(**inputs) == load(digits, device=vulkan.uri).train_step(**inputs)
 
 
 @pytest.mark.parametrize("first", ["local", "vulkan"])
