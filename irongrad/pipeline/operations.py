@@ -40,6 +40,13 @@ def text_of(operation: Any) -> str:
     return str(operation.get_asm(use_local_scope=True, assume_verified=True))
 
 
+def constant_of(value: Any) -> int | None:
+    """The integer that `value` always is; None where that is not known."""
+    owner = value.owner
+    name = getattr(owner, "name", "")
+    return ir.IntegerAttr(owner.attributes["value"]).value if name == "arith.constant" else None
+
+
 def inside(operation: Any) -> Iterator[Any]:
     """All operations inside `operation`, in program order."""
     for region in operation.regions:

@@ -1,4 +1,4 @@
-"""What iree-compile says about the program that it makes, from `--iree-scheduling-dump-statistics-format=csv`.
+"""What IREE says about the program that it makes, from its pass `iree-stream-dump-statistics{output-format=csv}`.
 
 The file has a row of sums over the whole module, and then the commands of each of its functions' submissions, static
 counts: what stands in a loop counts once. compiler/src/iree/compiler/Dialect/Stream/Transforms/DumpStatistics.cpp in
@@ -43,15 +43,10 @@ class Statistics:
     operations: int | None
 
 
-def statistics_flags(file: Path) -> tuple[str, ...]:
-    """Have iree-compile write its statistics to `file`."""
-    return ("--iree-scheduling-dump-statistics-format=csv", f"--iree-scheduling-dump-statistics-file={file}")
-
-
 def read_statistics(
     file: Path, transients: dict[str, int], traffic: dict[str, int], operations: int | None
 ) -> Statistics:
-    """Read what iree-compile wrote; `transients`, `traffic` and `operations` are from the module itself."""
+    """Read what IREE wrote; `transients`, `traffic` and `operations` are from the module itself."""
     lines = [line for line in file.read_text().splitlines() if line]
     start = next(i for i, line in enumerate(lines) if not line.startswith(";"))
     (total,) = csv.DictReader(lines[start : start + 2])

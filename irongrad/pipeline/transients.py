@@ -7,7 +7,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.pipeline.operations import functions_of, inside, name_of
+from irongrad.pipeline.operations import constant_of, functions_of, inside, name_of
 
 _TRANSIENT = "!stream.resource<transient>"
 
@@ -33,17 +33,11 @@ def _most(function: Any, functions: Mapping[str, Any]) -> int:
     now = most = 0
     for operation in inside(function):
         if operation.name == "stream.resource.alloca" and str(operation.results[0].type) == _TRANSIENT:
-            now += _constant(operation.operands[0])
+            now += constant_of(operation.operands[0]) or 0
             most = max(most, now)
         elif operation.name == "stream.resource.dealloca" and str(operation.operands[0].type) == _TRANSIENT:
-            now -= _constant(operation.operands[1])
+            now -= constant_of(operation.operands[1]) or 0
         elif operation.name == "util.call":
             called = functions[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value]
             most = max(most, now + _most(called, functions))
     return most
-
-
-def _constant(value: Any) -> int:
-    owner = value.owner
-    name = getattr(owner, "name", "")
-    return ir.IntegerAttr(owner.attributes["value"]).value if name == "arith.constant" else 0

@@ -66,6 +66,8 @@ class Target:
             Where code for known places is the better one, they are not.
         joined_executables: whether kernels share executables, which compiles faster. Where an executable is a shader of
             its own, they do not.
+        own_layout: whether intermediate values lie where `irongrad.pipeline.layout` places them, on cache lines of 64
+            bytes in one allocation.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Target:
     requirements: tuple[Requirement, ...] = ()
     shared_kernels: bool = False
     joined_executables: bool = False
+    own_layout: bool = False
     serial_device: str = ""
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,9 +9,9 @@ from torch.fx import Graph, Node
 
 from irongrad.passes.memory.fusion import Kernels, kernels
 from irongrad.passes.memory.nodes import bytes_of, is_constant, source
+from irongrad.passes.memory.placement import Span, place
 from irongrad.passes.memory.steps import Buffer, Step, steps_of
 from irongrad.passes.memory.waves import waves_of
-from irongrad.passes.memory.written import is_join
 
 
 @dataclass(frozen=True)
@@ -69,21 +67,8 @@ class Usage:
 
     @property
     def slab(self) -> int:
-        """The size of the one allocation in which IREE places all these, each at the lowest offset where it fits best.
-
-        The greedy strip packing of compiler/src/iree/compiler/Dialect/Stream/Transforms/LayoutSlices.cpp.
-        """
-        placed: list[tuple[int, Lifetime]] = []
-        for item in sorted(self.lifetimes, key=lambda i: i.start):
-            best, gap, offset = None, math.inf, 0
-            for start, other in placed:
-                if other.end < item.start or other.start > item.end:
-                    continue
-                if offset + item.bytes <= start and start - offset < gap:
-                    best, gap = offset, start - offset
-                offset = max(offset, start + other.bytes)
-            bisect.insort(placed, (offset if best is None else best, item), key=lambda p: p[0])
-        return max((start + item.bytes for start, item in placed), default=0)
+        """The size of the one allocation in which all these are placed."""
+        return place([Span(i.bytes, i.start, i.end) for i in self.lifetimes]).total
 
     @property
     def total(self) -> int:
@@ -113,7 +98,7 @@ def _lifetimes(steps: Sequence[Step], waves: Mapping[Step, int]) -> list[Lifetim
     """Of all memory, in the order in which it is first written."""
     start: dict[Buffer, int] = {}
     end: dict[Buffer, int] = {}
-    for step in sorted(steps, key=lambda s: (waves[s], s.kernel is None or not is_join(s.kernel))):
+    for step in sorted(steps, key=waves.__getitem__):
         for buffer in step.writes:
             start.setdefault(buffer, waves[step])
         for buffer in (*step.reads, *step.writes):

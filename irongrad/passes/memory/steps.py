@@ -22,6 +22,7 @@ from torch.fx import Graph, Node
 from irongrad.passes.memory.fusion import Kernels
 from irongrad.passes.memory.nodes import bytes_of, inputs_of, readers, source, sources
 from irongrad.passes.memory.packing import Packing, only_packed, packings
+from irongrad.passes.memory.placement import aligned
 from irongrad.passes.memory.written import dim_of, is_join, is_joined_anew, joined
 
 aten = torch.ops.aten
@@ -149,7 +150,7 @@ class _Lowering:
         value = source(packing.operand)
         if packing in self._packed or (value in self._only_packed and value not in self._results):
             return
-        buffer = self._packed[packing] = Buffer(packing.operand, _aligned(packing.bytes))
+        buffer = self._packed[packing] = Buffer(packing.operand, aligned(packing.bytes))
         self._add(None, self._memory_of([value]), [buffer])
 
     def _join(self, head: Node) -> None:
@@ -169,7 +170,7 @@ class _Lowering:
             node = self._pads[padding]
             is_value = node.target is aten.constant_pad_nd.default
             size = 0 if is_value and node in self._results else _padded_bytes(node)
-            buffer = self._padded[padding] = Buffer(node, _aligned(size))
+            buffer = self._padded[padding] = Buffer(node, aligned(size))
             if is_value:
                 self._values[node] = buffer
             cleared = self._add(head, [], [buffer])
@@ -193,10 +194,10 @@ class _Lowering:
             return (self._values[node],)
         if node in self._places:
             return self._memory_for(self._places[node])
-        buffer = Buffer(node, _aligned(bytes_of(node)))
+        buffer = Buffer(node, aligned(bytes_of(node)))
         if node in self._only_packed:
             packing = self._only_packed[node]
-            buffer = self._packed[packing] = Buffer(node, _aligned(packing.bytes))
+            buffer = self._packed[packing] = Buffer(node, aligned(packing.bytes))
         self._values[node] = buffer
         return (buffer,)
 
@@ -251,7 +252,3 @@ def _padded_bytes(node: Node) -> int:
     value = node.args[0].meta["val"]
     sizes = [*value.shape[:2], *(s + 2 * p for s, p in zip(value.shape[2:], node.args[4], strict=True))]
     return int(math.prod(sizes) * value.element_size())
-
-
-def _aligned(size: int) -> int:
-    return -(-size // 64) * 64

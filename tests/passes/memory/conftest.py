@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from iree.compiler.tools.binaries import find_tool
 
 from irongrad.passes.memory.liveness import usage
-from irongrad.pipeline.compile import COMMON_FLAGS
+from irongrad.pipeline.compile import COMMON_FLAGS, _compile_to_flow, _compile_to_stream
 from irongrad.pipeline.dump import readable
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.operations import parsed
@@ -30,17 +27,13 @@ def predicted_and_allocated_fixture(step_of: Callable[..., Any], tmp_path_factor
     def run(function: Callable[..., Any], *examples: torch.Tensor) -> tuple[int, int]:
         step = step_of(function, *examples)
         scratch = tmp_path_factory.mktemp("stream")
-        source, output = scratch / "step.mlir", scratch / "stream.mlirbc"
+        source = scratch / "step.mlir"
         text = dict(readable(import_functions(step, scratch)))[".linalg.mlir"]
         source.write_text(text.replace("@graph.call", "@call"))
-        _compile_to_stream(source, output)
-        with parsed(output.read_bytes()) as stream:
+        flags = [*COMMON_FLAGS, *TARGET.flags]
+        _compile_to_flow(TARGET, flags, source)
+        with parsed(_compile_to_stream(TARGET, flags, source, scratch / "step.vmfb")) as stream:
             (allocated,) = transients_of(stream).values() or (0,)
         return usage(step.functions["call"].graph.graph).slab, allocated
 
     return run
-
-
-def _compile_to_stream(source: Path, output: Path) -> None:
-    flags = [*COMMON_FLAGS, *TARGET.flags, "--iree-input-type=tm_tensor", "--compile-to=stream", "--emit-mlir-bytecode"]
-    subprocess.run([find_tool("iree-compile"), *flags, str(source), "-o", str(output)], check=True, capture_output=True)

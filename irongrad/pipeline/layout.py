@@ -1,0 +1,62 @@
+"""Where in memory a function's intermediate values lie.
+
+IREE 3.13.0 places what is there at different times in one allocation, value after value in the order in which they are
+first written (compiler/src/iree/compiler/Dialect/Stream/Transforms/LayoutSlices.cpp). Where a step's values differ in
+size that leaves gaps: of the medium LSTM's 6.2 MB only 4.5 are ever in use, and which they are hangs on details that no
+prediction has. Here the largest are placed first, which mostly wastes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from iree.compiler import ir
+
+from irongrad.passes.memory.placement import Span, most_at_once, place
+from irongrad.pipeline.operations import constant_of, functions_of, inside
+
+_PACK = "stream.resource.pack"
+_MOMENTS = "lifetime_intervals"  # the first and the last of each value, one after the other
+
+# What IREE allocates at once on a CPU, `max_allocation_size`; it divides what is more.
+_LARGEST = 2**31 - 1
+
+
+def lay_out(module: ir.Module) -> None:
+    """Place the intermediate values of a module, in place.
+
+    Args:
+        module: as it is after IREE's pass `iree-stream-schedule-allocation`, in its own context.
+    """
+    for pack in [op for function in functions_of(module) for op in inside(function) if op.name == _PACK]:
+        spans = list(_spans(pack))
+        if len(spans) < len(pack.results) - 1:
+            continue  # an offset, or sizes that are not known
+        if not most_at_once(spans) < sum(s.bytes for s in spans):
+            continue  # all are there at the same time
+        placement = place(spans)
+        if placement.total > _LARGEST:
+            continue
+        _replace(pack, (placement.total, *placement.offsets))
+
+
+def _spans(pack: Any) -> Iterator[Span]:
+    """What `pack` places, as far as sizes are known."""
+    moments = [ir.IntegerAttr(a).value for a in ir.ArrayAttr(pack.attributes[_MOMENTS])]
+    if len(pack.operands) == len(pack.results) - 1:
+        for size, start, end in zip(pack.operands, moments[::2], moments[1::2], strict=True):
+            if (known := constant_of(size)) is not None:
+                yield Span(known, start, end)
+
+
+def _replace(operation: Any, values: tuple[int, ...]) -> None:
+    """Have constants stand for the results of `operation`."""
+    with operation.location, ir.InsertionPoint(operation):
+        index = ir.IndexType.get()
+        for result, value in zip(operation.results, values, strict=True):
+            constant = ir.Operation.create(
+                "arith.constant", results=[index], attributes={"value": ir.IntegerAttr.get(index, value)}
+            )
+            result.replace_all_uses_with(constant.result)
+    operation.erase()
