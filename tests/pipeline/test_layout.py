@@ -1,0 +1,131 @@
+"""Where in memory intermediate values lie."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from iree.compiler.tools.binaries import find_tool
+from torch import nn
+
+import irongrad as ig
+from irongrad.pipeline.compile import COMMON_FLAGS, _compile_to_flow, _compile_to_stream, _phase, without_plugins
+from irongrad.pipeline.driver import build
+from irongrad.pipeline.layout import lay_out
+from irongrad.pipeline.operations import constant_of, functions_of, inside, parsed
+from irongrad.pipeline.options import make_options
+from irongrad.pipeline.transients import transients_of
+from irongrad.targets import Target, parse_target
+
+
+class Chain(nn.Module):
+    """Values of many sizes, of which each is there for another time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wide, self.narrow = nn.Linear(16, 96), nn.Linear(96, 24)
+        self.last = nn.Linear(24, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.narrow(self.wide(x).tanh()).tanh() + x.sum(1, keepdim=True))
+
+
+def make_step(dynamic: bool = False) -> ig.TrainStep:
+    model = Chain()
+    return ig.TrainStep(
+        model=model,
+        loss=nn.functional.cross_entropy,
+        optimizer=torch.optim.Adam(model.parameters()),
+        inputs={"x": torch.randn(40, 16), "y": torch.arange(40) % 3},
+        dynamic={"x": {0: "B"}, "y": {0: "B"}} if dynamic else {},
+    )
+
+
+@pytest.fixture(scope="module")
+def portable(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The module of a step, as IREE is given it."""
+    directory = tmp_path_factory.mktemp("step")
+    return ig.compile(make_step(), directory / "step").directory.joinpath("step.mlirbc").read_bytes()
+
+
+def flags_of(target: Target) -> list[str]:
+    return [*COMMON_FLAGS, *target.flags, *without_plugins(target)]
+
+
+@pytest.mark.parametrize("name", ["llvm-cpu", "llvm-cpu:arch=aarch64", "vulkan:profile=desktop", "cuda"])
+def test_without_a_placement_the_two_halves_are_the_whole_phase(portable, tmp_path, name):
+    """When this fails, IREE's phase `stream` is made of other pipelines than `_SCHEDULE` and `_LOWER` name."""
+    target = replace(parse_target(name), own_layout=False)
+    source, whole = tmp_path / "step.mlirbc", tmp_path / "whole.mlirbc"
+    source.write_bytes(portable)
+    flags = flags_of(target)
+    _compile_to_flow(target, flags, source)
+    halves = _compile_to_stream(target, flags, source, tmp_path / "step.vmfb")
+    arguments = ["--compile-from=flow", "--compile-to=stream", "--emit-mlir-bytecode", str(_phase(source, "flow"))]
+    subprocess.run([find_tool("iree-compile"), *flags, *arguments, "-o", str(whole)], check=True)
+    with parsed(halves) as module:
+        found = str(module)
+    with parsed(whole.read_bytes()) as module:
+        assert found == str(module)
+
+
+def test_values_take_less_than_as_iree_places_them(portable, tmp_path):
+    target = parse_target("llvm-cpu")
+    allocated = []
+    for own in (False, True):
+        source = tmp_path / "step.mlirbc"
+        source.write_bytes(portable)
+        _compile_to_flow(target, flags_of(target), source)
+        stream = _compile_to_stream(replace(target, own_layout=own), flags_of(target), source, tmp_path / "step.vmfb")
+        with parsed(stream) as module:
+            allocated.append(transients_of(module)["train_step"])
+    theirs, ours = allocated
+    assert ours < theirs
+
+
+def test_what_is_placed_is_what_was_predicted(tmp_path):
+    made = build(make_step(), make_options(tmp_path / "step", entry_points=("train_step",), cache=False))
+    (target,) = made.statistics.values()
+    assert made.artifact.manifest.memory.predicted["train_step"] == pytest.approx(
+        target.transients["train_step"], rel=0.01
+    )
+
+
+def test_values_of_unknown_sizes_stay_where_iree_places_them(tmp_path):
+    step = make_step(dynamic=True)
+    artifact = ig.compile(step, tmp_path / "step", entry_points=("train_step",), cache=False)
+    x, y = (v.numpy() for v in step.inputs.values())
+    assert np.isfinite(artifact.load().train_step(x=x[:7], y=y[:7]))
+
+
+PACKS = """
+util.func public @f(%n: index) -> (index, index, index, index) {
+  %c64 = arith.constant 64 : index
+  %c640 = arith.constant 640 : index
+  %known:3 = stream.resource.pack slices({ [0, 1] = %c640, [2, 3] = %c64 }) : index
+  %unknown:3 = stream.resource.pack slices({ [0, 1] = %n, [2, 3] = %c64 }) : index
+  util.return %known#0, %known#1, %known#2, %unknown#0 : index, index, index, index
+}
+"""
+
+
+def test_known_sizes_become_places_and_others_are_left():
+    with parsed(PACKS.encode()) as module:
+        lay_out(module)
+        (function,) = functions_of(module)
+        (returned,) = [op for op in inside(function) if op.name == "util.return"]
+        assert [constant_of(value) for value in returned.operands] == [640, 0, 0, None]
+
+
+def test_scratch_files_may_lie_anywhere(portable, tmp_path):
+    target, directory = parse_target("llvm-cpu"), Path(tmp_path / "a folder, {with} braces")
+    directory.mkdir()
+    source = directory / "step.mlirbc"
+    source.write_bytes(portable)
+    _compile_to_flow(target, flags_of(target), source)
+    assert _compile_to_stream(target, flags_of(target), source, directory / "step.vmfb")
