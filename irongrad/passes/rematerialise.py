@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from irongrad.passes.base import Context, PassResult
 from irongrad.passes.memory.liveness import usage
 from irongrad.passes.memory.order import separate_late_sums
+from irongrad.passes.memory.packing import packs
 from irongrad.passes.memory.recompute import is_backward, is_recomputed, recompute
 from irongrad.pipeline.graphs import base_name
 from irongrad.runtime.sizes import bytes_in
@@ -58,17 +59,17 @@ class Rematerialise:
             return PassResult(False)
         if not any(map(is_backward, nodes)):
             return PassResult(False)
-        return fit(graph, self.max_memory, self.ratio)
+        return fit(graph, self.max_memory, self.ratio, packed=packs(context.targets))
 
 
-def fit(graph: GraphModule, max_memory: str, ratio: float = 1.0) -> PassResult:
+def fit(graph: GraphModule, max_memory: str, ratio: float = 1.0, *, packed: bool = True) -> PassResult:
     """Make the backward of `graph` keep what fits into `max_memory`."""
     from irongrad.passes.memory.schedule import cheapest, everything_saved, problem_of, smallest  # scipy: 0.5 s
 
-    unlimited = usage(graph.graph).total
+    unlimited = usage(graph.graph, packed=packed).total
     budget = bytes_in(max_memory, unlimited)
     separated = separate_late_sums(graph.graph)
-    problem = problem_of(graph.graph)
+    problem = problem_of(graph.graph, packed=packed)
     full = everything_saved(problem)
     # The search for the first may miss what the other finds.
     plan = cheapest(problem, int(budget / ratio)) or smallest(problem)

@@ -260,10 +260,9 @@ def _compile_to_stream(target: Target, flags: Sequence[str], source: Path, outpu
     """The phase that allocates; write the statistics."""
     flow, scheduled, stream = (_phase(source, name) for name in ("flow", "scheduled", "stream"))
     _transform(_SCHEDULE, flags, flow, scheduled)
-    if target.own_layout:
-        with parsed(scheduled.read_bytes()) as module:
-            lay_out(module)
-            scheduled.write_bytes(bytecode_of(module))
+    with parsed(scheduled.read_bytes()) as module:
+        lay_out(module, target.alignment)
+        scheduled.write_bytes(bytecode_of(module))
     statistics = _transform(_LOWER, flags, scheduled, stream)
     output.with_name(STATISTICS).write_text(statistics)
     return stream.read_bytes()

@@ -19,15 +19,16 @@ from irongrad.pipeline.operations import constant_of, functions_of, inside
 _PACK = "stream.resource.pack"
 _MOMENTS = "lifetime_intervals"  # the first and the last of each value, one after the other
 
-# What IREE allocates at once on a CPU, `max_allocation_size`; it divides what is more.
+# What IREE allocates at once, `max_allocation_size`; what is more is left to it.
 _LARGEST = 2**31 - 1
 
 
-def lay_out(module: ir.Module) -> None:
+def lay_out(module: ir.Module, alignment: int) -> None:
     """Place the intermediate values of a module, in place.
 
     Args:
         module: as it is after IREE's pass `iree-stream-schedule-allocation`, in its own context.
+        alignment: of which number of bytes every place has to be a multiple.
     """
     for pack in [op for function in functions_of(module) for op in inside(function) if op.name == _PACK]:
         spans = list(_spans(pack))
@@ -35,7 +36,7 @@ def lay_out(module: ir.Module) -> None:
             continue  # an offset, or sizes that are not known
         if not most_at_once(spans) < sum(s.bytes for s in spans):
             continue  # all are there at the same time
-        placement = place(spans)
+        placement = place(spans, alignment)
         if placement.total > _LARGEST:
             continue
         _replace(pack, (placement.total, *placement.offsets))

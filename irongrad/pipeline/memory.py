@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import PurePath
 
 import torch
@@ -11,6 +11,7 @@ from torch.fx import Node
 from irongrad.passes.memory.fusion import Kernels
 from irongrad.passes.memory.liveness import Usage, usage
 from irongrad.passes.memory.nodes import bytes_of, is_constant, is_view, sources
+from irongrad.passes.memory.packing import packs
 from irongrad.passes.memory.recompute import is_backward, is_forward, original_names
 from irongrad.pipeline.budget import Budget
 from irongrad.pipeline.dtypes import numpy_name
@@ -20,16 +21,19 @@ from irongrad.pipeline.usercode import line_of
 from irongrad.runtime.manifest import ForwardValue, MemorySpec
 
 
-def memory_of(graph: StepGraph, interface: Interface, budget: Budget | None = None) -> MemorySpec:
+def memory_of(
+    graph: StepGraph, interface: Interface, backends: Collection[str], budget: Budget | None = None
+) -> MemorySpec:
     """The plan of the memory of every entry point of `graph` that computes something, at sizes that are known.
 
     Args:
         graph: the step graph.
         interface: its entry points.
+        backends: what is compiled for; where several take different memory, it is what a CPU takes.
         budget: what entry points that run the backward may take; None for no limit.
     """
     known = _known(graph)
-    usages = {name: usage(f.graph.graph) for name, f in known.items()}
+    usages = {name: usage(f.graph.graph, packed=packs(backends)) for name, f in known.items()}
     handed = {name: _handed_on(f) for name, f in known.items()}
     predicted = {e: _most(chain, usages, handed) for e, chain in _chains(graph, interface).items()}
     joint = known.get("joint")

@@ -66,8 +66,8 @@ class Target:
             Where code for known places is the better one, they are not.
         joined_executables: whether kernels share executables, which compiles faster. Where an executable is a shader of
             its own, they do not.
-        own_layout: whether intermediate values lie where `irongrad.pipeline.layout` places them, on cache lines of 64
-            bytes in one allocation.
+        alignment: of which number of bytes the places of intermediate values in one allocation have to be multiples.
+            By default the largest that Vulkan lets a device ask for (`minStorageBufferOffsetAlignment`).
     """
 
     name: str
@@ -81,7 +81,7 @@ class Target:
     requirements: tuple[Requirement, ...] = ()
     shared_kernels: bool = False
     joined_executables: bool = False
-    own_layout: bool = False
+    alignment: int = 256
     serial_device: str = ""
 
 

@@ -58,7 +58,7 @@ def _make(name: str, options: dict[str, str]) -> Target:
         flags=tuple(flags),
         shared_kernels=True,
         joined_executables=True,
-        own_layout=True,
+        alignment=64,  # a cache line
     )
 
 

@@ -72,7 +72,7 @@ def test_a_device_that_is_lost_while_loading_is_opened_once_more(digits, vulkan,
 
     monkeypatch.setattr(session_module, "to_device", lost)
     if times > 1:
-        with pytest.raises(ArtifactError, match=r"does not load on vulkan.*DATA_LOSS"):
+        with pytest.raises(ArtifactError, match=r"does not load on vulkan.*DEVICE_LOST"):
             load(digits, device=vulkan.uri)
         return
     inputs = read_golden(digits / GOLDEN).inputs

@@ -80,11 +80,11 @@ class Usage:
         return [item for item in self.lifetimes if item.start <= moment <= item.end]
 
 
-def usage(graph: Graph) -> Usage:
-    """The memory that `graph` uses."""
+def usage(graph: Graph, *, packed: bool = True) -> Usage:
+    """The memory that `graph` uses, where operands of contractions are `packed` (`packing.packs`) or are not."""
     results = {source(n) for n in graph.output_node().all_input_nodes}
     grouping = kernels(graph)
-    steps = steps_of(graph, grouping, results)
+    steps = steps_of(graph, grouping, results, packed=packed)
     waves = waves_of(steps)
     kept = sum(bytes_of(n) for n in results if n.op == "call_function" and not is_constant(n))
     computed: list[list[Node]] = [[] for _ in range(max(waves.values(), default=-1) + 1)]

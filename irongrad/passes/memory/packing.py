@@ -9,7 +9,7 @@ computes it (compiler/src/iree/compiler/DispatchCreation/FuseEncodingOpsIntoDisp
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -37,6 +37,11 @@ class Packing:
     operand: Node
     bytes: int
     contractions: tuple[Node, ...]
+
+
+def packs(backends: Collection[str]) -> bool:
+    """Whether operands are packed where a graph is compiled for `backends`: for a CPU they are."""
+    return "llvm-cpu" in backends
 
 
 def packings(grouping: Kernels) -> list[Packing]:

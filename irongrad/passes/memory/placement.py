@@ -5,9 +5,9 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-# Every value begins on a cache line, as IREE's CPU devices have it (`min_buffer_offset_alignment`).
+# On a CPU every value begins on a cache line, as IREE has it too (`min_buffer_offset_alignment`).
 ALIGNMENT = 64
 
 
@@ -39,13 +39,14 @@ class Placement:
     total: int
 
 
-def place(spans: Sequence[Span]) -> Placement:
-    """Places for `spans` in as little memory as is found.
+def place(spans: Sequence[Span], alignment: int = ALIGNMENT) -> Placement:
+    """Places for `spans` in as little memory as is found, each at a multiple of `alignment`.
 
     The largest are placed first, each into the smallest gap among those that are there at the same time (Pisarchyk and
     Lee, "Efficient Memory Management for Deep Neural Net Inference", arXiv:2001.03288, section 5). Where that takes
     more than is in memory at once, other orders are tried.
     """
+    spans = [replace(span, bytes=aligned(span.bytes, alignment)) for span in spans]
     least = most_at_once(spans)
     best: Placement | None = None
     for order in _ORDERS:
@@ -62,8 +63,8 @@ def most_at_once(spans: Sequence[Span]) -> int:
     """The most bytes that are taken at one moment, which no placement can do with less than."""
     change: dict[int, int] = {}
     for span in spans:
-        change[span.start] = change.get(span.start, 0) + aligned(span.bytes)
-        change[span.end + 1] = change.get(span.end + 1, 0) - aligned(span.bytes)
+        change[span.start] = change.get(span.start, 0) + span.bytes
+        change[span.end + 1] = change.get(span.end + 1, 0) - span.bytes
     now = most = 0
     for moment in sorted(change):
         now += change[moment]
@@ -71,9 +72,9 @@ def most_at_once(spans: Sequence[Span]) -> int:
     return most
 
 
-def aligned(size: int) -> int:
-    """`size` in whole cache lines."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def aligned(size: int, alignment: int = ALIGNMENT) -> int:
+    """The next multiple of `alignment` from `size` on."""
+    return -(-size // alignment) * alignment
 
 
 _ORDERS: tuple[Callable[[Span], tuple[int, ...]], ...] = (
@@ -91,7 +92,7 @@ def _placed(spans: Sequence[Span], order: Sequence[int]) -> Placement:
     total = 0
     for index in order:
         span = spans[index]
-        size, start, end = aligned(span.bytes), span.start, span.end
+        size, start, end = span.bytes, span.start, span.end
         best, gap, free = None, math.inf, 0
         for lower, upper, first, last in placed:
             if last < start or first > end:

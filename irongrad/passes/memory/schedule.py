@@ -86,6 +86,7 @@ class Problem:
         inputs: by value, the values that it is computed from.
         costs: by value, of computing it again, in seconds.
         last_read: by value, the last position in the backward where it is read.
+        packed: as `usage` takes it.
     """
 
     graph: Graph
@@ -94,10 +95,11 @@ class Problem:
     inputs: Mapping[Node, tuple[Node, ...]]
     costs: Mapping[Node, float]
     last_read: Mapping[Node, int]
+    packed: bool
 
 
-def problem_of(graph: Graph) -> Problem:
-    """The values of `graph` that can be kept or computed again."""
+def problem_of(graph: Graph, *, packed: bool = True) -> Problem:
+    """The values of `graph` that can be kept or computed again; `packed` as `usage` takes it."""
     position = {n: i for i, n in enumerate(graph.nodes)}
     read = {v for n in graph.nodes if is_backward(n) for v in _values_read(n)}
     grouping = kernels(graph)
@@ -119,7 +121,7 @@ def problem_of(graph: Graph) -> Problem:
     for value in reversed(ordered):  # what a value is computed from is read wherever the value is
         for needed in inputs[value]:
             last[needed] = max(last[needed], last[value])
-    return Problem(graph, tuple(ordered), frozenset(read), inputs, costs, last)
+    return Problem(graph, tuple(ordered), frozenset(read), inputs, costs, last, packed)
 
 
 def _computed_from(value: Node, read: Set[Node], grouping: Kernels) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
@@ -154,7 +156,7 @@ def carry_out(problem: Problem, saved: Set[Node]) -> Plan:
     copy.output(copy.graph_copy(problem.graph, new_of))
     copy.output_node().meta = problem.graph.output_node().meta
     made = recompute(copy, {new_of[n] for n in saved})
-    found = usage(copy)
+    found = usage(copy, packed=problem.packed)
     old_of = {new: old for old, new in new_of.items()}
     again = {copied: old_of[original] for copied, original in made.items()}
     loads = tuple(_loads(problem, found, old_of, again, saved))
@@ -163,7 +165,7 @@ def carry_out(problem: Problem, saved: Set[Node]) -> Plan:
 
 def everything_saved(problem: Problem) -> Plan:
     """The plan that computes nothing again."""
-    found = usage(problem.graph)
+    found = usage(problem.graph, packed=problem.packed)
     saved = frozenset(problem.values)
     loads = tuple(_loads(problem, found, {n: n for n in problem.graph.nodes}, {}, saved))
     return Plan(saved, 0.0, found.total, loads)

@@ -58,9 +58,9 @@ class Step:
     needs: frozenset[Step]
 
 
-def steps_of(graph: Graph, grouping: Kernels, results: Set[Node]) -> list[Step]:
-    """All that runs, in order. Arguments and `results` have no buffers."""
-    lowering = _Lowering(graph, grouping, results)
+def steps_of(graph: Graph, grouping: Kernels, results: Set[Node], *, packed: bool) -> list[Step]:
+    """All that runs, in order, operands of contractions `packed` or not. Arguments and `results` have no buffers."""
+    lowering = _Lowering(graph, grouping, results, packings(grouping) if packed else [])
     for head in grouping.members:
         lowering.lower(head)
     return lowering.steps
@@ -69,11 +69,10 @@ def steps_of(graph: Graph, grouping: Kernels, results: Set[Node]) -> list[Step]:
 class _Lowering:
     """The steps so far, and the memory that they write."""
 
-    def __init__(self, graph: Graph, grouping: Kernels, results: Set[Node]) -> None:
+    def __init__(self, graph: Graph, grouping: Kernels, results: Set[Node], found: Sequence[Packing]) -> None:
         self.steps: list[Step] = []
         self._grouping = grouping
         self._results = results
-        found = packings(grouping)
         self._only_packed = only_packed(found, grouping)
         self._packings: dict[Node, list[Packing]] = defaultdict(list)
         for packing in found:
