@@ -42,8 +42,9 @@ class TableProducts:
     its alphabet does, and not what a batch of text does.
 
     Holds before: float32 or float64. Views and permutations on the way leave rows whole; they are done to the index.
-    Left alone: where adding up costs more than it spares; half precision, which would be added up as such; and
-    everything for other targets than a CPU, where it is not measured.
+    Left alone: where adding up costs more than it spares; half precision, which would be added up as such; the gradient
+    of `w` over so many rows that it is a sum of products already; rows that a bucket masks; and everything for other
+    targets than a CPU, where it is not measured.
 
     Attributes:
         chain: how many rows may be added up one after the other; more are added up in parts, for float32's sake.
