@@ -118,6 +118,7 @@ def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path) 
     console.print(f"MiB that kernels read and write: {each}", highlight=False)
     for name, size in summary["predicted"].items():
         real = counts["transients"].get(name, 0)
-        text = f"transient memory of {name}: {readable(real)}, {readable(size)} predicted"
+        said = f"{readable(size)} predicted" if size is not None else "not predicted: it has a loop or a branch"
+        text = f"transient memory of {name}: {readable(real)}, {said}"
         allowed = f", {readable(summary['limits'][name])} allowed" if name in summary["limits"] else ""
         console.print(text + allowed, highlight=False)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import PurePath
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.fx import Node
 
 from irongrad.passes.memory.fusion import Kernels
@@ -34,8 +35,7 @@ def memory_of(
     """
     known = _known(graph)
     usages = {name: usage(f.graph.graph, packed=packs(backends)) for name, f in known.items()}
-    handed = {name: _handed_on(f) for name, f in known.items()}
-    predicted = {e: _most(chain, usages, handed) for e, chain in _chains(graph, interface).items()}
+    predicted = {e: _most(chain, known, usages) for e, chain in _chains(graph, interface).items()}
     joint = known.get("joint")
     values = tuple(_forward_values(joint, usages["joint"].grouping)) if joint is not None else ()
     return MemorySpec(budget.asked if budget else "", predicted, values, limits_of(graph, interface, budget))
@@ -60,9 +60,14 @@ def _chains(graph: StepGraph, interface: Interface) -> dict[str, tuple[str, ...]
     return {name: chain for name, chain in chains.items() if chain and all(f in known for f in chain)}
 
 
-def _most(chain: tuple[str, ...], usages: dict[str, Usage], handed: dict[str, int]) -> int:
-    """The functions of a chain run one after the other; gradients stay until the last is done."""
-    gradients = sum(handed[name] for name in chain)
+def _most(chain: tuple[str, ...], known: dict[str, Function], usages: dict[str, Usage]) -> int | None:
+    """The functions of a chain run one after the other; gradients stay until the last is done.
+
+    None where one has control flow: the model does not have what IREE allocates apart for that, a third and more.
+    """
+    if any(isinstance(n.target, HigherOrderOperator) for name in chain for n in known[name].graph.graph.nodes):
+        return None
+    gradients = sum(_handed_on(known[name]) for name in chain)
     return gradients + max(usages[name].slab for name in chain)
 
 

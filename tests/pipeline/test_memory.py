@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
+from torch._higher_order_ops import scan
 
 import irongrad as ig
 from irongrad.cli.main import cli
@@ -32,6 +35,35 @@ def test_prediction_is_within_a_tenth_of_what_iree_allocates(artifact: Artifact)
     predicted = artifact.manifest.memory.predicted["train_step"]
     allocated = artifact.manifest.targets[0].transients["train_step"]
     assert predicted == pytest.approx(allocated, rel=0.1)
+
+
+class Looped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def step(carried: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            new = (carried + row).tanh()
+            return new, new.clone()
+
+        return self.last(scan(step, x.new_zeros(8), self.first(x))[0])
+
+
+def test_what_has_a_loop_is_not_predicted(tmp_path: Path) -> None:
+    model = Looped()
+    step = ig.TrainStep(
+        model,
+        lambda output, y: (output - y).square().mean(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        {"x": torch.randn(5, 8), "y": torch.randn(4)},
+    )
+    artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",))
+    assert artifact.manifest.memory is not None
+    assert artifact.manifest.memory.predicted == {"train_step": None}
+    shown = CliRunner().invoke(cli, ["inspect", "--memory", str(artifact.directory)], catch_exceptions=False)
+    assert "a loop or a branch" in shown.output
+    assert f"{artifact.manifest.targets[0].transients['train_step']:,}" in shown.output
 
 
 def test_every_decision_is_listed(artifact: Artifact) -> None:
