@@ -156,7 +156,6 @@ def _compiled(run: Run, captured: CapturedStep, whole: StepGraph, interface: Int
     """Run the stages from `passes` to `compile`; again where IREE allocates more than the budget."""
     options, stage = run.options, run.stage
     passes, reached = options.passes, list[int]()
-    backends = [target.backend for target in options.targets]
     graph: StepGraph = stage("passes", _optimised, whole, passes, run)
     with first_runs(captured, graph, GOLDEN_STEPS) as runs:
         while True:
@@ -165,13 +164,13 @@ def _compiled(run: Run, captured: CapturedStep, whole: StepGraph, interface: Int
                 imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
                 module: AssembledModule = stage("assemble", assemble, imported, interface)
             except StoppedEarly:  # so there is no iree-compile to plan the memory beside
-                run.memory = memory_of(graph, interface, backends, budget)
+                run.memory = memory_of(graph, interface, options.backends, budget)
                 raise
             check = partial(check_limits, limits_of(graph, interface, budget))
             # iree-compile is a process, and does not keep every core busy.
             with ThreadPoolExecutor(1) as beside:
                 compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch, check)
-                run.memory = memory_of(graph, interface, backends, budget)
+                run.memory = memory_of(graph, interface, options.backends, budget)
                 if not reached:
                     expected: ExpectedAtSizes = stage("oracle", runs)
                     initial = write_state(module, scratch)
@@ -191,7 +190,7 @@ def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: Run) -> StepGrap
     options = run.options
     run.records.clear()
     timer = Stopwatch(options.targets, options.cache, options.on_measuring) if options.tune else None
-    optimised = run_passes(graph, passes, [t.backend for t in options.targets], run.note_pass, timer)
+    optimised = run_passes(graph, passes, options.backends, run.note_pass, timer)
     check_float64(optimised, options.targets)
     return pack_state(optimised)
 

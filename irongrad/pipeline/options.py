@@ -67,6 +67,11 @@ class Options:
     on_stage: Callable[[str], AbstractContextManager[object]] = field(default=lambda name: nullcontext())
     on_measuring: Callable[[str], None] = field(default=lambda what: None)
 
+    @property
+    def backends(self) -> list[str]:
+        """What is compiled for, by IREE's names, one a target."""
+        return [target.backend for target in self.targets]
+
 
 class Choices(TypedDict, total=False):
     """What `irongrad.compile` takes by name and hands on to `make_options`, which has the defaults."""

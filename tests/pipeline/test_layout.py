@@ -96,11 +96,13 @@ def test_values_take_less_than_as_iree_places_them(portable, tmp_path, name, mon
     assert ours < allocated()
 
 
-def test_what_is_placed_is_what_was_predicted(tmp_path):
-    made = build(make_step(), make_options(tmp_path / "step", entry_points=("train_step",), cache=False))
+@pytest.mark.parametrize(("name", "within"), [("llvm-cpu", 0.01), ("cuda", 0.1)])
+def test_what_is_placed_is_what_was_predicted(tmp_path, name, within):
+    """Also where operands are not packed for products: this step would be predicted with too much."""
+    made = build(make_step(), make_options(tmp_path / "step", name, entry_points=("train_step",), cache=False))
     (target,) = made.statistics.values()
     assert made.artifact.manifest.memory.predicted["train_step"] == pytest.approx(
-        target.transients["train_step"], rel=0.01
+        target.transients["train_step"], rel=within
     )
 
 
