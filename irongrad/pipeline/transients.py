@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from iree.compiler import ir
@@ -17,7 +17,8 @@ def transients_of(stream: ir.Module) -> dict[str, int]:
 
     Counted are allocations of the lifetime `transient`, of static size: what a function computes and drops, or hands
     from one of its submissions to the next, and what the functions that it calls hold besides. The state, arguments and
-    results are none of them.
+    results are none of them. Of two branches the larger counts. A loop holds what one iteration hands to the next twice:
+    as it is read, and as it is written.
     """
     functions = {name_of(f): f for f in functions_of(stream)}
     return {n: most for n, f in functions.items() if _is_public(f) and (most := _most(f, functions))}
@@ -29,15 +30,70 @@ def _is_public(function: Any) -> bool:
 
 
 def _most(function: Any, functions: Mapping[str, Any]) -> int:
-    """The highest sum of sizes between allocations and deallocations, in program order."""
-    now = most = 0
-    for operation in inside(function):
+    """The most bytes between allocations and deallocations on any way through the blocks of `function`.
+
+    A block comes after those that lead to it, but for the last of a loop, which leads back to its first.
+    """
+    blocks = [block for region in function.regions for block in region]
+    most, left = [0] * len(blocks), [0] * len(blocks)  # by block: the most in it, and what is there when it is left
+    for index, block in enumerate(blocks):
+        before = max((left[b] for b in range(index) if block in _successors(blocks[b])), default=0)
+        most[index], left[index] = _through(block, before, blocks, functions)
+        for first in (blocks.index(s) for s in _successors(block)):
+            if first <= index:
+                handed_on = max(0, left[index] - left[first])
+                left[first] += handed_on
+                most[first : index + 1] = [m + handed_on for m in most[first : index + 1]]
+    return max(most, default=0)
+
+
+def _through(block: Any, now: int, blocks: Sequence[Any], functions: Mapping[str, Any]) -> tuple[int, int]:
+    """The most bytes in `block`, and what is left after it, where there are `now` before it."""
+    most = now
+    for operation in _operations(block):
         if operation.name == "stream.resource.alloca" and str(operation.results[0].type) == _TRANSIENT:
             now += constant_of(operation.operands[0]) or 0
             most = max(most, now)
         elif operation.name == "stream.resource.dealloca" and str(operation.operands[0].type) == _TRANSIENT:
-            now -= constant_of(operation.operands[1]) or 0
+            now -= constant_of(operation.operands[1]) or min(_sizes(operation.operands[0], blocks), default=0)
         elif operation.name == "util.call":
             called = functions[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value]
             most = max(most, now + _most(called, functions))
-    return most
+    return most, now
+
+
+def _operations(block: Any) -> Iterator[Any]:
+    for operation in block:
+        yield operation.operation
+        yield from inside(operation.operation)
+
+
+def _successors(block: Any) -> list[Any]:
+    return list(block.operations[len(block.operations) - 1].operation.successors)
+
+
+def _sizes(resource: Any, blocks: Sequence[Any]) -> set[int]:
+    """The sizes of the allocations that may be `resource`, which loops and branches hand on."""
+    found: set[int] = set()
+    seen, stack = [resource], [resource]
+    while stack:
+        value = stack.pop()
+        if isinstance(value.owner, ir.Block):
+            handed = [v for v in _handed_to(ir.BlockArgument(value), blocks) if v not in seen]
+            seen += handed
+            stack += handed
+        elif value.owner.name == "stream.resource.alloca":
+            found.add(constant_of(value.owner.operands[0]) or 0)
+    return found
+
+
+def _handed_to(argument: Any, blocks: Sequence[Any]) -> Iterator[Any]:
+    """What the ends of `blocks` hand on as `argument`."""
+    for block in blocks:
+        end = block.operations[len(block.operations) - 1].operation
+        given = list(end.operands)
+        for successor in reversed(list(end.successors)):  # their arguments come last, in order
+            own = len(successor.arguments)
+            given, handed = given[: len(given) - own], given[len(given) - own :]
+            if successor == argument.owner:
+                yield handed[argument.arg_number]
