@@ -5,7 +5,8 @@ is the one that holds the reference already, nothing is copied for it, and the s
 (the MOVE bit in `RegisterAllocation::remapSuccessorRegisters`). Loops and branches that carry two tensors do so
 wherever IREE packs both into one buffer, or computes both behind one fence. A lost buffer fails when the module runs
 ("indirect buffer reference slot 0 is out range"), a lost fence is not waited for. So every argument gets a reference
-of its own here.
+of its own here. With an allocation for each value (`layout.py`) no step is known that hands one buffer on twice; fences
+still are.
 """
 
 from __future__ import annotations

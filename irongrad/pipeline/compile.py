@@ -15,7 +15,8 @@ from iree.compiler import ir
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.diagnostics import toolchain_error
 from irongrad.pipeline.executables import join_executables, linking_flags
-from irongrad.pipeline.layout import lay_out
+from irongrad.pipeline.in_place import write_in_place
+from irongrad.pipeline.layout import allocate_apart, lay_out
 from irongrad.pipeline.operations import bytecode_of, functions_of, inside, name_of, parsed, text_of
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.retarget import retarget
@@ -53,14 +54,15 @@ UNVERIFIED, _UNVERIFIED_PASSES = "--verify=false", "--verify-each=false"
 # IREE 3.13.0's phase `stream`, in two: a module's values have lifetimes where the first ends, and places in memory
 # where the second does. Without a placement of ours in between the result is that of
 # `iree-compile --compile-to=stream`, to the byte; tests/pipeline/test_layout.py tells when it no longer is.
-_SCHEDULE = (
-    "iree-stream-tensor-transformation-pipeline,iree-stream-async-transformation-pipeline,"
-    "iree-stream-schedule-allocation"
-)
+_RESOURCES = "iree-stream-tensor-transformation-pipeline"
+_SCHEDULE = "iree-stream-async-transformation-pipeline,iree-stream-schedule-allocation"
 _LOWER = (
     "iree-stream-cmd-transformation-pipeline,iree-stream-optimization-pipeline{optimize-bindings=true},"
     "iree-stream-cleanup-pipeline,symbol-dce,iree-stream-dump-statistics{output-format=csv output-file=-}"
 )
+
+# Among the names of dialects in MLIR bytecode: that of structured control flow.
+_CONTROL_FLOW = b"\0scf\0"
 
 # Operations of a kernel, on average, from which on threads are used: about 10 µs of one core. To hand a kernel to the
 # threads of IREE 3.13.0's local-task takes 2 to 5 µs, more on a busy machine (docs/benchmarks.md).
@@ -258,14 +260,25 @@ def _compile_to_flow(target: Target, flags: Sequence[str], source: Path) -> byte
 
 def _compile_to_stream(target: Target, flags: Sequence[str], source: Path, output: Path) -> bytes:
     """The phase that allocates; write the statistics."""
-    flow, scheduled, stream = (_phase(source, name) for name in ("flow", "scheduled", "stream"))
-    _transform(_SCHEDULE, flags, flow, scheduled)
-    with parsed(scheduled.read_bytes()) as module:
-        lay_out(module, target.alignment)
-        scheduled.write_bytes(bytecode_of(module))
+    flow, resources, scheduled, stream = (_phase(source, n) for n in ("flow", "resources", "scheduled", "stream"))
+    if _CONTROL_FLOW in flow.read_bytes():
+        _transform(_RESOURCES, flags, flow, resources)
+        _edit(resources, write_in_place)
+        _transform(_SCHEDULE, flags, resources, scheduled)
+        _edit(scheduled, allocate_apart)
+    else:
+        _transform(f"{_RESOURCES},{_SCHEDULE}", flags, flow, scheduled)
+    _edit(scheduled, lambda module: lay_out(module, target.alignment))
     statistics = _transform(_LOWER, flags, scheduled, stream)
     output.with_name(STATISTICS).write_text(statistics)
     return stream.read_bytes()
+
+
+def _edit(file: Path, edit: Callable[[ir.Module], None]) -> None:
+    """Change the module in `file`."""
+    with parsed(file.read_bytes()) as module:
+        edit(module)
+        file.write_bytes(bytecode_of(module))
 
 
 def _phase(source: Path, name: str) -> Path:

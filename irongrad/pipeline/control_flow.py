@@ -9,32 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import ceil, prod
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
-from torch_mlir.dialects import arith
 from torch_mlir.ir import Block, InsertionPoint, IntegerAttr, IntegerType, Location, Operation, Type, Value
 
 from irongrad.pipeline.literals import SharedLiterals
 from irongrad.pipeline.regions import has_while_loop
-from irongrad.pipeline.slices import (
-    constant,
-    convert,
-    empty,
-    first_rows,
-    read_row,
-    sizes_of,
-    stack_type,
-    write_rows,
-)
+from irongrad.pipeline.slices import constant, convert, empty, read_row, sizes_of, write_row
 from irongrad.pipeline.usercode import line_of
 from irongrad.runtime.errors import UnsupportedOpError
-
-# The most iterations of one loop of a nest; see `_for_each`.
-BRANCHING = 32
 
 Body = Callable[[Value, Sequence[Value]], Sequence[Value]]
 
@@ -133,10 +119,6 @@ class ControlFlowImporter(SharedLiterals):
     ) -> None:
         """A loop over the first dimension of `sequences`; what `body` returns beside its carries is stacked.
 
-        IREE 3.13.0 copies a tensor that a loop updates, once an iteration. So there are loops in loops, each with few
-        iterations and stacks that are no longer than its part: `length` rows cost the copies of `length` times
-        `len(counts) * BRANCHING` rows, and not of `length * length`.
-
         Raises:
             UnsupportedOpError: sizes vary.
         """
@@ -149,32 +131,15 @@ class ControlFlowImporter(SharedLiterals):
         stacked = [self._argument(s) for s in sequences]
         initial = [self._argument(c) for c in carried]
         length, size = sizes_of(stacked[0].type)[0], len(initial)
-        rows = [self._cc.get_vtensor_type(v.shape[1:], v.dtype) for v in node.meta["val"][size:]]
+        stacks = [empty(self._cc.get_vtensor_type(v.shape, v.dtype)) for v in node.meta["val"][size:]]
 
-        def run(counts: Sequence[int], start: Value, values: Sequence[Value]) -> list[Value]:
-            """The iterations from `start`, at most the product of `counts`: the carries, and the stacks."""
-            if not counts:
-                slices = [read_row(s, start) for s in stacked]
-                return self._inline(body, [*values, *slices, *outer], in_loop=True)
-            span = prod(counts[1:])
+        def step(index: Value, values: Sequence[Value]) -> Sequence[Value]:
+            rows = [read_row(s, index) for s in stacked]
+            results = self._inline(body, [*values[:size], *rows, *outer], in_loop=True)
+            written = zip(results[size:], values[size:], strict=True)
+            return [*results[:size], *(write_row(row, stack, index) for row, stack in written)]
 
-            def step(index: Value, values: Sequence[Value]) -> Sequence[Value]:
-                offset = arith.MulIOp(index, constant(span, self._c)).result
-                results = run(counts[1:], arith.AddIOp(start, offset).result, values[:size])
-                written = zip(results[size:], values[size:], strict=True)
-                return [*results[:size], *(write_rows(part, stack, offset) for part, stack in written)]
-
-            stacks = [empty(stack_type(r, counts[0] * span)) for r in rows]
-            return self._counted(self._trips(length, start, counts[0], span), [*values, *stacks], step)
-
-        results = run(_split(length), constant(0, self._c), initial)
-        self._bind(node, [*results[:size], *(first_rows(r, length) for r in results[size:])])
-
-    def _trips(self, length: int, start: Value, most: int, span: int) -> Value:
-        """How many parts of `span` iterations there are from `start` on, at most `most`."""
-        left = arith.SubIOp(constant(length, self._c), start).result
-        parts = arith.CeilDivSIOp(left, constant(span, self._c)).result
-        return arith.MinSIOp(parts, constant(most, self._c)).result
+        self._bind(node, self._counted(constant(length, self._c), [*initial, *stacks], step))
 
     def _counted(self, trips: Value, initial: Sequence[Value], step: Body) -> list[Value]:
         """The values after `trips` applications of `step`, which takes the iteration's index too."""
@@ -247,18 +212,6 @@ def _constants(graph: Graph, given: Sequence[Node]) -> set[Node]:
         if node.op == "get_attr" or (node.op == "call_function" and constants.issuperset(node.all_input_nodes)):
             constants.add(node)
     return constants
-
-
-def _split(length: int) -> list[int]:
-    """The numbers of iterations of loops in loops that make `length` iterations or a few more."""
-    depth = 1
-    while BRANCHING**depth < length:
-        depth += 1
-    counts: list[int] = []
-    while len(counts) < depth:
-        counts.append(max(1, ceil(length ** (1 / (depth - len(counts))) - 1e-9)))
-        length = ceil(length / counts[-1])
-    return counts[::-1]
 
 
 @contextmanager

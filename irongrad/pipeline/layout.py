@@ -17,6 +17,8 @@ from irongrad.passes.memory.placement import Span, most_at_once, place
 from irongrad.pipeline.operations import constant_of, functions_of, inside
 
 _PACK = "stream.resource.pack"
+_ALLOCATION = "stream.resource.alloca"
+_TRANSIENT = "!stream.resource<transient>"
 _MOMENTS = "lifetime_intervals"  # the first and the last of each value, one after the other
 
 # What IREE allocates at once, `max_allocation_size`; what is more is left to it.
@@ -40,6 +42,45 @@ def lay_out(module: ir.Module, alignment: int) -> None:
         if placement.total > _LARGEST:
             continue
         _replace(pack, (placement.total, *placement.offsets))
+
+
+def allocate_apart(module: ir.Module) -> None:
+    """Give values that outlive a submission an allocation each, in functions with loops or branches, in place.
+
+    IREE 3.13.0 allocates all that a submission hands on to later ones at once, and frees it when the last of it has
+    been read; where a loop begins with one of them, never.
+
+    Args:
+        module: as `lay_out` takes it.
+    """
+    for function in functions_of(module):
+        operations = list(inside(function))
+        if any(op.name.startswith("scf.") and len(op.results) for op in operations):
+            for allocation in operations:
+                if _is_shared(allocation):
+                    _allocate_each(allocation)
+
+
+def _is_shared(operation: Any) -> bool:
+    """Whether an operation allocates transient values that are all there at the same time."""
+    if operation.name != _ALLOCATION or str(operation.results[0].type) != _TRANSIENT:
+        return False
+    size = operation.operands[0].owner
+    return size.name == _PACK and not any(s.start or s.end for s in _spans(size))
+
+
+def _allocate_each(allocation: Any) -> None:
+    memory, ready = allocation.results
+    values = [use.owner for use in memory.uses]
+    with allocation.location, ir.InsertionPoint(allocation):
+        each = [allocation.clone() for _ in values]
+        timepoints = [one.results[1] for one in each]
+        ready.replace_all_uses_with(ir.Operation.create("stream.timepoint.join", [ready.type], timepoints).result)
+    for value, one in zip(values, each, strict=True):
+        *_, one.operands[0] = value.operands
+        value.results[0].replace_all_uses_with(one.results[0])
+        value.erase()
+    allocation.erase()
 
 
 def _spans(pack: Any) -> Iterator[Span]:

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._dynamo import config as dynamo_config
 from torch._higher_order_ops import utils
 from torch._higher_order_ops.cond import _merge_output
 from torch._higher_order_ops.utils import prepare_fw_with_masks_all_requires_grad
@@ -39,7 +40,8 @@ def aliases_allowed() -> Iterator[None]:
     refused with or without aliases. Where it does not refuse, torch 2.13 traces the body of a scan that starts with
     one tensor in two places on one fake tensor, and takes either for the other (`clone_input` clones no fake tensor).
 
-    Nor do strides matter: see `_metadata`.
+    Nor do strides matter: see `_metadata`. And each region is traced for its own sizes: Dynamo takes one that differs
+    from an earlier trace's, of another model, for one that varies, and refuses what is fixed beside it.
     """
     check = utils.has_potential_input_alias_or_mutation
 
@@ -47,6 +49,7 @@ def aliases_allowed() -> Iterator[None]:
         return False, check(*args, **kwargs)[1]
 
     with (
+        dynamo_config.patch(automatic_dynamic_shapes=False),
         mock.patch.object(utils, "has_potential_input_alias_or_mutation", writes),
         mock.patch("torch._dynamo.utils.clone_input", torch.clone),
         mock.patch.object(sys.modules[_merge_output.__module__], "_merge_output", _merged),

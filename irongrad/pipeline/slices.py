@@ -27,12 +27,6 @@ def sizes_of(kind: Type) -> list[int]:
     return _parsed(kind)[0]
 
 
-def stack_type(row: Type, count: int) -> Type:
-    """The type of `count` tensors of the type `row`, stacked."""
-    sizes, element = _parsed(row)
-    return _vtensor([count, *sizes], element, row.context)
-
-
 def empty(kind: Type) -> Value:
     """A tensor of the type `kind` whose elements are yet to be written."""
     builtin = _builtin(*_parsed(kind), kind.context)
@@ -50,24 +44,11 @@ def read_row(stacked: Value, index: Value) -> Value:
     return _from_builtin(part, _vtensor(row, element, context))
 
 
-def first_rows(stacked: Value, count: int) -> Value:
-    """`stacked[:count]`."""
-    (have, *row), element = _parsed(stacked.type)
-    if have == count:
-        return stacked
-    context, sizes = stacked.context, [count, *row]
-    place = ([0] * len(sizes), sizes, [1] * len(sizes))
-    part = tensor.ExtractSliceOp(_builtin(sizes, element, context), _to_builtin(stacked), [], [], [], *place).result
-    return _from_builtin(part, _vtensor(sizes, element, context))
-
-
-def write_rows(part: Value, stacked: Value, index: Value) -> Value:
-    """`stacked` with `part`, one row or a stack of them, at `index` and on."""
-    (_, *row), _ = _parsed(stacked.type)
-    sizes, _ = _parsed(part.type)
-    count = 1 if len(sizes) == len(row) else sizes[0]
-    place = ([_DYNAMIC, *(0 for _ in row)], [count, *row], [1] * (len(row) + 1))
-    result = tensor.InsertSliceOp(_to_builtin(part), _to_builtin(stacked), [_index(index)], [], [], *place).result
+def write_row(row: Value, stacked: Value, index: Value) -> Value:
+    """`stacked` with `row` at `index`."""
+    (_, *sizes), _ = _parsed(stacked.type)
+    place = ([_DYNAMIC, *(0 for _ in sizes)], [1, *sizes], [1] * (len(sizes) + 1))
+    result = tensor.InsertSliceOp(_to_builtin(row), _to_builtin(stacked), [_index(index)], [], [], *place).result
     return _from_builtin(result, stacked.type)
 
 

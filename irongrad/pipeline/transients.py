@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from iree.compiler import ir
@@ -17,8 +17,8 @@ def transients_of(stream: ir.Module) -> dict[str, int]:
 
     Counted are allocations of the lifetime `transient`, of static size: what a function computes and drops, or hands
     from one of its submissions to the next, and what the functions that it calls hold besides. The state, arguments and
-    results are none of them. Of two branches the larger counts. A loop holds what one iteration hands to the next twice:
-    as it is read, and as it is written.
+    results are none of them. Of two branches the larger counts. A loop holds what one iteration hands to the next
+    twice: as it is read, and as it is written.
     """
     functions = {name_of(f): f for f in functions_of(stream)}
     return {n: most for n, f in functions.items() if _is_public(f) and (most := _most(f, functions))}
@@ -37,9 +37,10 @@ def _most(function: Any, functions: Mapping[str, Any]) -> int:
     blocks = [block for region in function.regions for block in region]
     most, left = [0] * len(blocks), [0] * len(blocks)  # by block: the most in it, and what is there when it is left
     for index, block in enumerate(blocks):
-        before = max((left[b] for b in range(index) if block in _successors(blocks[b])), default=0)
-        most[index], left[index] = _through(block, before, blocks, functions)
-        for first in (blocks.index(s) for s in _successors(block)):
+        earlier = [blocks.index(b) for b in block.predecessors]
+        before = max((left[b] for b in earlier if b < index), default=0)
+        most[index], left[index] = _through(block, before, functions)
+        for first in (blocks.index(s) for s in block.successors):
             if first <= index:
                 handed_on = max(0, left[index] - left[first])
                 left[first] += handed_on
@@ -47,7 +48,7 @@ def _most(function: Any, functions: Mapping[str, Any]) -> int:
     return max(most, default=0)
 
 
-def _through(block: Any, now: int, blocks: Sequence[Any], functions: Mapping[str, Any]) -> tuple[int, int]:
+def _through(block: Any, now: int, functions: Mapping[str, Any]) -> tuple[int, int]:
     """The most bytes in `block`, and what is left after it, where there are `now` before it."""
     most = now
     for operation in _operations(block):
@@ -55,7 +56,7 @@ def _through(block: Any, now: int, blocks: Sequence[Any], functions: Mapping[str
             now += constant_of(operation.operands[0]) or 0
             most = max(most, now)
         elif operation.name == "stream.resource.dealloca" and str(operation.operands[0].type) == _TRANSIENT:
-            now -= constant_of(operation.operands[1]) or min(_sizes(operation.operands[0], blocks), default=0)
+            now -= constant_of(operation.operands[1]) or min(_sizes(operation.operands[0]), default=0)
         elif operation.name == "util.call":
             called = functions[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value]
             most = max(most, now + _most(called, functions))
@@ -68,18 +69,14 @@ def _operations(block: Any) -> Iterator[Any]:
         yield from inside(operation.operation)
 
 
-def _successors(block: Any) -> list[Any]:
-    return list(block.operations[len(block.operations) - 1].operation.successors)
-
-
-def _sizes(resource: Any, blocks: Sequence[Any]) -> set[int]:
+def _sizes(resource: Any) -> set[int]:
     """The sizes of the allocations that may be `resource`, which loops and branches hand on."""
     found: set[int] = set()
     seen, stack = [resource], [resource]
     while stack:
         value = stack.pop()
         if isinstance(value.owner, ir.Block):
-            handed = [v for v in _handed_to(ir.BlockArgument(value), blocks) if v not in seen]
+            handed = [v for v in _handed_to(ir.BlockArgument(value)) if v not in seen]
             seen += handed
             stack += handed
         elif value.owner.name == "stream.resource.alloca":
@@ -87,9 +84,9 @@ def _sizes(resource: Any, blocks: Sequence[Any]) -> set[int]:
     return found
 
 
-def _handed_to(argument: Any, blocks: Sequence[Any]) -> Iterator[Any]:
-    """What the ends of `blocks` hand on as `argument`."""
-    for block in blocks:
+def _handed_to(argument: Any) -> Iterator[Any]:
+    """What the blocks before that of `argument` hand on as it."""
+    for block in argument.owner.predecessors:
         end = block.operations[len(block.operations) - 1].operation
         given = list(end.operands)
         for successor in reversed(list(end.successors)):  # their arguments come last, in order
