@@ -101,8 +101,7 @@ def _memory(manifest: Manifest) -> None:
     )
     for name, size in plan.predicted.items():
         allowed = f"{plan.limits[name]:,}" if name in plan.limits else ""
-        predicted = f"{size:,}" if size is not None else "a loop or a branch"
-        table.add_row(name, allowed, predicted, *(f"{t.transients.get(name, 0):,}" for t in manifest.targets))
+        table.add_row(name, allowed, f"{size:,}", *(f"{t.transients.get(name, 0):,}" for t in manifest.targets))
     console.print(table)
     console.print(f"budget: {plan.budget or 'none'}", markup=False)
     console.rule("values of the forward pass", align="left")

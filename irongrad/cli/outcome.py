@@ -118,7 +118,6 @@ def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path) 
     console.print(f"MiB that kernels read and write: {each}", highlight=False)
     for name, size in summary["predicted"].items():
         real = counts["transients"].get(name, 0)
-        said = f"{readable(size)} predicted" if size is not None else "not predicted: it has a loop or a branch"
-        text = f"transient memory of {name}: {readable(real)}, {said}"
+        text = f"transient memory of {name}: {readable(real)}, {readable(size)} predicted"
         allowed = f", {readable(summary['limits'][name])} allowed" if name in summary["limits"] else ""
         console.print(text + allowed, highlight=False)

@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterator
 from pathlib import PurePath
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch.fx import Node
 
 from irongrad.passes.memory.fusion import Kernels
 from irongrad.passes.memory.liveness import Usage, usage
-from irongrad.passes.memory.nodes import bytes_of, is_constant, is_view, sources
+from irongrad.passes.memory.nodes import bytes_of, is_constant, is_view, source, sources
 from irongrad.passes.memory.packing import packs
 from irongrad.passes.memory.recompute import is_backward, is_forward, original_names
 from irongrad.pipeline.budget import Budget
@@ -60,21 +59,20 @@ def _chains(graph: StepGraph, interface: Interface) -> dict[str, tuple[str, ...]
     return {name: chain for name, chain in chains.items() if chain and all(f in known for f in chain)}
 
 
-def _most(chain: tuple[str, ...], known: dict[str, Function], usages: dict[str, Usage]) -> int | None:
-    """The functions of a chain run one after the other; gradients stay until the last is done.
+def _most(chain: tuple[str, ...], known: dict[str, Function], usages: dict[str, Usage]) -> int:
+    """The functions of a chain run one after the other; gradients stay until the last is done."""
+    most = gradients = 0
+    for name in chain:
+        handed_on = _handed_on(known[name])
+        most = max(most, gradients + usages[name].most(handed_on))
+        gradients += sum(map(bytes_of, handed_on))
+    return most
 
-    None where one has control flow: the model does not have what IREE allocates apart for that, a third and more.
-    """
-    if any(isinstance(n.target, HigherOrderOperator) for name in chain for n in known[name].graph.graph.nodes):
-        return None
-    gradients = sum(_handed_on(known[name]) for name in chain)
-    return gradients + max(usages[name].slab for name in chain)
 
-
-def _handed_on(function: Function) -> int:
-    """Bytes of the results that another function reads."""
+def _handed_on(function: Function) -> set[Node]:
+    """The results that another function reads."""
     outputs = function.graph.graph.output_node().args[0]
-    return sum(bytes_of(n) for r, n in zip(function.results, outputs, strict=True) if r.kind == "gradient")
+    return {source(n) for r, n in zip(function.results, outputs, strict=True) if r.kind == "gradient"}
 
 
 def _forward_values(function: Function, grouping: Kernels) -> Iterator[ForwardValue]:

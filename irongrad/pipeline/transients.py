@@ -35,15 +35,15 @@ def _most(function: Any, functions: Mapping[str, Any]) -> int:
     A block comes after those that lead to it, but for the last of a loop, which leads back to its first.
     """
     blocks = [block for region in function.regions for block in region]
-    most, left = [0] * len(blocks), [0] * len(blocks)  # by block: the most in it, and what is there when it is left
+    before, most, left = ([0] * len(blocks) for _ in range(3))  # by block: what is there before, at most, and after it
     for index, block in enumerate(blocks):
         earlier = [blocks.index(b) for b in block.predecessors]
-        before = max((left[b] for b in earlier if b < index), default=0)
-        most[index], left[index] = _through(block, before, functions)
+        before[index] = max((left[b] for b in earlier if b < index), default=0)
+        most[index], left[index] = _through(block, before[index], functions)
         for first in (blocks.index(s) for s in block.successors):
             if first <= index:
-                handed_on = max(0, left[index] - left[first])
-                left[first] += handed_on
+                handed_on = max(0, left[index] - before[first])
+                left[first] = max(left[first], left[index])
                 most[first : index + 1] = [m + handed_on for m in most[first : index + 1]]
     return max(most, default=0)
 

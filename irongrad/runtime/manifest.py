@@ -227,13 +227,13 @@ class MemorySpec:
 
     Attributes:
         budget: what was asked for, such as `512MiB` or `50%`; empty for no limit.
-        predicted: bytes of intermediate values at once, by entry point; None of one with a loop or a branch.
+        predicted: bytes of intermediate values at once, by entry point.
         values: those of the forward pass, in order.
         limits: the most bytes of them that the compiler was let allocate, by entry point that has a budget.
     """
 
     budget: str
-    predicted: dict[str, int | None]
+    predicted: dict[str, int]
     values: tuple[ForwardValue, ...]
     limits: dict[str, int] = field(default_factory=dict)
 

@@ -9,7 +9,8 @@ import torch
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
-from irongrad.passes.memory.nodes import bytes_of, is_constant, is_pointwise, is_view
+from irongrad.passes.memory.control import iterations_of
+from irongrad.passes.memory.nodes import bodies_of, bytes_of, is_constant, is_control, is_item, is_pointwise, is_view
 
 aten = torch.ops.aten
 
@@ -51,8 +52,10 @@ def flops(node: Node) -> int:
 
 def cost(node: Node) -> float:
     """Seconds."""
-    if node.op != "call_function" or is_view(node) or is_constant(node):
+    if node.op != "call_function" or is_view(node) or is_constant(node) or is_item(node):
         return 0.0
+    if is_control(node):
+        return iterations_of(node) * sum(cost(inner) for body in bodies_of(node) for inner in body.nodes)
     if is_pointwise(node):
         return float(math.prod(node.meta["val"].shape) * _weight(node) / _ELEMENTS)
     moved = bytes_of(node) + sum(bytes_of(n) for n in node.all_input_nodes)

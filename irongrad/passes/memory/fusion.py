@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from irongrad.passes.memory.nodes import bytes_of, is_reduction, shape_of, source
+from irongrad.passes.memory.nodes import bytes_of, is_control, is_reduction, shape_of, source
 from irongrad.passes.memory.operations import MOST_OPERANDS, Operations
 from irongrad.passes.memory.written import CONTRACTIONS, is_in_place
 
@@ -60,7 +60,7 @@ def kernels(graph: Graph) -> Kernels:
     forming = _Forming(graph)
     found = forming.operations
     for head in sorted(found.members, key=found.position.__getitem__):
-        if not (found.is_elementwise(head) or is_in_place(head)):
+        if not (found.is_elementwise(head) or is_in_place(head) or is_control(head)):
             forming.absorb(head)
     members = {n: found.members[n] for n in forming.order if n in found.members}
     return Kernels(found, members, forming.position)

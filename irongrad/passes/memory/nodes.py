@@ -6,21 +6,27 @@
 * Elementwise code whose value is boolean, such as a dropout's mask, and a cast to a wider dtype, is computed in every
   kernel that reads it (`areFusableAsElementwiseOps` in FusionUtils.cpp, "to avoid i1 buffers", and `isBitExtendOp`):
   what it reads is stored in its place.
+* What loops alone read, and a row at a time, is computed there, a row at a time, if it is elementwise code, a gather or
+  in another order: IREE moves the slice before it (BubbleUpExtractSlices.cpp).
+* Each result of a loop or a branch is a value of its own.
 * Constants are written by whoever reads them, and elementwise code of constants alone is one: it is computed once and
   for all (`--iree-opt-const-expr-hoisting`), or, as it reads nothing, by each reader.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.fx import Node
+from torch._ops import HigherOrderOperator
+from torch.fx import Graph, Node
 
 from irongrad.passes.memory.written import (
     CONTRACTIONS,
+    CUTS,
     VIEWS,
     forms_of,
     is_joined_anew,
@@ -66,6 +72,12 @@ REDUCTIONS: frozenset[Any] = frozenset(
 # A gather of whole rows is one loop over the result for IREE, as elementwise code is.
 _GATHERS: frozenset[Any] = frozenset({aten.index_select.default})
 
+# What becomes a gather of one row where one row is read.
+_BY_ROWS: frozenset[Any] = frozenset({aten.embedding.default, aten.flip.default, aten.index_select.default})
+
+# By loop, which of its arguments are the sequences that it reads a row at a time.
+_SEQUENCES: dict[Any, int] = {torch.ops.higher_order.scan: 2, torch.ops.higher_order.map_impl: 1}
+
 # Operators that change the dtype alone.
 CASTS: frozenset[Any] = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 
@@ -73,7 +85,23 @@ CASTS: frozenset[Any] = frozenset({aten._to_copy.default, torch.ops.prims.conver
 def is_view(node: Node) -> bool:
     """Whether the value of `node` is the memory of its first argument, or a part of it."""
     viewed = node.op == "call_function" and node.target in VIEWS
-    return viewed and not (is_written_out(node) or is_joined_anew(node))
+    return viewed and not (is_written_out(node) or is_joined_anew(node) or is_item(node))
+
+
+def is_control(node: Node) -> bool:
+    """Whether `node` is a loop or a branch."""
+    return isinstance(node.target, HigherOrderOperator)
+
+
+def bodies_of(node: Node) -> list[Graph]:
+    """The graphs that a loop or a branch runs; of a `while_loop` the condition first."""
+    module = node.graph.owning_module
+    return [getattr(module, str(n.target)).graph for n in node.args if isinstance(n, Node) and n.op == "get_attr"]
+
+
+def is_item(node: Node) -> bool:
+    """Whether `node` is a result of a loop or a branch."""
+    return node.target is operator.getitem and is_control(node.all_input_nodes[0])
 
 
 def is_constant(node: Node) -> bool:
@@ -90,12 +118,51 @@ _CONSTANT: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
 
 def is_cloned(node: Node) -> bool:
     """Whether `node` is computed in every kernel that reads it: a boolean in elementwise code, or a wider cast."""
+    if is_read_by_rows(node):
+        return True
     value = node.meta.get("val")
     if not (isinstance(value, torch.Tensor) and value.ndim and (value.dtype is torch.bool or widens(node))):
         return False
     others = CONTRACTIONS if widens(node) else frozenset()
     fused = (is_view(u) or is_pointwise(u) or is_reduction(u) or u.target in others for u in node.users)
     return is_pointwise(node) and all(fused)
+
+
+def is_read_by_rows(node: Node) -> bool:
+    """Whether `node` is computed in the loops that read it, and nothing else does: a row at a time."""
+    if not any(node.graph.find_nodes(op="call_function", target=loop, sort=False) for loop in _SEQUENCES):
+        return False
+    seen, stack = {node}, [node]
+    while stack:
+        value = stack.pop()
+        users = [u for u in value.users if is_view(u) or not is_constant(u)]
+        if not users or value.op != "call_function" or not (is_view(value) or _is_made_by_rows(value)):
+            return False
+        others = [u for u in users if u.target not in _SEQUENCES]
+        if not all(_reads_whole_rows(loop, value) for loop in users if loop.target in _SEQUENCES):
+            return False
+        stack += [u for u in others if u not in seen]
+        seen.update(others)
+    return True
+
+
+def _is_made_by_rows(node: Node) -> bool:
+    return node.target in _BY_ROWS or (node.target not in VIEWS and is_pointwise(node))
+
+
+def _reads_whole_rows(loop: Node, node: Node) -> bool:
+    """Whether a loop reads `node` as one of its sequences, and no slices of its rows."""
+    place = _SEQUENCES[loop.target]
+    if any(node in _leaves(given) for i, given in enumerate(loop.args) if i != place):
+        return False
+    (body,) = bodies_of(loop)
+    rows = body.find_nodes(op="placeholder")[len(_leaves(loop.args[1])) if place == 2 else 0 :]
+    read = [row for given, row in zip(_leaves(loop.args[place]), rows, strict=False) if given is node]
+    return not any(u.target in CUTS or u.target is aten.split_with_sizes.default for row in read for u in row.users)
+
+
+def _leaves(argument: Any) -> list[Any]:
+    return list(torch.utils._pytree.tree_leaves(argument))
 
 
 def widens(node: Node) -> bool:
@@ -108,12 +175,16 @@ def widens(node: Node) -> bool:
 
 def sources(node: Node) -> Iterator[Node]:
     """The nodes whose memory is read where the value of `node` is."""
-    found = source(node)
-    if not is_cloned(found):
-        yield found
-        return
-    for argument in found.all_input_nodes:
-        yield from sources(argument)
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        found = source(stack.pop())
+        if found not in seen:
+            seen.add(found)
+            if is_cloned(found):
+                stack += reversed(found.all_input_nodes)
+            else:
+                yield found
 
 
 def inputs_of(node: Node) -> list[Node]:
@@ -161,9 +232,13 @@ def shape_of(node: Node) -> torch.Size:
 def readers(node: Node) -> list[Node]:
     """The nodes that read the value of `node`, itself or through views or masks; the output among them, if it does."""
     found: dict[Node, None] = {}
+    seen: set[Node] = set()
     stack = [u for u in node.users if not is_joined_anew(u)]
     while stack:
         user = stack.pop()
+        if user in seen:
+            continue
+        seen.add(user)
         if is_view(user) or is_cloned(user):
             stack.extend(u for u in user.users if not is_joined_anew(u))
         elif not is_constant(user):  # such as full_like, which reads a shape alone

@@ -22,6 +22,7 @@ from irongrad.passes.memory.nodes import (
     inputs_of,
     is_cloned,
     is_constant,
+    is_item,
     is_pointwise,
     is_reduction,
     is_root,
@@ -60,7 +61,9 @@ class Operations:
         for node in graph.nodes:
             if node in raised:
                 self._add(node, raised[node])
-            elif is_root(node) or (is_pointwise(node) and not is_constant(node) and not is_cloned(node)):
+            elif is_item(node):
+                self._add(node, node.all_input_nodes[0])
+            elif not is_cloned(node) and (is_root(node) or (is_pointwise(node) and not is_constant(node))):
                 self._add(node, node)
         while self._take_in_producers():
             pass

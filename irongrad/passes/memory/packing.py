@@ -16,7 +16,17 @@ from fractions import Fraction
 from torch.fx import Node
 
 from irongrad.passes.memory.fusion import Kernels
-from irongrad.passes.memory.nodes import bytes_of, is_cloned, is_constant, readers, shape_of, source, sources, widens
+from irongrad.passes.memory.nodes import (
+    bytes_of,
+    is_cloned,
+    is_constant,
+    is_item,
+    readers,
+    shape_of,
+    source,
+    sources,
+    widens,
+)
 from irongrad.passes.memory.written import CONTRACTIONS, CUTS, is_in_place
 
 # Rows and columns of a tile of float32 with AVX-512 (enumerateMatmulTileX86_64 in CPUEncodingExternalModels.cpp); half
@@ -63,7 +73,9 @@ def only_packed(found: Iterable[Packing], grouping: Kernels) -> dict[Node, Packi
 
 
 def _is_only_packed(value: Node, packing: Packing, grouping: Kernels) -> bool:
-    if value not in grouping.leader or len(packing.contractions) > 1 or is_in_place(value) or value.target in CUTS:
+    if value not in grouping.leader or len(packing.contractions) > 1:
+        return False
+    if is_in_place(value) or is_item(value) or value.target in CUTS:
         return False
     reading = {grouping.leader.get(r) for r in readers(value)} - {grouping.leader[value]}
     return bytes_of(value) == bytes_of(packing.operand) and reading == set(packing.contractions)

@@ -151,7 +151,7 @@ def _values_read(node: Node) -> Iterator[Node]:
 
 def carry_out(problem: Problem, saved: Set[Node]) -> Plan:
     """The plan that keeps `saved`, measured on a copy of the graph."""
-    copy = Graph()
+    copy = Graph(problem.graph.owning_module)
     new_of: dict[Node, Node] = {}
     copy.output(copy.graph_copy(problem.graph, new_of))
     copy.output_node().meta = problem.graph.output_node().meta

@@ -7,18 +7,20 @@ A model of what IREE 3.13.0 makes of kernels (`fusion.py`) when it lowers them t
   side, these run at once; else one after the other, as IREE takes them to overlap (`ResourceHazardAnalysis`).
 * A padded value is memory, unless it is a result, that is cleared before a step copies the value into it. The input
   of a convolution with a padding is one, and taken again where another node pads the same value alike.
+* A loop writes what it stacks into memory that is there before it (`control.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, Node
 
+from irongrad.passes.memory.control import Demand
 from irongrad.passes.memory.fusion import Kernels
 from irongrad.passes.memory.nodes import bytes_of, inputs_of, readers, source, sources
 from irongrad.passes.memory.packing import Packing, only_packed, packings
@@ -35,10 +37,12 @@ class Buffer:
     Attributes:
         node: the value's.
         bytes: its size, in whole cache lines.
+        is_made_again: whether each submission that reads it makes it for itself, as it does packed arguments.
     """
 
     node: Node
     bytes: int
+    is_made_again: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +62,19 @@ class Step:
     needs: frozenset[Step]
 
 
-def steps_of(graph: Graph, grouping: Kernels, results: Set[Node], *, packed: bool) -> list[Step]:
-    """All that runs, in order, operands of contractions `packed` or not. Arguments and `results` have no buffers."""
-    lowering = _Lowering(graph, grouping, results, packings(grouping) if packed else [])
+def steps_of(
+    graph: Graph, grouping: Kernels, results: Set[Node], demands: Mapping[Node, Demand], *, packed: bool
+) -> list[Step]:
+    """All that runs, in order. Arguments and `results` have no buffers.
+
+    Args:
+        graph: the graph.
+        grouping: its kernels.
+        results: the values that it returns.
+        demands: what its loops and branches take.
+        packed: whether operands of contractions are.
+    """
+    lowering = _Lowering(graph, grouping, results, demands, packings(grouping) if packed else [])
     for head in grouping.members:
         lowering.lower(head)
     return lowering.steps
@@ -69,10 +83,18 @@ def steps_of(graph: Graph, grouping: Kernels, results: Set[Node], *, packed: boo
 class _Lowering:
     """The steps so far, and the memory that they write."""
 
-    def __init__(self, graph: Graph, grouping: Kernels, results: Set[Node], found: Sequence[Packing]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        grouping: Kernels,
+        results: Set[Node],
+        demands: Mapping[Node, Demand],
+        found: Sequence[Packing],
+    ) -> None:
         self.steps: list[Step] = []
         self._grouping = grouping
         self._results = results
+        self._demands = demands
         self._only_packed = only_packed(found, grouping)
         self._packings: dict[Node, list[Packing]] = defaultdict(list)
         for packing in found:
@@ -127,6 +149,8 @@ class _Lowering:
     def _lower(self, head: Node) -> None:
         if is_join(head) or is_joined_anew(head):
             self._join(head)
+        elif head in self._demands:
+            self._run(head, self._demands[head])
         elif head.target is aten.constant_pad_nd.default:
             self._pad(head, _padding_of(head))
         else:
@@ -149,8 +173,9 @@ class _Lowering:
         value = source(packing.operand)
         if packing in self._packed or (value in self._only_packed and value not in self._results):
             return
-        buffer = self._packed[packing] = Buffer(packing.operand, aligned(packing.bytes))
-        self._add(None, self._memory_of([value]), [buffer])
+        memory = self._memory_of([value])
+        buffer = self._packed[packing] = Buffer(packing.operand, aligned(packing.bytes), value.op == "placeholder")
+        self._add(None, memory, [buffer])
 
     def _join(self, head: Node) -> None:
         """A concatenation, part by part."""
@@ -174,6 +199,24 @@ class _Lowering:
                 self._values[node] = buffer
             cleared = self._add(head, [], [buffer])
             self._add(head, self._memory_of(sources(head.all_input_nodes[0])), [buffer], [cleared])
+
+    def _run(self, head: Node, demand: Demand) -> None:
+        """A loop or a branch."""
+        items = {n.args[1]: n for n in self._grouping.members[head] if n is not head}
+        before = [Buffer(head, aligned(size)) for size in demand.begins]
+        after = [Buffer(head, aligned(demand.inside))]
+        for buffers, sizes in ((before, demand.stacks), (after, demand.made)):
+            for place, size in sizes.items():
+                item = items.get(place)
+                if item in self._results:
+                    continue
+                buffer = Buffer(head if item is None else item, aligned(size))
+                buffers.append(buffer)
+                if item is not None:
+                    self._values[item] = buffer
+        for buffer in before:
+            self._add(None, [], [buffer])
+        self._add(head, [*self._memory_of(self._grouping.reads(head)), *before], after)
 
     def _compute(self, head: Node) -> None:
         """A kernel."""
