@@ -45,8 +45,16 @@ def write_in_place(module: ir.Module) -> None:
 def _make_anew(loop: Any, place: int) -> None:
     """Have a loop begin with its own empty or uniform value: one that something else reads cannot be written."""
     value = loop.operands[place]
-    if getattr(value.owner, "name", "") in _MADE_ANEW:
-        loop.operands[place] = value.owner.clone(ir.InsertionPoint(loop)).results[0]
+    if _is_made_anew(value):
+        loop.operands[place] = _again(value, loop)
+
+
+def _is_made_anew(value: Any) -> bool:
+    return getattr(value.owner, "name", "") in _MADE_ANEW
+
+
+def _again(value: Any, before: Any) -> Any:
+    return value.owner.clone(ir.InsertionPoint(before)).results[0]
 
 
 def _is_its_own(loop: Any, place: int) -> bool:
@@ -81,6 +89,8 @@ def _copy_what_is_around(operation: Any) -> None:
 
 def _copied(value: Any, before: Any) -> Any:
     """A copy of `value`, made right before an operation: IREE 3.13.0 leaves no transfer of unknown affinity out."""
+    if _is_made_anew(value):
+        return _again(value, before)
     affinity = {"target_affinity": before.attributes["affinity"]}
     with before.location, ir.InsertionPoint(before):
         size = ir.Operation.create("stream.resource.size", [ir.IndexType.get()], [value]).result
@@ -89,7 +99,9 @@ def _copied(value: Any, before: Any) -> Any:
 
 def _overwritten(operation: Any) -> Iterator[int]:
     """The places of the operands that an operation overwrites."""
-    if operation.name == "stream.tensor.dispatch":
+    if operation.name == "stream.tensor.update":
+        yield 0
+    elif operation.name == "stream.tensor.dispatch":
         workload, *_ = ir.DenseI32ArrayAttr(operation.attributes["operandSegmentSizes"])
         tied = [ir.IntegerAttr(t).value for t in ir.ArrayAttr(operation.attributes["tied_operands"])]
         yield from (workload + place for place in tied if place >= 0)

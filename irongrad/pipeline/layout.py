@@ -18,6 +18,7 @@ from irongrad.pipeline.operations import constant_of, functions_of, inside
 
 _PACK = "stream.resource.pack"
 _ALLOCATION = "stream.resource.alloca"
+_PART = "stream.resource.subview"
 _TRANSIENT = "!stream.resource<transient>"
 _MOMENTS = "lifetime_intervals"  # the first and the last of each value, one after the other
 
@@ -66,7 +67,9 @@ def _is_shared(operation: Any) -> bool:
     if operation.name != _ALLOCATION or str(operation.results[0].type) != _TRANSIENT:
         return False
     size = operation.operands[0].owner
-    return size.name == _PACK and not any(s.start or s.end for s in _spans(size))
+    if getattr(size, "name", "") != _PACK or any(s.start or s.end for s in _spans(size)):
+        return False
+    return all(use.owner.name == _PART for use in operation.results[0].uses)
 
 
 def _allocate_each(allocation: Any) -> None:

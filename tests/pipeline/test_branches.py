@@ -1,4 +1,4 @@
-"""References that a branch of IREE's virtual machine hands on; see test_control_flow.py for what comes of two."""
+"""References that a branch of IREE's virtual machine hands on."""
 
 from __future__ import annotations
 

@@ -37,6 +37,17 @@ def written_around(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, .
     return scan(step, x, rows)
 
 
+def rows_written_around(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Each iteration changes a row of its own copy of a value from around the loop, and of zeros."""
+    table = x * 2
+
+    def step(state: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        zeros = torch.slice_scatter(torch.zeros(8, 8), state[:1], 0, 5, 6)
+        return torch.slice_scatter(table, (state[0] @ x)[None] * row, 0, 2, 3), zeros
+
+    return scan(step, x, rows)
+
+
 def begun_twice(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Two carries that begin with one value, of which each is changed in its own way."""
     start = x * 2
@@ -70,7 +81,7 @@ def read_after(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return last, start.sin()
 
 
-@pytest.mark.parametrize("function", [written_around, begun_twice, begun_around, read_after])
+@pytest.mark.parametrize("function", [written_around, rows_written_around, begun_twice, begun_around, read_after])
 def test_what_is_read_again_is_not_written(function):
     """Compiling verifies the results."""
     ig.compile_function(function, (X, ROWS))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -50,11 +51,11 @@ def demand_of(node: Node, inside: Callable[[Graph, Sequence[int]], int]) -> Dema
     count = len(node.meta["val"])
     carries = _carries_of(node)
     rows = range(len(carries), count) if node.target in (_OPERATORS.scan, _OPERATORS.map_impl) else range(0)
-    sizes = [v.numel() * v.element_size() for v in node.meta["val"]]
+    sizes = [v.numel() * v.element_size() if isinstance(v, torch.Tensor) else 0 for v in node.meta["val"]]
     made = {i: sizes[i] for i in range(count) if i not in rows and _is_computed(node, i)}
     most = max(inside(body, rows) for body in bodies_of(node))
     copies = {_OPERATORS.cond: 0, _OPERATORS.while_loop: 2}.get(node.target, 1)
-    begins = tuple(bytes_of(c) for c in carries if is_constant(source(c)))
+    begins = tuple(bytes_of(c) for c in carries if isinstance(c, Node) and is_constant(source(c)))
     return Demand({i: sizes[i] for i in rows}, begins, made, most + copies * sum(made.values()))
 
 
@@ -66,14 +67,14 @@ def iterations_of(node: Node) -> int:
     return int(sequence[0].meta["val"].shape[0])
 
 
-def _carries_of(node: Node) -> list[Node]:
+def _carries_of(node: Node) -> list[Any]:
     """What a loop begins with."""
-    if node.target is _OPERATORS.scan:
-        return list(node.args[1])
-    return list(node.args[2]) if node.target is _OPERATORS.while_loop else []
+    place = {_OPERATORS.scan: 1, _OPERATORS.while_loop: 2}.get(node.target)
+    return list(node.args[place]) if place is not None else []
 
 
 def _is_computed(node: Node, place: int) -> bool:
     """Whether a body computes a result, and does not hand on what it got."""
     bodies = bodies_of(node)[1:] if node.target is _OPERATORS.while_loop else bodies_of(node)
-    return any(source(body.output_node().args[0][place]).op != "placeholder" for body in bodies)
+    results = (body.output_node().args[0][place] for body in bodies)
+    return any(isinstance(r, Node) and source(r).op != "placeholder" for r in results)
