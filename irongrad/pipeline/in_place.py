@@ -23,6 +23,9 @@ _TRANSFER = "stream.async.transfer"
 # Values that may be made as often as they are needed.
 _MADE_ANEW = frozenset({"stream.tensor.empty", "stream.tensor.splat"})
 
+# Operations whose results are memory that nothing else is.
+_COMPUTED, _GIVEN = "stream.tensor.", "stream.tensor.import"
+
 _BOUNDS = 3  # operands of a loop before those that it begins with
 
 
@@ -58,12 +61,15 @@ def _again(value: Any, before: Any) -> Any:
 
 
 def _is_its_own(loop: Any, place: int) -> bool:
-    """Whether a loop begins with a value under that name alone, and one that is made each time before the loop runs.
+    """Whether a loop begins with a value that nothing else is, and that is computed each time before the loop runs.
 
-    IREE 3.13.0 lets a loop write to both of two arguments that begin with one value; and a loop in a loop to a value
+    For IREE 3.13.0 an argument of the function, a part of the state and what a branch hands on are not the values that
+    they may be; it lets a loop write to both of two arguments that begin with one value, and a loop in a loop to a value
     from around both, which the next iteration of the outer one would find changed.
     """
     value = loop.operands[place]
+    if not getattr(value.owner, "name", "").startswith(_COMPUTED) or value.owner.name == _GIVEN:
+        return False
     return list(loop.operands).count(value) == 1 and _block_of(value) == loop.block
 
 
