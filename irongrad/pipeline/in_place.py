@@ -63,9 +63,9 @@ def _again(value: Any, before: Any) -> Any:
 def _is_its_own(loop: Any, place: int) -> bool:
     """Whether a loop begins with a value that nothing else is, and that is computed each time before the loop runs.
 
-    For IREE 3.13.0 an argument of the function, a part of the state and what a branch hands on are not the values that
-    they may be; it lets a loop write to both of two arguments that begin with one value, and a loop in a loop to a value
-    from around both, which the next iteration of the outer one would find changed.
+    IREE 3.13.0 lets a loop write to both of two arguments that begin with one value, and a loop in a loop to a value
+    from around both, which the next iteration of the outer one would find changed. What a function is given, a part of
+    the state, and what a branch hands on may be memory that has another name besides.
     """
     value = loop.operands[place]
     if not getattr(value.owner, "name", "").startswith(_COMPUTED) or value.owner.name == _GIVEN:

@@ -172,7 +172,10 @@ def _kept(
     """Of results, from the submission on that first writes to them."""
     written = {kernel: moment for moment in reversed(range(len(computed))) for kernel in computed[moment]}
     for node in results:
-        moments = _around(submissions, written[grouping.leader[node]])
+        head = grouping.leader[node]
+        # The kernels of a concatenation's parts may be all that writes it.
+        by = [head] if head in written else grouping.operations.producers(head)
+        moments = _around(submissions, min((written[kernel] for kernel in by if kernel in written), default=0))
         yield Lifetime(node, bytes_of(node), moments.start, submissions[-1].stop - 1, is_apart=True)
 
 

@@ -89,5 +89,21 @@ def test_what_a_loop_reads_by_rows_has_no_memory_of_its_own(step_of):
     assert not any(item.node is turned for item in usage(graph).lifetimes)
 
 
+@pytest.mark.parametrize(
+    ("function", "bytes_"),
+    [
+        (lambda x, rows, weight: torch.cat([x @ weight, x @ weight.T]), 2 * 64 * 32 * 4),
+        (lambda x, rows, weight: scan(lambda s, r: (s + r, s * r), x * 2, rows)[1], 24 * 64 * 32 * 4),
+        (lambda x, rows, weight: torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a * 2, (x,)), 64 * 32 * 4),
+    ],
+    ids=["parts", "stack", "branch"],
+)
+def test_results_are_counted_with_what_writes_them(step_of, function, bytes_):
+    """Also where the kernels of its parts are all that writes a concatenation."""
+    found = usage(step_of(function, X, ROWS, WEIGHT).functions["call"].graph.graph)
+    assert [item.bytes for item in found.results] == [bytes_]
+    assert found.slab < found.total <= found.slab + bytes_
+
+
 def recurrence_of_flipped(x, rows):
     return scan(lambda s, r: (s + r, s * r), x * 2, rows.exp().flip(0))[0]
