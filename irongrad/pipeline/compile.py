@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import iree.compiler.tools.binaries as iree_binaries
@@ -61,8 +62,8 @@ _LOWER = (
     "iree-stream-cleanup-pipeline,symbol-dce,iree-stream-dump-statistics{output-format=csv output-file=-}"
 )
 
-# Among the names of dialects in MLIR bytecode: that of structured control flow.
-_CONTROL_FLOW = b"\0scf\0"
+# Operators of loops, as MLIR bytecode names them.
+_LOOPS = (b"\0for\0", b"\0while\0")
 
 # Operations of a kernel, on average, from which on threads are used: about 10 µs of one core. To hand a kernel to the
 # threads of IREE 3.13.0's local-task takes 2 to 5 µs, more on a busy machine (docs/benchmarks.md).
@@ -261,23 +262,24 @@ def _compile_to_flow(target: Target, flags: Sequence[str], source: Path) -> byte
 def _compile_to_stream(target: Target, flags: Sequence[str], source: Path, output: Path) -> bytes:
     """The phase that allocates; write the statistics."""
     flow, resources, scheduled, stream = (_phase(source, n) for n in ("flow", "resources", "scheduled", "stream"))
-    if _CONTROL_FLOW in flow.read_bytes():
+    before = flow.read_bytes()
+    if any(name in before for name in _LOOPS):
         _transform(_RESOURCES, flags, flow, resources)
         _edit(resources, write_in_place)
         _transform(_SCHEDULE, flags, resources, scheduled)
-        _edit(scheduled, allocate_apart)
     else:
         _transform(f"{_RESOURCES},{_SCHEDULE}", flags, flow, scheduled)
-    _edit(scheduled, lambda module: lay_out(module, target.alignment))
+    _edit(scheduled, allocate_apart, partial(lay_out, alignment=target.alignment))
     statistics = _transform(_LOWER, flags, scheduled, stream)
     output.with_name(STATISTICS).write_text(statistics)
     return stream.read_bytes()
 
 
-def _edit(file: Path, edit: Callable[[ir.Module], None]) -> None:
+def _edit(file: Path, *edits: Callable[[ir.Module], None]) -> None:
     """Change the module in `file`."""
     with parsed(file.read_bytes()) as module:
-        edit(module)
+        for edit in edits:
+            edit(module)
         file.write_bytes(bytecode_of(module))
 
 
