@@ -23,7 +23,7 @@ X, ROWS = torch.linspace(-1, 1, 64).reshape(8, 8), torch.linspace(0, 2, 40).resh
 
 
 def recurrence(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return scan(lambda state, row: ((state * row).sin(), state + row), x, rows)
+    return scan(lambda state, row: ((state * row).sin(), state + row), x * 2, rows)
 
 
 def written_around(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
