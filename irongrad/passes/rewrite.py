@@ -133,3 +133,9 @@ def sort_topologically(graph: Graph) -> None:
         placed.add(node)
         last = node
         ready += reversed(waiting.pop(node, ()))
+
+
+def graph_of(region: Node) -> Graph:
+    """The graph that the node `region` names: a branch, or the body of a loop."""
+    graph: Graph = getattr(region.graph.owning_module, str(region.target)).graph
+    return graph

@@ -52,9 +52,10 @@ _TILES_OF_UNKNOWN_SIZES = (
 # Between its passes, where it takes a fifth of the time: what a phase is given is verified in any case.
 UNVERIFIED, _UNVERIFIED_PASSES = "--verify=false", "--verify-each=false"
 
-# IREE 3.13.0's phase `stream`, in two: a module's values have lifetimes where the first ends, and places in memory
-# where the second does. Without a placement of ours in between the result is that of
-# `iree-compile --compile-to=stream`, to the byte; tests/pipeline/test_layout.py tells when it no longer is.
+# IREE 3.13.0's phase `stream`, in three: a module's values are memory where the first ends, have lifetimes where the
+# second does, and places where the third does. Without changes of ours in between the result is that of
+# `iree-compile --compile-to=stream`, to the byte; tests/pipeline/test_layout.py and test_in_place.py tell when it no
+# longer is.
 _RESOURCES = "iree-stream-tensor-transformation-pipeline"
 _SCHEDULE = "iree-stream-async-transformation-pipeline,iree-stream-schedule-allocation"
 _LOWER = (

@@ -16,6 +16,7 @@ from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
 from torch_mlir.ir import Block, InsertionPoint, IntegerAttr, IntegerType, Location, Operation, Type, Value
 
+from irongrad.passes.rewrite import graph_of
 from irongrad.pipeline.literals import SharedLiterals
 from irongrad.pipeline.regions import has_while_loop
 from irongrad.pipeline.slices import constant, convert, empty, read_row, sizes_of, write_row
@@ -75,7 +76,7 @@ class ControlFlowImporter(SharedLiterals):
         Raises:
             UnsupportedOpError: a branch has a while_loop, which may never end where the branch is not taken.
         """
-        if any(has_while_loop(_graph_of(b).owning_module) for b in branches):
+        if any(has_while_loop(graph_of(b).owning_module) for b in branches):
             raise UnsupportedOpError(
                 f"{line_of(node)}: a while_loop in a branch of torch.cond cannot be compiled in a loop, where both "
                 "branches run. Put the choice into the condition of the while_loop"
@@ -159,7 +160,7 @@ class ControlFlowImporter(SharedLiterals):
 
     def _inline(self, region: Node, inputs: Sequence[Value], *, in_loop: bool = False) -> list[Value]:
         """Import the graph that the node `region` names here, on `inputs`, and return its results."""
-        graph = _graph_of(region)
+        graph = graph_of(region)
         inner = type(self)(self.fx_importer, self._c, self._cc, InsertionPoint.current.block)
         inner._in_loop = in_loop or self._in_loop
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -190,15 +191,9 @@ class ControlFlowImporter(SharedLiterals):
         return Operation.create("torch.constant.int", [self._cc.torch_int_type], [], attributes).result
 
 
-def _graph_of(region: Node) -> Graph:
-    """The graph that the node `region` names."""
-    graph: Graph = getattr(region.graph.owning_module, str(region.target)).graph
-    return graph
-
-
 def _constant_results(region: Node, operands: Sequence[Any]) -> list[bool]:
     """Which results of the graph that `region` names, given `operands`, depend on nothing but constants."""
-    graph, known = _graph_of(region), _constants(region.graph, [])
+    graph, known = graph_of(region), _constants(region.graph, [])
     pairs = zip(graph.find_nodes(op="placeholder"), operands, strict=True)
     constants = _constants(graph, [placeholder for placeholder, operand in pairs if operand in known])
     results = graph.output_node().args[0]

@@ -51,6 +51,11 @@ def inside(operation: Any) -> Iterator[Any]:
     """All operations inside `operation`, in program order."""
     for region in operation.regions:
         for block in region:
-            for inner in block:
-                yield inner.operation
-                yield from inside(inner.operation)
+            yield from inside_block(block)
+
+
+def inside_block(block: Any) -> Iterator[Any]:
+    """All operations inside `block`, in program order."""
+    for inner in block:
+        yield inner.operation
+        yield from inside(inner.operation)

@@ -7,7 +7,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.pipeline.operations import constant_of, functions_of, inside, name_of
+from irongrad.pipeline.operations import constant_of, functions_of, inside_block, name_of
 
 _TRANSIENT = "!stream.resource<transient>"
 
@@ -51,7 +51,7 @@ def _most(function: Any, functions: Mapping[str, Any]) -> int:
 def _through(block: Any, now: int, functions: Mapping[str, Any]) -> tuple[int, int]:
     """The most bytes in `block`, and what is left after it, where there are `now` before it."""
     most = now
-    for operation in _operations(block):
+    for operation in inside_block(block):
         if operation.name == "stream.resource.alloca" and str(operation.results[0].type) == _TRANSIENT:
             now += constant_of(operation.operands[0]) or 0
             most = max(most, now)
@@ -61,12 +61,6 @@ def _through(block: Any, now: int, functions: Mapping[str, Any]) -> tuple[int, i
             called = functions[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value]
             most = max(most, now + _most(called, functions))
     return most, now
-
-
-def _operations(block: Any) -> Iterator[Any]:
-    for operation in block:
-        yield operation.operation
-        yield from inside(operation.operation)
 
 
 def _sizes(resource: Any) -> set[int]:

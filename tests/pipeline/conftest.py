@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from iree.compiler.tools.binaries import find_tool
 
 import irongrad as ig
 from irongrad.pipeline import driver
+from irongrad.pipeline.compile import _phase
+from irongrad.pipeline.operations import parsed
 from irongrad.pipeline.package import Artifact
 from irongrad.tolerance import FACTOR, FLOOR_ULPS
 
@@ -46,5 +50,21 @@ def agree() -> Agree:
             floor = FLOOR_ULPS * torch.finfo(torch.float32).eps * float(truth.abs().max())
             error = float((torch.from_numpy(np.asarray(found[name], np.float64)) - truth).abs().max())
             assert error <= FACTOR * spread + floor, f"{name}: error {error}, eager float32 {spread}, floor {floor}"
+
+    return check
+
+
+@pytest.fixture
+def is_the_whole_phase() -> Callable[[bytes, Path, Sequence[str]], None]:
+    """`is_the_whole_phase(stream, source, flags)`: a module is what iree-compile makes of `source` in one run."""
+
+    def check(stream: bytes, source: Path, flags: Sequence[str]) -> None:
+        whole = source.with_name("whole.mlirbc")
+        arguments = ["--compile-from=flow", "--compile-to=stream", "--emit-mlir-bytecode", str(_phase(source, "flow"))]
+        subprocess.run([find_tool("iree-compile"), *flags, *arguments, "-o", str(whole)], check=True)
+        with parsed(stream) as module:
+            found = str(module)
+        with parsed(whole.read_bytes()) as module:
+            assert found == str(module)
 
     return check

@@ -201,6 +201,10 @@ def rows_of_a_scan(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 ROWS = (torch.linspace(-1, 1, 3 * 33).reshape(-1, 3), torch.eye(3))
 
 
+def test_a_scan_of_many_rows():
+    ig.compile_function(rows_of_a_scan, ROWS, gradients=True)
+
+
 def scans_in_a_scan(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     def block(state: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return scan(lambda s, r: cell(s, r, weight), state, rows)

@@ -13,7 +13,7 @@ from torch._higher_order_ops.scan import scan
 
 import irongrad as ig
 from irongrad.pipeline import compile as compilation
-from irongrad.pipeline.compile import COMMON_FLAGS, _compile_to_flow, _compile_to_stream, _phase
+from irongrad.pipeline.compile import COMMON_FLAGS, _compile_to_flow, _compile_to_stream
 from irongrad.pipeline.functions import flat_function, trace_function
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.operations import functions_of, inside, parsed
@@ -110,18 +110,12 @@ def test_nothing_is_copied_and_iree_still_would(tmp_path, monkeypatch):
     assert copies(streams(recurrence, tmp_path)[0]) > 0
 
 
-def test_without_what_we_change_the_parts_are_the_whole_phase(tmp_path, monkeypatch):
+def test_without_what_we_change_the_parts_are_the_whole_phase(tmp_path, monkeypatch, is_the_whole_phase):
     for name in ("write_in_place", "allocate_apart"):
         monkeypatch.setattr(compilation, name, lambda module: None)
     monkeypatch.setattr(compilation, "lay_out", lambda module, alignment: None)
     parts, source, flags = streams(recurrence, tmp_path)
-    whole = tmp_path / "whole.mlirbc"
-    arguments = ["--compile-from=flow", "--compile-to=stream", "--emit-mlir-bytecode", str(_phase(source, "flow"))]
-    subprocess.run([find_tool("iree-compile"), *flags, *arguments, "-o", str(whole)], check=True)
-    with parsed(parts) as module:
-        found = str(module)
-    with parsed(whole.read_bytes()) as module:
-        assert found == str(module)
+    is_the_whole_phase(parts, source, flags)
 
 
 HEAD = """

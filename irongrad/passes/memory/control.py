@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from irongrad.passes.memory.nodes import bodies_of, bytes_of, is_constant, source
+from irongrad.passes.memory.nodes import SEQUENCES, bodies_of, bytes_of, is_constant, source
 
 _OPERATORS = torch.ops.higher_order
 
@@ -50,7 +50,7 @@ def demand_of(node: Node, inside: Callable[[Graph, Sequence[int]], int]) -> Dema
     """
     count = len(node.meta["val"])
     carries = _carries_of(node)
-    rows = range(len(carries), count) if node.target in (_OPERATORS.scan, _OPERATORS.map_impl) else range(0)
+    rows = range(len(carries), count) if node.target in SEQUENCES else range(0)
     sizes = [v.numel() * v.element_size() if isinstance(v, torch.Tensor) else 0 for v in node.meta["val"]]
     made = {i: sizes[i] for i in range(count) if i not in rows and _is_computed(node, i)}
     most = max(inside(body, rows) for body in bodies_of(node))
@@ -61,10 +61,10 @@ def demand_of(node: Node, inside: Callable[[Graph, Sequence[int]], int]) -> Dema
 
 def iterations_of(node: Node) -> int:
     """How often the body of a loop runs, where that is known; else 1."""
-    if node.target not in (_OPERATORS.scan, _OPERATORS.map_impl):
+    if node.target not in SEQUENCES:
         return 1
-    sequence = node.args[2] if node.target is _OPERATORS.scan else node.args[1]
-    return int(sequence[0].meta["val"].shape[0])
+    first, *_ = node.args[SEQUENCES[node.target]]
+    return int(first.meta["val"].shape[0])
 
 
 def _carries_of(node: Node) -> list[Any]:

@@ -86,7 +86,7 @@ class Usage:
     @property
     def total(self) -> int:
         """The most that is allocated at once, with the results."""
-        return self.most([item.node for item in self.results])
+        return self.most({item.node for item in self.results})
 
     def most(self, kept: Collection[Node]) -> int:
         """The most that is allocated at once, with those results that are `kept`."""
@@ -181,4 +181,4 @@ def _kept(
 
 def _around(submissions: Sequence[range], moment: int) -> range:
     """The moments of the submission that `moment` is one of."""
-    return submissions[bisect([s.start for s in submissions], moment) - 1]
+    return submissions[bisect(submissions, moment, key=lambda moments: moments.start) - 1]

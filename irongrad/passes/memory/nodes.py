@@ -34,6 +34,7 @@ from irongrad.passes.memory.written import (
     is_written_out,
     joined,
 )
+from irongrad.passes.rewrite import graph_of
 
 aten = torch.ops.aten
 
@@ -76,7 +77,7 @@ _GATHERS: frozenset[Any] = frozenset({aten.index_select.default})
 _BY_ROWS: frozenset[Any] = frozenset({aten.embedding.default, aten.flip.default, aten.index_select.default})
 
 # By loop, which of its arguments are the sequences that it reads a row at a time.
-_SEQUENCES: dict[Any, int] = {torch.ops.higher_order.scan: 2, torch.ops.higher_order.map_impl: 1}
+SEQUENCES: dict[Any, int] = {torch.ops.higher_order.scan: 2, torch.ops.higher_order.map_impl: 1}
 
 # Operators that change the dtype alone.
 CASTS: frozenset[Any] = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
@@ -95,8 +96,7 @@ def is_control(node: Node) -> bool:
 
 def bodies_of(node: Node) -> list[Graph]:
     """The graphs that a loop or a branch runs; of a `while_loop` the condition first."""
-    module = node.graph.owning_module
-    return [getattr(module, str(n.target)).graph for n in node.args if isinstance(n, Node) and n.op == "get_attr"]
+    return [graph_of(n) for n in node.args if isinstance(n, Node) and n.op == "get_attr"]
 
 
 def is_item(node: Node) -> bool:
@@ -130,7 +130,7 @@ def is_cloned(node: Node) -> bool:
 
 def is_read_by_rows(node: Node) -> bool:
     """Whether `node` is computed in the loops that read it, and nothing else does: a row at a time."""
-    if not any(node.graph.find_nodes(op="call_function", target=loop, sort=False) for loop in _SEQUENCES):
+    if not any(node.graph.find_nodes(op="call_function", target=loop, sort=False) for loop in SEQUENCES):
         return False
     seen, stack = {node}, [node]
     while stack:
@@ -138,8 +138,8 @@ def is_read_by_rows(node: Node) -> bool:
         users = [u for u in value.users if is_view(u) or not is_constant(u)]
         if not users or value.op != "call_function" or not (is_view(value) or _is_made_by_rows(value)):
             return False
-        others = [u for u in users if u.target not in _SEQUENCES]
-        if not all(_reads_whole_rows(loop, value) for loop in users if loop.target in _SEQUENCES):
+        others = [u for u in users if u.target not in SEQUENCES]
+        if not all(_reads_whole_rows(loop, value) for loop in users if loop.target in SEQUENCES):
             return False
         stack += [u for u in others if u not in seen]
         seen.update(others)
@@ -152,7 +152,7 @@ def _is_made_by_rows(node: Node) -> bool:
 
 def _reads_whole_rows(loop: Node, node: Node) -> bool:
     """Whether a loop reads `node` as one of its sequences, and no slices of its rows."""
-    place = _SEQUENCES[loop.target]
+    place = SEQUENCES[loop.target]
     if any(node in _leaves(given) for i, given in enumerate(loop.args) if i != place):
         return False
     (body,) = bodies_of(loop)

@@ -13,7 +13,7 @@ from irongrad.passes.memory.steps import Step
 from irongrad.passes.memory.written import is_in_place
 
 
-def is_apart(step: Step) -> bool:
+def _is_apart(step: Step) -> bool:
     """Whether a step is a loop or a branch, which is no part of a submission."""
     return step.kernel is not None and is_control(step.kernel)
 
@@ -39,7 +39,7 @@ def submissions_of(steps: Sequence[Step]) -> list[list[Step]]:
     needed_in: dict[Step, int] = {}
     last = 0
     for step in reversed(steps):
-        if is_apart(step):
+        if _is_apart(step):
             at = len(parts)
             parts += [[], []]
             if _allocates(step):
