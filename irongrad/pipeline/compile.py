@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +13,13 @@ import iree.compiler.tools.binaries as iree_binaries
 from iree.compiler import ir
 
 from irongrad.pipeline.branches import separate_branch_operands
+from irongrad.pipeline.devices import cpu_of
 from irongrad.pipeline.diagnostics import toolchain_error
 from irongrad.pipeline.executables import join_executables, linking_flags
 from irongrad.pipeline.in_place import write_in_place
 from irongrad.pipeline.layout import allocate_apart, lay_out
-from irongrad.pipeline.operations import bytecode_of, functions_of, inside, name_of, parsed, text_of
+from irongrad.pipeline.microkernels import with_microkernels
+from irongrad.pipeline.operations import bytecode_of, functions_of, inside, parsed
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.retarget import retarget
 from irongrad.pipeline.shared_kernels import share_kernels
@@ -87,8 +88,6 @@ _INPUT = "--iree-input-type=tm_tensor"
 # threads bring nothing, and to set up its passes for each of them is a fifth of the CPU time of these phases.
 _WITHOUT_THREADS = "--mlir-disable-threading"
 
-_DEVICE = "__device_0"  # the global in which IREE keeps it
-
 
 @dataclass(frozen=True)
 class CompiledModule:
@@ -150,7 +149,7 @@ def compile_module(module: PortableModule, target: Target, scratch: Path, check:
                 reading = beside.submit(_kernels_of, flow)
                 stream = _compile_to_stream(target, (*allowed, *threads), source, output)
             with parsed(stream) as module:
-                transients, (architecture, features) = transients_of(module), _cpu_of(module)
+                transients, (architecture, features) = transients_of(module), cpu_of(module)
                 check(transients)
                 if target.joined_executables:
                     join_executables(module)
@@ -253,10 +252,10 @@ def _compile_to_flow(target: Target, flags: Sequence[str], source: Path) -> byte
     """The phase that lists the kernels."""
     flow = _phase(source, "flow")
     _compile((*flags, _INPUT, "--compile-to=flow", "--emit-mlir-bytecode"), source, flow)
-    module = flow.read_bytes()
+    module = with_microkernels(flow.read_bytes())
     if target.shared_kernels:
         module = share_kernels(module)
-        flow.write_bytes(module)
+    flow.write_bytes(module)
     return module
 
 
@@ -332,14 +331,3 @@ def _iree_compile(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 def _run(tool: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run([iree_binaries.find_tool(tool), *arguments], capture_output=True, text=True, check=False)
-
-
-def _cpu_of(stream: ir.Module) -> tuple[str, tuple[str, ...]]:
-    """The architecture and CPU features of a module's device: `host` in a flag says nothing to another machine."""
-    kept = [op for op in stream.body.operations if op.operation.name == "util.global"]
-    device = next((text_of(op.operation) for op in kept if name_of(op.operation) == _DEVICE), "")
-    triple = re.search(r'target_triple = "([^-"]+)-', device)
-    features = re.search(r'cpu_features = "([^"]*)"', device)
-    names = features.group(1).split(",") if features else []
-    architecture = triple.group(1).replace("arm64", "aarch64") if triple else ""  # as Apple's triples have it
-    return architecture, tuple(dict.fromkeys(n[1:] for n in names if n.startswith("+")))

@@ -18,13 +18,15 @@ from typing import Any
 
 from iree.compiler import ir
 
+from irongrad.pipeline.microkernels import has_microkernels
 from irongrad.pipeline.operations import inside, name_of, text_of
 
 # Executables are compiled side by side, one to a thread.
 EXECUTABLES = 8
 
-# Products of other numbers than float32 stay alone: IREE declares its microkernel for products once an executable, with
-# the types of the first one, and refuses the next ("failed to lower micro kernel operation to function call").
+# With microkernels, products of other numbers than float32 stay alone: IREE declares its microkernel for products once
+# an executable, with the types of the first one, and refuses the next ("failed to lower micro kernel operation to
+# function call").
 _PRODUCT = re.compile(r"matmul|mmt4d|contract|encoding")
 _OTHER_THAN_FLOAT32 = re.compile(r"x(?:bf16|f16|f64|i8|i16|i32|i64)\b")
 
@@ -101,14 +103,16 @@ def _executables(module: ir.Module) -> list[Any]:
 
 
 def _single_kernels(module: ir.Module) -> list[_Executable]:
-    """The executables that are one kernel each, of which no two have one name, and none of another product."""
+    """The executables that are one kernel each and may be joined, of which no two have one name."""
+    microkernels = has_microkernels(module)
     found: dict[str, _Executable] = {}
     for executable in _executables(module):
         parts = _contents(executable)
         code = [part for part in parts if part.name == "builtin.module"]
         functions = [function for part in code for function in _contents(part)]
         kinds = [part.name for part in parts[:2]]
-        if kinds == [_EXPORT, "builtin.module"] and len(functions) == 1 and not _is_other_product(functions[0]):
+        one = kinds == [_EXPORT, "builtin.module"] and len(functions) == 1
+        if one and not (microkernels and _is_other_product(functions[0])):
             found.setdefault(name_of(functions[0]), _Executable(executable, parts[0], code[0], functions[0]))
     return list(found.values())
 

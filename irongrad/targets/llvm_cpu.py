@@ -20,6 +20,9 @@ LARGEST_STACK = f"{_STACK}{256 * 1024}"
 # holding 32 KiB in one vector (what tests/pipeline/test_toolchain.py compiles). LLVM splits it, and the code is fast.
 LARGE_VECTORS = "--iree-llvmcpu-fail-on-large-vector=false"
 
+# In IREE 3.13.0 they cost compile time and are slow on many CPUs; `with_microkernels` puts back those that are not.
+_WITHOUT_MICROKERNELS = "--iree-llvmcpu-enable-ukernels=none"
+
 # The triple, and what each of its machines has, by architecture: the Armv8.0 baseline, and RISC-V's RVA20 profile.
 _ARCHITECTURES = {
     "x86_64": ("x86_64-unknown-linux-gnu", "x86-64", ""),
@@ -41,6 +44,7 @@ def _make(name: str, options: dict[str, str]) -> Target:
         "--iree-opt-data-tiling",
         STACK,
         LARGE_VECTORS,
+        _WITHOUT_MICROKERNELS,
         # A tenth of the compile time and a fifth of the file; profiles name the dispatches without them too.
         "--iree-llvmcpu-debug-symbols=false",
     ]
@@ -84,6 +88,12 @@ KIND = Kind(
             "a product of matrices with two elementwise results is refused for one large vector",
             LARGE_VECTORS,
             "tests/pipeline/test_toolchain.py",
+        ),
+        Quirk(
+            "IREE 3.13.0",
+            "all microkernels are compiled where one may be called, and CPUs without one for a product get a slow one",
+            f"{_WITHOUT_MICROKERNELS}, but for products that are faster with them",
+            "tests/pipeline/test_microkernels.py",
         ),
         Quirk(
             "IREE 3.13.0",
