@@ -54,7 +54,7 @@ def _lstm(x: Tensor, state: Tensors, weights: Tensors) -> tuple[Tensors, Tensors
     h = o * c.tanh()
     for projection in weights[1:]:
         h = h @ projection.t()
-    return (h, c), (c, torch.cat([i, f, g, o], -1))
+    return (h, c), (c, i, f, g, o)
 
 
 def _lstm_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) -> tuple[Tensor, Tensors, Tensors]:
@@ -62,8 +62,7 @@ def _lstm_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) -
 
     What reaches c' is its own gradient and that through h', which with a projection goes back through that first.
     """
-    (dh, dc), (_, c, gates) = grads, saved
-    i, f, g, o = gates.chunk(4, -1)
+    (dh, dc), (_, c, i, f, g, o) = grads, saved
     t = c.tanh()
     dm = dh
     for projection in weights[1:]:
@@ -76,8 +75,8 @@ def _lstm_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) -
 
 def _lstm_weights(old: Tensor, saved: Tensors, dx: Tensor, others: Tensors) -> Tensors:
     """Of the state's weight, and of a projection, whose input was o tanh(c')."""
-    _, c, gates = saved
-    return [_product(dx, old), *(_product(dh, gates.chunk(4, -1)[3] * c.tanh()) for dh in others)]
+    _, c, *_, o = saved
+    return [_product(dx, old), *(_product(dh, o * c.tanh()) for dh in others)]
 
 
 def _gru(x: Tensor, state: Tensors, weights: Tensors) -> tuple[Tensors, Tensors]:
@@ -88,7 +87,7 @@ def _gru(x: Tensor, state: Tensors, weights: Tensors) -> tuple[Tensors, Tensors]
     (xr, xz, xn), (hr, hz, hn) = x.chunk(3, -1), hidden.chunk(3, -1)
     r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
     n = (xn + r * hn).tanh()
-    return ((1 - z) * n + z * h,), (torch.cat([r, z, n, hn], -1),)
+    return ((1 - z) * n + z * h,), (r, z, n, hn)
 
 
 def _gru_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) -> tuple[Tensor, Tensors, Tensors]:
@@ -97,7 +96,7 @@ def _gru_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) ->
     The input's and the state's part of a gate have one gradient, but for n, where the state's is multiplied by r.
     """
     (dh,), (h,) = grads, old
-    r, z, n, hn = saved[1].chunk(4, -1)
+    _, r, z, n, hn = saved
     dn = dh * (1 - z) * (1 - n * n)
     dr = dn * hn * r * (1 - r)
     dz = dh * (h - n) * z * (1 - z)

@@ -19,6 +19,7 @@ from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.importer import ImportedStep
 from irongrad.pipeline.interface import Interface, chain_of
 from irongrad.pipeline.operations import bytecode_of, inside
+from irongrad.pipeline.sequences import look_up_before_loops
 from irongrad.pipeline.shared_cores import Cores, parts_of
 from irongrad.pipeline.storage import Storage, symbol, tensor_type
 from irongrad.runtime.errors import InternalError
@@ -60,6 +61,7 @@ def assemble(step: ImportedStep, interface: Interface) -> AssembledModule:
         except ir.MLIRError as error:
             raise InternalError(f"the assembled module does not parse: {error}") from error
         _drop_checks(functions)
+        look_up_before_loops(functions)
         _replace_declarations(module, functions)
         if not module.operation.verify():
             raise InternalError("the assembled module does not verify")

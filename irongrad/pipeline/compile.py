@@ -18,6 +18,7 @@ from irongrad.pipeline.diagnostics import toolchain_error
 from irongrad.pipeline.executables import join_executables, linking_flags
 from irongrad.pipeline.in_place import write_in_place
 from irongrad.pipeline.layout import allocate_apart, lay_out
+from irongrad.pipeline.loop_invariants import pack_before_loops
 from irongrad.pipeline.microkernels import with_microkernels
 from irongrad.pipeline.operations import bytecode_of, functions_of, inside, parsed
 from irongrad.pipeline.portable import PortableModule
@@ -256,14 +257,15 @@ def _compile_to_flow(target: Target, flags: Sequence[str], source: Path) -> byte
     if target.shared_kernels:
         module = share_kernels(module)
     flow.write_bytes(module)
-    return module
+    if _has_loops(module):
+        _edit(flow, pack_before_loops)
+    return flow.read_bytes()
 
 
 def _compile_to_stream(target: Target, flags: Sequence[str], source: Path, output: Path) -> bytes:
     """The phase that allocates; write the statistics."""
     flow, resources, scheduled, stream = (_phase(source, n) for n in ("flow", "resources", "scheduled", "stream"))
-    before = flow.read_bytes()
-    if any(name in before for name in _LOOPS):
+    if _has_loops(flow.read_bytes()):
         _transform(_RESOURCES, flags, flow, resources)
         _edit(resources, write_in_place)
         _transform(_SCHEDULE, flags, resources, scheduled)
@@ -273,6 +275,10 @@ def _compile_to_stream(target: Target, flags: Sequence[str], source: Path, outpu
     statistics = _transform(_LOWER, flags, scheduled, stream)
     output.with_name(STATISTICS).write_text(statistics)
     return stream.read_bytes()
+
+
+def _has_loops(module: bytes) -> bool:
+    return any(name in module for name in _LOOPS)
 
 
 def _edit(file: Path, *edits: Callable[[ir.Module], None]) -> None:

@@ -14,10 +14,9 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.pipeline.operations import functions_of, inside
+from irongrad.pipeline.operations import LOOPS, around, block_of, functions_of, inside
 
 _LOOP = "scf.for"
-_LOOPS = frozenset({_LOOP, "scf.while"})
 _TRANSFER = "stream.async.transfer"
 
 # Values that may be made as often as they are needed.
@@ -42,7 +41,7 @@ def write_in_place(module: ir.Module) -> None:
                 if _is_its_own(loop, place):
                     _drop_transfers(loop.regions[0].blocks[0].arguments[place - _BOUNDS + 1])
         for operation in list(inside(function)):
-            _copy_what_is_around(operation)
+            _copy_what_isaround(operation)
 
 
 def _make_anew(loop: Any, place: int) -> None:
@@ -70,7 +69,7 @@ def _is_its_own(loop: Any, place: int) -> bool:
     value = loop.operands[place]
     if not getattr(value.owner, "name", "").startswith(_COMPUTED) or value.owner.name == _GIVEN:
         return False
-    return list(loop.operands).count(value) == 1 and _block_of(value) == loop.block
+    return list(loop.operands).count(value) == 1 and block_of(value) == loop.block
 
 
 def _drop_transfers(argument: Any) -> None:
@@ -81,15 +80,15 @@ def _drop_transfers(argument: Any) -> None:
             transfer.erase()
 
 
-def _copy_what_is_around(operation: Any) -> None:
+def _copy_what_isaround(operation: Any) -> None:
     """Have an operation in a loop that overwrites a value from around the loop overwrite a copy.
 
     IREE 3.13.0 takes the operation for the last that reads the value, and overwrites it in each iteration.
     """
-    loop = next((around for around in _around(operation.block) if around.name in _LOOPS), None)
+    loop = next((op for op in around(operation.block) if op.name in LOOPS), None)
     for place in _overwritten(operation) if loop is not None else ():
         value = operation.operands[place]
-        if loop not in _around(_block_of(value)):
+        if loop not in around(block_of(value)):
             operation.operands[place] = _copied(value, operation)
 
 
@@ -111,15 +110,3 @@ def _overwritten(operation: Any) -> Iterator[int]:
         workload, *_ = ir.DenseI32ArrayAttr(operation.attributes["operandSegmentSizes"])
         tied = [ir.IntegerAttr(t).value for t in ir.ArrayAttr(operation.attributes["tied_operands"])]
         yield from (workload + place for place in tied if place >= 0)
-
-
-def _around(block: Any) -> Iterator[Any]:
-    """The operations that a block is in, from the innermost."""
-    owner = block.owner
-    while owner is not None:
-        yield owner.operation
-        owner = owner.operation.parent
-
-
-def _block_of(value: Any) -> Any:
-    return value.owner if isinstance(value.owner, ir.Block) else value.owner.operation.block

@@ -9,6 +9,8 @@ from typing import Any
 
 from iree.compiler import ir
 
+LOOPS = frozenset({"scf.for", "scf.while"})
+
 
 def bytecode_of(module: ir.Module) -> bytes:
     """A module as MLIR bytecode."""
@@ -59,3 +61,16 @@ def inside_block(block: Any) -> Iterator[Any]:
     for inner in block:
         yield inner.operation
         yield from inside(inner.operation)
+
+
+def around(block: Any) -> Iterator[Any]:
+    """The operations that `block` is in, from the innermost."""
+    owner = block.owner
+    while owner is not None:
+        yield owner.operation
+        owner = owner.operation.parent
+
+
+def block_of(value: Any) -> Any:
+    """The block that `value` is an argument or a result in."""
+    return value.owner if isinstance(value.owner, ir.Block) else value.owner.operation.block

@@ -1,0 +1,72 @@
+"""What a loop looks up in a table by rows, looked up before the loop.
+
+IREE 3.13.0 moves a row's slice in front of what computes the elements of all rows, and computes each row in the
+iteration that reads it: a lookup in a table within the product that the iteration makes, element by element, on packed
+operands. An LSTM whose first layer looks its inputs up then takes two to three times as long.
+tests/pipeline/test_sequences.py tells when it no longer does. Other rows cost as much in the loop as before it, and no
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from iree.compiler import ir
+
+from irongrad.pipeline.operations import LOOPS, around, block_of, inside
+
+_SLICE, _LOOKUP, _ELEMENTWISE = "tensor.extract_slice", "tensor.extract", "linalg.generic"
+_RESHAPES = frozenset({"tensor.expand_shape", "tensor.collapse_shape"})
+_BARRIER = "util.optimization_barrier"
+
+
+def look_up_before_loops(functions: ir.Module) -> None:
+    """Have loops read rows that were looked up before they run.
+
+    Args:
+        functions: as torch-mlir makes them, in linalg; changed in place, in their own context.
+    """
+    for operation in [op for op in inside(functions.operation) if op.name == _SLICE]:
+        rows = operation.operands[0]
+        loop = next((op for op in around(operation.block) if op.name in LOOPS), None)
+        if loop is not None and loop not in around(block_of(rows)) and any(map(_is_lookup, _computing(rows))):
+            operation.operands[0] = _behind_barrier(rows, loop)
+
+
+def _computing(value: Any) -> Iterator[Any]:
+    """The operations that IREE may move into a loop which reads a part of `value`: each element is of its own."""
+    waiting, seen = [value], set()
+    while waiting:
+        owner = waiting.pop().owner
+        if isinstance(owner, ir.Block) or owner.operation in seen or not _is_by_elements(owner.operation):
+            continue
+        seen.add(owner.operation)
+        yield owner.operation
+        waiting += owner.operation.operands
+
+
+def _is_by_elements(operation: Any) -> bool:
+    if operation.name == _ELEMENTWISE:
+        return "reduction" not in str(operation.attributes["iterator_types"])
+    return operation.name in _RESHAPES
+
+
+def _is_lookup(operation: Any) -> bool:
+    """Whether an operation reads a table at places that data says."""
+    if operation.name != _ELEMENTWISE:
+        return False
+    lookups = [op for op in inside(operation) if op.name == _LOOKUP]
+    return any(_is_of_data(place) for op in lookups for place in list(op.operands)[1:])
+
+
+def _is_of_data(place: Any) -> bool:
+    """Whether an index depends on elements, which are what the body of an operation is given."""
+    if isinstance(place.owner, ir.Block):
+        return True
+    return any(map(_is_of_data, place.owner.operation.operands))
+
+
+def _behind_barrier(value: Any, loop: Any) -> Any:
+    with loop.location, ir.InsertionPoint(loop):
+        return ir.Operation.create(_BARRIER, [value.type], [value]).result
