@@ -23,6 +23,7 @@ from irongrad.pipeline.microkernels import with_microkernels
 from irongrad.pipeline.operations import bytecode_of, functions_of, inside, parsed
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.retarget import retarget
+from irongrad.pipeline.sequences import drop_barriers
 from irongrad.pipeline.shared_kernels import share_kernels
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics
 from irongrad.pipeline.traffic import traffic_of
@@ -258,7 +259,7 @@ def _compile_to_flow(target: Target, flags: Sequence[str], source: Path) -> byte
         module = share_kernels(module)
     flow.write_bytes(module)
     if _has_loops(module):
-        _edit(flow, pack_before_loops)
+        _edit(flow, pack_before_loops, drop_barriers)
     return flow.read_bytes()
 
 

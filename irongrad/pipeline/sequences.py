@@ -14,11 +14,11 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.pipeline.operations import LOOPS, around, block_of, inside
+from irongrad.pipeline.operations import LOOPS, around, block_of, functions_of, inside
 
 _SLICE, _LOOKUP, _ELEMENTWISE = "tensor.extract_slice", "tensor.extract", "linalg.generic"
 _RESHAPES = frozenset({"tensor.expand_shape", "tensor.collapse_shape"})
-_BARRIER = "util.optimization_barrier"
+_BARRIER, _MARK = "util.optimization_barrier", "irongrad.before_loop"
 
 
 def look_up_before_loops(functions: ir.Module) -> None:
@@ -32,6 +32,18 @@ def look_up_before_loops(functions: ir.Module) -> None:
         loop = next((op for op in around(operation.block) if op.name in LOOPS), None)
         if loop is not None and loop not in around(block_of(rows)) and any(map(_is_lookup, _computing(rows))):
             operation.operands[0] = _behind_barrier(rows, loop)
+
+
+def drop_barriers(module: ir.Module) -> None:
+    """Leave out what held the lookups before the loops: IREE 3.13.0 frees no memory that is behind a barrier.
+
+    Args:
+        module: as it is after IREE's phase `flow`, which says what is a kernel; in its own context.
+    """
+    for function in functions_of(module):
+        for barrier in [op for op in inside(function) if op.name == _BARRIER and _MARK in op.attributes]:
+            barrier.results[0].replace_all_uses_with(barrier.operands[0])
+            barrier.erase()
 
 
 def _computing(value: Any) -> Iterator[Any]:
@@ -69,4 +81,4 @@ def _is_of_data(place: Any) -> bool:
 
 def _behind_barrier(value: Any, loop: Any) -> Any:
     with loop.location, ir.InsertionPoint(loop):
-        return ir.Operation.create(_BARRIER, [value.type], [value]).result
+        return ir.Operation.create(_BARRIER, [value.type], [value], {_MARK: ir.UnitAttr.get()}).result

@@ -73,8 +73,10 @@ REDUCTIONS: frozenset[Any] = frozenset(
 # A gather of whole rows is one loop over the result for IREE, as elementwise code is.
 _GATHERS: frozenset[Any] = frozenset({aten.index_select.default})
 
-# What becomes a gather of one row where one row is read.
-_BY_ROWS: frozenset[Any] = frozenset({aten.embedding.default, aten.flip.default, aten.index_select.default})
+# What loops read that look rows up, or compute with those, is computed before they run: irongrad/pipeline/sequences.py.
+_LOOKUPS: frozenset[Any] = frozenset(
+    {aten.embedding.default, aten.gather.default, aten.index.Tensor, aten.index_select.default}
+)
 
 # By loop, which of its arguments are the sequences that it reads a row at a time.
 SEQUENCES: dict[Any, int] = {torch.ops.higher_order.scan: 2, torch.ops.higher_order.map_impl: 1}
@@ -114,6 +116,7 @@ def is_constant(node: Node) -> bool:
 
 # What was found. No node changes from one to the other here: copies read what their originals do.
 _CONSTANT: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
+_LOOKED_UP: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
 
 
 def is_cloned(node: Node) -> bool:
@@ -138,6 +141,8 @@ def is_read_by_rows(node: Node) -> bool:
         users = [u for u in value.users if is_view(u) or not is_constant(u)]
         if not users or value.op != "call_function" or not (is_view(value) or _is_made_by_rows(value)):
             return False
+        if _looks_up(value):
+            return False
         others = [u for u in users if u.target not in SEQUENCES]
         if not all(_reads_whole_rows(loop, value) for loop in users if loop.target in SEQUENCES):
             return False
@@ -147,7 +152,15 @@ def is_read_by_rows(node: Node) -> bool:
 
 
 def _is_made_by_rows(node: Node) -> bool:
-    return node.target in _BY_ROWS or (node.target not in VIEWS and is_pointwise(node))
+    return node.target is aten.flip.default or (node.target not in VIEWS and is_pointwise(node))
+
+
+def _looks_up(node: Node) -> bool:
+    """Whether the elements of `node` are looked up, or computed of some that are."""
+    if node not in _LOOKED_UP:
+        by_elements = node.op == "call_function" and (is_view(node) or _is_made_by_rows(node))
+        _LOOKED_UP[node] = node.target in _LOOKUPS or (by_elements and any(map(_looks_up, node.all_input_nodes)))
+    return _LOOKED_UP[node]
 
 
 def _reads_whole_rows(loop: Node, node: Node) -> bool:
