@@ -57,9 +57,8 @@ def allocate_apart(module: ir.Module) -> None:
     for function in functions_of(module):
         operations = list(inside(function))
         if any(op.name.startswith("scf.") and len(op.results) for op in operations):
-            for allocation in operations:
-                if _is_shared(allocation):
-                    _allocate_each(allocation)
+            for allocation in list(filter(_is_shared, operations)):  # before any of the operations is erased
+                _allocate_each(allocation)
 
 
 def _is_shared(operation: Any) -> bool:
