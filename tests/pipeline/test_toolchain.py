@@ -255,6 +255,20 @@ func.func @f(%x: !torch.vtensor<[4],f32>) -> !torch.vtensor<[4],i1> {
 """
 
 
+def test_packed_booleans_are_still_wrong(monkeypatch):
+    """When the second fails, products that booleans choose from may have data tiling."""
+    torch.manual_seed(0)
+    given = (torch.randn(16, 16), torch.randn(16, 16), torch.rand(16, 16) > 0.5)
+
+    def masked(x: torch.Tensor, w: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (x @ w).masked_fill(mask, -1e9)
+
+    ig.compile_function(masked, given)
+    monkeypatch.setattr("irongrad.pipeline.compile.packs_booleans", lambda flow: False)
+    with pytest.raises(VerificationError, match="disagrees with eager"):
+        ig.compile_function(masked, given)
+
+
 def test_a_gather_with_torch_mlirs_checks_still_takes_a_kernel_more(tmp_path, monkeypatch):
     inputs = {"x": torch.randn(8, 5), "y": torch.randint(0, 5, (8,))}
     model = torch.nn.Linear(5, 5)
