@@ -65,10 +65,10 @@ def measure(family: str, size: str, rounds: int) -> Row:
         for _ in range(rounds):
             for device, session in sessions.items():
                 times[device].append(_seconds(session, inputs, steps[device]))
-    assert counts.operations is not None
+    assert counts.work.operations is not None
     ratio = statistics.median(s / t for t, s in zip(*times.values(), strict=True))
     milliseconds = {d: 1e3 * statistics.median(t) for d, t in times.items()}
-    return Row(family, size, counts.operations / counts.dispatches / 1e3, chosen, milliseconds, ratio)
+    return Row(family, size, counts.work.operations / counts.work.launches / 1e3, chosen, milliseconds, ratio)
 
 
 def _seconds(session, inputs, steps: int) -> float:

@@ -28,7 +28,7 @@ from irongrad.pipeline.shared_kernels import share_kernels
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics
 from irongrad.pipeline.traffic import traffic_of
 from irongrad.pipeline.transients import transients_of
-from irongrad.pipeline.work import operations_of
+from irongrad.pipeline.work import Work, work_of
 from irongrad.runtime.errors import ToolchainError
 from irongrad.runtime.manifest import OF_STATE
 from irongrad.targets import Target
@@ -114,8 +114,8 @@ class CompiledModule:
     @property
     def device(self) -> str:
         """The IREE device that runs it best: without threads where kernels are short. Results are the same bits."""
-        operations, launches = self.statistics.operations, self.statistics.dispatches
-        short = operations is not None and operations < _WORTH_THREADS * launches
+        work = self.statistics.work
+        short = work.operations is not None and work.operations < _WORTH_THREADS * work.launches
         return (short and self.target.serial_device) or self.target.device
 
 
@@ -165,7 +165,7 @@ def compile_module(module: PortableModule, target: Target, scratch: Path, check:
             break
         except _RefusedError as error:
             flags = error.remedied(flags)
-    statistics = read_statistics(output.with_name(STATISTICS), transients, kernels.traffic, kernels.operations)
+    statistics = read_statistics(output.with_name(STATISTICS), transients, kernels.traffic, kernels.work)
     return CompiledModule(target, flags, output.read_bytes(), architecture, features, statistics)
 
 
@@ -175,21 +175,20 @@ class _Kernels:
 
     Attributes:
         traffic: as in `Statistics`, as is the next.
-        operations: as above.
+        work: as above.
         branches: as `has_branches` has it.
         packs_booleans: as `packs_booleans` has it.
     """
 
     traffic: dict[str, int]
-    operations: int | None
+    work: Work
     branches: bool
     packs_booleans: bool
 
 
 def _kernels_of(flow: bytes) -> _Kernels:
     with parsed(flow) as module:
-        traffic, operations = traffic_of(module), operations_of(module)
-        return _Kernels(traffic, operations, has_branches(module), packs_booleans(module))
+        return _Kernels(traffic_of(module), work_of(module), has_branches(module), packs_booleans(module))
 
 
 def packs_booleans(flow: ir.Module) -> bool:

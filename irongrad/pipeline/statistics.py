@@ -13,6 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from irongrad.pipeline.work import Work
+
 STATISTICS = "statistics.csv"
 
 _FUNCTION = re.compile(r"> util\.\w+(?: @(\S+))? > ")
@@ -30,7 +32,7 @@ class Statistics:
         by_function: the dispatches of each function that has any.
         transients: the most memory for intermediate values at once, by function.
         traffic: how many bytes the kernels of each function read and write.
-        operations: what all kernel launches compute (`work.py`); None where sizes are not known.
+        work: what all kernel launches compute, and how many they are, loops run through.
     """
 
     dispatches: int
@@ -40,13 +42,11 @@ class Statistics:
     by_function: dict[str, int]
     transients: dict[str, int]
     traffic: dict[str, int]
-    operations: int | None
+    work: Work
 
 
-def read_statistics(
-    file: Path, transients: dict[str, int], traffic: dict[str, int], operations: int | None
-) -> Statistics:
-    """Read what IREE wrote; `transients`, `traffic` and `operations` are from the module itself."""
+def read_statistics(file: Path, transients: dict[str, int], traffic: dict[str, int], work: Work) -> Statistics:
+    """Read what IREE wrote; `transients`, `traffic` and `work` are from the module itself."""
     lines = [line for line in file.read_text().splitlines() if line]
     start = next(i for i, line in enumerate(lines) if not line.startswith(";"))
     (total,) = csv.DictReader(lines[start : start + 2])
@@ -60,4 +60,4 @@ def read_statistics(
             by_function[function] += 1
     sums = {name: int(value) for name, value in total.items()}
     counts = sums["Dispatches"], sums["Executables"], sums["Copies"], sums["Transient Size"]
-    return Statistics(*counts, dict(by_function), transients, traffic, operations)
+    return Statistics(*counts, dict(by_function), transients, traffic, work)

@@ -1,32 +1,57 @@
-"""How many operations the kernels of a compiled module carry out, from IREE's own list of them."""
+"""How much the kernels of a compiled module compute, and how often they are launched, from IREE's own list of them."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from iree.compiler import ir
 from iree.compiler.dialects import linalg
 
-from irongrad.pipeline.operations import functions_of, inside, name_of
+from irongrad.pipeline.operations import around, constant_of, functions_of, inside, name_of
+
+_LAUNCHES = frozenset({"flow.dispatch", "flow.tensor.encode"})
+_BOUNDS = 3  # operands of a loop before those that it begins with
 
 
-def operations_of(flow: ir.Module) -> int | None:
-    """The operations of all kernel launches of a module compiled to the flow phase; None where sizes are not known.
+@dataclass(frozen=True)
+class Work:
+    """What the kernels of a module do; of a loop as often as it runs, or once where that is not known.
+
+    Attributes:
+        operations: of all kernels; None where sizes are not known.
+        launches: of kernels.
+    """
+
+    operations: int | None
+    launches: int
+
+
+def work_of(flow: ir.Module) -> Work:
+    """The operations and launches of all kernels of a module compiled to the flow phase.
 
     What a linalg operation computes for one element counts as often as its loops run, so that a product of n x k and
-    k x m elements has two n k m. Static counts: what stands in a loop of the program counts once. Nothing is counted of
-    what is not linalg, such as a scatter or a sort.
+    k x m elements has two n k m. Nothing is counted of what is not linalg, such as a scatter or a sort.
     """
     kernels = {
         name_of(op.operation): _operations_inside(op.operation)
         for op in flow.body.operations
         if op.operation.name == "flow.executable"
     }
-    launches = [op for function in functions_of(flow) for op in inside(function) if op.name == "flow.dispatch"]
-    counts = [kernels[_executable(launch)] for launch in launches]
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+    launches = [op for function in functions_of(flow) for op in inside(function) if op.name in _LAUNCHES]
+    often = [math.prod(_trips(loop) for loop in around(launch.block)) for launch in launches]
+    counts = [kernels[_executable(op)] if op.name == "flow.dispatch" else 0 for op in launches]
+    known = [count * times for count, times in zip(counts, often, strict=True) if count is not None]
+    return Work(sum(known) if len(known) == len(counts) else None, sum(often))
+
+
+def _trips(operation: Any) -> int:
+    """How often what is in an operation runs."""
+    if operation.name != "scf.for":
+        return 1
+    begin, end, step = (constant_of(value) for value in list(operation.operands)[:_BOUNDS])
+    return 1 if begin is None or end is None or not step else len(range(begin, end, step))
 
 
 def _executable(dispatch: Any) -> str:

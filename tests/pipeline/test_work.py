@@ -10,7 +10,7 @@ import torch
 
 import irongrad as ig
 from irongrad.pipeline.operations import parsed
-from irongrad.pipeline.work import operations_of
+from irongrad.pipeline.work import Work, work_of
 from irongrad.runtime import Session
 
 KERNELS = """
@@ -52,13 +52,28 @@ util.func public @step(%a: tensor<2x3xf32>, %x: tensor<8xROWSxf32>SIZE) -> tenso
 def test_every_launch_counts_with_its_loops() -> None:
     text = KERNELS.replace("ROWS", "7").replace("SIZE", "").replace("OF", "")
     with parsed(text.encode()) as flow:
-        assert operations_of(flow) == 2 * (2 * 2 * 3 * 5) + 2 * 8 * 7
+        assert work_of(flow) == Work(2 * (2 * 2 * 3 * 5) + 2 * 8 * 7, 3)
+
+
+def test_a_launch_counts_as_often_as_a_loop_runs() -> None:
+    text = KERNELS.replace("ROWS", "7").replace("SIZE", "").replace("OF", "")
+    loop = """
+      %zero = arith.constant 0 : index
+      %one = arith.constant 1 : index
+      %four = arith.constant 4 : index
+      %r = scf.for %i = %zero to %four step %one iter_args(%y = %x) -> (tensor<8x7xf32>) {
+        %t = flow.dispatch @sums::@sum(%y) : (tensor<8x7xf32>) -> tensor<8xf32>
+        scf.yield %y : tensor<8x7xf32>
+      }
+      util.return %s"""
+    with parsed(text.replace("  util.return %s", loop).encode()) as flow:
+        assert work_of(flow) == Work(2 * (2 * 2 * 3 * 5) + 5 * 2 * 8 * 7, 7)
 
 
 def test_nothing_is_counted_where_a_size_is_not_known() -> None:
     text = KERNELS.replace("ROWS", "?").replace("SIZE", ", %n: index").replace("OF", "{%n}")
     with parsed(text.encode()) as flow:
-        assert operations_of(flow) is None
+        assert work_of(flow).operations is None
 
 
 @pytest.mark.parametrize(("width", "device"), [(8, "local-sync"), (768, "local-task")])
