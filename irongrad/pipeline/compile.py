@@ -20,7 +20,7 @@ from irongrad.pipeline.in_place import write_in_place
 from irongrad.pipeline.layout import allocate_apart, lay_out
 from irongrad.pipeline.loop_invariants import pack_before_loops
 from irongrad.pipeline.microkernels import with_microkernels
-from irongrad.pipeline.operations import bytecode_of, functions_of, inside, parsed
+from irongrad.pipeline.operations import LOOPS, PACKING, bytecode_of, found_in, functions_of, inside, parsed
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.retarget import retarget
 from irongrad.pipeline.sequences import drop_barriers
@@ -67,7 +67,7 @@ _LOWER = (
 )
 
 # Operators of loops, as MLIR bytecode names them.
-_LOOPS = (b"\0for\0", b"\0while\0")
+_LOOPS = tuple(f"\0{name.removeprefix('scf.')}\0".encode() for name in LOOPS)
 
 # Operations of a kernel, on average, from which on threads are used: about 10 µs of one core. To hand a kernel to the
 # threads of IREE 3.13.0's local-task takes 2 to 5 µs, more on a busy machine (docs/benchmarks.md).
@@ -198,8 +198,7 @@ def packs_booleans(flow: ir.Module) -> bool:
     its microkernel was called), or compiles the kernel for more than ten minutes.
     tests/pipeline/test_toolchain.py tells when it no longer does.
     """
-    packing = (op for f in functions_of(flow) for op in inside(f) if op.name == "flow.tensor.encode")
-    return any("xi1" in str(op.results[0].type) for op in packing)
+    return any("xi1" in str(op.results[0].type) for op in found_in(flow, PACKING))
 
 
 def has_branches(flow: ir.Module) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.pipeline.operations import LOOPS, around, block_of, functions_of, inside
+from irongrad.pipeline.operations import BOUNDS, around, block_of, functions_of, inside, loops_around
 
 _LOOP = "scf.for"
 _TRANSFER = "stream.async.transfer"
@@ -25,8 +25,6 @@ _MADE_ANEW = frozenset({"stream.tensor.empty", "stream.tensor.splat"})
 # Operations whose results are memory that nothing else is.
 _COMPUTED, _GIVEN = "stream.tensor.", "stream.tensor.import"
 
-_BOUNDS = 3  # operands of a loop before those that it begins with
-
 
 def write_in_place(module: ir.Module) -> None:
     """Have the loops of a module write what they carry in place.
@@ -36,12 +34,12 @@ def write_in_place(module: ir.Module) -> None:
     """
     for function in functions_of(module):
         for loop in [op for op in inside(function) if op.name == _LOOP]:
-            for place in range(_BOUNDS, len(loop.operands)):
+            for place in range(BOUNDS, len(loop.operands)):
                 _make_anew(loop, place)
                 if _is_its_own(loop, place):
-                    _drop_transfers(loop.regions[0].blocks[0].arguments[place - _BOUNDS + 1])
+                    _drop_transfers(loop.regions[0].blocks[0].arguments[place - BOUNDS + 1])
         for operation in list(inside(function)):
-            _copy_what_isaround(operation)
+            _copy_what_is_around(operation)
 
 
 def _make_anew(loop: Any, place: int) -> None:
@@ -80,12 +78,12 @@ def _drop_transfers(argument: Any) -> None:
             transfer.erase()
 
 
-def _copy_what_isaround(operation: Any) -> None:
+def _copy_what_is_around(operation: Any) -> None:
     """Have an operation in a loop that overwrites a value from around the loop overwrite a copy.
 
     IREE 3.13.0 takes the operation for the last that reads the value, and overwrites it in each iteration.
     """
-    loop = next((op for op in around(operation.block) if op.name in LOOPS), None)
+    loop = next(iter(loops_around(operation.block)), None)
     for place in _overwritten(operation) if loop is not None else ():
         value = operation.operands[place]
         if loop not in around(block_of(value)):

@@ -14,7 +14,7 @@ from typing import Any
 from iree.compiler import ir
 
 from irongrad.passes.memory.placement import Span, most_at_once, place
-from irongrad.pipeline.operations import constant_of, functions_of, inside
+from irongrad.pipeline.operations import constant_of, found_in, functions_of, inside
 
 _PACK = "stream.resource.pack"
 _ALLOCATION = "stream.resource.alloca"
@@ -33,7 +33,7 @@ def lay_out(module: ir.Module, alignment: int) -> None:
         module: as it is after IREE's pass `iree-stream-schedule-allocation`, in its own context.
         alignment: of which number of bytes every place has to be a multiple.
     """
-    for pack in [op for function in functions_of(module) for op in inside(function) if op.name == _PACK]:
+    for pack in found_in(module, _PACK):
         spans = list(_spans(pack))
         if len(spans) < len(pack.results) - 1:
             continue  # an offset, or sizes that are not known

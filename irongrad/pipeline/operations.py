@@ -11,6 +11,13 @@ from iree.compiler import ir
 
 LOOPS = frozenset({"scf.for", "scf.while"})
 
+# Operands of an `scf.for` before those that it begins with: from where, to where, by how much.
+BOUNDS = 3
+
+# What IREE's phase `flow` leaves to be launched: the kernels, and those yet to come that pack operands of products.
+PACKING = "flow.tensor.encode"
+KERNELS = frozenset({"flow.dispatch", PACKING})
+
 
 def bytecode_of(module: ir.Module) -> bytes:
     """A module as MLIR bytecode."""
@@ -56,6 +63,11 @@ def inside(operation: Any) -> Iterator[Any]:
             yield from inside_block(block)
 
 
+def found_in(module: ir.Module, *names: str) -> list[Any]:
+    """All operations of some names inside the functions of a module, in program order."""
+    return [op for function in functions_of(module) for op in inside(function) if op.name in names]
+
+
 def inside_block(block: Any) -> Iterator[Any]:
     """All operations inside `block`, in program order."""
     for inner in block:
@@ -69,6 +81,11 @@ def around(block: Any) -> Iterator[Any]:
     while owner is not None:
         yield owner.operation
         owner = owner.operation.parent
+
+
+def loops_around(block: Any) -> list[Any]:
+    """The loops that `block` is in, from the innermost."""
+    return [op for op in around(block) if op.name in LOOPS]
 
 
 def block_of(value: Any) -> Any:

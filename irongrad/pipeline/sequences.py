@@ -14,7 +14,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.pipeline.operations import LOOPS, around, block_of, functions_of, inside
+from irongrad.pipeline.operations import around, block_of, found_in, inside, loops_around
 
 _SLICE, _LOOKUP, _ELEMENTWISE = "tensor.extract_slice", "tensor.extract", "linalg.generic"
 _RESHAPES = frozenset({"tensor.expand_shape", "tensor.collapse_shape"})
@@ -29,7 +29,7 @@ def look_up_before_loops(functions: ir.Module) -> None:
     """
     for operation in [op for op in inside(functions.operation) if op.name == _SLICE]:
         rows = operation.operands[0]
-        loop = next((op for op in around(operation.block) if op.name in LOOPS), None)
+        loop = next(iter(loops_around(operation.block)), None)
         if loop is not None and loop not in around(block_of(rows)) and any(map(_is_lookup, _computing(rows))):
             operation.operands[0] = _behind_barrier(rows, loop)
 
@@ -40,10 +40,9 @@ def drop_barriers(module: ir.Module) -> None:
     Args:
         module: as it is after IREE's phase `flow`, which says what is a kernel; in its own context.
     """
-    for function in functions_of(module):
-        for barrier in [op for op in inside(function) if op.name == _BARRIER and _MARK in op.attributes]:
-            barrier.results[0].replace_all_uses_with(barrier.operands[0])
-            barrier.erase()
+    for barrier in [op for op in found_in(module, _BARRIER) if _MARK in op.attributes]:
+        barrier.results[0].replace_all_uses_with(barrier.operands[0])
+        barrier.erase()
 
 
 def _computing(value: Any) -> Iterator[Any]:

@@ -7,9 +7,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.pipeline.operations import functions_of, inside, name_of
-
-_KERNELS = frozenset({"flow.dispatch", "flow.tensor.encode"})
+from irongrad.pipeline.operations import KERNELS, functions_of, inside, name_of
 
 
 def traffic_of(flow: ir.Module) -> dict[str, int]:
@@ -28,7 +26,7 @@ def _moved(operation: Any) -> int:
         return 2 * _bytes(operation.operands[-1].type)
     if operation.name == "flow.tensor.slice":
         return 2 * _bytes(operation.results[0].type)
-    if operation.name not in _KERNELS:
+    if operation.name not in KERNELS:
         return 0
     return sum(_bytes(value.type) for value in (*operation.operands, *operation.results))
 

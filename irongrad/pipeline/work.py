@@ -9,10 +9,7 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import linalg
 
-from irongrad.pipeline.operations import around, constant_of, functions_of, inside, name_of
-
-_LAUNCHES = frozenset({"flow.dispatch", "flow.tensor.encode"})
-_BOUNDS = 3  # operands of a loop before those that it begins with
+from irongrad.pipeline.operations import BOUNDS, KERNELS, around, constant_of, found_in, inside, name_of
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ def work_of(flow: ir.Module) -> Work:
         for op in flow.body.operations
         if op.operation.name == "flow.executable"
     }
-    launches = [op for function in functions_of(flow) for op in inside(function) if op.name in _LAUNCHES]
+    launches = found_in(flow, *KERNELS)
     often = [math.prod(_trips(loop) for loop in around(launch.block)) for launch in launches]
     counts = [kernels[_executable(op)] if op.name == "flow.dispatch" else 0 for op in launches]
     known = [count * times for count, times in zip(counts, often, strict=True) if count is not None]
@@ -50,7 +47,7 @@ def _trips(operation: Any) -> int:
     """How often what is in an operation runs."""
     if operation.name != "scf.for":
         return 1
-    begin, end, step = (constant_of(value) for value in list(operation.operands)[:_BOUNDS])
+    begin, end, step = (constant_of(value) for value in list(operation.operands)[:BOUNDS])
     return 1 if begin is None or end is None or not step else len(range(begin, end, step))
 
 

@@ -18,7 +18,7 @@ from irongrad.pipeline import compile as compilation
 from irongrad.pipeline.compile import COMMON_FLAGS, _compile_to_flow
 from irongrad.pipeline.functions import flat_function, trace_function
 from irongrad.pipeline.importer import import_functions
-from irongrad.pipeline.operations import LOOPS, around, block_of, bytecode_of, functions_of, inside, parsed
+from irongrad.pipeline.operations import around, block_of, bytecode_of, found_in, loops_around, parsed
 from irongrad.pipeline.sequences import look_up_before_loops
 from irongrad.targets import parse_target
 
@@ -75,13 +75,12 @@ def flow_of(function: Callable[..., Any], scratch: Path, edit: Callable[[ir.Modu
 def in_loops(flow: bytes, name: str, element: str = "") -> int:
     """How many operations in loops read a value of such elements from around the loop."""
     with parsed(flow) as module:
-        found = [op for f in functions_of(module) for op in inside(f) if op.name == name]
+        found = found_in(module, name)
         return sum(any(_is_from_around(v, op) and element in str(v.type) for v in op.operands) for op in found)
 
 
 def _is_from_around(value: Any, operation: Any) -> bool:
-    loops = [op for op in around(operation.block) if op.name in LOOPS]
-    return any(loop not in around(block_of(value)) for loop in loops)
+    return any(loop not in around(block_of(value)) for loop in loops_around(operation.block))
 
 
 def test_rows_are_looked_up_before_the_loop_and_iree_still_would_not(tmp_path):

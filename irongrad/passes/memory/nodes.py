@@ -139,9 +139,7 @@ def is_read_by_rows(node: Node) -> bool:
     while stack:
         value = stack.pop()
         users = [u for u in value.users if is_view(u) or not is_constant(u)]
-        if not users or value.op != "call_function" or not (is_view(value) or _is_made_by_rows(value)):
-            return False
-        if _looks_up(value):
+        if not users or not _is_by_elements(value) or _looks_up(value):
             return False
         others = [u for u in users if u.target not in SEQUENCES]
         if not all(_reads_whole_rows(loop, value) for loop in users if loop.target in SEQUENCES):
@@ -151,15 +149,17 @@ def is_read_by_rows(node: Node) -> bool:
     return True
 
 
-def _is_made_by_rows(node: Node) -> bool:
-    return node.target is aten.flip.default or (node.target not in VIEWS and is_pointwise(node))
+def _is_by_elements(node: Node) -> bool:
+    """Whether each element of `node` is one that it reads, or computed of those in its place."""
+    computed = node.target is aten.flip.default or (node.target not in VIEWS and is_pointwise(node))
+    return node.op == "call_function" and (is_view(node) or computed)
 
 
 def _looks_up(node: Node) -> bool:
     """Whether the elements of `node` are looked up, or computed of some that are."""
     if node not in _LOOKED_UP:
-        by_elements = node.op == "call_function" and (is_view(node) or _is_made_by_rows(node))
-        _LOOKED_UP[node] = node.target in _LOOKUPS or (by_elements and any(map(_looks_up, node.all_input_nodes)))
+        computed_of_some = _is_by_elements(node) and any(map(_looks_up, node.all_input_nodes))
+        _LOOKED_UP[node] = node.target in _LOOKUPS or computed_of_some
     return _LOOKED_UP[node]
 
 
