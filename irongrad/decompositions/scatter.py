@@ -26,6 +26,7 @@ def _with_dim_at_one(op: torch._ops.OpOverload) -> None:
 
     @decomposes(op)
     def rewrite(x: torch.Tensor, dim: int, index: torch.Tensor, *args: object, **kwargs: object) -> object:
+        """`op` of rank 1 or more, along a dimension that is counted from the first."""
         if index.numel() == 0:
             return x.clone()
         if x.ndim == 0 or index.ndim == 0:

@@ -56,6 +56,8 @@ def computes_in(*dtypes: torch.dtype) -> Callable[[_Function], _Function]:
     """
 
     def decorate(function: _Function) -> _Function:
+        """`function` for tensors of all real dtypes."""
+
         @functools.wraps(function)
         def decomposition(*tensors: torch.Tensor) -> torch.Tensor:
             dtype = functools.reduce(torch.promote_types, (in_floating_point(t).dtype for t in tensors))

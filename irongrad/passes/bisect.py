@@ -80,6 +80,7 @@ def bisect(
     found: list[Finding] = []
 
     def compare(number: int, record: PassRecord, function: Function) -> None:
+        """Note how far what a pass has changed is from what was captured; end the run where that is beyond rounding."""
         if record.changed:
             name, stats = record.function, dict(record.stats)
             step, place, difference, error = trials.worst(name, function.graph)

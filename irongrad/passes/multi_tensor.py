@@ -150,6 +150,7 @@ def _program(nodes: Sequence[Node], stage: int) -> Program:
     inputs: dict[Node, tuple[str, int]] = {}
 
     def key(argument: Any) -> Hashable:
+        """Equal for arguments that play the same part in their programs."""
         if isinstance(argument, (list, tuple)):
             return tuple(map(key, argument))
         if not isinstance(argument, Node):

@@ -148,6 +148,7 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
         return outputs
 
     def value_and_gradients(*leaves: torch.Tensor) -> list[torch.Tensor]:
+        """What `fn` returns, and gradients of its first result, for inputs of floating-point and complex numbers."""
         inputs = [t.detach().requires_grad_(_is_differentiable(t)) for t in leaves]
         with torch.enable_grad():
             outputs = value(*inputs)

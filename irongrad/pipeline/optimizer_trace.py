@@ -168,6 +168,7 @@ def _trace(
     results = traced_values(alike, initial)
 
     def update(*values: object) -> list[torch.Tensor]:
+        """One update, of parameters, gradients, state, counts of updates and hyperparameters in this order."""
         taken = iter(values)
         fresh = {n: next(taken).clone() for n in parameters}  # type: ignore[attr-defined]
         for parameter in fresh.values():

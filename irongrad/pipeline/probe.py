@@ -62,6 +62,7 @@ def _joint(step: TrainStep) -> Function:
     arguments = [*(Value("state", name_of(n)) for n in state), *(Value("input", n) for n in inputs)]
 
     def run(*values: torch.Tensor) -> list[torch.Tensor]:
+        """The loss, and the gradients of the parameters that it reaches."""
         given = zip(state.items(), values[: len(state)], strict=True)
         own = {n: v.detach().requires_grad_(t.requires_grad) for (n, t), v in given}
         with torch.enable_grad():

@@ -65,6 +65,7 @@ def assignments_as_updates(module: nn.Module) -> Iterator[None]:
         before.append({(p, n): b for p, m in module.named_modules() for n, b in m._buffers.items()})
 
     def write(module: nn.Module, inputs: object, output: object) -> None:
+        """Write what the forward put in a buffer's place into the buffer itself."""
         modules = dict(module.named_modules())
         for (path, name), old in before.pop().items():
             new = modules[path]._buffers.get(name)
