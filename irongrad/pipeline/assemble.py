@@ -14,6 +14,7 @@ from iree.compiler import ir
 
 from irongrad.pipeline.borders import border_globals
 from irongrad.pipeline.cores import declaration, part
+from irongrad.pipeline.elementwise import GENERIC, fuse_elementwise
 from irongrad.pipeline.entries import entry_point
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.importer import ImportedStep
@@ -62,6 +63,7 @@ def assemble(step: ImportedStep, interface: Interface) -> AssembledModule:
             raise InternalError(f"the assembled module does not parse: {error}") from error
         _drop_checks(functions)
         look_up_before_loops(functions)
+        fuse_elementwise(functions)
         _replace_declarations(module, functions)
         if not module.operation.verify():
             raise InternalError("the assembled module does not verify")
@@ -74,7 +76,7 @@ def _drop_checks(functions: ir.Module) -> None:
     IREE 3.13.0 runs no such check, as devices cannot fail, but takes the gather's loops apart for it, and a kernel more
     computes its indices. Those that a user gives are checked by the entry points.
     """
-    loops = [op for op in inside(functions.operation) if op.name == "linalg.generic"]
+    loops = [op for op in inside(functions.operation) if op.name == GENERIC]
     for check in [op for loop in loops for op in inside(loop) if op.name == "cf.assert"]:
         check.erase()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import iree.compiler.tools.binaries as iree_binaries
 from iree.compiler import ir
 
+from irongrad.pipeline.barriers import drop_barriers, has_barriers
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.devices import cpu_of
 from irongrad.pipeline.diagnostics import toolchain_error
@@ -23,7 +24,6 @@ from irongrad.pipeline.microkernels import with_microkernels
 from irongrad.pipeline.operations import LOOPS, PACKING, bytecode_of, found_in, functions_of, inside, parsed
 from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.retarget import retarget
-from irongrad.pipeline.sequences import drop_barriers
 from irongrad.pipeline.shared_kernels import share_kernels
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics
 from irongrad.pipeline.traffic import traffic_of
@@ -31,7 +31,7 @@ from irongrad.pipeline.transients import transients_of
 from irongrad.pipeline.work import Work, work_of
 from irongrad.runtime.errors import ToolchainError
 from irongrad.runtime.manifest import OF_STATE
-from irongrad.targets import Target
+from irongrad.targets import DATA_TILING, Target
 from irongrad.targets.llvm_cpu import LARGEST_STACK, STACK
 
 # Hyperparameters are float64 scalars of the VM, and their arithmetic stays in float64.
@@ -43,7 +43,6 @@ _CONSTANTS = "--iree-opt-const-eval=false"
 
 COMMON_FLAGS = (*_SCALARS, _CONSTANTS)
 
-DATA_TILING = "--iree-opt-data-tiling"
 _STACK_LIMIT = "exceeded stack allocation limit"
 _TILES_OF_UNKNOWN_SIZES = (
     "stack allocation size overflows 64 bits",
@@ -272,7 +271,7 @@ def _compile_to_flow(target: Target, flags: Sequence[str], source: Path) -> byte
     if target.shared_kernels:
         module = share_kernels(module)
     flow.write_bytes(module)
-    if _has_loops(module):
+    if _has_loops(module) or has_barriers(module):
         _edit(flow, pack_before_loops, drop_barriers)
     return flow.read_bytes()
 

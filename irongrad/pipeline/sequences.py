@@ -14,11 +14,11 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.pipeline.operations import around, block_of, found_in, inside, loops_around
+from irongrad.pipeline.barriers import hold
+from irongrad.pipeline.elementwise import GENERIC, RESHAPES, is_elementwise
+from irongrad.pipeline.operations import around, block_of, inside, loops_around
 
-_SLICE, _LOOKUP, _ELEMENTWISE = "tensor.extract_slice", "tensor.extract", "linalg.generic"
-_RESHAPES = frozenset({"tensor.expand_shape", "tensor.collapse_shape"})
-_BARRIER, _MARK = "util.optimization_barrier", "irongrad.before_loop"
+_SLICE, _LOOKUP = "tensor.extract_slice", "tensor.extract"
 
 
 def look_up_before_loops(functions: ir.Module) -> None:
@@ -31,18 +31,7 @@ def look_up_before_loops(functions: ir.Module) -> None:
         rows = operation.operands[0]
         loop = next(iter(loops_around(operation.block)), None)
         if loop is not None and loop not in around(block_of(rows)) and any(map(_is_lookup, _computing(rows))):
-            operation.operands[0] = _behind_barrier(rows, loop)
-
-
-def drop_barriers(module: ir.Module) -> None:
-    """Leave out what held the lookups before the loops: IREE 3.13.0 frees no memory that is behind a barrier.
-
-    Args:
-        module: as it is after IREE's phase `flow`, which says what is a kernel; in its own context.
-    """
-    for barrier in [op for op in found_in(module, _BARRIER) if _MARK in op.attributes]:
-        barrier.results[0].replace_all_uses_with(barrier.operands[0])
-        barrier.erase()
+            operation.operands[0] = hold(rows, ir.InsertionPoint(loop))
 
 
 def _computing(value: Any) -> Iterator[Any]:
@@ -50,22 +39,18 @@ def _computing(value: Any) -> Iterator[Any]:
     waiting, seen = [value], set()
     while waiting:
         owner = waiting.pop().owner
-        if isinstance(owner, ir.Block) or owner.operation in seen or not _is_by_elements(owner.operation):
+        if isinstance(owner, ir.Block) or owner.operation in seen:
+            continue
+        if owner.name not in RESHAPES and not is_elementwise(owner.operation):
             continue
         seen.add(owner.operation)
         yield owner.operation
         waiting += owner.operation.operands
 
 
-def _is_by_elements(operation: Any) -> bool:
-    if operation.name == _ELEMENTWISE:
-        return "reduction" not in str(operation.attributes["iterator_types"])
-    return operation.name in _RESHAPES
-
-
 def _is_lookup(operation: Any) -> bool:
     """Whether an operation reads a table at places that data says."""
-    if operation.name != _ELEMENTWISE:
+    if operation.name != GENERIC:
         return False
     lookups = [op for op in inside(operation) if op.name == _LOOKUP]
     return any(_is_of_data(place) for op in lookups for place in list(op.operands)[1:])
@@ -76,8 +61,3 @@ def _is_of_data(place: Any) -> bool:
     if isinstance(place.owner, ir.Block):
         return True
     return any(map(_is_of_data, place.owner.operation.operands))
-
-
-def _behind_barrier(value: Any, loop: Any) -> Any:
-    with loop.location, ir.InsertionPoint(loop):
-        return ir.Operation.create(_BARRIER, [value.type], [value], {_MARK: ir.UnitAttr.get()}).result

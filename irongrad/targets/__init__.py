@@ -1,5 +1,15 @@
 """What IronGrad compiles for; one file a kind of target."""
 
-from irongrad.targets.base import Kind, Option, Quirk, Requirement, Target, kinds, parse_target, parse_targets
+from irongrad.targets.base import (
+    DATA_TILING,
+    Kind,
+    Option,
+    Quirk,
+    Requirement,
+    Target,
+    kinds,
+    parse_target,
+    parse_targets,
+)
 
-__all__ = ["Kind", "Option", "Quirk", "Requirement", "Target", "kinds", "parse_target", "parse_targets"]
+__all__ = ["DATA_TILING", "Kind", "Option", "Quirk", "Requirement", "Target", "kinds", "parse_target", "parse_targets"]

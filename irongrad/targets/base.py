@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from irongrad.runtime.errors import UserError
 
+# Products of matrices on operands that are packed for them.
+DATA_TILING = "--iree-opt-data-tiling"
+
 
 @dataclass(frozen=True)
 class Quirk:

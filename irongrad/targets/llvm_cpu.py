@@ -6,7 +6,7 @@ macOS: only the architecture and the CPU's features matter.
 
 from __future__ import annotations
 
-from irongrad.targets.base import Kind, Option, Quirk, Target
+from irongrad.targets.base import DATA_TILING, Kind, Option, Quirk, Target
 
 # By default IREE 3.13.0 refuses a dispatch for which its own tile sizes ask for more than 32 KiB of stack (33 KiB for
 # what tests/pipeline/test_toolchain.py compiles). Threads have more: irongrad/runtime/stacks.py.
@@ -41,7 +41,7 @@ def _make(name: str, options: dict[str, str]) -> Target:
         "--iree-hal-target-device=local",
         "--iree-hal-local-target-device-backends=llvm-cpu",
         f"--iree-llvmcpu-target-cpu={cpu}",
-        "--iree-opt-data-tiling",
+        DATA_TILING,
         STACK,
         LARGE_VECTORS,
         _WITHOUT_MICROKERNELS,
@@ -98,13 +98,13 @@ KIND = Kind(
         Quirk(
             "IREE 3.13.0",
             "booleans that are packed as the operands of a product are others when read",
-            "compiled again without --iree-opt-data-tiling",
+            f"compiled again without {DATA_TILING}",
             "tests/pipeline/test_toolchain.py",
         ),
         Quirk(
             "IREE 3.13.0",
             "a crash on a transposed product of matrices with data tiling",
-            "compiled again without --iree-opt-data-tiling",
+            f"compiled again without {DATA_TILING}",
             "tests/pipeline/test_toolchain.py",
         ),
     ),

@@ -20,7 +20,6 @@ from irongrad.pipeline import assemble as assembly
 from irongrad.pipeline import compile as compilation
 from irongrad.pipeline.compile import (
     COMMON_FLAGS,
-    DATA_TILING,
     UNVERIFIED,
     _iree_compile,
     compile_module,
@@ -33,7 +32,7 @@ from irongrad.pipeline.operations import bytecode_of
 from irongrad.pipeline.options import make_options
 from irongrad.runtime.errors import ToolchainError, UnsupportedOpError, VerificationError
 from irongrad.runtime.manifest import EntryPoint
-from irongrad.targets import parse_target
+from irongrad.targets import DATA_TILING, parse_target
 from irongrad.targets.llvm_cpu import LARGE_VECTORS, LARGEST_STACK, STACK
 
 
