@@ -14,8 +14,8 @@ from iree.compiler import ir
 
 from irongrad.pipeline.borders import border_globals
 from irongrad.pipeline.cores import declaration, part
-from irongrad.pipeline.elementwise import GENERIC, fuse_elementwise
 from irongrad.pipeline.entries import entry_point
+from irongrad.pipeline.generics import GENERIC
 from irongrad.pipeline.graphs import StepGraph
 from irongrad.pipeline.importer import ImportedStep
 from irongrad.pipeline.interface import Interface, chain_of
@@ -63,7 +63,6 @@ def assemble(step: ImportedStep, interface: Interface) -> AssembledModule:
             raise InternalError(f"the assembled module does not parse: {error}") from error
         _drop_checks(functions)
         look_up_before_loops(functions)
-        fuse_elementwise(functions)
         _replace_declarations(module, functions)
         if not module.operation.verify():
             raise InternalError("the assembled module does not verify")

@@ -16,6 +16,7 @@ from irongrad.pipeline.barriers import drop_barriers, has_barriers
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.devices import cpu_of
 from irongrad.pipeline.diagnostics import toolchain_error
+from irongrad.pipeline.elementwise import fuse_elementwise, keep_products_apart
 from irongrad.pipeline.executables import join_executables, linking_flags
 from irongrad.pipeline.in_place import write_in_place
 from irongrad.pipeline.layout import allocate_apart, lay_out
@@ -53,6 +54,9 @@ _TILES_OF_UNKNOWN_SIZES = (
 
 # Between its passes, where it takes a fifth of the time: what a phase is given is verified in any case.
 UNVERIFIED, _UNVERIFIED_PASSES = "--verify=false", "--verify-each=false"
+
+# The last of IREE's phases in which a module is linalg on tensors.
+_OPTIMIZED = "global-optimization"
 
 # IREE 3.13.0's phase `stream`, in three: a module's values are memory where the first ends, have lifetimes where the
 # second does, and places where the third does. Without changes of ours in between the result is that of
@@ -265,8 +269,10 @@ def _compile_directly(flags: Sequence[str], source: Path, output: Path) -> None:
 
 def _compile_to_flow(target: Target, flags: Sequence[str], source: Path) -> bytes:
     """The phase that lists the kernels."""
-    flow = _phase(source, "flow")
-    _compile((*flags, _INPUT, "--compile-to=flow", "--emit-mlir-bytecode"), source, flow)
+    optimized, flow = _phase(source, _OPTIMIZED), _phase(source, "flow")
+    _compile((*flags, _INPUT, f"--compile-to={_OPTIMIZED}", "--emit-mlir-bytecode"), source, optimized)
+    _edit(optimized, fuse_elementwise, *([keep_products_apart] if DATA_TILING in flags else []))
+    _compile((*flags, f"--compile-from={_OPTIMIZED}", "--compile-to=flow", "--emit-mlir-bytecode"), optimized, flow)
     module = with_microkernels(flow.read_bytes())
     if target.shared_kernels:
         module = share_kernels(module)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from iree.compiler import ir
-
 from irongrad.pipeline.device_checks import check_device
-from irongrad.pipeline.elementwise import keep_products_apart
 from irongrad.pipeline.host_scalars import scalars_on_host
 from irongrad.pipeline.narrow_integers import narrow_integers
-from irongrad.pipeline.operations import bytecode_of
 from irongrad.pipeline.portable import PortableModule
 from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.runtime.manifest import EntryPoint
-from irongrad.targets import DATA_TILING, Target
+from irongrad.targets import Target
 
 
 def retarget(module: PortableModule, target: Target) -> bytes:
@@ -32,16 +28,7 @@ def retarget(module: PortableModule, target: Target) -> bytes:
     if not target.integers64:
         _check_inputs(module.entry_points, target)
         bytecode = narrow_integers(bytecode)
-    if DATA_TILING in target.flags:
-        bytecode = _with_products_apart(bytecode)
     return check_device(bytecode, target.requirements)
-
-
-def _with_products_apart(bytecode: bytes) -> bytes:
-    with ir.Context():
-        module = ir.Module.parse(bytecode)
-        keep_products_apart(module)
-        return bytecode_of(module)
 
 
 def _check_inputs(entry_points: Sequence[EntryPoint], target: Target) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from iree.compiler import ir
 
 from irongrad.pipeline.barriers import hold
-from irongrad.pipeline.elementwise import GENERIC, RESHAPES, is_elementwise
+from irongrad.pipeline.generics import GENERIC, RESHAPES, is_elementwise
 from irongrad.pipeline.operations import around, block_of, inside, loops_around
 
 _SLICE, _LOOKUP = "tensor.extract_slice", "tensor.extract"

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 from torch.nn import functional
 
 from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
 from irongrad.pipeline.assemble import assemble
-from irongrad.pipeline.compile import COMMON_FLAGS, _iree_compile
+from irongrad.pipeline.compile import COMMON_FLAGS, _compile_to_flow
 from irongrad.pipeline.functions import flat_function, trace_function
 from irongrad.pipeline.importer import import_functions
 from irongrad.pipeline.interface import describe_function
+from irongrad.pipeline.operations import found_in, parsed
 from irongrad.targets import parse_target
-
-_DISPATCH = re.compile(r"= flow\.dispatch @")
 
 
 @pytest.fixture(name="kernels")
@@ -30,8 +27,8 @@ def kernels_fixture(tmp_path):
         module = assemble(import_functions(graph, tmp_path), describe_function(graph, ranges))
         source = tmp_path / "module.mlirbc"
         source.write_bytes(module.bytecode)
-        result = _iree_compile([*COMMON_FLAGS, *target.flags, "--compile-to=flow", str(source), "-o", "-"])
-        return len(_DISPATCH.findall(result.stdout))
+        with parsed(_compile_to_flow(target, [*COMMON_FLAGS, *target.flags], source)) as flow:
+            return len(found_in(flow, "flow.dispatch"))
 
     return count
 

@@ -9,16 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from iree.compiler import ir
 from iree.compiler.tools.binaries import find_tool
 
 import irongrad as ig
 from irongrad.pipeline import driver
-from irongrad.pipeline.compile import _phase
-from irongrad.pipeline.operations import parsed
+from irongrad.pipeline.compile import COMMON_FLAGS, _compile_to_flow, _phase
+from irongrad.pipeline.functions import flat_function, trace_function
+from irongrad.pipeline.importer import import_functions
+from irongrad.pipeline.operations import bytecode_of, parsed
 from irongrad.pipeline.package import Artifact
+from irongrad.targets import parse_target
 from irongrad.tolerance import FACTOR, FLOOR_ULPS
 
 Compile = Callable[..., Artifact]
+FlowOf = Callable[..., bytes]
 Agree = Callable[[Mapping[str, np.ndarray], Mapping[str, torch.Tensor], Sequence[Mapping[str, torch.Tensor]]], None]
 
 
@@ -52,6 +57,26 @@ def agree() -> Agree:
             assert error <= FACTOR * spread + floor, f"{name}: error {error}, eager float32 {spread}, floor {floor}"
 
     return check
+
+
+@pytest.fixture
+def flow_of(tmp_path: Path) -> FlowOf:
+    """`flow_of(function, given, edit)`: a function's module after the phase `flow`, with its linalg edited before."""
+
+    def run(
+        function: Callable[..., object],
+        given: Sequence[torch.Tensor],
+        edit: Callable[[ir.Module], None] = lambda module: None,
+    ) -> bytes:
+        target = parse_target("llvm-cpu")
+        graph, _ = trace_function(flat_function(function, given, gradients=False), function)
+        source = tmp_path / "step.mlirbc"
+        with parsed(import_functions(graph, tmp_path).modules.linalg) as module:
+            edit(module)
+            source.write_bytes(bytecode_of(module))
+        return _compile_to_flow(target, [*COMMON_FLAGS, *target.flags], source)
+
+    return run
 
 
 @pytest.fixture

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from iree.compiler import ir
 from torch import nn
 from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
 import irongrad as ig
 from irongrad.pipeline import compile as compilation
-from irongrad.pipeline.compile import COMMON_FLAGS, _compile_to_flow
-from irongrad.pipeline.functions import flat_function, trace_function
-from irongrad.pipeline.importer import import_functions
-from irongrad.pipeline.operations import around, block_of, bytecode_of, found_in, loops_around, parsed
+from irongrad.pipeline.operations import around, block_of, found_in, loops_around, parsed
 from irongrad.pipeline.sequences import look_up_before_loops
-from irongrad.targets import parse_target
 
 SIZE, STEPS = 32, 20
 PLACES = torch.arange(STEPS * SIZE).reshape(STEPS, SIZE) % 7
@@ -61,17 +55,6 @@ def _step(weight: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], Tensor
 GIVEN = (PLACES, TABLE, WEIGHT, STATE, BIAS)
 
 
-def flow_of(function: Callable[..., Any], scratch: Path, edit: Callable[[ir.Module], None]) -> bytes:
-    """The module of a function after the phase `flow`, edited before it."""
-    target = parse_target("llvm-cpu")
-    graph, _ = trace_function(flat_function(function, GIVEN, gradients=False), function)
-    source = scratch / "step.mlirbc"
-    with parsed(import_functions(graph, scratch).modules.linalg) as module:
-        edit(module)
-        source.write_bytes(bytecode_of(module))
-    return _compile_to_flow(target, [*COMMON_FLAGS, *target.flags], source)
-
-
 def in_loops(flow: bytes, name: str, element: str = "") -> int:
     """How many operations in loops read a value of such elements from around the loop."""
     with parsed(flow) as module:
@@ -83,26 +66,26 @@ def _is_from_around(value: Any, operation: Any) -> bool:
     return any(loop not in around(block_of(value)) for loop in loops_around(operation.block))
 
 
-def test_rows_are_looked_up_before_the_loop_and_iree_still_would_not(tmp_path):
+def test_rows_are_looked_up_before_the_loop_and_iree_still_would_not(flow_of):
     """When the second fails, IREE leaves lookups where they are, and so can we."""
-    flow = flow_of(looked_up, tmp_path, look_up_before_loops)
+    flow = flow_of(looked_up, GIVEN, look_up_before_loops)
     assert in_loops(flow, "flow.tensor.slice", "xi64") == 0
     assert b"optimization_barrier" not in flow
-    assert in_loops(flow_of(looked_up, tmp_path, lambda module: None), "flow.tensor.slice", "xi64") > 0
+    assert in_loops(flow_of(looked_up, GIVEN), "flow.tensor.slice", "xi64") > 0
 
 
-def test_rows_that_are_no_lookups_stay_in_the_loop(tmp_path):
+def test_rows_that_are_no_lookups_stay_in_the_loop(flow_of):
     """They would cost memory before it."""
-    edited, plain = (flow_of(turned_round, tmp_path, edit) for edit in (look_up_before_loops, lambda module: None))
+    edited, plain = (flow_of(turned_round, GIVEN, *edit) for edit in ([look_up_before_loops], []))
     assert edited == plain
 
 
 @pytest.mark.parametrize("function", [looked_up, twice])
-def test_operands_are_packed_before_loops_and_iree_still_would_not(function, tmp_path, monkeypatch):
+def test_operands_are_packed_before_loops_and_iree_still_would_not(function, flow_of, monkeypatch):
     """When the second fails, IREE packs what does not change once, and so need we not."""
-    assert in_loops(flow_of(function, tmp_path, look_up_before_loops), "flow.tensor.encode") == 0
+    assert in_loops(flow_of(function, GIVEN, look_up_before_loops), "flow.tensor.encode") == 0
     monkeypatch.setattr(compilation, "pack_before_loops", lambda module: None)
-    assert in_loops(flow_of(function, tmp_path, look_up_before_loops), "flow.tensor.encode") > 0
+    assert in_loops(flow_of(function, GIVEN, look_up_before_loops), "flow.tensor.encode") > 0
 
 
 @pytest.mark.parametrize("function", [looked_up, turned_round, twice])
