@@ -21,11 +21,12 @@ _PRODUCTS = frozenset({"linalg.matmul", "linalg.batch_matmul"})
 
 # IREE's own order: first what one operation alone reads.
 _FUSE = "iree-dispatch-creation-elementwise-op-fusion,iree-flow-canonicalize,cse"
-_FUSE_FOR_SEVERAL = "iree-dispatch-creation-fuse-multi-use-elementwise-producer{num-iterations=8}"
+ROUNDS = 8
+_FUSE_FOR_SEVERAL = f"iree-dispatch-creation-fuse-multi-use-elementwise-producer{{num-iterations={ROUNDS}}}"
 
 # Elements of the largest results that one kernel computes beside others. Larger ones are written and read while more
 # threads work, and what a kernel saves is little; with them a small GPT's step takes 1.04 as long.
-_LARGEST = 4096
+LARGEST = 4096
 
 # What makes a result part of the state: it is written in any case.
 _STORE = "util.global.store"
@@ -77,7 +78,7 @@ def _is_for_others(result: Any) -> bool:
     readers = list(readers_of(result))
     if any(map(reduces, readers)):
         return True
-    return size_of(result) > _LARGEST and not any(reader.name == _STORE for reader in readers)
+    return size_of(result) > LARGEST and not any(reader.name == _STORE for reader in readers)
 
 
 def _beside(product: Any, reader: Any) -> int:

@@ -137,29 +137,33 @@ def test_a_wrong_number_is_never_written(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-LINEAR = """
-func.func @f(%x: tensor<32x2048xf32>, %g: tensor<32x2048xf32>, %w: tensor<2048x2048xf32>, %v: tensor<2048x2048xf32>)
-    -> (tensor<2048x2048xf32>, tensor<2048x2048xf32>) {
+def product_with(*functions: str) -> str:
+    """A product of matrices, and functions of it, each with one of two other matrices."""
+    kind = "tensor<2048x2048xf32>"
+    count, kinds = len(functions), ", ".join([kind] * len(functions))
+    computed = "\n".join(f"      %r{i} = arith.{name} %a, %b{i % 2} : f32" for i, name in enumerate(functions))
+    return f"""
+func.func @f(%x: tensor<32x2048xf32>, %g: tensor<32x2048xf32>, %w: {kind}, %v: {kind}) -> ({kinds}) {{
   %zero = arith.constant 0.0 : f32
-  %e = tensor.empty() : tensor<2048x2048xf32>
-  %i = linalg.fill ins(%zero : f32) outs(%e : tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
+  %e = tensor.empty() : {kind}
+  %i = linalg.fill ins(%zero : f32) outs(%e : {kind}) -> {kind}
   %d = linalg.matmul
       indexing_maps = [affine_map<(m, n, k) -> (k, m)>, affine_map<(m, n, k) -> (k, n)>,
                        affine_map<(m, n, k) -> (m, n)>]
-      ins(%g, %x : tensor<32x2048xf32>, tensor<32x2048xf32>) outs(%i : tensor<2048x2048xf32>) -> tensor<2048x2048xf32>
-  %r:2 = linalg.generic {
-      indexing_maps = [affine_map<(m, n) -> (m, n)>, affine_map<(m, n) -> (m, n)>, affine_map<(m, n) -> (m, n)>,
-                       affine_map<(m, n) -> (m, n)>, affine_map<(m, n) -> (m, n)>],
-      iterator_types = ["parallel", "parallel"]}
-      ins(%d, %w, %v : tensor<2048x2048xf32>, tensor<2048x2048xf32>, tensor<2048x2048xf32>)
-      outs(%e, %e : tensor<2048x2048xf32>, tensor<2048x2048xf32>) {
-    ^bb0(%a: f32, %b: f32, %c: f32, %o: f32, %p: f32):
-      %s = arith.addf %a, %c : f32
-      %t = arith.subf %b, %s : f32
-      linalg.yield %t, %s : f32, f32 } -> (tensor<2048x2048xf32>, tensor<2048x2048xf32>)
-  return %r#0, %r#1 : tensor<2048x2048xf32>, tensor<2048x2048xf32>
-}
+      ins(%g, %x : tensor<32x2048xf32>, tensor<32x2048xf32>) outs(%i : {kind}) -> {kind}
+  %r:{count} = linalg.generic {{
+      indexing_maps = [{", ".join(["affine_map<(m, n) -> (m, n)>"] * (3 + count))}],
+      iterator_types = ["parallel", "parallel"]}}
+      ins(%d, %w, %v : {kind}, {kind}, {kind}) outs({", ".join(["%e"] * count)} : {kinds}) {{
+    ^bb0(%a: f32, %b0: f32, %b1: f32, {", ".join(f"%o{i}: f32" for i in range(count))}):
+{computed}
+      linalg.yield {", ".join(f"%r{i}" for i in range(count))} : {", ".join(["f32"] * count)} }} -> ({kinds})
+  return {", ".join(f"%r#{i}" for i in range(count))} : {kinds}
+}}
 """
+
+
+LINEAR, WIDER = product_with("addf", "subf"), product_with("addf", "subf", "mulf")
 
 
 def test_iree_still_needs_a_barrier_between_gradients_and_their_update(tmp_path):
@@ -194,9 +198,9 @@ def test_two_results_of_a_product_still_need_large_vectors(tmp_path):
 @pytest.mark.slow
 def test_a_dispatch_may_still_need_more_stack_than_the_limit(tmp_path):
     """When the first fails, `irongrad.pipeline.compile` needs no larger limit; the second is what it makes of it."""
-    assert "exceeded stack allocation limit" in _compiled_for_avx512(LINEAR, tmp_path).stderr
+    assert "exceeded stack allocation limit" in _compiled_for_avx512(WIDER, tmp_path).stderr
 
-    module = Module(LINEAR, _bytecode(LINEAR))
+    module = Module(WIDER, _bytecode(WIDER))
     compiled = compile_module(module, parse_target("llvm-cpu:cpu=x86-64-v4"), tmp_path)
     assert LARGEST_STACK in compiled.flags
     assert STACK not in compiled.flags

@@ -5,7 +5,8 @@ A model of two passes of IREE 3.13.0 (compiler/src/iree/compiler/DispatchCreatio
 * `ElementwiseOpFusion.cpp`: an elementwise node that one operation alone reads is computed in that; in a reduction only
   if it has the shape of what that reduces, with no dimensions merged in between.
 * `FuseMultiUseElementwiseProducer.cpp`: elementwise code that several operations read is computed in the first of them
-  if that is elementwise and of its shape. An operation takes in one such producer at a time, in two rounds.
+  if that is elementwise and of its shape. An operation takes in one such producer at a time, in two rounds; before
+  them in more, as far as `irongrad.pipeline.elementwise` says.
 
 What `RaiseSpecialOps.cpp` takes for a softmax is one operation, which computes nothing else.
 """
@@ -13,7 +14,7 @@ What `RaiseSpecialOps.cpp` takes for a softmax is one operation, which computes 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.fx import Graph, Node
@@ -32,6 +33,7 @@ from irongrad.passes.memory.nodes import (
     sources,
 )
 from irongrad.passes.memory.written import is_cut_up, strides_of
+from irongrad.pipeline.elementwise import LARGEST, ROUNDS
 
 aten = torch.ops.aten
 
@@ -65,10 +67,11 @@ class Operations:
                 self._add(node, node.all_input_nodes[0])
             elif not is_cloned(node) and (is_root(node) or (is_pointwise(node) and not is_constant(node))):
                 self._add(node, node)
-        while self._take_in_producers():
-            pass
-        for _ in range(_ROUNDS):
-            self._merge_producers()
+        for rounds, is_taken in ((ROUNDS, self._is_for_all), (_ROUNDS, self.is_elementwise)):
+            while self._take_in_producers():
+                pass
+            for _ in range(rounds):
+                self._merge_producers(is_taken)
 
     def is_elementwise(self, head: Node) -> bool:
         """Whether an operation is elementwise code."""
@@ -120,17 +123,24 @@ class Operations:
             return False
         return self._has_room(producer, head)
 
-    def _merge_producers(self) -> None:
-        """One round of taking in producers that several operations read."""
+    def _merge_producers(self, is_taken: Callable[[Node], bool]) -> None:
+        """One round of taking in producers that several operations read, of those that `is_taken`."""
         taken: dict[Node, Node] = {}
         for head in sorted(self.members, key=self.position.__getitem__):
             if self.is_elementwise(head):
-                free = (p for p in self.producers(head) if p not in taken and p not in taken.values())
+                free = (p for p in self.producers(head) if is_taken(p) and p not in taken and p not in taken.values())
                 producer = next((p for p in free if self._is_first_read_by(p, head)), None)
                 if producer is not None:
                     taken[producer] = head
         for producer, head in taken.items():
             self.merge(producer, head)
+
+    def _is_for_all(self, head: Node) -> bool:
+        """Whether an operation is elementwise, and what others read of it small and read by no reduction."""
+        inside = self.members[head]
+        given = [n for n in inside if self.reading([n]) - {head}]
+        small = all(shape_of(n).numel() <= LARGEST for n in given)
+        return self.is_elementwise(head) and small and not any(map(is_reduction, self.reading(inside)))
 
     def _is_first_read_by(self, producer: Node, head: Node) -> bool:
         """Whether `head` is the first to read the elementwise operation of `producer`, and can compute it."""
