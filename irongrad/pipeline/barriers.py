@@ -36,11 +36,6 @@ def release(held: Any) -> None:
     barrier.erase()
 
 
-def has_barriers(bytecode: bytes) -> bool:
-    """Whether a module has values that are held."""
-    return _MARK.encode() in bytecode
-
-
 def drop_barriers(module: ir.Module) -> None:
     """Release all values of a module that are held.
 

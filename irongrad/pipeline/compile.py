@@ -12,7 +12,7 @@ from pathlib import Path
 import iree.compiler.tools.binaries as iree_binaries
 from iree.compiler import ir
 
-from irongrad.pipeline.barriers import drop_barriers, has_barriers
+from irongrad.pipeline.barriers import drop_barriers
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.devices import cpu_of
 from irongrad.pipeline.diagnostics import toolchain_error
@@ -273,12 +273,8 @@ def _compile_to_flow(target: Target, flags: Sequence[str], source: Path) -> byte
     _compile((*flags, _INPUT, f"--compile-to={_OPTIMIZED}", "--emit-mlir-bytecode"), source, optimized)
     _edit(optimized, fuse_elementwise, *([keep_products_apart] if DATA_TILING in flags else []))
     _compile((*flags, f"--compile-from={_OPTIMIZED}", "--compile-to=flow", "--emit-mlir-bytecode"), optimized, flow)
-    module = with_microkernels(flow.read_bytes())
-    if target.shared_kernels:
-        module = share_kernels(module)
-    flow.write_bytes(module)
-    if _has_loops(module) or has_barriers(module):
-        _edit(flow, pack_before_loops, drop_barriers)
+    flow.write_bytes(with_microkernels(flow.read_bytes()))
+    _edit(flow, *([share_kernels] if target.shared_kernels else []), pack_before_loops, drop_barriers)
     return flow.read_bytes()
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from iree.compiler import ir
 
-from irongrad.pipeline.operations import bytecode_of, inside, name_of, text_of
+from irongrad.pipeline.operations import inside, name_of, text_of
 
 _LOAD = "iree_tensor_ext.dispatch.tensor.load"
 _STORE = "iree_tensor_ext.dispatch.tensor.store"
@@ -61,6 +61,11 @@ class _Kernel:
         return tuple(offset for part in self.parts for offset in _offsets_of(part))
 
     @property
+    def type(self) -> str:
+        """What it reads and writes; little to print where a kernel is much."""
+        return str(self.function.attributes["function_type"])
+
+    @property
     def kind(self) -> str:
         """Equal for kernels that differ in nothing but the offsets."""
         return _DIFFERENT.sub(r"\1", text_of(self.executable))
@@ -79,30 +84,31 @@ class _Call:
     offsets: Offsets
 
 
-def share_kernels(flow: bytes) -> bytes:
-    """A module with one kernel for all that differ in their offsets alone.
+def share_kernels(module: ir.Module) -> None:
+    """Have a module use one kernel for all that differ in their offsets alone.
 
     Args:
-        flow: the module as it is after IREE's phase `flow`, as MLIR bytecode, which the result is too.
+        module: as it is after IREE's phase `flow`, in its own context.
     """
-    with ir.Context(), ir.Location.unknown():
-        module = ir.Module.parse(flow)
-        kinds: dict[str, list[_Kernel]] = defaultdict(list)
-        for kernel in _kernels(module):
-            kinds[kernel.kind].append(kernel)
-        alike = [kernels for kernels in kinds.values() if len(kernels) > 1]
-        if not alike:
-            return flow
-        calls: dict[str, _Call] = {}
-        for kernels in alike:
-            calls |= _merged(kernels)
-        for operation in list(inside(module.operation)):
-            if operation.name == "flow.dispatch" and (call := calls.get(_kernel_of(operation))) is not None:
-                _redirect(operation, call)
-        for _, *others in alike:
-            for kernel in others:
-                kernel.executable.erase()
-        return bytecode_of(module)
+    of_a_type = _alike(_kernels(module), lambda kernel: kernel.type)
+    alike = [kernels for found in of_a_type for kernels in _alike(found, lambda kernel: kernel.kind)]
+    calls: dict[str, _Call] = {}
+    for kernels in alike:
+        calls |= _merged(kernels)
+    for operation in list(inside(module.operation)):
+        if operation.name == "flow.dispatch" and (call := calls.get(_kernel_of(operation))) is not None:
+            _redirect(operation, call)
+    for _, *others in alike:
+        for kernel in others:
+            kernel.executable.erase()
+
+
+def _alike(kernels: Iterable[_Kernel], key: Callable[[_Kernel], str]) -> list[list[_Kernel]]:
+    """Those of the same key, where there are several."""
+    groups: dict[str, list[_Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        groups[key(kernel)].append(kernel)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _kernels(module: ir.Module) -> Iterator[_Kernel]:
