@@ -154,7 +154,7 @@ def test_features_that_a_cpu_lacks(mlp_artifact, monkeypatch, machine, info, fea
 
 def test_features_that_linux_spells_otherwise(mlp_artifact, monkeypatch):
     linux = "pni sse4_1 bmi1 abm avx512f avx512_bf16 avx512vbmi avx512_vbmi2 avx512_vp2intersect avx_vnni amx_tile"
-    llvm = "sse3 sse4.1 bmi lzcnt avx512f avx512bf16 avx512vbmi avx512vbmi2 avx512vp2intersect avxvnni amx-tile"
+    llvm = "sse3 sse4.1 bmi lzcnt avx512f avx512bf16 avx512vbmi avx512vbmi2 avx512vp2intersect avxvnni amx-tile avx10.1"
     monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(cpu.Path, "read_text", lambda self: f"flags : {linux}")
     target = replace(read_manifest(mlp_artifact).targets[0], architecture="x86_64", features=tuple(llvm.split()))
