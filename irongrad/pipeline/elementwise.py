@@ -16,6 +16,7 @@ from iree.compiler import ir, passmanager
 from irongrad.pipeline.barriers import hold_behind, release
 from irongrad.pipeline.generics import inputs_of, is_elementwise, readers_of, reduces, size_of, source_of
 from irongrad.pipeline.operations import inside
+from irongrad.runtime.errors import InternalError
 
 _PRODUCTS = frozenset({"linalg.matmul", "linalg.batch_matmul"})
 
@@ -43,6 +44,9 @@ def fuse_elementwise(module: ir.Module) -> None:
     Args:
         module: as it is after IREE's phase `global-optimization`, in its own context. Passes of that phase take
             operations of several results for such of one, and make invalid ones of them.
+
+    Raises:
+        InternalError: IREE's passes fail.
     """
     _run(_FUSE, module)
     found = [result for op in inside(module.operation) if is_elementwise(op) for result in op.results]
@@ -70,7 +74,10 @@ def _run(passes: str, module: ir.Module) -> None:
     with module.context:
         manager = passmanager.PassManager.parse(f"builtin.module(util.func({passes}))")
         manager.enable_verifier(False)
-        manager.run(module.operation)
+        try:
+            manager.run(module.operation)
+        except ir.MLIRError as error:
+            raise InternalError(f"IREE's passes {passes} fail: {error}") from error
 
 
 def _is_for_others(result: Any) -> bool:
