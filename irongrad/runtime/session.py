@@ -39,7 +39,7 @@ from irongrad.runtime.manifest import (
     TensorSpec,
     read_manifest,
 )
-from irongrad.runtime.memory import keep_freed_memory
+from irongrad.runtime.memory import keep_freed_memory, prefer_large_pages
 from irongrad.runtime.selection import check_device, choose_target
 from irongrad.runtime.stacks import give_workers_stack
 from irongrad.runtime.status import reason
@@ -116,6 +116,8 @@ class Session:
     def _open(self, state: Path) -> None:
         if is_local(self.device):
             keep_freed_memory()
+            # Twice, as what is allocated between leaves too little in one piece.
+            prefer_large_pages(2 * (state.stat().st_size + max(self.target.transients.values(), default=0)))
             give_workers_stack()
         path = self.directory / self.target.file
         module = self._load(path, state)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 import torch
 
 import irongrad as ig
+from irongrad.runtime.memory import prefer_large_pages
 
 PAGE = resource.getpagesize()
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+LEFT_TO_PROCESSES = LARGE_PAGES.exists() and "[madvise]" in LARGE_PAGES.read_text()
 
 
 def page_faults() -> int:
@@ -61,3 +66,32 @@ print((second - first) * resource.getpagesize())
 def test_memory_is_kept_between_calls_in_other_threads_too():
     run = subprocess.run([sys.executable, "-c", IN_A_THREAD], capture_output=True, text=True, check=True)
     assert int(run.stdout) < 2**24
+
+
+ON_LARGE_PAGES = """
+import ctypes, sys
+from irongrad.runtime.memory import keep_freed_memory, prefer_large_pages
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.memset.restype = ctypes.c_void_p
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+keep_freed_memory()
+if sys.argv[1:]:
+    prefer_large_pages(2**26)
+libc.memset(libc.malloc(2**25), 1, 2**25)
+with open("/proc/self/smaps") as file:
+    print(sum(int(line.split()[1]) for line in file if line.startswith("AnonHugePages")) * 2**10)
+"""
+
+
+@pytest.mark.skipif(not LEFT_TO_PROCESSES, reason="large pages are not left to processes here")
+def test_memory_that_is_preferred_on_large_pages_lies_there():
+    found = [
+        int(subprocess.run([sys.executable, "-c", ON_LARGE_PAGES, *preferred], capture_output=True, check=True).stdout)
+        for preferred in ([], ["preferred"])
+    ]
+    assert found[1] - found[0] >= 2**24
+
+
+def test_more_than_there_is_is_not_set_aside():
+    prefer_large_pages(2**60)
