@@ -3,7 +3,7 @@
 What several read is a kernel of its own, unless IREE's pass FuseMultiUseElementwiseProducer makes it one with a reader.
 In its phase `flow` IREE 3.13.0 runs it twice (DispatchCreation/Passes.cpp), and each time a producer goes to its first
 reader alone, so of the chains that a recurrent layer and its gradients are, or that Adam is, several kernels are left.
-Run as often as they are long, it leaves one: an LSTM of two layers launches a third fewer kernels
+Run as often as they are long, it leaves one: a step of the medium LSTM launches 177 kernels in place of 248
 (docs/benchmarks.md). tests/pipeline/test_elementwise.py tells when IREE does that itself.
 """
 

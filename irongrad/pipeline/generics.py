@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 from iree.compiler import ir
-from iree.compiler.dialects import linalg
 
 GENERIC = "linalg.generic"
 RESHAPES = frozenset({"tensor.expand_shape", "tensor.collapse_shape"})
@@ -28,9 +27,8 @@ def reduces(operation: Any) -> bool:
 
 
 def inputs_of(operation: Any) -> list[Any]:
-    """What an operation reads; the operands of a `linalg.generic` that it writes to are none of these."""
-    view = operation.opview
-    return list(view.inputs if isinstance(view, linalg.GenericOp) else operation.operands)
+    """What a `linalg.generic` reads; the operands that it writes to are none of these."""
+    return list(operation.opview.inputs)
 
 
 def source_of(value: Any) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from iree.compiler import ir
 from iree.compiler.dialects import arith, func, tensor
 
+from irongrad.pipeline.generics import GENERIC
 from irongrad.pipeline.operations import bytecode_of
 
 # The virtual machine of IREE 3.13.0 cannot round a float64 to float32, so this does, on the bits (IEEE 754, to nearest,
@@ -85,7 +86,7 @@ def _generics(module: ir.Module) -> list[ir.Operation]:
     found: list[ir.Operation] = []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name in ("linalg.generic", "linalg.fill"):
+        if operation.name in (GENERIC, "linalg.fill"):
             found.append(operation)
         return ir.WalkResult.ADVANCE
 

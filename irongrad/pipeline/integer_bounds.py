@@ -10,8 +10,10 @@ from typing import Any
 
 from iree.compiler import ir
 
+from irongrad.pipeline.generics import GENERIC, RESHAPES
+
 # Operations that move the values of their first operand.
-_MOVES = frozenset({"tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice"})
+_MOVES = RESHAPES | {"tensor.extract_slice"}
 _CASTS = frozenset({"arith.index_cast", "arith.index_castui"})
 
 
@@ -28,7 +30,7 @@ def largest(value: ir.Value) -> int | None:
         return held.value if isinstance(held, ir.IntegerAttr) and held.value >= 0 else None
     if operation.name == "linalg.index":
         return _of_index(operation)
-    if operation.name == "linalg.generic":
+    if operation.name == GENERIC:
         inner = operation.regions[0].blocks[0].operations
         return largest(inner[len(inner) - 1].operands[ir.OpResult(value).result_number])
     if operation.name in _MOVES or operation.name in _CASTS:
@@ -47,7 +49,7 @@ def largest(value: ir.Value) -> int | None:
 def _of_argument(value: ir.BlockArgument) -> int | None:
     """Of an element that the body of a `linalg.generic` takes."""
     outer = value.owner.owner
-    if outer.name != "linalg.generic" or value.arg_number >= _inputs(outer):
+    if outer.name != GENERIC or value.arg_number >= _inputs(outer):
         return None
     return largest(outer.operands[value.arg_number])
 

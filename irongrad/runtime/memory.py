@@ -23,8 +23,7 @@ def keep_freed_memory() -> None:
     What one thread frees is there for all, where this is called before there are others: IREE's workers allocate large
     blocks too, and one too large for the arena of a thread is mapped each time (sysmalloc of glibc 2.36).
     """
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
+    if (libc := _glibc()) is not None:
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, -1)
         libc.mallopt(_M_ARENA_MAX, 1)
@@ -39,9 +38,8 @@ def prefer_large_pages(size: int) -> None:
 
     Source: madvise(2) and the kernel's Documentation/admin-guide/mm/transhuge.rst.
     """
-    if platform.libc_ver()[0] != "glibc":
+    if (libc := _glibc()) is None:
         return
-    libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     libc.malloc.argtypes = [ctypes.c_size_t]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -51,3 +49,8 @@ def prefer_large_pages(size: int) -> None:
         first = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
         libc.madvise(first, max(block + size - first, 0), mmap.MADV_HUGEPAGE)
         libc.free(block)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    """The C library of this process, with types of its own; None where it is no glibc."""
+    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None

@@ -67,11 +67,12 @@ class Operations:
                 self._add(node, node.all_input_nodes[0])
             elif not is_cloned(node) and (is_root(node) or (is_pointwise(node) and not is_constant(node))):
                 self._add(node, node)
-        for rounds, is_taken in ((ROUNDS, self._is_for_all), (_ROUNDS, self.is_elementwise)):
+        for rounds, is_such in ((ROUNDS, self._is_for_all), (_ROUNDS, self.is_elementwise)):
             while self._take_in_producers():
                 pass
             for _ in range(rounds):
-                self._merge_producers(is_taken)
+                if not self._merge_producers(is_such):
+                    break
 
     def is_elementwise(self, head: Node) -> bool:
         """Whether an operation is elementwise code."""
@@ -123,28 +124,29 @@ class Operations:
             return False
         return self._has_room(producer, head)
 
-    def _merge_producers(self, is_taken: Callable[[Node], bool]) -> None:
-        """One round of taking in producers that several operations read, of those that `is_taken`."""
+    def _merge_producers(self, is_such: Callable[[Node], bool]) -> bool:
+        """One round of taking in producers that several operations read, if they are such; whether there were any."""
         taken: dict[Node, Node] = {}
         for head in sorted(self.members, key=self.position.__getitem__):
             if self.is_elementwise(head):
-                free = (p for p in self.producers(head) if is_taken(p) and p not in taken and p not in taken.values())
+                free = (p for p in self.producers(head) if p not in taken and p not in taken.values() and is_such(p))
                 producer = next((p for p in free if self._is_first_read_by(p, head)), None)
                 if producer is not None:
                     taken[producer] = head
         for producer, head in taken.items():
             self.merge(producer, head)
+        return bool(taken)
 
     def _is_for_all(self, head: Node) -> bool:
         """Whether an operation is elementwise, and what others read of it small and read by no reduction."""
         inside = self.members[head]
-        given = [n for n in inside if self.reading([n]) - {head}]
-        small = all(shape_of(n).numel() <= LARGEST for n in given)
-        return self.is_elementwise(head) and small and not any(map(is_reduction, self.reading(inside)))
+        if not self.is_elementwise(head) or any(map(is_reduction, self.reading(inside))):
+            return False
+        return all(shape_of(n).numel() <= LARGEST for n in inside if self.reading([n]) - {head})
 
     def _is_first_read_by(self, producer: Node, head: Node) -> bool:
         """Whether `head` is the first to read the elementwise operation of `producer`, and can compute it."""
-        if not self.is_elementwise(producer) or shape_of(producer).numel() != shape_of(head).numel():
+        if shape_of(producer).numel() != shape_of(head).numel():
             return False
         first = min(self.reading(self.members[producer]) - {producer}, key=self.position.__getitem__)
         return first is head and self._has_room(producer, head)
