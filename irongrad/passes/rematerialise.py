@@ -73,7 +73,7 @@ def fit(graph: GraphModule, max_memory: str, ratio: float = 1.0, *, packed: bool
     full = everything_saved(problem)
     # The search for the first may miss what the other finds.
     plan = cheapest(problem, int(budget / ratio)) or smallest(problem)
-    copies = recompute(graph.graph, plan.saved) if plan.total < full.total else {}
+    copies = recompute(graph.graph, plan.saved, packed=packed) if plan.total < full.total else {}
     graph.graph.eliminate_dead_code()
     stats = {"recomputed": len(copies), "bytes before": unlimited, "budget": budget, "bytes": plan.total}
     return PassResult(bool(copies) or separated > 0, stats)

@@ -24,6 +24,7 @@ from irongrad.pipeline.loop_invariants import pack_before_loops
 from irongrad.pipeline.microkernels import with_microkernels
 from irongrad.pipeline.operations import LOOPS, PACKING, bytecode_of, found_in, functions_of, inside, parsed
 from irongrad.pipeline.portable import PortableModule
+from irongrad.pipeline.products import lay_out_products
 from irongrad.pipeline.retarget import retarget
 from irongrad.pipeline.shared_kernels import share_kernels
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics
@@ -271,7 +272,7 @@ def _compile_to_flow(target: Target, flags: Sequence[str], source: Path) -> byte
     """The phase that lists the kernels."""
     optimized, flow = _phase(source, _OPTIMIZED), _phase(source, "flow")
     _compile((*flags, _INPUT, f"--compile-to={_OPTIMIZED}", "--emit-mlir-bytecode"), source, optimized)
-    _edit(optimized, fuse_elementwise, *([keep_products_apart] if DATA_TILING in flags else []))
+    _edit(optimized, fuse_elementwise, *([lay_out_products, keep_products_apart] if DATA_TILING in flags else []))
     _compile((*flags, f"--compile-from={_OPTIMIZED}", "--compile-to=flow", "--emit-mlir-bytecode"), optimized, flow)
     flow.write_bytes(with_microkernels(flow.read_bytes()))
     _edit(flow, *([share_kernels] if target.shared_kernels else []), pack_before_loops, drop_barriers)

@@ -7,6 +7,7 @@ tests/pipeline/test_sequences.py tells when it no longer does.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from iree.compiler import ir
@@ -21,16 +22,16 @@ def pack_before_loops(module: ir.Module) -> None:
         module: as it is after IREE's phase `flow`, in its own context.
     """
     for operation in found_in(module, PACKING):
-        loop = _outermost(operation)
-        if loop is not None:
-            operation.move_before(loop)
+        place = outside_loops(operation, operation.operands)
+        if place is not operation:
+            operation.move_before(place)
 
 
-def _outermost(operation: Any) -> Any | None:
-    """The outermost loop around an operation whose operands are all from around that loop."""
-    outwards = loops_around(operation.block)
-    return next((loop for loop in reversed(outwards) if not _reads_from_inside(operation, loop)), None)
-
-
-def _reads_from_inside(operation: Any, loop: Any) -> bool:
-    return any(loop in around(block_of(value)) for value in operation.operands)
+def outside_loops(operation: Any, values: Iterable[Any]) -> Any:
+    """The outermost loop around `operation` that `values` are all from around; without one, `operation`."""
+    outermost = operation
+    for loop in loops_around(operation.block):
+        if any(loop in around(block_of(value)) for value in values):
+            break
+        outermost = loop
+    return outermost

@@ -34,7 +34,7 @@ def nodes(step: StepGraph) -> int:
 
 def launches(step: StepGraph) -> int:
     """Kernels, by the model of what IREE fuses."""
-    return sum(len(kernels(f.graph.graph).members) for f in step.functions.values())
+    return sum(len(kernels(f.graph.graph, packed=True).members) for f in step.functions.values())
 
 
 def operations(step: StepGraph) -> int:

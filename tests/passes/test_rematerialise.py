@@ -202,7 +202,7 @@ def test_copies_read_tied_values_and_the_backward_keeps_only_what_is_saved() -> 
     graph.graph.lint()
     merge_common_subexpressions(graph)  # as IREE does: it must not undo any of it
     forward = {n for n in graph.graph.nodes if n.op == "call_function" and not is_backward(n)} - saved
-    grouping = kernels(graph.graph)
+    grouping = kernels(graph.graph, packed=True)
     kept = {n for n in forward if n in grouping.leader and any(is_backward(u) for u in n.users)}
     assert [n.meta["val"].shape for n in kept] == [torch.Size([])]  # the loss, whose alias is made last
     assert sum(is_recomputed(n) for n in graph.graph.nodes) > 20

@@ -123,11 +123,11 @@ def test_with_buckets_the_largest_fits(tmp_path: Path) -> None:
     assert limit / 2 < allocated <= limit
 
 
-def test_half_of_its_memory_is_enough_for_the_first_plan_of_the_largest_resnet(
+def test_half_of_its_memory_is_enough_for_the_first_plans_of_the_largest_resnet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     step = importlib.import_module("memory").make_step("resnet18")
     allocated, limit, ratio = compiled(tmp_path / "artifact", "50%", step)
     assert limit * 0.9 < allocated <= limit
-    assert ratio == 1
+    assert ratio == pytest.approx(1, abs=0.05)

@@ -113,7 +113,7 @@ def _usage(
 ) -> Usage:
     """As `usage`, of a graph of whose results `written` are written into memory before they are copied."""
     results = {source(n) for n in graph.output_node().all_input_nodes} - written
-    grouping = kernels(graph)
+    grouping = kernels(graph, packed=packed)
     demands = {n: demand_of(n, partial(_inside, packed)) for n in graph.nodes if is_control(n)}
     steps = steps_of(graph, grouping, results, demands, packed=packed)
     moments: dict[Step, int] = {}

@@ -4,6 +4,9 @@ With data tiling, IREE 3.13.0 packs both operands of a contraction into tiles fi
 kernel reads as its result is packed; each into memory that lives until the product is computed. What several
 contractions read packed alike is packed once. What nothing reads but one packing is written packed by the kernel that
 computes it (compiler/src/iree/compiler/DispatchCreation/FuseEncodingOpsIntoDispatchRegions.cpp).
+
+Panels (`panels.py`) are packed too: those of the right operand, and of a left one that has its rows apart. What
+elementwise code computes for one of them alone is written there.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from irongrad.passes.memory.nodes import (
     sources,
     widens,
 )
+from irongrad.passes.memory.panels import has_rows_apart, is_written_in_order
 from irongrad.passes.memory.written import CONTRACTIONS, CUTS, is_in_place
 
 # Rows and columns of a tile of float32 with AVX-512 (enumerateMatmulTileX86_64 in CPUEncodingExternalModels.cpp); half
@@ -75,6 +79,8 @@ def only_packed(found: Iterable[Packing], grouping: Kernels) -> dict[Node, Packi
 def _is_only_packed(value: Node, packing: Packing, grouping: Kernels) -> bool:
     if value not in grouping.leader or len(packing.contractions) > 1:
         return False
+    if packing.contractions[0] in grouping.of_panels and not grouping.operations.is_elementwise(grouping.leader[value]):
+        return False
     if is_in_place(value) or is_item(value) or value.target in CUTS:
         return False
     reading = {grouping.leader.get(r) for r in readers(value)} - {grouping.leader[value]}
@@ -84,12 +90,23 @@ def _is_only_packed(value: Node, packing: Packing, grouping: Kernels) -> bool:
 def _operands(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool, bool]]]:
     """What the kernel of a contraction packs, each with whether it has the rows and the columns of the product."""
     left, right = head.args[-2:]
+    if head in grouping.of_panels:
+        yield from ((operand, (False, False)) for operand in _in_panels(head))
+        return
     yield _narrow(left), (True, False)
     yield _narrow(right), (False, True)
     beside = (n for m in grouping.members[head] if m is not head for n in m.all_input_nodes)
     for operand in dict.fromkeys(s for n in beside if shape_of(n).numel() > 1 for s in _parts_or_sources(n)):
         if grouping.leader.get(source(operand)) is not head and not is_constant(source(operand)):
             yield operand, (True, True)
+
+
+def _in_panels(head: Node) -> Iterator[Node]:
+    """The operands of a contraction of panels that are copied."""
+    left, right = head.args[-2:]
+    if has_rows_apart(head) or is_written_in_order(left):
+        yield left
+    yield right
 
 
 def _narrow(operand: Node) -> Node:

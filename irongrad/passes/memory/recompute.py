@@ -59,7 +59,7 @@ def is_forward(node: Node) -> bool:
     return node.op == "call_function" and not is_backward(node)
 
 
-def recompute(graph: Graph, saved: Set[Node]) -> dict[Node, Node]:
+def recompute(graph: Graph, saved: Set[Node], *, packed: bool = True) -> dict[Node, Node]:
     """Have the backward of `graph` keep only `saved` of the forward, and compute others again where it reads them.
 
     Elementwise code is computed again for every kernel that reads it, in that kernel, and so never stored; everything
@@ -68,7 +68,7 @@ def recompute(graph: Graph, saved: Set[Node]) -> dict[Node, Node]:
     Returns:
         The originals by copy, without views.
     """
-    work = _Recomputation(graph, saved)
+    work = _Recomputation(graph, saved, packed)
     for node in list(graph.nodes):
         if is_backward(node):
             work.rewire(node)
@@ -80,10 +80,11 @@ def recompute(graph: Graph, saved: Set[Node]) -> dict[Node, Node]:
 class _Recomputation:
     graph: Graph
     saved: Set[Node]
+    packed: bool
     copies: dict[Node, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._grouping = kernels(self.graph)
+        self._grouping = kernels(self.graph, packed=self.packed)
         self._late: Node | None = None
         self._made: dict[_Key, Node] = {}
         self._stage: dict[Node, Node] = {}

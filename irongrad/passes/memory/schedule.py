@@ -102,7 +102,7 @@ def problem_of(graph: Graph, *, packed: bool = True) -> Problem:
     """The values of `graph` that can be kept or computed again; `packed` as `usage` takes it."""
     position = {n: i for i, n in enumerate(graph.nodes)}
     read = {v for n in graph.nodes if is_backward(n) for v in _values_read(n)}
-    grouping = kernels(graph)
+    grouping = kernels(graph, packed=packed)
     inputs: dict[Node, tuple[Node, ...]] = {}
     inside: dict[Node, tuple[Node, ...]] = {}
     stack = sorted(read, key=position.__getitem__)
@@ -155,7 +155,7 @@ def carry_out(problem: Problem, saved: Set[Node]) -> Plan:
     new_of: dict[Node, Node] = {}
     copy.output(copy.graph_copy(problem.graph, new_of))
     copy.output_node().meta = problem.graph.output_node().meta
-    made = recompute(copy, {new_of[n] for n in saved})
+    made = recompute(copy, {new_of[n] for n in saved}, packed=problem.packed)
     found = usage(copy, packed=problem.packed)
     old_of = {new: old for old, new in new_of.items()}
     again = {copied: old_of[original] for copied, original in made.items()}

@@ -39,17 +39,17 @@ _RESHAPES: frozenset[Any] = frozenset(
     }
 )
 CUTS: frozenset[Any] = frozenset({aten.select.int, aten.slice.Tensor})
-_TRANSPOSES: frozenset[Any] = frozenset({aten.permute.default, aten.t.default, aten.transpose.int})
+TRANSPOSES: frozenset[Any] = frozenset({aten.permute.default, aten.t.default, aten.transpose.int})
 _JOINS: frozenset[Any] = frozenset({aten.cat.default, aten.stack.default})
 
-VIEWS = _RESHAPES | CUTS | _TRANSPOSES | {aten.split_with_sizes.default}
+VIEWS = _RESHAPES | CUTS | TRANSPOSES | {aten.split_with_sizes.default}
 
 CONTRACTIONS: frozenset[Any] = frozenset({aten.addmm.default, aten.baddbmm.default, aten.bmm.default, aten.mm.default})
 
 
 def is_written_out(node: Node) -> bool:
     """Whether the view `node` has memory of its own."""
-    if node.target in _TRANSPOSES and _moves(node):
+    if node.target in TRANSPOSES and moves(node):
         readers = list(_readers(node))
         whole = is_join(joined(node.all_input_nodes[0]))
         return (
@@ -60,13 +60,13 @@ def is_written_out(node: Node) -> bool:
             or (node.meta["val"].ndim > 3 and _packed_in_several_ways(node))
         )
     if node.target in CUTS and not _is_run(node):
-        return any(r.target in CONTRACTIONS for r in _readers(node, _RESHAPES | _TRANSPOSES))
+        return any(r.target in CONTRACTIONS for r in _readers(node, _RESHAPES | TRANSPOSES))
     return False
 
 
 def _moves_first(node: Node) -> bool:
     """Whether the first dimension of a transpose, of three or more, is another one before."""
-    order = _order(node)
+    order = order_of(node)
     return node.meta["val"].ndim > 2 and len(order) > 0 and order[0] != min(order)
 
 
@@ -77,7 +77,7 @@ def _packed_in_several_ways(node: Node) -> bool:
     while stack:
         view = stack.pop()
         for user in view.users:
-            if user.target in _RESHAPES | _TRANSPOSES:
+            if user.target in _RESHAPES | TRANSPOSES:
                 stack.append(user)
             elif user.target in CONTRACTIONS:
                 operands |= {(view, side) for side, operand in enumerate(user.args[-2:]) if operand is view}
@@ -180,13 +180,13 @@ def is_cut_up(node: Node) -> bool:
     return len(readers) > 1 and any(r.target in CUTS for r in readers)
 
 
-def _moves(node: Node) -> bool:
+def moves(node: Node) -> bool:
     """Whether a transpose changes the order of elements: dimensions of one do not count."""
-    order = _order(node)
+    order = order_of(node)
     return order != sorted(order)
 
 
-def _order(node: Node) -> list[int]:
+def order_of(node: Node) -> list[int]:
     """The dimensions of its source that a transpose has in turn, but for those of size one."""
     shape = node.all_input_nodes[0].meta["val"].shape
     dims = list(range(len(shape)))

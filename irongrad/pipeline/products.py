@@ -1,0 +1,235 @@
+"""Products of matrices in panels, on a CPU of the architecture x86.
+
+With data tiling IREE 3.13.0 packs both operands of a product into tiles of 16 rows. Its kernel reads 17 numbers for 16
+products, brings the result back into rows, and has half of what a processor can do. Here a kernel keeps so many results
+in registers that it seldom reads, and the right operand lies in panels of as many columns, so that it is read in one
+go, as in Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (ACM Transactions on Mathematical
+Software 34(3), 2008). The left operand and the result stay as they are: rows are read at several places at a time, and
+written whole. Where the left one is transposed it is laid out in panels too, as what a kernel reads together would lie
+a power of two apart far too often. docs/benchmarks.md has figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from iree.compiler import ir
+from iree.compiler.dialects import arith
+
+from irongrad.pipeline.barriers import hold
+from irongrad.pipeline.devices import cpu_of
+from irongrad.pipeline.generics import GENERIC, inputs_of
+from irongrad.pipeline.loop_invariants import outside_loops
+from irongrad.pipeline.loops import Lettered, empty, generic, merged, split
+from irongrad.pipeline.operations import inside
+
+_PRODUCTS = frozenset({"linalg.matmul", "linalg.batch_matmul"})
+_ARCHITECTURE = "x86_64"
+
+
+@dataclass(frozen=True)
+class Registers:
+    """How many results a kernel computes at once.
+
+    Attributes:
+        rows: of them.
+        columns: of them, two registers full.
+    """
+
+    rows: int
+    columns: int
+
+
+# What registers hold, by a feature that all CPUs with such registers have. As many chains of additions as results are
+# under way at once, which hides how long each takes: 4 cycles, two of them in each.
+AVX512, AVX2 = Registers(8, 32), Registers(4, 16)
+_REGISTERS = {"avx512f": AVX512, "fma": AVX2}
+
+# Columns of a left operand that is transposed in one panel: a cache line.
+_LINE = 16
+
+# Summands that are added up before the next rows are read, at most those of a panel in the second cache; and those of
+# one round of the innermost loop.
+_DEPTH = 2048
+_ROUND = 4
+
+# Multiplications of the smallest product that has panels, about 10 µs of one core. What IREE makes of smaller ones is
+# slower, but fewer kernels, as it computes in the product's what is elementwise before and behind it.
+_LEAST = 1 << 20
+
+# Rows and columns of the result that one thread computes at a time, at most, so that it reads operands seldom; and how
+# many such parts there are at least, where that leaves each as many as registers hold, so that all threads have some.
+_ROWS, _COLUMNS, _PARTS = 256, 384, 16
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product of matrices, or of as many pairs of them as there are in a batch.
+
+    Each letter is a dimension: `b` of a batch, `r` rows, `c` columns, `k` summands; later `p` is panels of rows and `q`
+    panels of columns.
+
+    Attributes:
+        operation: it.
+        sizes: by letter.
+        left: the left operand.
+        right: the right operand.
+    """
+
+    operation: Any
+    sizes: dict[str, int]
+    left: Lettered
+    right: Lettered
+
+    @property
+    def has_rows_apart(self) -> bool:
+        """Whether what a row of the left operand has is not side by side in memory."""
+        return not self.left[1].endswith("k")
+
+
+def lay_out_products(module: ir.Module) -> None:
+    """Have products of float32 of known sizes read panels; others are left to IREE, as on other architectures.
+
+    Args:
+        module: as it is after IREE's phase `global-optimization`, in its own context.
+    """
+    architecture, features = cpu_of(module)
+    registers = next((r for feature, r in _REGISTERS.items() if feature in features), None)
+    if architecture != _ARCHITECTURE or registers is None:
+        return
+    for operation in [op for op in inside(module.operation) if op.name in _PRODUCTS]:
+        product = _product_of(operation)
+        if product is not None and fits(product.sizes, registers, has_rows_apart=product.has_rows_apart):
+            _lay_out(product, registers)
+
+
+def _product_of(operation: Any) -> _Product | None:
+    """What a product of float32 multiplies; None where sizes are not known."""
+    *operands, result = operation.operands
+    kinds = [value.type for value in operation.operands]
+    if not all(kind.has_static_shape and isinstance(kind.element_type, ir.F32Type) for kind in kinds):
+        return None
+    letters = "brck" if len(result.type.shape) > 2 else "rck"
+    of_operands = ["".join(letters[d] for d in _dimensions(m.value)) for m in operation.attributes["indexing_maps"]]
+    sizes = {
+        x: size for kind, of in zip(kinds, of_operands, strict=True) for x, size in zip(of, kind.shape, strict=True)
+    }
+    left, right = (_source(value, of) for value, of in zip(operands, of_operands, strict=False))
+    return _Product(operation, sizes, left, right)
+
+
+def _source(value: Any, letters: str) -> Lettered:
+    """What `value` has in another order, or as often as there are in a batch; else itself."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.name != GENERIC or len(inputs_of(owner)) != 1:
+        return value, letters
+    (source,), (of_source, of_value) = inputs_of(owner), [m.value for m in owner.attributes["indexing_maps"]]
+    body = owner.regions[0].blocks[0]
+    computes = body.operations[0].operands[0] != body.arguments[0]
+    if computes or not of_source.is_projected_permutation or of_value != ir.AffineMap.get_identity(len(letters)):
+        return value, letters
+    return source, "".join(letters[d] for d in _dimensions(of_source))
+
+
+def _dimensions(indexing: Any) -> list[int]:
+    """The numbers of the loops that go over the dimensions of an operand."""
+    return [ir.AffineDimExpr(expression).position for expression in indexing.results]
+
+
+def fits(sizes: Mapping[str, int], registers: Registers, *, has_rows_apart: bool) -> bool:
+    """Whether a product is large enough to be laid out in panels, and keeps registers full all the time.
+
+    Args:
+        sizes: the numbers of rows, `r`, of columns, `c`, of summands, `k`, and of pairs of matrices, `b`.
+        registers: what they hold.
+        has_rows_apart: as `_Product` has it.
+    """
+    units = {"r": _rows_at_once(registers, has_rows_apart), "c": registers.columns, "k": _ROUND}
+    full = all(sizes[letter] % unit == 0 for letter, unit in units.items())
+    return full and math.prod(sizes.values()) >= _LEAST
+
+
+def _rows_at_once(registers: Registers, has_rows_apart: bool) -> int:
+    return math.lcm(registers.rows, _LINE) if has_rows_apart else registers.rows
+
+
+def _lay_out(product: _Product, registers: Registers) -> None:
+    """Put a product of panels in the place of one of matrices, as a kernel of its own."""
+    operation, (left, right) = product.operation, (product.left, product.right)
+    init, batch = operation.operands[-1], "b" if "b" in product.sizes else ""
+    place = ir.InsertionPoint(operation)
+    right, letters = _panels(right, "c", "q", registers.columns, operation), f"{batch}rqc"
+    if product.has_rows_apart:
+        left, letters = _panels(left, "r", "p", _LINE, operation), f"{batch}prqc"
+    with operation.location, place:
+        init = split(init, len(batch) + 1, registers.columns)
+        if product.has_rows_apart:
+            init = split(init, len(batch), _LINE)
+        # IREE would compute a product of other loops if it knew how the operands are made, and forget how to nest them.
+        operands = [(hold(value, place), of_value) for value, of_value in (left, right)]
+        nested = {"compilation_info": _loops(product, registers, f"{letters}k")}
+        result = generic(lambda x, y, sum_: arith.addf(sum_, arith.mulf(x, y)), operands, (init, letters), nested)
+        result = merged(result, letters.index("q"))
+        if product.has_rows_apart:
+            result = merged(result, letters.index("p"))
+        result = hold(result, place)
+    operation.results[0].replace_all_uses_with(result)
+    operation.erase()
+
+
+def _panels(operand: Lettered, letter: str, panel: str, width: int, before: Any) -> Lettered:
+    """An operand with `width` rows or columns of a summand side by side; made before loops that leave it as it is."""
+    value, letters = operand
+    laid_out = ("b" if "b" in letters else "") + panel + "k" + letter
+    with before.location, ir.InsertionPoint(outside_loops(before, [value])):
+        pieces = split(value, letters.index(letter), width)
+        letters = letters.replace(letter, panel + letter)
+        sizes = dict(zip(letters, pieces.type.shape, strict=True))
+        init = empty([sizes[x] for x in laid_out], value.type.element_type)
+        return generic(lambda x, _: x, [(pieces, letters)], (init, laid_out), {}), laid_out
+
+
+def _loops(product: _Product, registers: Registers, letters: str) -> ir.Attribute:
+    """How the loops of a product are nested: what a thread computes, with which panel, and what registers hold."""
+    rows, columns = _part(product, registers)
+    depth = _divisor(product.sizes["k"], _DEPTH, _ROUND)
+    line = _LINE if product.has_rows_apart else rows
+    part = {"b": 1, "p": rows // line, "r": line, "q": columns // registers.columns, "c": registers.columns}
+    panel = {**part, "q": 1}
+    stretch = {"k": depth if depth < product.sizes["k"] else 0}
+    held = {**panel, "p": 1, "r": registers.rows}
+    levels = {
+        "distribution": part,
+        "cache_parallel": panel,
+        "cache_reduction": stretch,
+        "vector_common_parallel": held,
+        "vector_reduction": {"k": _ROUND},
+    }
+    config = ", ".join(f"{level} = {[found.get(letter, 0) for letter in letters]}" for level, found in levels.items())
+    return ir.Attribute.parse(
+        f"#iree_codegen.compilation_info<lowering_config = #iree_cpu.lowering_config<{config}>,"
+        " translation_info = #iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<DoubleTilingExpert>>>"
+    )
+
+
+def _part(product: _Product, registers: Registers) -> tuple[int, int]:
+    """How many rows and columns of the result a thread computes at a time."""
+    all_rows, all_columns = product.sizes["r"], product.sizes["c"]
+    row, column = _rows_at_once(registers, product.has_rows_apart), registers.columns
+    rows, columns = _divisor(all_rows, _ROWS, row), _divisor(all_columns, _COLUMNS, column)
+    while (all_rows // rows) * (all_columns // columns) * product.sizes.get("b", 1) < _PARTS:
+        if rows == row and columns == column:
+            break
+        if columns > max(rows, column) or rows == row:
+            columns = _divisor(all_columns, columns - 1, column)
+        else:
+            rows = _divisor(all_rows, rows - 1, row)
+    return rows, columns
+
+
+def _divisor(size: int, most: int, unit: int) -> int:
+    """The largest divisor of `size` of at most `most`, or else `unit`, of those that `unit` divides."""
+    return max(d for d in range(unit, max(most, unit) + 1, unit) if size % d == 0)

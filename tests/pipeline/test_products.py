@@ -1,0 +1,203 @@
+"""Large products of float32 are computed of panels on a CPU of the architecture x86, and right in any case."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import iree.runtime as ireert
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from iree.compiler import ir
+
+from irongrad.pipeline import products
+from irongrad.pipeline.compile import COMMON_FLAGS, _compile_to_flow, compile_module
+from irongrad.pipeline.operations import bytecode_of, found_in, inside, loops_around, parsed
+from irongrad.pipeline.products import AVX2, AVX512, Registers
+from irongrad.targets import parse_target
+
+AVX512_TARGET, AVX2_TARGET = "llvm-cpu:cpu=x86-64-v4", "llvm-cpu:cpu=x86-64-v3"
+SIZES = {"b": 3, "r": 128, "c": 96, "k": 128}
+
+# The letters of each operand as a product reads it, and of the left one as it lies in memory.
+CASES = {
+    "matrices": ("rk", "kc", "rk"),
+    "a transposed left operand": ("kr", "kc", "kr"),
+    "a transposed right operand": ("rk", "ck", "rk"),
+    "a batch": ("brk", "bkc", "brk"),
+    "a batch of transposed left operands": ("bkr", "bkc", "bkr"),
+    "a batch of transposed right operands": ("brk", "bck", "brk"),
+    "rows of a batch in turn": ("brk", "bkc", "rbk"),
+    "columns of a batch in turn": ("brk", "bkc", "kbr"),
+    "one left operand for a batch": ("brk", "bkc", "rk"),
+}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A portable module with a product of two matrices, or of a batch of them.
+
+    Attributes:
+        left: letters, as in `CASES`.
+        right: letters of the right operand.
+        given: letters of the left operand as the module is given it.
+        sizes: by letter.
+        kind: of the elements.
+    """
+
+    left: str
+    right: str
+    given: str
+    sizes: dict[str, int]
+    kind: str = "f32"
+    entry_points = ()
+
+    @property
+    def text(self) -> str:
+        """The module."""
+        batch = "b" * self.left.count("b")
+        result, loops = f"{batch}rc", f"{batch}rck"
+        given, left, right, out = map(self._type, (self.given, self.left, self.right, result))
+        dims = ", ".join(f"d{i}" for i in range(len(loops)))
+        maps = ", ".join(
+            f"affine_map<({dims}) -> ({', '.join(f'd{loops.index(x)}' for x in letters)})>"
+            for letters in (self.left, self.right, result)
+        )
+        spread = ", ".join(f"d{self.left.index(x)}" for x in self.given)
+        of_left = ", ".join(f"d{i}" for i in range(len(self.left)))
+        parallel = ", ".join('"parallel"' for _ in self.left)
+        return f"""func.func @f(%given: {given}, %b: {right}) -> {out} {{
+          %room = tensor.empty() : {left}
+          %a = linalg.generic {{
+              indexing_maps = [affine_map<({of_left}) -> ({spread})>, affine_map<({of_left}) -> ({of_left})>],
+              iterator_types = [{parallel}]
+          }} ins(%given : {given}) outs(%room : {left}) {{
+          ^bb0(%x: {self.kind}, %y: {self.kind}):
+            linalg.yield %x : {self.kind}
+          }} -> {left}
+          %zero = arith.constant 0.0 : {self.kind}
+          %empty = tensor.empty() : {out}
+          %zeros = linalg.fill ins(%zero : {self.kind}) outs(%empty : {out}) -> {out}
+          %product = linalg.{"batch_" * bool(batch)}matmul indexing_maps = [{maps}]
+              ins(%a, %b : {left}, {right}) outs(%zeros : {out}) -> {out}
+          return %product : {out}
+        }}"""
+
+    def _type(self, letters: str) -> str:
+        return f"tensor<{''.join(f'{self.sizes[x]}x' for x in letters)}{self.kind}>"
+
+    @property
+    def bytecode(self) -> bytes:
+        """The module as bytecode."""
+        with ir.Context():
+            return bytecode_of(ir.Module.parse(self.text))
+
+
+LOOP = """func.func @f(%w: tensor<128x128xf32>, %x: tensor<128x128xf32>) -> tensor<128x128xf32> {
+  %first = arith.constant 0 : index
+  %last = arith.constant 9 : index
+  %step = arith.constant 1 : index
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<128x128xf32>
+  %zeros = linalg.fill ins(%zero : f32) outs(%empty : tensor<128x128xf32>) -> tensor<128x128xf32>
+  %end = scf.for %i = %first to %last step %step iter_args(%y = %x) -> tensor<128x128xf32> {
+    %z = linalg.matmul ins(%y, %w : tensor<128x128xf32>, tensor<128x128xf32>) outs(%zeros : tensor<128x128xf32>)
+        -> tensor<128x128xf32>
+    scf.yield %z : tensor<128x128xf32>
+  }
+  return %end : tensor<128x128xf32>
+}"""
+
+
+def flow_of(module: bytes, directory: Path, target: str) -> bytes:
+    source, compiled_for = directory / "step.mlirbc", parse_target(target)
+    source.write_bytes(module)
+    return _compile_to_flow(compiled_for, [*COMMON_FLAGS, *compiled_for.flags], source)
+
+
+def nested(module: ir.Module) -> list[Any]:
+    """The operations that say how their loops are nested."""
+    return [op for op in inside(module.operation) if "compilation_info" in op.attributes]
+
+
+def is_of_panels(product: Product, directory: Path, target: str) -> bool:
+    with parsed(flow_of(product.bytecode, directory, target)) as module:
+        return len(nested(module)) == 1
+
+
+@pytest.mark.parametrize("target", [AVX512_TARGET, AVX2_TARGET])
+@pytest.mark.parametrize("case", CASES)
+def test_products_are_of_panels(tmp_path: Path, case: str, target: str) -> None:
+    assert is_of_panels(Product(*CASES[case], SIZES), tmp_path, target)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="code for x86")
+@pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
+@pytest.mark.parametrize("case", CASES)
+def test_products_are_right(tmp_path: Path, case: str, target: str) -> None:
+    product = Product(*CASES[case], SIZES)
+    shapes = ([SIZES[x] for x in letters] for letters in (product.given, product.right))
+    a, b = (np.random.default_rng(0).integers(-8, 8, shape).astype(np.float32) for shape in shapes)
+    compiled = compile_module(product, parse_target(target), tmp_path)
+    config = ireert.Config("local-sync")
+    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
+    result = "brc" if "b" in product.left else "rc"
+    np.testing.assert_array_equal(
+        loaded.f(a, b).to_host(), np.einsum(f"{product.given},{product.right}->{result}", a, b)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "target"),
+    [
+        ({"r": 60}, "f32", AVX512_TARGET),
+        ({"c": 48}, "f32", AVX512_TARGET),
+        ({"k": 130}, "f32", AVX512_TARGET),
+        ({"r": 8, "c": 32}, "f32", AVX512_TARGET),
+        ({}, "f64", AVX512_TARGET),
+        ({}, "f32", "llvm-cpu:arch=aarch64"),
+        ({}, "f32", "llvm-cpu:cpu=x86-64"),
+    ],
+)
+def test_other_products_are_left_to_iree(tmp_path: Path, changed: dict[str, int], kind: str, target: str) -> None:
+    assert not is_of_panels(Product("brk", "bkc", "brk", SIZES | changed, kind), tmp_path, target)
+
+
+def test_a_left_operand_that_is_transposed_has_whole_panels(tmp_path: Path) -> None:
+    sizes = SIZES | {"r": 72}
+    assert is_of_panels(Product("brk", "bkc", "brk", sizes), tmp_path, AVX512_TARGET)
+    assert not is_of_panels(Product("bkr", "bkc", "bkr", sizes), tmp_path, AVX512_TARGET)
+
+
+def test_panels_of_what_a_loop_leaves_as_it_is_are_made_before_it(tmp_path: Path) -> None:
+    with ir.Context():
+        module = bytecode_of(ir.Module.parse(LOOP))
+    with parsed(flow_of(module, tmp_path, AVX512_TARGET)) as flow:
+        kernels = found_in(flow, "flow.dispatch")
+        assert [bool(loops_around(kernel.block)) for kernel in kernels] == [False, True]
+
+
+def test_iree_still_forgets_how_loops_are_nested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When this fails, what a product reads and its result need not be held."""
+    monkeypatch.setattr(products, "hold", lambda value, place: value)
+    assert not is_of_panels(Product(*CASES["a transposed right operand"], SIZES), tmp_path, AVX512_TARGET)
+
+
+@given(
+    rows=st.integers(1, 200),
+    columns=st.integers(1, 60),
+    pairs=st.integers(1, 20),
+    registers=st.sampled_from([AVX2, AVX512]),
+)
+def test_threads_compute_equal_parts(rows: int, columns: int, pairs: int, registers: Registers) -> None:
+    sizes = {"b": pairs, "r": rows * registers.rows, "c": columns * registers.columns, "k": 64}
+    product = products._Product(None, sizes, (None, "rk"), (None, "kc"))
+    part_rows, part_columns = products._part(product, registers)
+    assert sizes["r"] % part_rows == 0 == part_rows % registers.rows
+    assert sizes["c"] % part_columns == 0 == part_columns % registers.columns
+    parts = pairs * (sizes["r"] // part_rows) * (sizes["c"] // part_columns)
+    assert parts >= min(16, pairs * rows * columns)
