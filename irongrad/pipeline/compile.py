@@ -19,6 +19,7 @@ from irongrad.pipeline.diagnostics import toolchain_error
 from irongrad.pipeline.elementwise import fuse_elementwise, keep_products_apart
 from irongrad.pipeline.executables import join_executables, linking_flags
 from irongrad.pipeline.in_place import write_in_place
+from irongrad.pipeline.kept import keep_memory
 from irongrad.pipeline.layout import allocate_apart, lay_out
 from irongrad.pipeline.loop_invariants import pack_before_loops
 from irongrad.pipeline.microkernels import with_microkernels
@@ -159,7 +160,9 @@ def compile_module(module: PortableModule, target: Target, scratch: Path, check:
                 check(transients)
                 if target.joined_executables:
                     join_executables(module)
-                    _phase(source, "stream").write_bytes(bytecode_of(module))
+                if target.largest_freed is not None:
+                    keep_memory(module, target.largest_freed)
+                _phase(source, "stream").write_bytes(bytecode_of(module))
                 linking = linking_flags(module)
             kernels = reading.result()
             if kernels.packs_booleans and DATA_TILING in flags:

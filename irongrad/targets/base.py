@@ -57,6 +57,7 @@ class Target:
         name: names the .vmfb: what was asked for without the options' names, such as `vulkan-lavapipe`.
         backend: IREE's, such as `llvm-cpu`.
         device: the IREE device that runs it.
+        largest_freed: up to how many bytes a device keeps memory that a call frees for the next; None for any number.
         serial_device: the one that runs programs whose kernels are too short to share among threads; empty where there
             is no other.
         flags: for iree-compile.
@@ -86,6 +87,7 @@ class Target:
     joined_executables: bool = False
     alignment: int = 256
     serial_device: str = ""
+    largest_freed: int | None = None
 
 
 @dataclass(frozen=True)
