@@ -128,8 +128,8 @@ def _source(value: Any, letters: str) -> Lettered:
         return value, letters
     (source,), (of_source, of_value) = inputs_of(owner), [m.value for m in owner.attributes["indexing_maps"]]
     body = owner.regions[0].blocks[0]
-    computes = body.operations[0].operands[0] != body.arguments[0]
-    if computes or not of_source.is_projected_permutation or of_value != ir.AffineMap.get_identity(len(letters)):
+    copies = len(body.operations) == 1 and body.operations[0].operands[0] == body.arguments[0]
+    if not copies or not of_source.is_projected_permutation or of_value != ir.AffineMap.get_identity(len(letters)):
         return value, letters
     return source, "".join(letters[d] for d in _dimensions(of_source))
 

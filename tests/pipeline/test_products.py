@@ -47,6 +47,7 @@ class Product:
         given: letters of the left operand as the module is given it.
         sizes: by letter.
         kind: of the elements.
+        is_square: whether the left operand has the squares of what the module is given.
     """
 
     left: str
@@ -54,6 +55,7 @@ class Product:
     given: str
     sizes: dict[str, int]
     kind: str = "f32"
+    is_square: bool = False
     entry_points = ()
 
     @property
@@ -77,7 +79,8 @@ class Product:
               iterator_types = [{parallel}]
           }} ins(%given : {given}) outs(%room : {left}) {{
           ^bb0(%x: {self.kind}, %y: {self.kind}):
-            linalg.yield %x : {self.kind}
+            {f"%z = arith.mulf %x, %x : {self.kind}" if self.is_square else ""}
+            linalg.yield {"%z" if self.is_square else "%x"} : {self.kind}
           }} -> {left}
           %zero = arith.constant 0.0 : {self.kind}
           %empty = tensor.empty() : {out}
@@ -136,19 +139,19 @@ def test_products_are_of_panels(tmp_path: Path, case: str, target: str) -> None:
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="code for x86")
+@pytest.mark.parametrize("is_square", [False, True])
 @pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
 @pytest.mark.parametrize("case", CASES)
-def test_products_are_right(tmp_path: Path, case: str, target: str) -> None:
-    product = Product(*CASES[case], SIZES)
+def test_products_are_right(tmp_path: Path, case: str, target: str, is_square: bool) -> None:
+    product = Product(*CASES[case], SIZES, is_square=is_square)
     shapes = ([SIZES[x] for x in letters] for letters in (product.given, product.right))
     a, b = (np.random.default_rng(0).integers(-8, 8, shape).astype(np.float32) for shape in shapes)
     compiled = compile_module(product, parse_target(target), tmp_path)
     config = ireert.Config("local-sync")
     loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
-    result = "brc" if "b" in product.left else "rc"
-    np.testing.assert_array_equal(
-        loaded.f(a, b).to_host(), np.einsum(f"{product.given},{product.right}->{result}", a, b)
-    )
+    letters = f"{product.given},{product.right}->{'brc' if 'b' in product.left else 'rc'}"
+    exact = np.einsum(letters, a * a if is_square else a, b)
+    np.testing.assert_array_equal(loaded.f(a, b).to_host(), exact)
 
 
 @pytest.mark.parametrize(
