@@ -275,7 +275,13 @@ def _compile_to_flow(target: Target, flags: Sequence[str], source: Path) -> byte
     """The phase that lists the kernels."""
     optimized, flow = _phase(source, _OPTIMIZED), _phase(source, "flow")
     _compile((*flags, _INPUT, f"--compile-to={_OPTIMIZED}", "--emit-mlir-bytecode"), source, optimized)
-    _edit(optimized, fuse_elementwise, *([lay_out_products, keep_products_apart] if DATA_TILING in flags else []))
+    tiled = DATA_TILING in flags
+    _edit(
+        optimized,
+        *([lay_out_products] if tiled else []),
+        fuse_elementwise,
+        *([keep_products_apart] if tiled else []),
+    )
     _compile((*flags, f"--compile-from={_OPTIMIZED}", "--compile-to=flow", "--emit-mlir-bytecode"), optimized, flow)
     flow.write_bytes(with_microkernels(flow.read_bytes()))
     _edit(flow, *([share_kernels] if target.shared_kernels else []), pack_before_loops, drop_barriers)

@@ -21,7 +21,7 @@ from iree.compiler.dialects import arith
 
 from irongrad.pipeline.barriers import hold
 from irongrad.pipeline.devices import cpu_of
-from irongrad.pipeline.generics import GENERIC, inputs_of
+from irongrad.pipeline.generics import GENERIC, inputs_of, is_elementwise
 from irongrad.pipeline.loop_invariants import outside_loops
 from irongrad.pipeline.loops import Lettered, empty, generic, merged, split
 from irongrad.pipeline.operations import inside
@@ -157,7 +157,7 @@ def _rows_at_once(registers: Registers, has_rows_apart: bool) -> int:
 
 
 def _lay_out(product: _Product, registers: Registers) -> None:
-    """Put a product of panels in the place of one of matrices, as a kernel of its own."""
+    """Put a product of panels in the place of one of matrices, as a kernel of its own, which adds a bias too."""
     operation, (left, right) = product.operation, (product.left, product.right)
     init, batch = operation.operands[-1], "b" if "b" in product.sizes else ""
     place = ir.InsertionPoint(operation)
@@ -172,12 +172,53 @@ def _lay_out(product: _Product, registers: Registers) -> None:
         operands = [(hold(value, place), of_value) for value, of_value in (left, right)]
         nested = {"compilation_info": _loops(product, registers, f"{letters}k")}
         result = generic(lambda x, y, sum_: arith.addf(sum_, arith.mulf(x, y)), operands, (init, letters), nested)
+    biased = _biased(operation.results[0])
+    last = operation if biased is None else biased.result.owner
+    place = ir.InsertionPoint(last)
+    with last.location, place:
+        if biased is not None:
+            room = empty(list(result.type.shape), result.type.element_type)
+            bias = split(biased.row, 0, registers.columns), "qc"
+            result = generic(lambda x, y, _: arith.addf(x, y), [(result, letters), bias], (room, letters), {})
         result = merged(result, letters.index("q"))
         if product.has_rows_apart:
             result = merged(result, letters.index("p"))
         result = hold(result, place)
-    operation.results[0].replace_all_uses_with(result)
+    last.results[0].replace_all_uses_with(result)
+    if biased is not None:
+        last.erase()
     operation.erase()
+
+
+@dataclass(frozen=True)
+class _Biased:
+    """A product to each of whose rows the same is added.
+
+    Attributes:
+        result: the sum.
+        row: what is added.
+    """
+
+    result: Any
+    row: Any
+
+
+def _biased(product: Any) -> _Biased | None:
+    """The sum of a product and a row, where nothing else reads the product."""
+    readers = [use.owner.operation for use in product.uses]
+    if len(readers) != 1 or not is_elementwise(readers[0]):
+        return None
+    (reader,) = readers
+    inputs, body = inputs_of(reader), reader.regions[0].blocks[0]
+    maps = [_dimensions(m.value) for m in reader.attributes["indexing_maps"]]
+    if len(inputs) != 2 or len(body.operations) != 2 or len(reader.results) != 1:
+        return None
+    whole = list(range(len(product.type.shape)))
+    added, given = body.operations[0], sorted((inputs[i] != product, maps[i], i) for i in (0, 1))
+    adds = added.operation.name == "arith.addf" and set(added.operands) == set(list(body.arguments)[:2])
+    if not adds or [of for _, of, _ in given] != [whole, whole[-1:]] or maps[-1] != whole:
+        return None
+    return _Biased(reader.results[0], inputs[given[1][2]])
 
 
 def _panels(operand: Lettered, letter: str, panel: str, width: int, before: Any) -> Lettered:

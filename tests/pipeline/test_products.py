@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import iree.runtime as ireert
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from iree.compiler import ir
@@ -116,7 +118,7 @@ LOOP = """func.func @f(%w: tensor<128x128xf32>, %x: tensor<128x128xf32>) -> tens
 }"""
 
 
-def flow_of(module: bytes, directory: Path, target: str) -> bytes:
+def _flow_of(module: bytes, directory: Path, target: str) -> bytes:
     source, compiled_for = directory / "step.mlirbc", parse_target(target)
     source.write_bytes(module)
     return _compile_to_flow(compiled_for, [*COMMON_FLAGS, *compiled_for.flags], source)
@@ -128,7 +130,7 @@ def nested(module: ir.Module) -> list[Any]:
 
 
 def is_of_panels(product: Product, directory: Path, target: str) -> bool:
-    with parsed(flow_of(product.bytecode, directory, target)) as module:
+    with parsed(_flow_of(product.bytecode, directory, target)) as module:
         return len(nested(module)) == 1
 
 
@@ -176,10 +178,31 @@ def test_a_left_operand_that_is_transposed_has_whole_panels(tmp_path: Path) -> N
     assert not is_of_panels(Product("bkr", "bkc", "bkr", sizes), tmp_path, AVX512_TARGET)
 
 
+@pytest.mark.parametrize(
+    ("added", "kernels"),
+    [
+        (lambda y, row, x: y + row, 2),  # panels, and the product with the sum
+        (lambda y, row, x: row + y, 2),
+        (lambda y, row, x: y * row, 3),
+        (lambda y, row, x: y + x, 3),
+        (lambda y, row, x: y + row[:, None], 3),
+        (lambda y, row, x: (y + row, y), 3),
+    ],
+)
+def test_a_product_adds_its_bias(
+    flow_of: Callable[..., bytes], added: Callable[..., Any], kernels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
+    x, row = torch.randn(128, 128), torch.randn(128)
+    with parsed(flow_of(lambda x, row: added(x @ x, row, x), (x, row))) as module:
+        assert len(nested(module)) == 1
+        assert len(found_in(module, "flow.dispatch")) == kernels
+
+
 def test_panels_of_what_a_loop_leaves_as_it_is_are_made_before_it(tmp_path: Path) -> None:
     with ir.Context():
         module = bytecode_of(ir.Module.parse(LOOP))
-    with parsed(flow_of(module, tmp_path, AVX512_TARGET)) as flow:
+    with parsed(_flow_of(module, tmp_path, AVX512_TARGET)) as flow:
         kernels = found_in(flow, "flow.dispatch")
         assert [bool(loops_around(kernel.block)) for kernel in kernels] == [False, True]
 
