@@ -135,8 +135,8 @@ def _source(value: Any, letters: str) -> Lettered:
 
 
 def _dimensions(indexing: Any) -> list[int]:
-    """The numbers of the loops that go over the dimensions of an operand."""
-    return [ir.AffineDimExpr(expression).position for expression in indexing.results]
+    """The numbers of the loops that go over the dimensions of an operand; -1 where that is not one loop."""
+    return [x.position if isinstance(x, ir.AffineDimExpr) else -1 for x in indexing.results]
 
 
 def fits(sizes: Mapping[str, int], registers: Registers, *, has_rows_apart: bool) -> bool:
@@ -172,53 +172,51 @@ def _lay_out(product: _Product, registers: Registers) -> None:
         operands = [(hold(value, place), of_value) for value, of_value in (left, right)]
         nested = {"compilation_info": _loops(product, registers, f"{letters}k")}
         result = generic(lambda x, y, sum_: arith.addf(sum_, arith.mulf(x, y)), operands, (init, letters), nested)
-    biased = _biased(operation.results[0])
-    last = operation if biased is None else biased.result.owner
+    added = _added_row(operation.results[0])
+    last = operation if added is None else added.result.owner.operation
     place = ir.InsertionPoint(last)
     with last.location, place:
-        if biased is not None:
-            room = empty(list(result.type.shape), result.type.element_type)
-            bias = split(biased.row, 0, registers.columns), "qc"
-            result = generic(lambda x, y, _: arith.addf(x, y), [(result, letters), bias], (room, letters), {})
+        if added is not None:
+            room, row = empty(result.type.shape, result.type.element_type), split(added.row, 0, registers.columns)
+            result = generic(lambda x, y, _: arith.addf(x, y), [(result, letters), (row, "qc")], (room, letters), {})
         result = merged(result, letters.index("q"))
         if product.has_rows_apart:
             result = merged(result, letters.index("p"))
-        result = hold(result, place)
-    last.results[0].replace_all_uses_with(result)
-    if biased is not None:
-        last.erase()
-    operation.erase()
+        last.results[0].replace_all_uses_with(hold(result, place))
+    for done in dict.fromkeys((last, operation)):
+        done.erase()
 
 
 @dataclass(frozen=True)
-class _Biased:
-    """A product to each of whose rows the same is added.
+class _AddedRow:
+    """A row that is added to all rows of a product, as a bias is.
 
     Attributes:
-        result: the sum.
-        row: what is added.
+        row: it.
+        result: the sums.
     """
 
-    result: Any
     row: Any
+    result: Any
 
 
-def _biased(product: Any) -> _Biased | None:
-    """The sum of a product and a row, where nothing else reads the product."""
+def _added_row(product: Any) -> _AddedRow | None:
+    """The row that is added to a product, where nothing else reads that."""
     readers = [use.owner.operation for use in product.uses]
-    if len(readers) != 1 or not is_elementwise(readers[0]):
+    if len(readers) != 1 or not is_elementwise(readers[0]) or len(readers[0].results) != 1:
         return None
     (reader,) = readers
-    inputs, body = inputs_of(reader), reader.regions[0].blocks[0]
-    maps = [_dimensions(m.value) for m in reader.attributes["indexing_maps"]]
-    if len(inputs) != 2 or len(body.operations) != 2 or len(reader.results) != 1:
-        return None
+    body = reader.regions[0].blocks[0]
+    *of_inputs, of_result = (_dimensions(m.value) for m in reader.attributes["indexing_maps"])
     whole = list(range(len(product.type.shape)))
-    added, given = body.operations[0], sorted((inputs[i] != product, maps[i], i) for i in (0, 1))
-    adds = added.operation.name == "arith.addf" and set(added.operands) == set(list(body.arguments)[:2])
-    if not adds or [of for _, of, _ in given] != [whole, whole[-1:]] or maps[-1] != whole:
+    by_dimensions = {tuple(of): value for of, value in zip(of_inputs, inputs_of(reader), strict=True)}
+    row = by_dimensions.get((whole[-1],))
+    if row is None or len(of_inputs) != 2 or by_dimensions.get(tuple(whole)) != product or of_result != whole:
         return None
-    return _Biased(reader.results[0], inputs[given[1][2]])
+    adds = len(body.operations) == 2 and body.operations[0].operation.name == "arith.addf"
+    if not adds or set(body.operations[0].operands) != set(list(body.arguments)[:2]):
+        return None
+    return _AddedRow(row, reader.results[0])
 
 
 def _panels(operand: Lettered, letter: str, panel: str, width: int, before: Any) -> Lettered:
