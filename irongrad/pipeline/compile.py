@@ -158,11 +158,11 @@ def compile_module(module: PortableModule, target: Target, scratch: Path, check:
             with parsed(stream) as module:
                 transients, (architecture, features) = transients_of(module), cpu_of(module)
                 check(transients)
-                if target.joined_executables:
-                    join_executables(module)
-                if target.largest_freed is not None:
-                    keep_memory(module, target.largest_freed)
-                _phase(source, "stream").write_bytes(bytecode_of(module))
+                edits = _edits_of_stream(target)
+                for edit in edits:
+                    edit(module)
+                if edits:
+                    _phase(source, "stream").write_bytes(bytecode_of(module))
                 linking = linking_flags(module)
             kernels = reading.result()
             if kernels.packs_booleans and DATA_TILING in flags:
@@ -301,6 +301,14 @@ def _compile_to_stream(target: Target, flags: Sequence[str], source: Path, outpu
     statistics = _transform(_LOWER, flags, scheduled, stream)
     output.with_name(STATISTICS).write_text(statistics)
     return stream.read_bytes()
+
+
+def _edits_of_stream(target: Target) -> list[Callable[[ir.Module], object]]:
+    """What is changed of a module whose allocations are known."""
+    edits: list[Callable[[ir.Module], object]] = [join_executables] if target.joined_executables else []
+    if target.largest_freed is not None:
+        edits.append(partial(keep_memory, least=target.largest_freed))
+    return edits
 
 
 def _has_loops(module: bytes) -> bool:

@@ -14,11 +14,9 @@ from typing import Any
 from iree.compiler import ir, passmanager
 
 from irongrad.pipeline.barriers import hold_behind, release
-from irongrad.pipeline.generics import inputs_of, is_elementwise, readers_of, reduces, size_of, source_of
+from irongrad.pipeline.generics import PRODUCTS, inputs_of, is_elementwise, readers_of, reduces, size_of, source_of
 from irongrad.pipeline.operations import inside
 from irongrad.runtime.errors import InternalError
-
-_PRODUCTS = frozenset({"linalg.matmul", "linalg.batch_matmul"})
 
 # IREE's own order: first what one operation alone reads.
 _FUSE = "iree-dispatch-creation-elementwise-op-fusion,iree-flow-canonicalize,cse"
@@ -65,7 +63,7 @@ def keep_products_apart(module: ir.Module) -> None:
     Args:
         module: as above, with what is elementwise made one already.
     """
-    for product in [op.results[0] for op in inside(module.operation) if op.name in _PRODUCTS]:
+    for product in [op.results[0] for op in inside(module.operation) if op.name in PRODUCTS]:
         if any(_beside(product, reader) > _MOST_PACKED for reader in readers_of(product)):
             hold_behind(product)
 

@@ -9,6 +9,7 @@ from typing import Any
 from iree.compiler import ir
 
 GENERIC = "linalg.generic"
+PRODUCTS = frozenset({"linalg.matmul", "linalg.batch_matmul"})
 RESHAPES = frozenset({"tensor.expand_shape", "tensor.collapse_shape"})
 
 _REDUCTIONS = ("linalg.softmax", "iree_linalg_ext.", "tm_tensor.")

@@ -21,11 +21,11 @@ def generic(
     Args:
         compute: makes the new element of the result, of elements of the operands and the one that is there.
         operands: what is read.
-        init: what is there before. Loops over letters that it has not add up.
+        init: what is there before. Its letters are the first loops; those over others add up.
         attributes: what else the operation says of itself.
     """
     values, dimensions = zip(*operands, init, strict=True)
-    loops = loops_of(init[1], *dimensions)
+    loops = "".join(dict.fromkeys("".join((init[1], *dimensions))))
     kinds = [f"#linalg.iterator_type<{'parallel' if loop in init[1] else 'reduction'}>" for loop in loops]
     operation = ir.Operation.create(
         GENERIC,
@@ -43,11 +43,6 @@ def generic(
     with ir.InsertionPoint(body):
         ir.Operation.create("linalg.yield", operands=[compute(*body.arguments)])
     return operation.result
-
-
-def loops_of(result: str, *operands: str) -> str:
-    """All letters, those of the result first."""
-    return "".join(dict.fromkeys("".join((result, *operands))))
 
 
 def _map(loops: str, letters: str) -> ir.AffineMapAttr:

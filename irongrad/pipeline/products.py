@@ -21,12 +21,11 @@ from iree.compiler.dialects import arith
 
 from irongrad.pipeline.barriers import hold
 from irongrad.pipeline.devices import cpu_of
-from irongrad.pipeline.generics import GENERIC, inputs_of, is_elementwise
+from irongrad.pipeline.generics import GENERIC, PRODUCTS, inputs_of, is_elementwise
 from irongrad.pipeline.loop_invariants import outside_loops
 from irongrad.pipeline.loops import Lettered, empty, generic, merged, split
 from irongrad.pipeline.operations import inside
 
-_PRODUCTS = frozenset({"linalg.matmul", "linalg.batch_matmul"})
 _ARCHITECTURE = "x86_64"
 
 
@@ -100,7 +99,7 @@ def lay_out_products(module: ir.Module) -> None:
     registers = next((r for feature, r in _REGISTERS.items() if feature in features), None)
     if architecture != _ARCHITECTURE or registers is None:
         return
-    for operation in [op for op in inside(module.operation) if op.name in _PRODUCTS]:
+    for operation in [op for op in inside(module.operation) if op.name in PRODUCTS]:
         product = _product_of(operation)
         if product is not None and fits(product.sizes, registers, has_rows_apart=product.has_rows_apart):
             _lay_out(product, registers)

@@ -65,6 +65,11 @@ def recompute(graph: Graph, saved: Set[Node], *, packed: bool = True) -> dict[No
     Elementwise code is computed again for every kernel that reads it, in that kernel, and so never stored; everything
     else once, at its first reader.
 
+    Args:
+        graph: the graph.
+        saved: what the backward may keep.
+        packed: as `usage` takes it.
+
     Returns:
         The originals by copy, without views.
     """
