@@ -6,7 +6,8 @@ in registers that it seldom reads, and the right operand lies in panels of as ma
 go, as in Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (ACM Transactions on Mathematical
 Software 34(3), 2008). The left operand and the result stay as they are: rows are read at several places at a time, and
 written whole. Where the left one is transposed it is laid out in panels too, as what a kernel reads together would lie
-a power of two apart far too often. docs/benchmarks.md has figures.
+a power of two apart far too often. A small operand stays in a cache however it lies, and is read in place if what a
+panel has side by side is side by side in it too. docs/benchmarks.md has figures.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ _LINE = 16
 _DEPTH = 2048
 _ROUND = 4
 
+# Bytes of the largest operand that is read where it lies, half of the second cache of the smallest such CPU.
+_NEAR = 1 << 19
+
 # Multiplications of the smallest product that has panels, about 10 µs of one core. What IREE makes of smaller ones is
 # slower, but fewer kernels, as it computes in the product's what is elementwise before and behind it.
 _LEAST = 1 << 20
@@ -84,9 +88,22 @@ class _Product:
     right: Lettered
 
     @property
-    def has_rows_apart(self) -> bool:
-        """Whether what a row of the left operand has is not side by side in memory."""
-        return not self.left[1].endswith("k")
+    def has_panels_of_rows(self) -> bool:
+        """Whether the left operand is read in panels: what a row of it has is not side by side in memory."""
+        letters = self.left[1]
+        return not letters.endswith("k") and not (letters.endswith("r") and is_near(self.sizes, letters))
+
+    @property
+    def has_panels_of_columns(self) -> bool:
+        """Whether the right operand is read in panels."""
+        letters = self.right[1]
+        return not (letters.endswith("c") and is_near(self.sizes, letters))
+
+    @property
+    def letters(self) -> str:
+        """The letters of the result as it is computed."""
+        batch = "b" if "b" in self.sizes else ""
+        return batch + ("pr" if self.has_panels_of_rows else "r") + ("qc" if self.has_panels_of_columns else "c")
 
 
 def lay_out_products(module: ir.Module) -> None:
@@ -101,7 +118,7 @@ def lay_out_products(module: ir.Module) -> None:
         return
     for operation in [op for op in inside(module.operation) if op.name in PRODUCTS]:
         product = _product_of(operation)
-        if product is not None and fits(product.sizes, registers, has_rows_apart=product.has_rows_apart):
+        if product is not None and fits(product.sizes, registers, has_panels_of_rows=product.has_panels_of_rows):
             _lay_out(product, registers)
 
 
@@ -138,52 +155,67 @@ def _dimensions(indexing: Any) -> list[int]:
     return [x.position if isinstance(x, ir.AffineDimExpr) else -1 for x in indexing.results]
 
 
-def fits(sizes: Mapping[str, int], registers: Registers, *, has_rows_apart: bool) -> bool:
+def fits(sizes: Mapping[str, int], registers: Registers, *, has_panels_of_rows: bool) -> bool:
     """Whether a product is large enough to be laid out in panels, and keeps registers full all the time.
 
     Args:
         sizes: the numbers of rows, `r`, of columns, `c`, of summands, `k`, and of pairs of matrices, `b`.
         registers: what they hold.
-        has_rows_apart: as `_Product` has it.
+        has_panels_of_rows: whether the left operand is read in panels.
     """
-    units = {"r": _rows_at_once(registers, has_rows_apart), "c": registers.columns, "k": _ROUND}
+    units = {"r": _rows_at_once(registers, has_panels_of_rows), "c": registers.columns, "k": _ROUND}
     full = all(sizes[letter] % unit == 0 for letter, unit in units.items())
     return full and math.prod(sizes.values()) >= _LEAST
 
 
-def _rows_at_once(registers: Registers, has_rows_apart: bool) -> int:
-    return math.lcm(registers.rows, _LINE) if has_rows_apart else registers.rows
+def is_near(sizes: Mapping[str, int], letters: str) -> bool:
+    """Whether an operand, or one of a batch, is so small that it is read where it lies.
+
+    Args:
+        sizes: as for `fits`.
+        letters: of its dimensions.
+    """
+    return 4 * math.prod(sizes[letter] for letter in letters if letter != "b") <= _NEAR
+
+
+def _rows_at_once(registers: Registers, has_panels_of_rows: bool) -> int:
+    return math.lcm(registers.rows, _LINE) if has_panels_of_rows else registers.rows
 
 
 def _lay_out(product: _Product, registers: Registers) -> None:
     """Put a product of panels in the place of one of matrices, as a kernel of its own, which adds a bias too."""
-    operation, (left, right) = product.operation, (product.left, product.right)
-    init, batch = operation.operands[-1], "b" if "b" in product.sizes else ""
-    place = ir.InsertionPoint(operation)
-    right, letters = _panels(right, "c", "q", registers.columns, operation), f"{batch}rqc"
-    if product.has_rows_apart:
-        left, letters = _panels(left, "r", "p", _LINE, operation), f"{batch}prqc"
+    operation, letters = product.operation, product.letters
+    left, right, place = product.left, product.right, ir.InsertionPoint(operation)
+    if product.has_panels_of_rows:
+        left = _panels(left, "r", "p", _LINE, operation)
+    if product.has_panels_of_columns:
+        right = _panels(right, "c", "q", registers.columns, operation)
     with operation.location, place:
-        init = split(init, len(batch) + 1, registers.columns)
-        if product.has_rows_apart:
-            init = split(init, len(batch), _LINE)
+        init = _as_computed(operation.operands[-1], letters, registers)
         # IREE would compute a product of other loops if it knew how the operands are made, and forget how to nest them.
         operands = [(hold(value, place), of_value) for value, of_value in (left, right)]
-        nested = {"compilation_info": _loops(product, registers, f"{letters}k")}
+        nested = {"compilation_info": _loops(product, registers)}
         result = generic(lambda x, y, sum_: arith.addf(sum_, arith.mulf(x, y)), operands, (init, letters), nested)
     added = _added_row(operation.results[0])
     last = operation if added is None else added.result.owner.operation
     place = ir.InsertionPoint(last)
     with last.location, place:
         if added is not None:
-            room, row = empty(result.type.shape, result.type.element_type), split(added.row, 0, registers.columns)
-            result = generic(lambda x, y, _: arith.addf(x, y), [(result, letters), (row, "qc")], (room, letters), {})
-        result = merged(result, letters.index("q"))
-        if product.has_rows_apart:
-            result = merged(result, letters.index("p"))
+            room, of_row = empty(result.type.shape, result.type.element_type), letters[letters.index("r") + 1 :]
+            row = _as_computed(added.row, of_row, registers)
+            result = generic(lambda x, y, _: arith.addf(x, y), [(result, letters), (row, of_row)], (room, letters), {})
+        for panels in [x for x in "qp" if x in letters]:
+            result = merged(result, letters.index(panels))
         last.results[0].replace_all_uses_with(hold(result, place))
     for done in dict.fromkeys((last, operation)):
         done.erase()
+
+
+def _as_computed(value: Any, letters: str, registers: Registers) -> Any:
+    """`value` with panels as dimensions of their own, where `letters` has these."""
+    if "p" in letters:
+        value = split(value, letters.index("p"), _LINE)
+    return split(value, letters.index("q"), registers.columns) if "q" in letters else value
 
 
 @dataclass(frozen=True)
@@ -230,13 +262,14 @@ def _panels(operand: Lettered, letter: str, panel: str, width: int, before: Any)
         return generic(lambda x, _: x, [(pieces, letters)], (init, laid_out), {}), laid_out
 
 
-def _loops(product: _Product, registers: Registers, letters: str) -> ir.Attribute:
+def _loops(product: _Product, registers: Registers) -> ir.Attribute:
     """How the loops of a product are nested: what a thread computes, with which panel, and what registers hold."""
     rows, columns = _part(product, registers)
     depth = _divisor(product.sizes["k"], _DEPTH, _ROUND)
-    line = _LINE if product.has_rows_apart else rows
-    part = {"b": 1, "p": rows // line, "r": line, "q": columns // registers.columns, "c": registers.columns}
-    panel = {**part, "q": 1}
+    of_rows = {"p": rows // _LINE, "r": _LINE} if product.has_panels_of_rows else {"r": rows}
+    with_panels = {"q": columns // registers.columns, "c": registers.columns}
+    part = {"b": 1, **of_rows, **(with_panels if product.has_panels_of_columns else {"c": columns})}
+    panel = {**part, "q": 1, "c": registers.columns}
     stretch = {"k": depth if depth < product.sizes["k"] else 0}
     held = {**panel, "p": 1, "r": registers.rows}
     levels = {
@@ -246,7 +279,8 @@ def _loops(product: _Product, registers: Registers, letters: str) -> ir.Attribut
         "vector_common_parallel": held,
         "vector_reduction": {"k": _ROUND},
     }
-    config = ", ".join(f"{level} = {[found.get(letter, 0) for letter in letters]}" for level, found in levels.items())
+    loops = f"{product.letters}k"
+    config = ", ".join(f"{level} = {[found.get(letter, 0) for letter in loops]}" for level, found in levels.items())
     return ir.Attribute.parse(
         f"#iree_codegen.compilation_info<lowering_config = #iree_cpu.lowering_config<{config}>,"
         " translation_info = #iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<DoubleTilingExpert>>>"
@@ -256,7 +290,7 @@ def _loops(product: _Product, registers: Registers, letters: str) -> ir.Attribut
 def _part(product: _Product, registers: Registers) -> tuple[int, int]:
     """How many rows and columns of the result a thread computes at a time."""
     all_rows, all_columns = product.sizes["r"], product.sizes["c"]
-    row, column = _rows_at_once(registers, product.has_rows_apart), registers.columns
+    row, column = _rows_at_once(registers, product.has_panels_of_rows), registers.columns
     rows, columns = _divisor(all_rows, _ROWS, row), _divisor(all_columns, _COLUMNS, column)
     while (all_rows // rows) * (all_columns // columns) * product.sizes.get("b", 1) < _PARTS:
         if rows == row and columns == column:

@@ -102,6 +102,20 @@ class Product:
             return bytecode_of(ir.Module.parse(self.text))
 
 
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No operand is so small that it is read where it lies."""
+    monkeypatch.setattr(products, "_NEAR", 0)
+
+
+@pytest.fixture(params=["in panels", "where they lie"])
+def read(request: pytest.FixtureRequest) -> str:
+    """How operands are read."""
+    if request.param == "in panels":
+        request.getfixturevalue("far")
+    return request.param
+
+
 LOOP = """func.func @f(%w: tensor<128x128xf32>, %x: tensor<128x128xf32>) -> tensor<128x128xf32> {
   %first = arith.constant 0 : index
   %last = arith.constant 9 : index
@@ -136,7 +150,7 @@ def is_of_panels(product: Product, directory: Path, target: str) -> bool:
 
 @pytest.mark.parametrize("target", [AVX512_TARGET, AVX2_TARGET])
 @pytest.mark.parametrize("case", CASES)
-def test_products_are_of_panels(tmp_path: Path, case: str, target: str) -> None:
+def test_products_are_of_panels(tmp_path: Path, case: str, target: str, read: str) -> None:
     assert is_of_panels(Product(*CASES[case], SIZES), tmp_path, target)
 
 
@@ -144,7 +158,7 @@ def test_products_are_of_panels(tmp_path: Path, case: str, target: str) -> None:
 @pytest.mark.parametrize("is_square", [False, True])
 @pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
 @pytest.mark.parametrize("case", CASES)
-def test_products_are_right(tmp_path: Path, case: str, target: str, is_square: bool) -> None:
+def test_products_are_right(tmp_path: Path, case: str, target: str, is_square: bool, read: str) -> None:
     product = Product(*CASES[case], SIZES, is_square=is_square)
     shapes = ([SIZES[x] for x in letters] for letters in (product.given, product.right))
     a, b = (np.random.default_rng(0).integers(-8, 8, shape).astype(np.float32) for shape in shapes)
@@ -172,12 +186,39 @@ def test_other_products_are_left_to_iree(tmp_path: Path, changed: dict[str, int]
     assert not is_of_panels(Product("brk", "bkc", "brk", SIZES | changed, kind), tmp_path, target)
 
 
+@pytest.mark.usefixtures("far")
 def test_a_left_operand_that_is_transposed_has_whole_panels(tmp_path: Path) -> None:
     sizes = SIZES | {"r": 72}
     assert is_of_panels(Product("brk", "bkc", "brk", sizes), tmp_path, AVX512_TARGET)
     assert not is_of_panels(Product("bkr", "bkc", "bkr", sizes), tmp_path, AVX512_TARGET)
 
 
+def kernels_of(product: Product, directory: Path) -> int:
+    """How many kernels a product takes."""
+    with parsed(_flow_of(product.bytecode, directory, AVX512_TARGET)) as module:
+        return len(found_in(module, "flow.dispatch"))
+
+
+@pytest.mark.parametrize(
+    ("case", "sizes", "kernels"),
+    [
+        ("matrices", {}, 1),
+        ("matrices", {"c": 1024}, 1),
+        ("matrices", {"c": 1056}, 2),  # 528 KiB
+        ("a transposed left operand", {}, 1),
+        ("a transposed left operand", {"r": 1024}, 1),
+        ("a transposed left operand", {"r": 1056}, 2),
+        ("a batch", {"b": 60}, 1),
+        ("a transposed right operand", {}, 2),
+    ],
+)
+def test_operands_of_half_a_mebibyte_are_read_where_they_lie(
+    tmp_path: Path, case: str, sizes: dict[str, int], kernels: int
+) -> None:
+    assert kernels_of(Product(*CASES[case], SIZES | sizes), tmp_path) == kernels
+
+
+@pytest.mark.usefixtures("far")
 @pytest.mark.parametrize(
     ("added", "kernels"),
     [
@@ -199,6 +240,7 @@ def test_a_product_adds_its_bias(
         assert len(found_in(module, "flow.dispatch")) == kernels
 
 
+@pytest.mark.usefixtures("far")
 def test_panels_of_what_a_loop_leaves_as_it_is_are_made_before_it(tmp_path: Path) -> None:
     with ir.Context():
         module = bytecode_of(ir.Module.parse(LOOP))

@@ -5,7 +5,7 @@ kernel reads as its result is packed; each into memory that lives until the prod
 contractions read packed alike is packed once. What nothing reads but one packing is written packed by the kernel that
 computes it (compiler/src/iree/compiler/DispatchCreation/FuseEncodingOpsIntoDispatchRegions.cpp).
 
-Panels (`panels.py`) are packed too: those of the right operand, and of a left one that has its rows apart. What
+Panels (`panels.py`) are packed too: those of large operands, but of a left one only where it has its rows apart. What
 elementwise code computes for one of them alone is written there.
 """
 
@@ -30,7 +30,7 @@ from irongrad.passes.memory.nodes import (
     sources,
     widens,
 )
-from irongrad.passes.memory.panels import has_rows_apart, is_written_in_order
+from irongrad.passes.memory.panels import has_panels_of_columns, has_panels_of_rows, is_written_in_order
 from irongrad.passes.memory.written import CONTRACTIONS, CUTS, is_in_place
 
 # Rows and columns of a tile of float32 with AVX-512 (enumerateMatmulTileX86_64 in CPUEncodingExternalModels.cpp); half
@@ -104,9 +104,10 @@ def _operands(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool,
 def _in_panels(head: Node) -> Iterator[Node]:
     """The operands of a contraction of panels that are copied."""
     left, right = head.args[-2:]
-    if has_rows_apart(head) or is_written_in_order(left):
+    if has_panels_of_rows(head) or is_written_in_order(left):
         yield left
-    yield right
+    if has_panels_of_columns(head) or is_written_in_order(right):
+        yield right
 
 
 def _narrow(operand: Node) -> Node:

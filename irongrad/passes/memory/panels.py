@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from irongrad.passes.memory.written import CONTRACTIONS, TRANSPOSES, joined, moves, order_of
-from irongrad.pipeline.products import AVX512, fits
+from irongrad.pipeline.products import AVX512, fits, is_near
 
 
 def reads_panels(node: Node) -> bool:
@@ -21,17 +21,29 @@ def reads_panels(node: Node) -> bool:
     values = [n.meta["val"] for n in (*node.args[-2:], node)]
     if any(value.dtype is not torch.float32 or not all(isinstance(s, int) for s in value.shape) for value in values):
         return False
-    *batch, rows, columns = values[-1].shape
-    sizes = {"b": math.prod(batch), "r": rows, "c": columns, "k": values[0].shape[-1]}
-    return fits(sizes, AVX512, has_rows_apart=has_rows_apart(node))
+    return fits(_sizes(node), AVX512, has_panels_of_rows=has_panels_of_rows(node))
 
 
-def has_rows_apart(contraction: Node) -> bool:
-    """Whether what a row of the left operand has is not side by side in memory."""
-    left = contraction.args[-2]
-    if not (left.target in TRANSPOSES and moves(left)):
+def has_panels_of_rows(contraction: Node) -> bool:
+    """Whether a contraction reads its left operand in panels."""
+    return _is_turned(contraction.args[-2]) and not is_near(_sizes(contraction), "rk")
+
+
+def has_panels_of_columns(contraction: Node) -> bool:
+    """Whether a contraction reads its right operand in panels."""
+    return _is_turned(contraction.args[-1]) or not is_near(_sizes(contraction), "kc")
+
+
+def _sizes(contraction: Node) -> dict[str, int]:
+    *batch, rows, columns = contraction.meta["val"].shape
+    return {"b": math.prod(batch), "r": rows, "c": columns, "k": contraction.args[-2].meta["val"].shape[-1]}
+
+
+def _is_turned(operand: Node) -> bool:
+    """Whether the last dimension of an operand is another in memory."""
+    if not (operand.target in TRANSPOSES and moves(operand)):
         return False
-    order = order_of(left)
+    order = order_of(operand)
     return order[-1] != max(order)
 
 
