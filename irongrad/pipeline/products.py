@@ -147,7 +147,8 @@ def _source(value: Any, letters: str) -> Lettered:
     copies = len(body.operations) == 1 and body.operations[0].operands[0] == body.arguments[0]
     if not copies or not of_source.is_projected_permutation or of_value != ir.AffineMap.get_identity(len(letters)):
         return value, letters
-    return source, "".join(letters[d] for d in _dimensions(of_source))
+    read = "".join(letters[d] for d in _dimensions(of_source))
+    return (source, read) if set(letters) <= {*read, "b"} else (value, letters)
 
 
 def _dimensions(indexing: Any) -> list[int]:

@@ -36,6 +36,9 @@ CASES = {
     "rows of a batch in turn": ("brk", "bkc", "rbk"),
     "columns of a batch in turn": ("brk", "bkc", "kbr"),
     "one left operand for a batch": ("brk", "bkc", "rk"),
+    "one row as often as needed": ("rk", "kc", "k"),
+    "one column as often as needed": ("rk", "kc", "r"),
+    "one column of a transposed left operand": ("kr", "kc", "k"),
 }
 
 
@@ -165,8 +168,9 @@ def test_products_are_right(tmp_path: Path, case: str, target: str, is_square: b
     compiled = compile_module(product, parse_target(target), tmp_path)
     config = ireert.Config("local-sync")
     loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
-    letters = f"{product.given},{product.right}->{'brc' if 'b' in product.left else 'rc'}"
-    exact = np.einsum(letters, a * a if is_square else a, b)
+    ones = np.ones([SIZES[x] for x in product.left], np.float32)
+    letters = f"{product.given},{product.left},{product.right}->{'brc' if 'b' in product.left else 'rc'}"
+    exact = np.einsum(letters, a * a if is_square else a, ones, b)
     np.testing.assert_array_equal(loaded.f(a, b).to_host(), exact)
 
 
@@ -238,6 +242,22 @@ def test_a_product_adds_its_bias(
     with parsed(flow_of(lambda x, row: added(x @ x, row, x), (x, row))) as module:
         assert len(nested(module)) == 1
         assert len(found_in(module, "flow.dispatch")) == kernels
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [lambda v: v[:, None].expand(128, 96), lambda v: v[None, :96].expand(128, 96), lambda v: v[0].expand(128, 96)],
+    ids=["columns", "rows", "one number"],
+)
+@pytest.mark.usefixtures("read")
+def test_a_right_operand_is_one_column_or_row_as_often_as_needed(
+    flow_of: Callable[..., bytes], spread: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the gradient of a sum is."""
+    monkeypatch.setattr(products, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
+    examples = torch.randn(128, 128), torch.randn(128)
+    with parsed(flow_of(lambda x, v: x @ spread(v), examples)) as module:
+        assert len(nested(module)) == 1
 
 
 @pytest.mark.usefixtures("far")
