@@ -253,7 +253,7 @@ def test_a_product_adds_its_bias(
 def test_a_right_operand_is_one_column_or_row_as_often_as_needed(
     flow_of: Callable[..., bytes], spread: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the gradient of a sum is."""
+    """As the gradient of a sum over columns is."""
     monkeypatch.setattr(products, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
     examples = torch.randn(128, 128), torch.randn(128)
     with parsed(flow_of(lambda x, v: x @ spread(v), examples)) as module:
