@@ -89,7 +89,7 @@ class _Product:
 
     @property
     def has_panels_of_rows(self) -> bool:
-        """Whether the left operand is read in panels: what a row of it has is not side by side in memory."""
+        """Whether the left operand is read in panels: a row of it is not side by side in memory, and it is large."""
         letters = self.left[1]
         return not letters.endswith("k") and not (letters.endswith("r") and is_near(self.sizes, letters))
 
