@@ -1,79 +1,52 @@
-"""Products of matrices in panels, on a CPU of the architecture x86.
+"""Products of matrices on a CPU of the architecture x86, by kernels of our own.
 
 With data tiling IREE 3.13.0 packs both operands of a product into tiles of 16 rows. Its kernel reads 17 numbers for 16
-products, brings the result back into rows, and has half of what a processor can do. Here a kernel keeps so many results
-in registers that it seldom reads, and the right operand lies in panels of as many columns, so that it is read in one
-go, as in Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (ACM Transactions on Mathematical
-Software 34(3), 2008). The left operand and the result stay as they are: rows are read at several places at a time, and
-written whole. Where the left one is transposed it is laid out in panels too, as what a kernel reads together would lie
-a power of two apart far too often. A small operand stays in a cache however it lies, and is read in place if what a
-panel has side by side is side by side in it too. docs/benchmarks.md has figures.
+products, brings the result back into rows, and has half of what a processor can do. Here the kernels are those of
+`product_kernels.py`. The right operand lies in blocks of `BLOCK` columns, so that what is read together lies together,
+and so does a left one that is transposed, in blocks of rows: where they lie, that would be a power of two apart far too
+often. Other left operands, and the result, stay as they are. A small operand stays in a cache however it lies, and is
+read in place if what a block has side by side is side by side in it too. docs/benchmarks.md has figures.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from iree.compiler import ir
-from iree.compiler.dialects import arith
+from iree.compiler.dialects import flow
 
-from irongrad.pipeline.barriers import hold
 from irongrad.pipeline.devices import cpu_of
 from irongrad.pipeline.generics import GENERIC, PRODUCTS, inputs_of, is_elementwise
-from irongrad.pipeline.loop_invariants import outside_loops
-from irongrad.pipeline.loops import Lettered, empty, generic, merged, split
+from irongrad.pipeline.loops import Lettered, empty, generic, split
 from irongrad.pipeline.operations import inside
+from irongrad.pipeline.product_code import executable_of
+from irongrad.pipeline.product_kernels import BLOCK, Matrix, ProductKernel, Sizes, Steps, Tile
 
 _ARCHITECTURE = "x86_64"
 
-
-@dataclass(frozen=True)
-class Registers:
-    """How many results a kernel computes at once.
-
-    Attributes:
-        rows: of them.
-        columns: of them, two registers full.
-    """
-
-    rows: int
-    columns: int
-
-
-# What registers hold, by a feature that all CPUs with such registers have. As many chains of additions as results are
-# under way at once, which hides how long each takes: 4 cycles, two of them in each.
-AVX512, AVX2 = Registers(8, 32), Registers(4, 16)
-_REGISTERS = {"avx512f": AVX512, "fma": AVX2}
-
-# Columns of a left operand that is transposed in one panel: a cache line.
-_LINE = 16
-
-# Summands that are added up before the next rows are read, at most those of a panel in the second cache; and those of
-# one round of the innermost loop.
-_DEPTH = 2048
-_ROUND = 4
+# What registers hold, by a feature that all CPUs with such registers have: results, one of each row's vectors of the
+# right operand, and a number of the left one. As many chains of additions are under way at once, which hides how long
+# each takes, 4 cycles, two of them in each.
+AVX512 = (Tile(6, 4, 16), Tile(8, 3, 16), Tile(8, 2, 16))
+AVX2 = (Tile(6, 2, 8),)
+_TILES = {"avx512f": AVX512, "fma": AVX2}
 
 # Bytes of the largest operand that is read where it lies, half of the second cache of the smallest such CPU.
 _NEAR = 1 << 19
 
-# Multiplications of the smallest product that has panels, about 10 µs of one core. What IREE makes of smaller ones is
-# slower, but fewer kernels, as it computes in the product's what is elementwise before and behind it.
+# Multiplications of the smallest product that has a kernel of ours, about 10 µs of one core. What IREE makes of smaller
+# ones is slower, but fewer kernels, as it computes in the product's what is elementwise before and behind it.
 _LEAST = 1 << 20
 
-# Rows and columns of the result that one thread computes at a time, at most, so that it reads operands seldom; and how
-# many such parts there are at least, where that leaves each as many as registers hold, so that all threads have some.
-_ROWS, _COLUMNS, _PARTS = 256, 384, 16
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Product:
     """A product of matrices, or of as many pairs of them as there are in a batch.
 
-    Each letter is a dimension: `b` of a batch, `r` rows, `c` columns, `k` summands; later `p` is panels of rows and `q`
-    panels of columns.
+    Each letter is a dimension: `b` of a batch, `r` rows, `c` columns, `k` summands.
 
     Attributes:
         operation: it.
@@ -88,47 +61,114 @@ class _Product:
     right: Lettered
 
     @property
-    def has_panels_of_rows(self) -> bool:
-        """Whether the left operand is read in panels: a row of it is not side by side in memory, and it is large."""
+    def has_blocks_of_rows(self) -> bool:
+        """Whether the left operand is read in blocks: a row of it is not side by side in memory, and it is large."""
         letters = self.left[1]
         return not letters.endswith("k") and not (letters.endswith("r") and is_near(self.sizes, letters))
 
     @property
-    def has_panels_of_columns(self) -> bool:
-        """Whether the right operand is read in panels."""
+    def has_blocks_of_columns(self) -> bool:
+        """Whether the right operand is read in blocks."""
         letters = self.right[1]
         return not (letters.endswith("c") and is_near(self.sizes, letters))
 
-    @property
-    def letters(self) -> str:
-        """The letters of the result as it is computed."""
-        batch = "b" if "b" in self.sizes else ""
-        return batch + ("pr" if self.has_panels_of_rows else "r") + ("qc" if self.has_panels_of_columns else "c")
-
 
 def lay_out_products(module: ir.Module) -> None:
-    """Have products of float32 of known sizes read panels; others are left to IREE, as on other architectures.
+    """Have our kernels compute products of float32 of known sizes; others are left to IREE, as on other architectures.
 
     Args:
         module: as it is after IREE's phase `global-optimization`, in its own context.
     """
     architecture, features = cpu_of(module)
-    registers = next((r for feature, r in _REGISTERS.items() if feature in features), None)
-    if architecture != _ARCHITECTURE or registers is None:
+    tiles = next((found for feature, found in _TILES.items() if feature in features), None)
+    if architecture != _ARCHITECTURE or tiles is None:
         return
-    for operation in [op for op in inside(module.operation) if op.name in PRODUCTS]:
-        product = _product_of(operation)
-        if product is not None and fits(product.sizes, registers, has_panels_of_rows=product.has_panels_of_rows):
-            _lay_out(product, registers)
+    found = [_product_of(op) for op in inside(module.operation) if op.name in PRODUCTS]
+    products = {p: tile for p in found if p and (tile := tile_for(p.sizes, tiles, turned=p.has_blocks_of_rows))}
+    blocks, kernels = _Blocks(products), _Kernels(module)
+    launched = [_launch(product, tile, kernels, blocks) for product, tile in products.items()]
+    for old, new in launched:  # only now, as a product may read another
+        old.results[0].replace_all_uses_with(new)
+    for done in dict.fromkeys([*(old for old, _ in launched), *(product.operation for product in products)]):
+        done.erase()
+
+
+class _Kernels:
+    """The kernels of a module's products, one for all that are alike."""
+
+    def __init__(self, module: ir.Module) -> None:
+        self._start = ir.InsertionPoint.at_block_begin(module.body)
+        self._found: dict[ProductKernel, str] = {}
+
+    def entry_point(self, kernel: ProductKernel) -> ir.ArrayAttr:
+        """What launches a kernel."""
+        if kernel not in self._found:
+            sizes = kernel.sizes
+            name = f"product_{len(self._found)}_{sizes.batch}x{sizes.rows}x{sizes.columns}x{sizes.summands}"
+            with self._start, ir.Location.unknown():
+                executable_of(kernel, name)
+            self._found[kernel] = name
+        return ir.ArrayAttr.get([ir.SymbolRefAttr.get([self._found[kernel]] * 2)])
+
+
+class _Blocks:
+    """Operands in blocks: `BLOCK` elements along one of their dimensions side by side, then those along the other."""
+
+    def __init__(self, products: Collection[_Product]) -> None:
+        self._made: dict[tuple[Any, str], Any] = {}
+        for product in products:
+            if product.has_blocks_of_rows:
+                self._make(product.left, "r")
+            if product.has_blocks_of_columns:
+                self._make(product.right, "c")
+
+    def of_left(self, product: _Product) -> Any | None:
+        """The left operand in blocks of rows, if it is to be read so."""
+        return self._made[_key(product.left, "r")] if product.has_blocks_of_rows else None
+
+    def of_right(self, product: _Product) -> Any | None:
+        """The right operand in blocks of columns, if it is to be read so."""
+        return self._made[_key(product.right, "c")] if product.has_blocks_of_columns else None
+
+    def _make(self, operand: Lettered, letter: str) -> None:
+        """Make blocks where the operand is, which may be outside of a loop."""
+        key = _key(operand, letter)
+        if key not in self._made:
+            self._made[key] = _in_blocks(operand, letter)
+
+
+def _in_blocks(operand: Lettered, letter: str) -> Any:
+    """An operand in blocks along `letter`."""
+    value, letters = operand
+    (other,) = set(letters) - {"b", letter}
+    if isinstance(value.owner, ir.Block):
+        place, location = ir.InsertionPoint.at_block_begin(value.owner), ir.Location.unknown()
+    else:
+        place, location = ir.InsertionPoint.after(value.owner), value.owner.location
+    with location, place:
+        pieces = split(value, letters.index(letter), BLOCK)
+        of_pieces = letters.replace(letter, "n" + letter)
+        laid_out = "b" * ("b" in letters) + "n" + other + letter
+        sizes = dict(zip(of_pieces, pieces.type.shape, strict=True))
+        init = empty([sizes[x] for x in laid_out], value.type.element_type)
+        return generic(lambda x, _: x, [(pieces, of_pieces)], (init, laid_out), {})
+
+
+def _key(operand: Lettered, letter: str) -> tuple[Any, str]:
+    """Equal for operands that are the same in blocks, whatever their letters."""
+    value, letters = operand
+    return value, "".join("x" if x == letter else "b" if x == "b" else "o" for x in letters)
 
 
 def _product_of(operation: Any) -> _Product | None:
-    """What a product of float32 multiplies; None where sizes are not known."""
-    *operands, result = operation.operands
+    """What a product of float32 multiplies; None where sizes are not known, or it is added to something."""
+    *operands, room = operation.operands
     kinds = [value.type for value in operation.operands]
     if not all(kind.has_static_shape and isinstance(kind.element_type, ir.F32Type) for kind in kinds):
         return None
-    letters = "brck" if len(result.type.shape) > 2 else "rck"
+    if not _is_zero(room):
+        return None
+    letters = "brck" if len(room.type.shape) > 2 else "rck"
     of_operands = ["".join(letters[d] for d in _dimensions(m.value)) for m in operation.attributes["indexing_maps"]]
     sizes = {
         x: size for kind, of in zip(kinds, of_operands, strict=True) for x, size in zip(of, kind.shape, strict=True)
@@ -137,18 +177,35 @@ def _product_of(operation: Any) -> _Product | None:
     return _Product(operation, sizes, left, right)
 
 
+def _is_zero(value: Any) -> bool:
+    """Whether all of a tensor is the number zero."""
+    if isinstance(value.owner, ir.Block) or value.owner.name != "linalg.fill":
+        return False
+    number = value.owner.operands[0].owner
+    is_constant = not isinstance(number, ir.Block) and number.name == "arith.constant"
+    return is_constant and ir.FloatAttr(number.attributes["value"]).value == 0
+
+
 def _source(value: Any, letters: str) -> Lettered:
     """What `value` has in another order, or as often as there are in a batch; else itself."""
     owner = value.owner
-    if isinstance(owner, ir.Block) or owner.name != GENERIC or len(inputs_of(owner)) != 1:
+    copied = None if isinstance(owner, ir.Block) or owner.name != GENERIC else _copied_by(owner)
+    if copied is None:
         return value, letters
-    (source,), (of_source, of_value) = inputs_of(owner), [m.value for m in owner.attributes["indexing_maps"]]
-    body = owner.regions[0].blocks[0]
-    copies = len(body.operations) == 1 and body.operations[0].operands[0] == body.arguments[0]
-    if not copies or not of_source.is_projected_permutation or of_value != ir.AffineMap.get_identity(len(letters)):
-        return value, letters
-    read = "".join(letters[d] for d in _dimensions(of_source))
+    source, dimensions = copied
+    read = "".join(letters[d] for d in dimensions)
     return (source, read) if set(letters) <= {*read, "b"} else (value, letters)
+
+
+def _copied_by(operation: Any) -> tuple[Any, list[int]] | None:
+    """What a `linalg.generic` has in another order, or repeats, with its dimensions; None where it computes."""
+    if len(inputs_of(operation)) != 1:
+        return None
+    (source,), (of_source, of_value) = inputs_of(operation), [m.value for m in operation.attributes["indexing_maps"]]
+    body = operation.regions[0].blocks[0]
+    copies = len(body.operations) == 1 and body.operations[0].operands[0] == body.arguments[0]
+    in_order = of_value == ir.AffineMap.get_identity(of_value.n_dims)
+    return (source, _dimensions(of_source)) if copies and of_source.is_projected_permutation and in_order else None
 
 
 def _dimensions(indexing: Any) -> list[int]:
@@ -156,67 +213,65 @@ def _dimensions(indexing: Any) -> list[int]:
     return [x.position if isinstance(x, ir.AffineDimExpr) else -1 for x in indexing.results]
 
 
-def fits(sizes: Mapping[str, int], registers: Registers, *, has_panels_of_rows: bool) -> bool:
-    """Whether a product is large enough to be laid out in panels, and keeps registers full all the time.
+def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile], *, turned: bool) -> Tile | None:
+    """What registers hold for a product; None where it is small, or has no whole tiles or blocks.
+
+    The best takes the fewest instructions for all results: of a summand it reads a number of each row, and vectors.
 
     Args:
         sizes: the numbers of rows, `r`, of columns, `c`, of summands, `k`, and of pairs of matrices, `b`.
-        registers: what they hold.
-        has_panels_of_rows: whether the left operand is read in panels.
+        tiles: to choose from.
+        turned: whether the left operand is read in blocks of rows.
     """
-    units = {"r": _rows_at_once(registers, has_panels_of_rows), "c": registers.columns, "k": _ROUND}
-    full = all(sizes[letter] % unit == 0 for letter, unit in units.items())
-    return full and math.prod(sizes.values()) >= _LEAST
+    if math.prod(sizes.values()) < _LEAST or (turned and sizes["r"] % BLOCK):
+        return None
+    rows, columns = sizes["r"], sizes["c"]
+    whole = [t for t in tiles if columns % t.columns == 0 and rows >= t.rows]
+    return min(whole, key=lambda t: -(-rows // t.rows) * (columns // t.columns) * t.instructions, default=None)
 
 
 def is_near(sizes: Mapping[str, int], letters: str) -> bool:
     """Whether an operand, or one of a batch, is so small that it is read where it lies.
 
     Args:
-        sizes: as for `fits`.
+        sizes: as for `tile_for`.
         letters: of its dimensions.
     """
     return 4 * math.prod(sizes[letter] for letter in letters if letter != "b") <= _NEAR
 
 
-def _rows_at_once(registers: Registers, has_panels_of_rows: bool) -> int:
-    return math.lcm(registers.rows, _LINE) if has_panels_of_rows else registers.rows
-
-
-def _lay_out(product: _Product, registers: Registers) -> None:
-    """Put a product of panels in the place of one of matrices, as a kernel of its own, which adds a bias too."""
-    operation, letters = product.operation, product.letters
-    left, right, place = product.left, product.right, ir.InsertionPoint(operation)
-    if product.has_panels_of_rows:
-        left = _panels(left, "r", "p", _LINE, operation)
-    if product.has_panels_of_columns:
-        right = _panels(right, "c", "q", registers.columns, operation)
-    with operation.location, place:
-        init = _as_computed(operation.operands[-1], letters, registers)
-        # IREE would compute a product of other loops if it knew how the operands are made, and forget how to nest them.
-        operands = [(hold(value, place), of_value) for value, of_value in (left, right)]
-        nested = {"compilation_info": _loops(product, registers)}
-        result = generic(lambda x, y, sum_: arith.addf(sum_, arith.mulf(x, y)), operands, (init, letters), nested)
+def _launch(product: _Product, tile: Tile, kernels: _Kernels, blocks: _Blocks) -> tuple[Any, Any]:
+    """Launch a kernel for a product, which adds a bias too; what it is in the place of, and its result."""
+    operation, sizes = product.operation, product.sizes
+    left, left_matrix = _lying(product.left, "r", sizes, blocks.of_left(product))
+    right, right_matrix = _lying(product.right, "c", sizes, blocks.of_right(product))
     added = _added_row(operation.results[0])
     last = operation if added is None else added.result.owner.operation
-    place = ir.InsertionPoint(last)
-    with last.location, place:
-        if added is not None:
-            room, of_row = empty(result.type.shape, result.type.element_type), letters[letters.index("r") + 1 :]
-            row = _as_computed(added.row, of_row, registers)
-            result = generic(lambda x, y, _: arith.addf(x, y), [(result, letters), (row, of_row)], (room, letters), {})
-        for panels in [x for x in "qp" if x in letters]:
-            result = merged(result, letters.index(panels))
-        last.results[0].replace_all_uses_with(hold(result, place))
-    for done in dict.fromkeys((last, operation)):
-        done.erase()
+    row = [] if added is None else [added.row]
+    of_product = Sizes(sizes.get("b", 1), sizes["r"], sizes["c"], sizes["k"])
+    kernel = ProductKernel(of_product, tile, left_matrix, right_matrix, adds_row=bool(row))
+    with last.location, ir.InsertionPoint(last):
+        kinds = [operation.results[0].type]
+        launch = flow.DispatchOp(kinds, [], kernels.entry_point(kernel), [left, right, *row], [], [])
+    return last, launch.results[0]
 
 
-def _as_computed(value: Any, letters: str, registers: Registers) -> Any:
-    """`value` with panels as dimensions of their own, where `letters` has these."""
-    if "p" in letters:
-        value = split(value, letters.index("p"), _LINE)
-    return split(value, letters.index("q"), registers.columns) if "q" in letters else value
+def _lying(operand: Lettered, outer: str, sizes: Mapping[str, int], blocks: Any | None) -> tuple[Any, Matrix]:
+    """What is read of an operand, and how that lies in memory.
+
+    Args:
+        operand: it.
+        outer: the letter of its rows or columns.
+        sizes: by letter.
+        blocks: the operand in blocks along `outer`; None where it is read as it is.
+    """
+    value, letters = operand
+    elements = math.prod(sizes[x] for x in letters)
+    if blocks is None:
+        apart = {x: math.prod(sizes[y] for y in letters[i + 1 :]) for i, x in enumerate(letters)}
+        return value, Matrix(elements, apart.get("b", 0), Steps(apart.get(outer, 0)), Steps(apart.get("k", 0)))
+    in_batch = sizes[outer] * sizes["k"] * ("b" in letters)
+    return blocks, Matrix(elements, in_batch, Steps(1, BLOCK * sizes["k"]), Steps(BLOCK))
 
 
 @dataclass(frozen=True)
@@ -249,60 +304,3 @@ def _added_row(product: Any) -> _AddedRow | None:
     if not adds or set(body.operations[0].operands) != set(list(body.arguments)[:2]):
         return None
     return _AddedRow(row, reader.results[0])
-
-
-def _panels(operand: Lettered, letter: str, panel: str, width: int, before: Any) -> Lettered:
-    """An operand with `width` rows or columns of a summand side by side; made before loops that leave it as it is."""
-    value, letters = operand
-    laid_out = ("b" if "b" in letters else "") + panel + "k" + letter
-    with before.location, ir.InsertionPoint(outside_loops(before, [value])):
-        pieces = split(value, letters.index(letter), width)
-        letters = letters.replace(letter, panel + letter)
-        sizes = dict(zip(letters, pieces.type.shape, strict=True))
-        init = empty([sizes[x] for x in laid_out], value.type.element_type)
-        return generic(lambda x, _: x, [(pieces, letters)], (init, laid_out), {}), laid_out
-
-
-def _loops(product: _Product, registers: Registers) -> ir.Attribute:
-    """How the loops of a product are nested: what a thread computes, with which panel, and what registers hold."""
-    rows, columns = _part(product, registers)
-    depth = _divisor(product.sizes["k"], _DEPTH, _ROUND)
-    of_rows = {"p": rows // _LINE, "r": _LINE} if product.has_panels_of_rows else {"r": rows}
-    with_panels = {"q": columns // registers.columns, "c": registers.columns}
-    part = {"b": 1, **of_rows, **(with_panels if product.has_panels_of_columns else {"c": columns})}
-    panel = {**part, "q": 1, "c": registers.columns}
-    stretch = {"k": depth if depth < product.sizes["k"] else 0}
-    held = {**panel, "p": 1, "r": registers.rows}
-    levels = {
-        "distribution": part,
-        "cache_parallel": panel,
-        "cache_reduction": stretch,
-        "vector_common_parallel": held,
-        "vector_reduction": {"k": _ROUND},
-    }
-    loops = f"{product.letters}k"
-    config = ", ".join(f"{level} = {[found.get(letter, 0) for letter in loops]}" for level, found in levels.items())
-    return ir.Attribute.parse(
-        f"#iree_codegen.compilation_info<lowering_config = #iree_cpu.lowering_config<{config}>,"
-        " translation_info = #iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<DoubleTilingExpert>>>"
-    )
-
-
-def _part(product: _Product, registers: Registers) -> tuple[int, int]:
-    """How many rows and columns of the result a thread computes at a time."""
-    all_rows, all_columns = product.sizes["r"], product.sizes["c"]
-    row, column = _rows_at_once(registers, product.has_panels_of_rows), registers.columns
-    rows, columns = _divisor(all_rows, _ROWS, row), _divisor(all_columns, _COLUMNS, column)
-    while (all_rows // rows) * (all_columns // columns) * product.sizes.get("b", 1) < _PARTS:
-        if rows == row and columns == column:
-            break
-        if columns > max(rows, column) or rows == row:
-            columns = _divisor(all_columns, columns - 1, column)
-        else:
-            rows = _divisor(all_rows, rows - 1, row)
-    return rows, columns
-
-
-def _divisor(size: int, most: int, unit: int) -> int:
-    """The largest divisor of `size` of at most `most`, or else `unit`, of those that `unit` divides."""
-    return max(d for d in range(unit, max(most, unit) + 1, unit) if size % d == 0)

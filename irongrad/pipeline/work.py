@@ -11,6 +11,12 @@ from iree.compiler.dialects import linalg
 
 from irongrad.pipeline.operations import BOUNDS, KERNELS, around, constant_of, found_in, inside, name_of
 
+# IREE's own executables, and those of which it is given the code.
+_EXECUTABLES = frozenset({"flow.executable", "stream.executable"})
+
+# How many operations the code of an executable is, which says so itself.
+OPERATIONS = "irongrad.operations"
+
 
 @dataclass(frozen=True)
 class Work:
@@ -31,11 +37,8 @@ def work_of(flow: ir.Module) -> Work:
     What a linalg operation computes for one element counts as often as its loops run, so that a product of n x k and
     k x m elements has two n k m. Nothing is counted of what is not linalg, such as a scatter or a sort.
     """
-    kernels = {
-        name_of(op.operation): _operations_inside(op.operation)
-        for op in flow.body.operations
-        if op.operation.name == "flow.executable"
-    }
+    executables = [op.operation for op in flow.body.operations if op.operation.name in _EXECUTABLES]
+    kernels = {name_of(op): _operations_inside(op) for op in executables}
     launches = found_in(flow, *KERNELS)
     often = [math.prod(_trips(loop) for loop in around(launch.block)) for launch in launches]
     counts = [kernels[_executable(op)] if op.name == "flow.dispatch" else 0 for op in launches]
@@ -58,6 +61,8 @@ def _executable(dispatch: Any) -> str:
 
 
 def _operations_inside(executable: Any) -> int | None:
+    if OPERATIONS in executable.attributes:
+        return int(ir.IntegerAttr(executable.attributes[OPERATIONS]).value)
     counts = [_operations(op) for op in inside(executable) if op.name.startswith("linalg.")]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None

@@ -1,4 +1,4 @@
-"""Large products of float32 are computed of panels on a CPU of the architecture x86, and right in any case."""
+"""Large products of float32 have kernels of our own on a CPU of the architecture x86, and are right in any case."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from iree.compiler import ir
 
+import irongrad as ig
 from irongrad.pipeline import products
 from irongrad.pipeline.compile import COMMON_FLAGS, _compile_to_flow, compile_module
-from irongrad.pipeline.operations import bytecode_of, found_in, inside, loops_around, parsed
-from irongrad.pipeline.products import AVX2, AVX512, Registers
+from irongrad.pipeline.operations import bytecode_of, found_in, loops_around, name_of, parsed
+from irongrad.pipeline.product_kernels import Matrix, ProductKernel, Sizes, Steps, Tile
+from irongrad.pipeline.products import AVX2, AVX512, tile_for
 from irongrad.targets import parse_target
 
 AVX512_TARGET, AVX2_TARGET = "llvm-cpu:cpu=x86-64-v4", "llvm-cpu:cpu=x86-64-v3"
@@ -53,6 +55,7 @@ class Product:
         sizes: by letter.
         kind: of the elements.
         is_square: whether the left operand has the squares of what the module is given.
+        beginning: what the product is added to.
     """
 
     left: str
@@ -61,6 +64,7 @@ class Product:
     sizes: dict[str, int]
     kind: str = "f32"
     is_square: bool = False
+    beginning: float = 0.0
     entry_points = ()
 
     @property
@@ -87,7 +91,7 @@ class Product:
             {f"%z = arith.mulf %x, %x : {self.kind}" if self.is_square else ""}
             linalg.yield {"%z" if self.is_square else "%x"} : {self.kind}
           }} -> {left}
-          %zero = arith.constant 0.0 : {self.kind}
+          %zero = arith.constant {self.beginning} : {self.kind}
           %empty = tensor.empty() : {out}
           %zeros = linalg.fill ins(%zero : {self.kind}) outs(%empty : {out}) -> {out}
           %product = linalg.{"batch_" * bool(batch)}matmul indexing_maps = [{maps}]
@@ -111,10 +115,10 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_NEAR", 0)
 
 
-@pytest.fixture(params=["in panels", "where they lie"])
+@pytest.fixture(params=["in blocks", "where they lie"])
 def read(request: pytest.FixtureRequest) -> str:
     """How operands are read."""
-    if request.param == "in panels":
+    if request.param == "in blocks":
         request.getfixturevalue("far")
     return request.param
 
@@ -141,45 +145,80 @@ def _flow_of(module: bytes, directory: Path, target: str) -> bytes:
     return _compile_to_flow(compiled_for, [*COMMON_FLAGS, *compiled_for.flags], source)
 
 
-def nested(module: ir.Module) -> list[Any]:
-    """The operations that say how their loops are nested."""
-    return [op for op in inside(module.operation) if "compilation_info" in op.attributes]
+def launched(module: ir.Module) -> list[str]:
+    """The kernels of ours that a module launches, by name."""
+    ours = {name_of(op.operation) for op in module.body.operations if op.operation.name == "stream.executable"}
+    entry_points = [ir.ArrayAttr(op.attributes["entry_points"]) for op in found_in(module, "flow.dispatch")]
+    names = [ir.SymbolRefAttr(first).value[0] for (first,) in entry_points]
+    return [name for name in names if name in ours]
 
 
-def is_of_panels(product: Product, directory: Path, target: str) -> bool:
+def is_ours(product: Product, directory: Path, target: str) -> bool:
     with parsed(_flow_of(product.bytecode, directory, target)) as module:
-        return len(nested(module)) == 1
+        return len(launched(module)) == 1
+
+
+def result_of(product: Product, directory: Path, target: str, *arguments: np.ndarray) -> np.ndarray:
+    compiled = compile_module(product, parse_target(target), directory)
+    config = ireert.Config("local-sync")
+    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
+    return loaded.f(*arguments).to_host()
+
+
+def integers(product: Product) -> list[np.ndarray]:
+    """What a module may be given, of which sums are exact."""
+    shapes = ([product.sizes[x] for x in letters] for letters in (product.given, product.right))
+    return [np.random.default_rng(0).integers(-8, 8, shape).astype(np.float32) for shape in shapes]
+
+
+x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="code for x86")
 
 
 @pytest.mark.parametrize("target", [AVX512_TARGET, AVX2_TARGET])
 @pytest.mark.parametrize("case", CASES)
-def test_products_are_of_panels(tmp_path: Path, case: str, target: str, read: str) -> None:
-    assert is_of_panels(Product(*CASES[case], SIZES), tmp_path, target)
+def test_products_have_kernels_of_our_own(tmp_path: Path, case: str, target: str, read: str) -> None:
+    assert is_ours(Product(*CASES[case], SIZES), tmp_path, target)
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="code for x86")
+@x86
 @pytest.mark.parametrize("is_square", [False, True])
 @pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
 @pytest.mark.parametrize("case", CASES)
 def test_products_are_right(tmp_path: Path, case: str, target: str, is_square: bool, read: str) -> None:
     product = Product(*CASES[case], SIZES, is_square=is_square)
-    shapes = ([SIZES[x] for x in letters] for letters in (product.given, product.right))
-    a, b = (np.random.default_rng(0).integers(-8, 8, shape).astype(np.float32) for shape in shapes)
-    compiled = compile_module(product, parse_target(target), tmp_path)
-    config = ireert.Config("local-sync")
-    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
+    a, b = integers(product)
     ones = np.ones([SIZES[x] for x in product.left], np.float32)
     letters = f"{product.given},{product.left},{product.right}->{'brc' if 'b' in product.left else 'rc'}"
     exact = np.einsum(letters, a * a if is_square else a, ones, b)
-    np.testing.assert_array_equal(loaded.f(a, b).to_host(), exact)
+    np.testing.assert_array_equal(result_of(product, tmp_path, target, a, b), exact)
+
+
+@x86
+@pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [
+        ("a batch", {"r": 60}),
+        ("a batch", {"r": 61, "k": 131}),
+        ("a batch of transposed right operands", {"r": 131, "c": 48, "k": 75}),
+        ("a batch of transposed left operands", {"r": 144, "c": 64, "k": 77}),
+        ("matrices", {"r": 14, "c": 32, "k": 9001}),  # more summands than fit a cache
+        ("a transposed left operand", {"r": 80, "c": 64, "k": 4098}),
+    ],
+)
+def test_tiles_need_not_be_whole(tmp_path: Path, case: str, sizes: dict[str, int], target: str, read: str) -> None:
+    product = Product(*CASES[case], SIZES | sizes)
+    a, b = integers(product)
+    exact = np.einsum(f"{product.given},{product.right}->{'brc' if 'b' in product.left else 'rc'}", a, b)
+    np.testing.assert_array_equal(result_of(product, tmp_path, target, a, b), exact)
+    assert is_ours(product, tmp_path, target)
 
 
 @pytest.mark.parametrize(
     ("changed", "kind", "target"),
     [
-        ({"r": 60}, "f32", AVX512_TARGET),
-        ({"c": 48}, "f32", AVX512_TARGET),
-        ({"k": 130}, "f32", AVX512_TARGET),
+        ({"r": 4, "k": 1024}, "f32", AVX512_TARGET),
+        ({"c": 80}, "f32", AVX512_TARGET),
         ({"r": 8, "c": 32}, "f32", AVX512_TARGET),
         ({}, "f64", AVX512_TARGET),
         ({}, "f32", "llvm-cpu:arch=aarch64"),
@@ -187,14 +226,18 @@ def test_products_are_right(tmp_path: Path, case: str, target: str, is_square: b
     ],
 )
 def test_other_products_are_left_to_iree(tmp_path: Path, changed: dict[str, int], kind: str, target: str) -> None:
-    assert not is_of_panels(Product("brk", "bkc", "brk", SIZES | changed, kind), tmp_path, target)
+    assert not is_ours(Product("brk", "bkc", "brk", SIZES | changed, kind), tmp_path, target)
+
+
+def test_what_is_added_to_something_is_left_to_iree(tmp_path: Path) -> None:
+    assert not is_ours(Product(*CASES["matrices"], SIZES, beginning=1.0), tmp_path, AVX512_TARGET)
 
 
 @pytest.mark.usefixtures("far")
-def test_a_left_operand_that_is_transposed_has_whole_panels(tmp_path: Path) -> None:
+def test_a_left_operand_that_is_transposed_has_whole_blocks(tmp_path: Path) -> None:
     sizes = SIZES | {"r": 72}
-    assert is_of_panels(Product("brk", "bkc", "brk", sizes), tmp_path, AVX512_TARGET)
-    assert not is_of_panels(Product("bkr", "bkc", "bkr", sizes), tmp_path, AVX512_TARGET)
+    assert is_ours(Product("brk", "bkc", "brk", sizes), tmp_path, AVX512_TARGET)
+    assert not is_ours(Product("bkr", "bkc", "bkr", sizes), tmp_path, AVX512_TARGET)
 
 
 def kernels_of(product: Product, directory: Path) -> int:
@@ -225,7 +268,7 @@ def test_operands_of_half_a_mebibyte_are_read_where_they_lie(
 @pytest.mark.parametrize(
     ("added", "kernels"),
     [
-        (lambda y, row, x: y + row, 2),  # panels, and the product with the sum
+        (lambda y, row, x: y + row, 2),  # blocks, and the product with the sum
         (lambda y, row, x: row + y, 2),
         (lambda y, row, x: y * row, 3),
         (lambda y, row, x: y + x, 3),
@@ -239,7 +282,7 @@ def test_a_product_adds_its_bias(
     monkeypatch.setattr(products, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
     x, row = torch.randn(128, 128), torch.randn(128)
     with parsed(flow_of(lambda x, row: added(x @ x, row, x), (x, row))) as module:
-        assert len(nested(module)) == 1
+        assert len(launched(module)) == 1
         assert len(found_in(module, "flow.dispatch")) == kernels - (read == "where they lie")
 
 
@@ -256,11 +299,11 @@ def test_a_right_operand_is_one_column_or_row_as_often_as_needed(
     monkeypatch.setattr(products, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
     examples = torch.randn(128, 128), torch.randn(128)
     with parsed(flow_of(lambda x, v: x @ spread(v), examples)) as module:
-        assert len(nested(module)) == 1
+        assert len(launched(module)) == 1
 
 
 @pytest.mark.usefixtures("far")
-def test_panels_of_what_a_loop_leaves_as_it_is_are_made_before_it(tmp_path: Path) -> None:
+def test_blocks_of_what_a_loop_leaves_as_it_is_are_made_before_it(tmp_path: Path) -> None:
     with ir.Context():
         module = bytecode_of(ir.Module.parse(LOOP))
     with parsed(_flow_of(module, tmp_path, AVX512_TARGET)) as flow:
@@ -268,23 +311,50 @@ def test_panels_of_what_a_loop_leaves_as_it_is_are_made_before_it(tmp_path: Path
         assert [bool(loops_around(kernel.block)) for kernel in kernels] == [False, True]
 
 
-def test_iree_still_forgets_how_loops_are_nested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When this fails, what a product reads and its result need not be held."""
-    monkeypatch.setattr(products, "hold", lambda value, place: value)
-    assert not is_of_panels(Product(*CASES["a transposed right operand"], SIZES), tmp_path, AVX512_TARGET)
+@x86
+@pytest.mark.parametrize("summands", [128, 6000])
+def test_a_bias_is_added_once(summands: int) -> None:
+    rng = np.random.default_rng(0)
+    shapes = (61, summands), (summands, 96), (96,)
+    x, w, bias = (torch.from_numpy(rng.integers(-8, 8, shape).astype(np.float32)) for shape in shapes)
+    compiled = ig.compile_function(lambda x, w, bias: x @ w + bias, (x, w, bias), cache=False)
+    np.testing.assert_array_equal(np.asarray(compiled(x, w, bias)), (x @ w + bias).numpy())
+
+
+def test_products_that_are_alike_share_a_kernel(flow_of: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
+    x, y, z = (torch.randn(128, 128) for _ in range(3))
+    with parsed(flow_of(lambda x, y, z: (x @ y) @ z @ x.T, (x, y, z))) as module:
+        names = launched(module)
+        assert len(names) == 3
+        assert len(set(names)) == 2
 
 
 @given(
-    rows=st.integers(1, 200),
+    batch=st.integers(1, 20),
+    rows=st.integers(12, 3000),
     columns=st.integers(1, 60),
-    pairs=st.integers(1, 20),
-    registers=st.sampled_from([AVX2, AVX512]),
+    tile=st.sampled_from([*AVX2, *AVX512]),
 )
-def test_threads_compute_equal_parts(rows: int, columns: int, pairs: int, registers: Registers) -> None:
-    sizes = {"b": pairs, "r": rows * registers.rows, "c": columns * registers.columns, "k": 64}
-    product = products._Product(None, sizes, (None, "rk"), (None, "kc"))
-    part_rows, part_columns = products._part(product, registers)
-    assert sizes["r"] % part_rows == 0 == part_rows % registers.rows
-    assert sizes["c"] % part_columns == 0 == part_columns % registers.columns
-    parts = pairs * (sizes["r"] // part_rows) * (sizes["c"] // part_columns)
-    assert parts >= min(16, pairs * rows * columns)
+def test_threads_compute_nearly_equal_parts(batch: int, rows: int, columns: int, tile: Tile) -> None:
+    nowhere = Matrix(0, 0, Steps(0), Steps(0))
+    sizes = Sizes(batch, rows, columns * tile.columns, 64)
+    kernel = ProductKernel(sizes, tile, nowhere, nowhere, adds_row=False)
+    strips, panels = kernel.part
+    assert strips * tile.rows <= 256
+    assert panels * tile.columns <= 384
+    parts = batch * -(-kernel.strips // strips) * -(-kernel.panels // panels)
+    all_tiles = batch * kernel.strips * kernel.panels
+    assert -(-parts // 16) * strips * panels <= 1.06 * -(-all_tiles // 16)  # as one tile at a time, or nearly
+
+
+@given(rows=st.integers(8, 300), columns=st.integers(1, 40))
+def test_the_tile_takes_the_fewest_instructions(rows: int, columns: int) -> None:
+    sizes = {"r": rows, "c": 32 * columns, "k": 1 << 14, "b": 4}
+    tile = tile_for(sizes, AVX512, turned=False)
+    assert tile is not None
+    assert sizes["c"] % tile.columns == 0
+    taken = {
+        t: -(-rows // t.rows) * (32 * columns // t.columns) * (t.rows * t.vectors + t.rows + t.vectors) for t in AVX512
+    }
+    assert taken[tile] == min(taken[t] for t in AVX512 if sizes["c"] % t.columns == 0)

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from irongrad.passes.memory.written import CONTRACTIONS, TRANSPOSES, joined, moves, order_of
-from irongrad.pipeline.products import AVX512, fits, is_near
+from irongrad.pipeline.products import AVX512, is_near, tile_for
 
 
 def reads_panels(node: Node) -> bool:
@@ -21,7 +21,7 @@ def reads_panels(node: Node) -> bool:
     values = [n.meta["val"] for n in (*node.args[-2:], node)]
     if any(value.dtype is not torch.float32 or not all(isinstance(s, int) for s in value.shape) for value in values):
         return False
-    return fits(_sizes(node), AVX512, has_panels_of_rows=has_panels_of_rows(node))
+    return tile_for(_sizes(node), AVX512, turned=has_panels_of_rows(node)) is not None
 
 
 def has_panels_of_rows(contraction: Node) -> bool:

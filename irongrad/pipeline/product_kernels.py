@@ -1,0 +1,169 @@
+"""Kernels of products of matrices: what they read, what registers hold, and what one thread computes.
+
+A kernel holds `Tile.rows` times `Tile.columns` results in registers, to which it adds one summand at a time: a few
+vectors of the right operand, each times a number of every row. What is read lies where `Matrix` says, so that an
+operand need not be copied where its elements lie well. `product_code.py` has the code.
+
+The loops are those of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (ACM Transactions on
+Mathematical Software 34(3), 2008), and what registers hold is chosen as in BLIS (Van Zee and van de Geijn, ACM
+Transactions on Mathematical Software 41(3), 2015).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from iree.compiler import ir
+
+# Elements of a block: a cache line of float32.
+BLOCK = 16
+
+# Bytes of the right operand that one round over all rows reads, at most: they stay in the second cache.
+_PANEL = 1 << 19
+
+# Rows and columns of the result that one thread computes at a time, at most; and of how many threads all are to have
+# equally much, or nearly so. Of many parts a thread of IREE 3.13.0's takes eight at a time, so that of 20 parts one of
+# two threads would compute twelve (runtime/src/iree/task/task.c).
+_ROWS, _COLUMNS, _PARTS, _UNEVEN = 256, 384, 16, 1.06
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How far apart the elements of an operand are in memory along one dimension.
+
+    Attributes:
+        one: from each to the next.
+        block: from `BLOCK` of them to the next as many; None where that is as far as `BLOCK` of `one`.
+    """
+
+    one: int
+    block: int | None = None
+
+    def to(self, index: ir.AffineExpr) -> ir.AffineExpr:
+        """Where the element `index` is."""
+        if self.block is None:
+            return index * self.one
+        return ir.AffineExpr.get_floor_div(index, BLOCK) * self.block + ir.AffineExpr.get_mod(index, BLOCK) * self.one
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """How an operand of a product lies in memory.
+
+    Attributes:
+        elements: how many it has.
+        batch: how far apart the matrices of a batch are.
+        outer: the steps along rows of the result, or along its columns.
+        summand: the steps along what is added up.
+    """
+
+    elements: int
+    batch: int
+    outer: Steps
+    summand: Steps
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Results that a kernel holds in registers at once.
+
+    Attributes:
+        rows: of them.
+        vectors: in each row.
+        width: numbers of a vector.
+    """
+
+    rows: int
+    vectors: int
+    width: int
+
+    @property
+    def columns(self) -> int:
+        """Of the results."""
+        return self.vectors * self.width
+
+    @property
+    def instructions(self) -> int:
+        """To add one summand to all results."""
+        return self.rows * self.vectors + self.rows + self.vectors
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a product.
+
+    Attributes:
+        batch: pairs of matrices.
+        rows: of the result.
+        columns: of the result.
+        summands: of each result.
+    """
+
+    batch: int
+    rows: int
+    columns: int
+    summands: int
+
+    @property
+    def multiplications(self) -> int:
+        """Of all results."""
+        return self.batch * self.rows * self.columns * self.summands
+
+
+@dataclass(frozen=True)
+class ProductKernel:
+    """A product of float32, or a batch of them.
+
+    Attributes:
+        sizes: of the product; the tile's columns divide its columns, and it has no fewer rows.
+        tile: what registers hold.
+        left: the left operand, as it lies in memory.
+        right: the right operand; along columns its blocks are of elements side by side.
+        adds_row: whether a row is added to all rows of the result.
+    """
+
+    sizes: Sizes
+    tile: Tile
+    left: Matrix
+    right: Matrix
+    adds_row: bool
+
+    @property
+    def panels(self) -> int:
+        """How many tiles are side by side."""
+        return self.sizes.columns // self.tile.columns
+
+    @property
+    def strips(self) -> int:
+        """How many tiles are one below the other; the last one begins earlier where rows are not divided evenly."""
+        return -(-self.sizes.rows // self.tile.rows)
+
+    @property
+    def round(self) -> int:
+        """How many summands the innermost loop adds at once."""
+        return 2 if self.sizes.summands % 2 == 0 else 1
+
+    @property
+    def depth(self) -> int:
+        """How many summands are added up before the next rows are read."""
+        most = max(_PANEL // (4 * self.tile.columns * BLOCK), 1) * BLOCK
+        stretches = -(-self.sizes.summands // most)
+        return -(-self.sizes.summands // (stretches * BLOCK)) * BLOCK
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """How many strips and panels one thread computes at a time: as many as leave all threads equally much."""
+        down = range(1, min(_ROWS // self.tile.rows, self.strips) + 1)
+        across = range(1, min(_COLUMNS // self.tile.columns, self.panels) + 1)
+        ways = list(product(down, across))
+        least = min(map(self._longest, ways))
+        return min((way for way in ways if self._longest(way) <= _UNEVEN * least), key=self._parts)
+
+    def _parts(self, part: tuple[int, int]) -> int:
+        """How many parts there are of `part` strips and panels."""
+        return -(-self.strips // part[0]) * -(-self.panels // part[1]) * self.sizes.batch
+
+    def _longest(self, part: tuple[int, int]) -> int:
+        """How many tiles the thread computes that computes most, of as many threads as `_PARTS`."""
+        return -(-self._parts(part) // _PARTS) * part[0] * part[1]
