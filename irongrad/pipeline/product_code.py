@@ -16,11 +16,11 @@ from iree.compiler import ir
 from iree.compiler.dialects import affine, arith, hal, memref, scf, stream, vector
 
 from irongrad.pipeline.operations import inside
-from irongrad.pipeline.product_kernels import BLOCK, ProductKernel
+from irongrad.pipeline.product_kernels import LINE, ProductKernel
 from irongrad.pipeline.work import OPERATIONS
 
-# How many summands ahead the right operand is fetched, and how many blocks of summands the left one.
-_AHEAD, _BLOCKS_AHEAD = 8, 2
+# How many summands ahead the right operand is fetched.
+_AHEAD = 8
 
 
 def executable_of(kernel: ProductKernel, name: str) -> Any:
@@ -184,29 +184,12 @@ def _added(kernel: ProductKernel, memory: _Memory, place: _Place, begun: list[An
     rows = [_number(b * left.batch + left.outer.to(r + i), place.batch, place.row) for i in range(tile.rows)]
     d = ir.AffineExpr.get_dim(0)
     end = _least([d + kernel.depth, _fixed(kernel.sizes.summands)], place.summand)
-    block = left.summand.block
-    if block is None:
 
-        def add(summand: Any, sums: list[Any]) -> list[Any]:
-            at = [_number(b + r * left.summand.one, row, summand) for row in rows]
-            return _add_round(kernel, memory, place, summand, at, sums)
+    def add(summand: Any, sums: list[Any]) -> list[Any]:
+        at = [_number(b + r * left.summand.one, row, summand) for row in rows]
+        return _add_round(kernel, memory, place, summand, at, sums)
 
-        return _loop(place.summand, end, kernel.round, begun, add)
-
-    def add_block(first: Any, sums: list[Any]) -> list[Any]:
-        at = [_number(b + ir.AffineExpr.get_floor_div(r, BLOCK) * block, row, first) for row in rows]
-        for of_row in at:
-            ahead = _number(d + _BLOCKS_AHEAD * block, of_row)
-            memref.prefetch(memory.left, [ahead], False, 3, True)
-
-        def add(within: Any, sums: list[Any]) -> list[Any]:
-            summand = _number(b + r, first, within)
-            inside = [_number(b + r * left.summand.one, of_row, within) for of_row in at]
-            return _add_round(kernel, memory, place, summand, inside, sums)
-
-        return _loop(_constant(0), _constant(BLOCK), kernel.round, sums, add)
-
-    return _loop(place.summand, end, BLOCK, begun, add_block)
+    return _loop(place.summand, end, kernel.round, begun, add)
 
 
 def _add_round(
@@ -226,7 +209,7 @@ def _add_round(
         vectors = []
         for column in range(0, tile.columns, tile.width):
             vectors.append(vector.load(kind, memory.right, [at(step, column)]))
-            if column % BLOCK == 0:
+            if column % LINE == 0:
                 memref.prefetch(memory.right, [at(step + _AHEAD, column)], False, 3, True)
         new = []
         for i, row in enumerate(rows):

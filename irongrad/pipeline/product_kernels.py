@@ -16,8 +16,8 @@ from itertools import product
 
 from iree.compiler import ir
 
-# Elements of a block: a cache line of float32.
-BLOCK = 16
+# Numbers of float32 in a cache line: blocks have a multiple of it.
+LINE = 16
 
 # Bytes of the right operand that one round over all rows reads, at most: they stay in the second cache.
 _PANEL = 1 << 19
@@ -34,17 +34,20 @@ class Steps:
 
     Attributes:
         one: from each to the next.
-        block: from `BLOCK` of them to the next as many; None where that is as far as `BLOCK` of `one`.
+        width: how many a block has; None where there are no blocks.
+        block: from one block to the next.
     """
 
     one: int
-    block: int | None = None
+    width: int | None = None
+    block: int = 0
 
     def to(self, index: ir.AffineExpr) -> ir.AffineExpr:
         """Where the element `index` is."""
-        if self.block is None:
+        if self.width is None:
             return index * self.one
-        return ir.AffineExpr.get_floor_div(index, BLOCK) * self.block + ir.AffineExpr.get_mod(index, BLOCK) * self.one
+        block, inside = ir.AffineExpr.get_floor_div(index, self.width), ir.AffineExpr.get_mod(index, self.width)
+        return block * self.block + inside * self.one
 
 
 @dataclass(frozen=True)
@@ -147,9 +150,8 @@ class ProductKernel:
     @property
     def depth(self) -> int:
         """How many summands are added up before the next rows are read."""
-        most = max(_PANEL // (4 * self.tile.columns * BLOCK), 1) * BLOCK
-        stretches = -(-self.sizes.summands // most)
-        return -(-self.sizes.summands // (stretches * BLOCK)) * BLOCK
+        stretches = -(-self.sizes.summands * 4 * self.tile.columns // _PANEL)
+        return -(-self.sizes.summands // (stretches * LINE)) * LINE
 
     @property
     def part(self) -> tuple[int, int]:

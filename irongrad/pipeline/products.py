@@ -2,7 +2,7 @@
 
 With data tiling IREE 3.13.0 packs both operands of a product into tiles of 16 rows. Its kernel reads 17 numbers for 16
 products, brings the result back into rows, and has half of what a processor can do. Here the kernels are those of
-`product_kernels.py`. The right operand lies in blocks of `BLOCK` columns, so that what is read together lies together,
+`product_kernels.py`. The right operand lies in blocks of columns, so that what is read together lies together,
 and so does a left one that is transposed, in blocks of rows: where they lie, that would be a power of two apart far too
 often. Other left operands, and the result, stay as they are. A small operand stays in a cache however it lies, and is
 read in place if what a block has side by side is side by side in it too. docs/benchmarks.md has figures.
@@ -23,7 +23,7 @@ from irongrad.pipeline.generics import GENERIC, PRODUCTS, inputs_of, is_elementw
 from irongrad.pipeline.loops import Lettered, empty, generic, split
 from irongrad.pipeline.operations import inside
 from irongrad.pipeline.product_code import executable_of
-from irongrad.pipeline.product_kernels import BLOCK, Matrix, ProductKernel, Sizes, Steps, Tile
+from irongrad.pipeline.product_kernels import LINE, Matrix, ProductKernel, Sizes, Steps, Tile
 
 _ARCHITECTURE = "x86_64"
 
@@ -33,6 +33,9 @@ _ARCHITECTURE = "x86_64"
 AVX512 = (Tile(6, 4, 16), Tile(8, 3, 16), Tile(8, 2, 16))
 AVX2 = (Tile(6, 2, 8),)
 _TILES = {"avx512f": AVX512, "fma": AVX2}
+
+# Rows or columns of a block, at most: what is copied into it from one row is several cache lines.
+_WIDTH = 64
 
 # Bytes of the largest operand that is read where it lies, half of the second cache of the smallest such CPU.
 _NEAR = 1 << 19
@@ -112,7 +115,7 @@ class _Kernels:
 
 
 class _Blocks:
-    """Operands in blocks: `BLOCK` elements along one of their dimensions side by side, then those along the other."""
+    """Operands in blocks: some elements along one of their dimensions side by side, then those along the other."""
 
     def __init__(self, products: Collection[_Product]) -> None:
         self._made: dict[tuple[Any, str], Any] = {}
@@ -146,7 +149,9 @@ def _in_blocks(operand: Lettered, letter: str) -> Any:
     else:
         place, location = ir.InsertionPoint.after(value.owner), value.owner.location
     with location, place:
-        pieces = split(value, letters.index(letter), BLOCK)
+        dimension = letters.index(letter)
+        width = math.gcd(value.type.shape[dimension], _WIDTH)
+        pieces = split(value, dimension, width)
         of_pieces = letters.replace(letter, "n" + letter)
         laid_out = "b" * ("b" in letters) + "n" + other + letter
         sizes = dict(zip(of_pieces, pieces.type.shape, strict=True))
@@ -223,7 +228,7 @@ def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile], *, turned: bool) -
         tiles: to choose from.
         turned: whether the left operand is read in blocks of rows.
     """
-    if math.prod(sizes.values()) < _LEAST or (turned and sizes["r"] % BLOCK):
+    if math.prod(sizes.values()) < _LEAST or (turned and sizes["r"] % LINE):
         return None
     rows, columns = sizes["r"], sizes["c"]
     whole = [t for t in tiles if columns % t.columns == 0 and rows >= t.rows]
@@ -270,8 +275,8 @@ def _lying(operand: Lettered, outer: str, sizes: Mapping[str, int], blocks: Any 
     if blocks is None:
         apart = {x: math.prod(sizes[y] for y in letters[i + 1 :]) for i, x in enumerate(letters)}
         return value, Matrix(elements, apart.get("b", 0), Steps(apart.get(outer, 0)), Steps(apart.get("k", 0)))
-    in_batch = sizes[outer] * sizes["k"] * ("b" in letters)
-    return blocks, Matrix(elements, in_batch, Steps(1, BLOCK * sizes["k"]), Steps(BLOCK))
+    in_batch, width = sizes[outer] * sizes["k"] * ("b" in letters), blocks.type.shape[-1]
+    return blocks, Matrix(elements, in_batch, Steps(1, width, width * sizes["k"]), Steps(width))
 
 
 @dataclass(frozen=True)
