@@ -22,10 +22,16 @@ LINE = 16
 # Bytes of the right operand that one round over all rows reads, at most: they stay in the second cache.
 _PANEL = 1 << 19
 
-# Rows and columns of the result that one thread computes at a time, at most; and of how many threads all are to have
-# equally much, or nearly so. Of many parts a thread of IREE 3.13.0's takes eight at a time, so that of 20 parts one of
-# two threads would compute twelve (runtime/src/iree/task/task.c).
-_ROWS, _COLUMNS, _PARTS, _UNEVEN = 256, 384, 16, 1.06
+# Rows and columns of the result that one thread computes at a time, at most.
+_ROWS, _COLUMNS = 512, 768
+
+# Of as many threads all are to have nearly equally much. A thread of IREE 3.13.0's takes one part at a time where there
+# are fewer than eight for each, and else eight: of 20 parts one of two threads computes twelve, and the other eight
+# (runtime/src/iree/task/task.c).
+_THREADS, _AT_A_TIME, _NEARLY = (2, 4, 8, 16), 8, 1.03
+
+# Multiplications of a part, of which there are more than threads: 2 to 3 µs of one core.
+_LEAST = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -155,17 +161,30 @@ class ProductKernel:
 
     @property
     def part(self) -> tuple[int, int]:
-        """How many strips and panels one thread computes at a time: as many as leave all threads equally much."""
-        down = range(1, min(_ROWS // self.tile.rows, self.strips) + 1)
-        across = range(1, min(_COLUMNS // self.tile.columns, self.panels) + 1)
-        ways = list(product(down, across))
-        least = min(map(self._longest, ways))
-        return min((way for way in ways if self._longest(way) <= _UNEVEN * least), key=self._parts)
+        """How many strips and panels one thread computes at a time: the most that leave all nearly equally much."""
+        most = (
+            min(max(_ROWS // self.tile.rows, 1), self.strips),
+            min(max(_COLUMNS // self.tile.columns, 1), self.panels),
+        )
+        ways = product(*(range(1, count + 1) for count in most))
+        times = {part: self._time(part) for part in ways if part == most or self._is_enough(part)}
+        least = min(times.values())
+        return min((part for part, time in times.items() if time <= _NEARLY * least), key=self._parts)
 
     def _parts(self, part: tuple[int, int]) -> int:
         """How many parts there are of `part` strips and panels."""
         return -(-self.strips // part[0]) * -(-self.panels // part[1]) * self.sizes.batch
 
-    def _longest(self, part: tuple[int, int]) -> int:
-        """How many tiles the thread computes that computes most, of as many threads as `_PARTS`."""
-        return -(-self._parts(part) // _PARTS) * part[0] * part[1]
+    def _is_enough(self, part: tuple[int, int]) -> bool:
+        """Whether a part is so large that to hand it to a thread is worth it."""
+        multiplications = part[0] * part[1] * self.tile.rows * self.tile.columns * self.sizes.summands
+        return multiplications >= _LEAST or self._parts(part) <= max(_THREADS)
+
+    def _time(self, part: tuple[int, int]) -> int:
+        """How many tiles are computed one after the other, for each number of threads times that, added up."""
+        parts = self._parts(part)
+        of_threads = 0
+        for threads in _THREADS:
+            at_a_time = 1 if parts < threads * _AT_A_TIME else _AT_A_TIME
+            of_threads += threads * at_a_time * -(-parts // (threads * at_a_time))
+        return of_threads * part[0] * part[1]

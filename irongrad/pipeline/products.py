@@ -30,7 +30,7 @@ _ARCHITECTURE = "x86_64"
 # What registers hold, by a feature that all CPUs with such registers have: results, one of each row's vectors of the
 # right operand, and a number of the left one. As many chains of additions are under way at once, which hides how long
 # each takes, 4 cycles, two of them in each.
-AVX512 = (Tile(6, 4, 16), Tile(8, 3, 16), Tile(8, 2, 16))
+AVX512 = (Tile(6, 4, 16), Tile(4, 4, 16), Tile(8, 3, 16), Tile(8, 2, 16))
 AVX2 = (Tile(6, 2, 8),)
 _TILES = {"avx512f": AVX512, "fma": AVX2}
 
@@ -43,6 +43,9 @@ _NEAR = 1 << 19
 # Multiplications of the smallest product that has a kernel of ours, about 10 µs of one core. What IREE makes of smaller
 # ones is slower, but fewer kernels, as it computes in the product's what is elementwise before and behind it.
 _LEAST = 1 << 20
+
+# Summands of a product that is not bound by writing its result; IREE computes others with what reads them.
+_FEWEST = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +231,7 @@ def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile], *, turned: bool) -
         tiles: to choose from.
         turned: whether the left operand is read in blocks of rows.
     """
-    if math.prod(sizes.values()) < _LEAST or (turned and sizes["r"] % LINE):
+    if math.prod(sizes.values()) < _LEAST or sizes["k"] < _FEWEST or (turned and sizes["r"] % LINE):
         return None
     rows, columns = sizes["r"], sizes["c"]
     whole = [t for t in tiles if columns % t.columns == 0 and rows >= t.rows]

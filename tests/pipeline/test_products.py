@@ -220,6 +220,7 @@ def test_tiles_need_not_be_whole(tmp_path: Path, case: str, sizes: dict[str, int
         ({"r": 4, "k": 1024}, "f32", AVX512_TARGET),
         ({"c": 80}, "f32", AVX512_TARGET),
         ({"r": 8, "c": 32}, "f32", AVX512_TARGET),
+        ({"r": 4096, "k": 2}, "f32", AVX512_TARGET),
         ({}, "f64", AVX512_TARGET),
         ({}, "f32", "llvm-cpu:arch=aarch64"),
         ({}, "f32", "llvm-cpu:cpu=x86-64"),
@@ -334,18 +335,24 @@ def test_products_that_are_alike_share_a_kernel(flow_of: Callable[..., bytes], m
     batch=st.integers(1, 20),
     rows=st.integers(12, 3000),
     columns=st.integers(1, 60),
+    summands=st.sampled_from([1, 64, 5000]),
     tile=st.sampled_from([*AVX2, *AVX512]),
 )
-def test_threads_compute_nearly_equal_parts(batch: int, rows: int, columns: int, tile: Tile) -> None:
+def test_threads_compute_nearly_equal_parts(batch: int, rows: int, columns: int, summands: int, tile: Tile) -> None:
     nowhere = Matrix(0, 0, Steps(0), Steps(0))
-    sizes = Sizes(batch, rows, columns * tile.columns, 64)
+    sizes = Sizes(batch, rows, columns * tile.columns, summands)
     kernel = ProductKernel(sizes, tile, nowhere, nowhere, adds_row=False)
     strips, panels = kernel.part
-    assert strips * tile.rows <= 256
-    assert panels * tile.columns <= 384
     parts = batch * -(-kernel.strips // strips) * -(-kernel.panels // panels)
-    all_tiles = batch * kernel.strips * kernel.panels
-    assert -(-parts // 16) * strips * panels <= 1.06 * -(-all_tiles // 16)  # as one tile at a time, or nearly
+    assert 1 <= strips <= kernel.strips
+    assert 1 <= panels <= kernel.panels
+    work = strips * panels * tile.rows * tile.columns * sizes.summands
+    largest = strips == min(512 // tile.rows, kernel.strips) and panels == min(768 // tile.columns, kernel.panels)
+    assert parts <= 16 or work >= 1 << 18 or largest
+    if batch == 1 and work >= 1 << 19:  # then two threads have nearly equally much
+        at_a_time = 1 if parts < 16 else 8
+        longest = at_a_time * -(-parts // (2 * at_a_time)) * strips * panels
+        assert longest <= 0.75 * kernel.strips * kernel.panels
 
 
 @given(rows=st.integers(8, 300), columns=st.integers(1, 40))
