@@ -162,12 +162,9 @@ class ProductKernel:
     @property
     def part(self) -> tuple[int, int]:
         """How many strips and panels one thread computes at a time: the most that leave all nearly equally much."""
-        most = (
-            min(max(_ROWS // self.tile.rows, 1), self.strips),
-            min(max(_COLUMNS // self.tile.columns, 1), self.panels),
-        )
-        ways = product(*(range(1, count + 1) for count in most))
-        times = {part: self._time(part) for part in ways if part == most or self._is_enough(part)}
+        down, across = min(_ROWS // self.tile.rows, self.strips), min(_COLUMNS // self.tile.columns, self.panels)
+        ways = product(range(1, down + 1), range(1, across + 1))
+        times = {part: self._time(part) for part in ways if part == (down, across) or self._is_enough(part)}
         least = min(times.values())
         return min((part for part, time in times.items() if time <= _NEARLY * least), key=self._parts)
 

@@ -11,7 +11,7 @@ read in place if what a block has side by side is side by side in it too. docs/b
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from iree.compiler.dialects import flow
 
 from irongrad.pipeline.devices import cpu_of
 from irongrad.pipeline.generics import GENERIC, PRODUCTS, inputs_of, is_elementwise
+from irongrad.pipeline.loop_invariants import outside_loops
 from irongrad.pipeline.loops import Lettered, empty, generic, split
 from irongrad.pipeline.operations import inside
 from irongrad.pipeline.product_code import executable_of
@@ -91,8 +92,8 @@ def lay_out_products(module: ir.Module) -> None:
         return
     found = [_product_of(op) for op in inside(module.operation) if op.name in PRODUCTS]
     products = {p: tile for p in found if p and (tile := tile_for(p.sizes, tiles, turned=p.has_blocks_of_rows))}
-    blocks, kernels = _Blocks(products), _Kernels(module)
-    launched = [_launch(product, tile, kernels, blocks) for product, tile in products.items()]
+    kernels = _Kernels(module)
+    launched = [_launch(product, tile, kernels) for product, tile in products.items()]
     for old, new in launched:  # only now, as a product may read another
         old.results[0].replace_all_uses_with(new)
     for done in dict.fromkeys([*(old for old, _ in launched), *(product.operation for product in products)]):
@@ -115,57 +116,6 @@ class _Kernels:
                 executable_of(kernel, name)
             self._found[kernel] = name
         return ir.ArrayAttr.get([ir.SymbolRefAttr.get([self._found[kernel]] * 2)])
-
-
-class _Blocks:
-    """Operands in blocks: some elements along one of their dimensions side by side, then those along the other."""
-
-    def __init__(self, products: Collection[_Product]) -> None:
-        self._made: dict[tuple[Any, str], Any] = {}
-        for product in products:
-            if product.has_blocks_of_rows:
-                self._make(product.left, "r")
-            if product.has_blocks_of_columns:
-                self._make(product.right, "c")
-
-    def of_left(self, product: _Product) -> Any | None:
-        """The left operand in blocks of rows, if it is to be read so."""
-        return self._made[_key(product.left, "r")] if product.has_blocks_of_rows else None
-
-    def of_right(self, product: _Product) -> Any | None:
-        """The right operand in blocks of columns, if it is to be read so."""
-        return self._made[_key(product.right, "c")] if product.has_blocks_of_columns else None
-
-    def _make(self, operand: Lettered, letter: str) -> None:
-        """Make blocks where the operand is, which may be outside of a loop."""
-        key = _key(operand, letter)
-        if key not in self._made:
-            self._made[key] = _in_blocks(operand, letter)
-
-
-def _in_blocks(operand: Lettered, letter: str) -> Any:
-    """An operand in blocks along `letter`."""
-    value, letters = operand
-    (other,) = set(letters) - {"b", letter}
-    if isinstance(value.owner, ir.Block):
-        place, location = ir.InsertionPoint.at_block_begin(value.owner), ir.Location.unknown()
-    else:
-        place, location = ir.InsertionPoint.after(value.owner), value.owner.location
-    with location, place:
-        dimension = letters.index(letter)
-        width = math.gcd(value.type.shape[dimension], _WIDTH)
-        pieces = split(value, dimension, width)
-        of_pieces = letters.replace(letter, "n" + letter)
-        laid_out = "b" * ("b" in letters) + "n" + other + letter
-        sizes = dict(zip(of_pieces, pieces.type.shape, strict=True))
-        init = empty([sizes[x] for x in laid_out], value.type.element_type)
-        return generic(lambda x, _: x, [(pieces, of_pieces)], (init, laid_out), {})
-
-
-def _key(operand: Lettered, letter: str) -> tuple[Any, str]:
-    """Equal for operands that are the same in blocks, whatever their letters."""
-    value, letters = operand
-    return value, "".join("x" if x == letter else "b" if x == "b" else "o" for x in letters)
 
 
 def _product_of(operation: Any) -> _Product | None:
@@ -248,11 +198,13 @@ def is_near(sizes: Mapping[str, int], letters: str) -> bool:
     return 4 * math.prod(sizes[letter] for letter in letters if letter != "b") <= _NEAR
 
 
-def _launch(product: _Product, tile: Tile, kernels: _Kernels, blocks: _Blocks) -> tuple[Any, Any]:
+def _launch(product: _Product, tile: Tile, kernels: _Kernels) -> tuple[Any, Any]:
     """Launch a kernel for a product, which adds a bias too; what it is in the place of, and its result."""
     operation, sizes = product.operation, product.sizes
-    left, left_matrix = _lying(product.left, "r", sizes, blocks.of_left(product))
-    right, right_matrix = _lying(product.right, "c", sizes, blocks.of_right(product))
+    read_left = _in_blocks if product.has_blocks_of_rows else _as_it_is
+    read_right = _in_blocks if product.has_blocks_of_columns else _as_it_is
+    left, left_matrix = read_left(product.left, "r", product)
+    right, right_matrix = read_right(product.right, "c", product)
     added = _added_row(operation.results[0])
     last = operation if added is None else added.result.owner.operation
     row = [] if added is None else [added.row]
@@ -264,22 +216,29 @@ def _launch(product: _Product, tile: Tile, kernels: _Kernels, blocks: _Blocks) -
     return last, launch.results[0]
 
 
-def _lying(operand: Lettered, outer: str, sizes: Mapping[str, int], blocks: Any | None) -> tuple[Any, Matrix]:
-    """What is read of an operand, and how that lies in memory.
-
-    Args:
-        operand: it.
-        outer: the letter of its rows or columns.
-        sizes: by letter.
-        blocks: the operand in blocks along `outer`; None where it is read as it is.
-    """
+def _as_it_is(operand: Lettered, outer: str, product: _Product) -> tuple[Any, Matrix]:
+    """An operand, and how it lies in memory; `outer` is the letter of its rows or columns that are no summands."""
     value, letters = operand
-    elements = math.prod(sizes[x] for x in letters)
-    if blocks is None:
-        apart = {x: math.prod(sizes[y] for y in letters[i + 1 :]) for i, x in enumerate(letters)}
-        return value, Matrix(elements, apart.get("b", 0), Steps(apart.get(outer, 0)), Steps(apart.get("k", 0)))
-    in_batch, width = sizes[outer] * sizes["k"] * ("b" in letters), blocks.type.shape[-1]
-    return blocks, Matrix(elements, in_batch, Steps(1, width, width * sizes["k"]), Steps(width))
+    apart = {x: math.prod(product.sizes[y] for y in letters[i + 1 :]) for i, x in enumerate(letters)}
+    elements = math.prod(value.type.shape)
+    return value, Matrix(elements, apart.get("b", 0), Steps(apart.get(outer, 0)), Steps(apart.get("k", 0)))
+
+
+def _in_blocks(operand: Lettered, outer: str, product: _Product) -> tuple[Any, Matrix]:
+    """An operand in blocks of rows or columns, as above; made before loops that leave it as it is."""
+    value, letters = operand
+    before, dimension = product.operation, letters.index(outer)
+    width = math.gcd(value.type.shape[dimension], _WIDTH)
+    with before.location, ir.InsertionPoint(outside_loops(before, [value])):
+        pieces = split(value, dimension, width)
+        of_pieces = letters.replace(outer, "n" + outer)
+        laid_out = "b" * ("b" in letters) + "nk" + outer
+        sizes = dict(zip(of_pieces, pieces.type.shape, strict=True))
+        init = empty([sizes[x] for x in laid_out], value.type.element_type)
+        blocks = generic(lambda x, _: x, [(pieces, of_pieces)], (init, laid_out), {})
+    of_matrix = product.sizes[outer] * product.sizes["k"]
+    steps = Steps(1, width, width * product.sizes["k"]), Steps(width)
+    return blocks, Matrix(math.prod(value.type.shape), of_matrix * ("b" in letters), *steps)
 
 
 @dataclass(frozen=True)
