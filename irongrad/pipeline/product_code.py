@@ -7,7 +7,8 @@ sample of custom dispatches (samples/custom_dispatch/cpu/embedded).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -106,21 +107,14 @@ def _write(kernel: ProductKernel, memory: _Memory) -> None:
     across, down, batch = (hal.interface_workgroup_id(i) for i in range(3))
     d = ir.AffineExpr.get_dim(0)
 
-    def compute_panel(panel: Any, _: Any) -> list[Any]:
+    with _each(*_share(across, panels, kernel.panels), 1) as panel:
         column = _number(d * tile.columns, panel)
-        _loop(_constant(0), _constant(sizes.summands), depth, [], lambda k, _: compute_strips(column, k))
-        return []
-
-    def compute_strips(column: Any, summand: Any) -> list[Any]:
-        _loop(*_share(down, strips, kernel.strips), 1, [], lambda strip, _: compute_tile(column, summand, strip))
-        return []
-
-    def compute_tile(column: Any, summand: Any, strip: Any) -> list[Any]:
-        row = _least([d * tile.rows, _fixed(sizes.rows - tile.rows)], strip)
-        _write_tile(kernel, memory, _Place(batch, strip, row, column, summand))
-        return []
-
-    _loop(*_share(across, panels, kernel.panels), 1, [], compute_panel)
+        with (
+            _each(_constant(0), _constant(sizes.summands), depth) as summand,
+            _each(*_share(down, strips, kernel.strips), 1) as strip,
+        ):
+            row = _least([d * tile.rows, _fixed(sizes.rows - tile.rows)], strip)
+            _write_tile(kernel, memory, _Place(batch, strip, row, column, summand))
 
 
 def _share(part: Any, size: int, count: int) -> tuple[Any, Any]:
@@ -146,21 +140,24 @@ def _write_tile(kernel: ProductKernel, memory: _Memory, place: _Place) -> None:
     ]
     sums = _added(kernel, memory, place, begun)
     for i in range(tile.rows):
-        of_row = slice(i * tile.vectors, (i + 1) * tile.vectors)
+        of_row = range(i * tile.vectors, (i + 1) * tile.vectors)
+        with _where_owned(kernel, place, i):
+            for n in of_row:
+                vector.store(sums[n], memory.result, [places[n]])
 
-        def store(of_row: slice = of_row) -> None:
-            for value, at in zip(sums[of_row], places[of_row], strict=True):
-                vector.store(value, memory.result, [at])
 
-        if sizes.rows % tile.rows == 0:
-            store()
-        else:  # the strip before has the others
-            d = ir.AffineExpr.get_dim(0)
-            owned = arith.cmpi(arith.CmpIPredicate.uge, _number(d + i, place.row), _number(d * tile.rows, place.strip))
-            branch = scf.IfOp(owned)
-            with ir.InsertionPoint(branch.then_block):
-                store()
-                scf.yield_([])
+@contextmanager
+def _where_owned(kernel: ProductKernel, place: _Place, i: int) -> Iterator[None]:
+    """Code for row `i` of a tile, unless the strip before has it."""
+    rows = kernel.tile.rows
+    if kernel.sizes.rows % rows == 0:
+        yield
+        return
+    d = ir.AffineExpr.get_dim(0)
+    owned = arith.cmpi(arith.CmpIPredicate.uge, _number(d + i, place.row), _number(d * rows, place.strip))
+    with ir.InsertionPoint(scf.IfOp(owned).then_block):
+        yield
+        scf.yield_([])
 
 
 def _beginning(kernel: ProductKernel, memory: _Memory, place: _Place) -> list[Any]:
@@ -218,6 +215,15 @@ def _add_round(
             new += [vector.fma(factor, x, sums[i * tile.vectors + j]) for j, x in enumerate(vectors)]
         sums = new
     return sums
+
+
+@contextmanager
+def _each(begin: Any, end: Any, step: int) -> Iterator[Any]:
+    """Code for each number of a loop, which it is given."""
+    loop = scf.ForOp(begin, end, _constant(step))
+    with ir.InsertionPoint(loop.body):
+        yield loop.induction_variable
+        scf.yield_([])
 
 
 def _loop(

@@ -12,6 +12,7 @@ Transactions on Mathematical Software 41(3), 2015).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 from iree.compiler import ir
@@ -27,7 +28,7 @@ _ROWS, _COLUMNS = 512, 768
 
 # Of as many threads all are to have nearly equally much. A thread of IREE 3.13.0's takes one part at a time where there
 # are fewer than eight for each, and else eight: of 20 parts one of two threads computes twelve, and the other eight
-# (runtime/src/iree/task/task.c).
+# (runtime/src/iree/hal/drivers/local_task/block_processor.c).
 _THREADS, _AT_A_TIME, _NEARLY = (2, 4, 8, 16), 8, 1.03
 
 # Multiplications of a part, of which there are more than threads: 2 to 3 µs of one core.
@@ -159,7 +160,7 @@ class ProductKernel:
         stretches = -(-self.sizes.summands * 4 * self.tile.columns // _PANEL)
         return -(-self.sizes.summands // (stretches * LINE)) * LINE
 
-    @property
+    @cached_property
     def part(self) -> tuple[int, int]:
         """How many strips and panels one thread computes at a time: the most that leave all nearly equally much."""
         down, across = min(_ROWS // self.tile.rows, self.strips), min(_COLUMNS // self.tile.columns, self.panels)

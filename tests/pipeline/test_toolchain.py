@@ -199,7 +199,7 @@ def test_two_results_of_a_product_still_need_large_vectors(tmp_path):
 def test_a_dispatch_may_still_need_more_stack_than_the_limit(tmp_path, monkeypatch):
     """When the first fails, `irongrad.pipeline.compile` needs no larger limit; the second is what it makes of it.
 
-    That product would be one of panels, and nothing else in its kernel; others, of sizes that do not fit, are not.
+    That product would have a kernel of ours, and nothing else in it; others, of sizes that do not fit, are not.
     """
     monkeypatch.setattr(compilation, "lay_out_products", lambda module: None)
     assert "exceeded stack allocation limit" in _compiled_for_avx512(WIDER, tmp_path).stderr

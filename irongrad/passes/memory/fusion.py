@@ -9,7 +9,7 @@ with what alone reads that. Not, where
   then computed before the kernel;
 * it has more dimensions than what is reduced, or another size than the product;
 * the kernel would read and write more than 16 values;
-* the contraction reads panels (`panels.py`).
+* the contraction reads blocks (`blocks.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
+from irongrad.passes.memory.blocks import reads_blocks
 from irongrad.passes.memory.nodes import bytes_of, is_control, is_reduction, shape_of, source
 from irongrad.passes.memory.operations import MOST_OPERANDS, Operations
-from irongrad.passes.memory.panels import reads_panels
 from irongrad.passes.memory.written import CONTRACTIONS, is_in_place
 
 
@@ -32,13 +32,13 @@ class Kernels:
         operations: the nodes by kernel.
         members: by a node that stands for a kernel, its nodes, in the order in which kernels run.
         position: of every node in that order.
-        of_panels: the contractions that read panels.
+        of_blocks: the contractions that read blocks.
     """
 
     operations: Operations
     members: dict[Node, list[Node]]
     position: dict[Node, int]
-    of_panels: frozenset[Node]
+    of_blocks: frozenset[Node]
 
     @property
     def leader(self) -> dict[Node, Node]:
@@ -60,15 +60,15 @@ class Kernels:
 
 
 def kernels(graph: Graph, *, packed: bool) -> Kernels:
-    """Group the nodes of `graph` into kernels; contractions read panels where their operands are `packed`."""
-    of_panels = frozenset(n for n in graph.nodes if reads_panels(n)) if packed else frozenset()
+    """Group the nodes of `graph` into kernels; contractions read blocks where their operands are `packed`."""
+    of_blocks = frozenset(n for n in graph.nodes if reads_blocks(n)) if packed else frozenset()
     forming = _Forming(graph)
     found = forming.operations
     for head in sorted(found.members, key=found.position.__getitem__):
-        if not (found.is_elementwise(head) or is_in_place(head) or is_control(head) or head in of_panels):
+        if not (found.is_elementwise(head) or is_in_place(head) or is_control(head) or head in of_blocks):
             forming.absorb(head)
     members = {n: found.members[n] for n in forming.order if n in found.members}
-    return Kernels(found, members, forming.position, of_panels)
+    return Kernels(found, members, forming.position, of_blocks)
 
 
 def _fits(root: Node, head: Node) -> bool:

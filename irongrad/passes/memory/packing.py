@@ -5,7 +5,7 @@ kernel reads as its result is packed; each into memory that lives until the prod
 contractions read packed alike is packed once. What nothing reads but one packing is written packed by the kernel that
 computes it (compiler/src/iree/compiler/DispatchCreation/FuseEncodingOpsIntoDispatchRegions.cpp).
 
-Panels (`panels.py`) are packed too: those of large operands, but of a left one only where it has its rows apart. What
+Blocks (`blocks.py`) are packed too: those of large operands, but of a left one only where it has its rows apart. What
 elementwise code computes for one of them alone is written there.
 """
 
@@ -18,6 +18,7 @@ from fractions import Fraction
 
 from torch.fx import Node
 
+from irongrad.passes.memory.blocks import has_blocks_of_columns, has_blocks_of_rows, is_written_in_order
 from irongrad.passes.memory.fusion import Kernels
 from irongrad.passes.memory.nodes import (
     bytes_of,
@@ -30,7 +31,6 @@ from irongrad.passes.memory.nodes import (
     sources,
     widens,
 )
-from irongrad.passes.memory.panels import has_panels_of_columns, has_panels_of_rows, is_written_in_order
 from irongrad.passes.memory.written import CONTRACTIONS, CUTS, is_in_place
 
 # Rows and columns of a tile of float32 with AVX-512 (enumerateMatmulTileX86_64 in CPUEncodingExternalModels.cpp); half
@@ -79,7 +79,7 @@ def only_packed(found: Iterable[Packing], grouping: Kernels) -> dict[Node, Packi
 def _is_only_packed(value: Node, packing: Packing, grouping: Kernels) -> bool:
     if value not in grouping.leader or len(packing.contractions) > 1:
         return False
-    if packing.contractions[0] in grouping.of_panels and not grouping.operations.is_elementwise(grouping.leader[value]):
+    if packing.contractions[0] in grouping.of_blocks and not grouping.operations.is_elementwise(grouping.leader[value]):
         return False
     if is_in_place(value) or is_item(value) or value.target in CUTS:
         return False
@@ -90,8 +90,8 @@ def _is_only_packed(value: Node, packing: Packing, grouping: Kernels) -> bool:
 def _operands(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool, bool]]]:
     """What the kernel of a contraction packs, each with whether it has the rows and the columns of the product."""
     left, right = head.args[-2:]
-    if head in grouping.of_panels:
-        yield from ((operand, (False, False)) for operand in _in_panels(head))
+    if head in grouping.of_blocks:
+        yield from ((operand, (False, False)) for operand in _in_blocks(head))
         return
     yield _narrow(left), (True, False)
     yield _narrow(right), (False, True)
@@ -101,12 +101,12 @@ def _operands(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool,
             yield operand, (True, True)
 
 
-def _in_panels(head: Node) -> Iterator[Node]:
-    """The operands of a contraction of panels that are copied."""
+def _in_blocks(head: Node) -> Iterator[Node]:
+    """The operands of a contraction of blocks that are copied."""
     left, right = head.args[-2:]
-    if has_panels_of_rows(head) or is_written_in_order(left):
+    if has_blocks_of_rows(head) or is_written_in_order(left):
         yield left
-    if has_panels_of_columns(head) or is_written_in_order(right):
+    if has_blocks_of_columns(head) or is_written_in_order(right):
         yield right
 
 

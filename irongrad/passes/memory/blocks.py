@@ -1,6 +1,6 @@
-"""What contractions read in panels (`irongrad/pipeline/products.py`), on a CPU with AVX-512.
+"""What contractions read in blocks (`irongrad/pipeline/products.py`), on a CPU with AVX-512.
 
-With AVX2 alone panels are narrower, and a few more products have them.
+With AVX2 alone tiles have fewer columns, so that a few more products have kernels of ours.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from irongrad.passes.memory.written import CONTRACTIONS, TRANSPOSES, joined, mov
 from irongrad.pipeline.products import AVX512, is_near, tile_for
 
 
-def reads_panels(node: Node) -> bool:
-    """Whether `node` is a contraction of panels: a kernel of its own, which computes nothing else."""
+def reads_blocks(node: Node) -> bool:
+    """Whether `node` is a contraction of blocks: a kernel of its own, which computes nothing else."""
     if node.target not in CONTRACTIONS:
         return False
     values = [n.meta["val"] for n in (*node.args[-2:], node)]
     if any(value.dtype is not torch.float32 or not all(isinstance(s, int) for s in value.shape) for value in values):
         return False
-    return tile_for(_sizes(node), AVX512, turned=has_panels_of_rows(node)) is not None
+    return tile_for(_sizes(node), AVX512, turned=has_blocks_of_rows(node)) is not None
 
 
-def has_panels_of_rows(contraction: Node) -> bool:
-    """Whether a contraction reads its left operand in panels."""
+def has_blocks_of_rows(contraction: Node) -> bool:
+    """Whether a contraction reads its left operand in blocks."""
     return _is_turned(contraction.args[-2]) and not is_near(_sizes(contraction), "rk")
 
 
-def has_panels_of_columns(contraction: Node) -> bool:
-    """Whether a contraction reads its right operand in panels."""
+def has_blocks_of_columns(contraction: Node) -> bool:
+    """Whether a contraction reads its right operand in blocks."""
     return _is_turned(contraction.args[-1]) or not is_near(_sizes(contraction), "kc")
 
 
