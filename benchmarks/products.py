@@ -1,4 +1,4 @@
-"""Products of matrices on one core: in panels, as IREE's data tiling has them, and eager.
+"""Products of matrices on one core: by our kernels, as IREE's data tiling has them, and eager.
 
     python benchmarks/products.py [--target llvm-cpu:cpu=x86-64-v3] [--rounds 25] [--json]
 
@@ -66,8 +66,8 @@ def measure(form: str, sizes: tuple[int, int, int], target: str, rounds: int) ->
     function = FORMS[form]
     with tempfile.TemporaryDirectory() as directory:
         compiled = {
-            "panels": _compiled(function, (x, w), target, Path(directory, "panels")),
-            "data tiling": _without_panels(function, (x, w), target, Path(directory, "tiles")),
+            "ours": _compiled(function, (x, w), target, Path(directory, "ours")),
+            "data tiling": _with_data_tiling(function, (x, w), target, Path(directory, "tiles")),
         }
         calls: dict[str, Callable[[], object]] = {"eager": lambda: function(x, w)}
         for name, call in compiled.items():
@@ -91,15 +91,15 @@ def _compiled(function, arguments, target: str, directory: Path):
     return load_function(directory, device="local-sync")
 
 
-def _without_panels(function, arguments, target: str, directory: Path):
+def _with_data_tiling(function, arguments, target: str, directory: Path):
     from irongrad.pipeline import compile as compilation
 
-    panels = compilation.lay_out_products
+    ours = compilation.lay_out_products
     compilation.lay_out_products = lambda module: None
     try:
         return _compiled(function, arguments, target, directory)
     finally:
-        compilation.lay_out_products = panels
+        compilation.lay_out_products = ours
 
 
 def main() -> None:
