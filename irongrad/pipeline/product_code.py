@@ -17,15 +17,15 @@ from iree.compiler import ir
 from iree.compiler.dialects import affine, arith, hal, memref, scf, stream, vector
 
 from irongrad.pipeline.operations import inside
-from irongrad.pipeline.product_kernels import LINE, ProductKernel
+from irongrad.pipeline.product_kernels import LINE, ProductKernel, Tile
 from irongrad.pipeline.work import OPERATIONS
 
 # How many summands ahead the right operand is fetched.
 _AHEAD = 8
 
 
-def executable_of(kernel: ProductKernel, name: str) -> Any:
-    """A kernel as an operation `stream.executable`, at the current insertion point.
+def add_executable(kernel: ProductKernel, name: str) -> None:
+    """Put a kernel, as an operation `stream.executable`, at the current insertion point.
 
     Args:
         kernel: it.
@@ -61,7 +61,6 @@ def executable_of(kernel: ProductKernel, name: str) -> Any:
     operations = 2 * kernel.sizes.multiplications
     executable.attributes[OPERATIONS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), operations)
     ir.InsertionPoint.current.insert(executable)
-    return executable
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def _share(part: Any, size: int, count: int) -> tuple[Any, Any]:
 def _write_tile(kernel: ProductKernel, memory: _Memory, place: _Place) -> None:
     """Add some summands to the results of a tile."""
     sizes, tile = kernel.sizes, kernel.tile
-    vector_type = ir.VectorType.get([tile.width], ir.F32Type.get())
+    vector_type = _vector_of(tile)
     b, r, c = (ir.AffineExpr.get_dim(i) for i in range(3))
     result = b * (sizes.rows * sizes.columns) + r * sizes.columns + c
     places = [
@@ -163,7 +162,7 @@ def _where_owned(kernel: ProductKernel, place: _Place, i: int) -> Iterator[None]
 def _beginning(kernel: ProductKernel, memory: _Memory, place: _Place) -> list[Any]:
     """What results are before anything is added."""
     tile = kernel.tile
-    vector_type = ir.VectorType.get([tile.width], ir.F32Type.get())
+    vector_type = _vector_of(tile)
     if memory.row is None:
         zero = ir.DenseElementsAttr.get_splat(vector_type, ir.FloatAttr.get(ir.F32Type.get(), 0))
         return [arith.constant(vector_type, zero)] * (tile.rows * tile.vectors)
@@ -194,7 +193,7 @@ def _add_round(
 ) -> list[Any]:
     """The results with `ProductKernel.round` summands added, of which the left operand has the first at `rows`."""
     right, tile = kernel.right, kernel.tile
-    kind = ir.VectorType.get([tile.width], ir.F32Type.get())
+    kind = _vector_of(tile)
     b, c, k = (ir.AffineExpr.get_dim(i) for i in range(3))
     d = ir.AffineExpr.get_dim(0)
 
@@ -234,6 +233,10 @@ def _loop(
     with ir.InsertionPoint(loop.body):
         scf.yield_(body(loop.induction_variable, list(loop.inner_iter_args)))
     return list(loop.results)
+
+
+def _vector_of(tile: Tile) -> ir.Type:
+    return ir.VectorType.get([tile.width], ir.F32Type.get())
 
 
 def _number(expression: ir.AffineExpr, *values: Any) -> Any:

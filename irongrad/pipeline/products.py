@@ -21,9 +21,9 @@ from iree.compiler.dialects import flow
 from irongrad.pipeline.devices import cpu_of
 from irongrad.pipeline.generics import GENERIC, PRODUCTS, inputs_of, is_elementwise
 from irongrad.pipeline.loop_invariants import outside_loops
-from irongrad.pipeline.loops import Lettered, empty, generic, split
+from irongrad.pipeline.loops import Lettered, copied, split
 from irongrad.pipeline.operations import inside
-from irongrad.pipeline.product_code import executable_of
+from irongrad.pipeline.product_code import add_executable
 from irongrad.pipeline.product_kernels import LINE, Matrix, ProductKernel, Sizes, Steps, Tile
 
 _ARCHITECTURE = "x86_64"
@@ -113,7 +113,7 @@ class _Kernels:
             sizes = kernel.sizes
             name = f"product_{len(self._found)}_{sizes.batch}x{sizes.rows}x{sizes.columns}x{sizes.summands}"
             with self._start, ir.Location.unknown():
-                executable_of(kernel, name)
+                add_executable(kernel, name)
             self._found[kernel] = name
         return ir.ArrayAttr.get([ir.SymbolRefAttr.get([self._found[kernel]] * 2)])
 
@@ -147,23 +147,15 @@ def _is_zero(value: Any) -> bool:
 def _source(value: Any, letters: str) -> Lettered:
     """What `value` has in another order, or as often as there are in a batch; else itself."""
     owner = value.owner
-    copied = None if isinstance(owner, ir.Block) or owner.name != GENERIC else _copied_by(owner)
-    if copied is None:
+    if isinstance(owner, ir.Block) or owner.name != GENERIC or len(inputs_of(owner)) != 1:
         return value, letters
-    source, dimensions = copied
-    read = "".join(letters[d] for d in dimensions)
-    return (source, read) if set(letters) <= {*read, "b"} else (value, letters)
-
-
-def _copied_by(operation: Any) -> tuple[Any, list[int]] | None:
-    """What a `linalg.generic` has in another order, or repeats, with its dimensions; None where it computes."""
-    if len(inputs_of(operation)) != 1:
-        return None
-    (source,), (of_source, of_value) = inputs_of(operation), [m.value for m in operation.attributes["indexing_maps"]]
-    body = operation.regions[0].blocks[0]
+    (source,), (of_source, of_value) = inputs_of(owner), [m.value for m in owner.attributes["indexing_maps"]]
+    body = owner.regions[0].blocks[0]
     copies = len(body.operations) == 1 and body.operations[0].operands[0] == body.arguments[0]
-    in_order = of_value == ir.AffineMap.get_identity(of_value.n_dims)
-    return (source, _dimensions(of_source)) if copies and of_source.is_projected_permutation and in_order else None
+    if not copies or not of_source.is_projected_permutation or of_value != ir.AffineMap.get_identity(len(letters)):
+        return value, letters
+    read = "".join(letters[d] for d in _dimensions(of_source))
+    return (source, read) if set(letters) <= {*read, "b"} else (value, letters)
 
 
 def _dimensions(indexing: Any) -> list[int]:
@@ -230,12 +222,8 @@ def _in_blocks(operand: Lettered, outer: str, product: _Product) -> tuple[Any, M
     before, dimension = product.operation, letters.index(outer)
     width = math.gcd(value.type.shape[dimension], _WIDTH)
     with before.location, ir.InsertionPoint(outside_loops(before, [value])):
-        pieces = split(value, dimension, width)
-        of_pieces = letters.replace(outer, "n" + outer)
-        laid_out = "b" * ("b" in letters) + "nk" + outer
-        sizes = dict(zip(of_pieces, pieces.type.shape, strict=True))
-        init = empty([sizes[x] for x in laid_out], value.type.element_type)
-        blocks = generic(lambda x, _: x, [(pieces, of_pieces)], (init, laid_out), {})
+        pieces = split(value, dimension, width), letters.replace(outer, "n" + outer)
+        blocks = copied(pieces, "b" * ("b" in letters) + "nk" + outer)
     of_matrix = product.sizes[outer] * product.sizes["k"]
     steps = Steps(1, width, width * product.sizes["k"]), Steps(width)
     return blocks, Matrix(math.prod(value.type.shape), of_matrix * ("b" in letters), *steps)
