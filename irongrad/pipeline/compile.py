@@ -28,6 +28,7 @@ from irongrad.pipeline.portable import PortableModule
 from irongrad.pipeline.products import lay_out_products
 from irongrad.pipeline.retarget import retarget
 from irongrad.pipeline.shared_kernels import share_kernels
+from irongrad.pipeline.state_in_place import write_state_in_place
 from irongrad.pipeline.statistics import STATISTICS, Statistics, read_statistics
 from irongrad.pipeline.traffic import traffic_of
 from irongrad.pipeline.transients import transients_of
@@ -297,7 +298,8 @@ def _compile_to_stream(target: Target, flags: Sequence[str], source: Path, outpu
         _transform(_SCHEDULE, flags, resources, scheduled)
     else:
         _transform(f"{_RESOURCES},{_SCHEDULE}", flags, flow, scheduled)
-    _edit(scheduled, allocate_apart, partial(lay_out, alignment=target.alignment))
+    in_place = [write_state_in_place] if target.state_in_place else []
+    _edit(scheduled, *in_place, allocate_apart, partial(lay_out, alignment=target.alignment))
     statistics = _transform(_LOWER, flags, scheduled, stream)
     output.with_name(STATISTICS).write_text(statistics)
     return stream.read_bytes()

@@ -23,7 +23,7 @@ _TRANSIENT = "!stream.resource<transient>"
 _MOMENTS = "lifetime_intervals"  # the first and the last of each value, one after the other
 
 # What IREE allocates at once, `max_allocation_size`; what is more is left to it.
-_LARGEST = 2**31 - 1
+LARGEST_ALLOCATION = 2**31 - 1
 
 
 def lay_out(module: ir.Module, alignment: int) -> None:
@@ -40,7 +40,7 @@ def lay_out(module: ir.Module, alignment: int) -> None:
         if not most_at_once(spans) < sum(s.bytes for s in spans):
             continue  # all are there at the same time
         placement = place(spans, alignment)
-        if placement.total > _LARGEST:
+        if placement.total > LARGEST_ALLOCATION:
             continue
         _replace(pack, (placement.total, *placement.offsets))
 

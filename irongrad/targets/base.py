@@ -70,6 +70,8 @@ class Target:
             Where code for known places is the better one, they are not.
         joined_executables: whether kernels share executables, which compiles faster. Where an executable is a shader of
             its own, they do not.
+        state_in_place: whether new state is written where the old one lies: a kernel then reads and writes the same
+            memory by two names, element by element.
         alignment: of which number of bytes the places of intermediate values in one allocation have to be multiples.
             By default the largest that Vulkan lets a device ask for (`minStorageBufferOffsetAlignment`).
     """
@@ -85,6 +87,7 @@ class Target:
     requirements: tuple[Requirement, ...] = ()
     shared_kernels: bool = False
     joined_executables: bool = False
+    state_in_place: bool = False
     alignment: int = 256
     serial_device: str = ""
     largest_freed: int | None = None

@@ -65,6 +65,7 @@ def _make(name: str, options: dict[str, str]) -> Target:
         flags=tuple(flags),
         shared_kernels=True,
         joined_executables=True,
+        state_in_place=True,
         alignment=64,  # a cache line
         largest_freed=_LARGEST_FREED,
     )
@@ -104,6 +105,12 @@ KIND = Kind(
             "memory over 64 MiB is allocated anew and cleared in every call",
             "intermediate values that take more have theirs from when the module is loaded",
             "tests/pipeline/test_kept.py",
+        ),
+        Quirk(
+            "IREE 3.13.0",
+            "new state has memory of its own in every call, twice where memory is kept",
+            "what updates state element by element writes it where the old one lies",
+            "tests/pipeline/test_state_in_place.py",
         ),
         Quirk(
             "IREE 3.13.0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ def test_without_a_placement_the_two_halves_are_the_whole_phase(
 ):
     """When this fails, IREE's phase `stream` is made of other pipelines than `_SCHEDULE` and `_LOWER` name."""
     monkeypatch.setattr(compilation, "lay_out", left_to_iree)
-    target = parse_target(name)
+    target = replace(parse_target(name), state_in_place=False)
     source = tmp_path / "step.mlirbc"
     source.write_bytes(portable)
     flags = flags_of(target)

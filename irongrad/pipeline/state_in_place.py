@@ -1,0 +1,413 @@
+"""New state that is written where the old one lies.
+
+IREE 3.13.0 gives what a function stores in a global memory of its own, each time, for what the global held before may
+have another name elsewhere. Of state this takes its size again, or twice where memory is kept from call to call, and
+an optimizer's update writes to lines of cache that it has not just read. Here the new value of a global takes the place
+of the old one where that changes nothing:
+
+* Its memory has no other name: nothing but the global is made of what was loaded from it.
+* Whatever reads the old value ends before the new one is written, in this call and in those before, or is the kernel
+  that writes it and reads each element for that same element of its result alone.
+* Nothing can fail between the first writing and the end of the function: a call that is refused leaves the state alone.
+
+Kernels may then read and write the same memory by two names, so this is for devices whose code reads and writes memory
+in the order in which the kernel does. On a CPU IREE 3.13.0 tells LLVM nothing of which names are apart
+(compiler/plugins/target/LLVMCPU/LLVMCPUTarget.cpp).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from iree.compiler import ir
+
+from irongrad.passes.memory.placement import aligned
+from irongrad.pipeline.layout import LARGEST_ALLOCATION
+from irongrad.pipeline.operations import around, constant_of, inside, name_of
+
+_RUN = "stream.cmd.execute"
+_DISPATCH, _COPY, _FILL = "stream.cmd.dispatch", "stream.cmd.copy", "stream.cmd.fill"
+_LOAD, _STORE = "util.global.load", "util.global.store"
+_AWAIT = "stream.timepoint.await"
+_ALLOCATION, _PART, _PACK = "stream.resource.alloca", "stream.resource.subview", "stream.resource.pack"
+_NEW = frozenset({_ALLOCATION, "stream.resource.alloc"})
+_CONSTANTS, _PARAMETER = "stream.resource.constants", "#stream.parameter"
+_KERNEL, _TENSOR = "stream.executable", "iree_tensor_ext.dispatch.tensor"
+_STATE, _TIMEPOINT = "!stream.resource<variable>", "!stream.timepoint"
+
+# What a function does after it has begun to write state, none of which can fail: by the beginnings of names.
+_SAFE = ("stream.cmd.", "stream.resource.", "stream.timepoint.", "stream.tensor.export", "util.global.", "arith.")
+_END = "util.return"
+
+# Which of the operands of a command are the memory, where it begins there, and how many bytes it is.
+_READ_BY_COPY, _WRITTEN_BY_COPY, _WRITTEN_BY_FILL = (0, 2, 6), (3, 5, 6), (0, 2, 3)
+
+_OFFSET_OF_PART = 2
+
+# IREE's `stream.resource_access`, of which a dispatch has one for each of its resources.
+_READ, _WRITE = 1, 2
+
+
+@dataclass(frozen=True)
+class _Access:
+    """What a command does to a value.
+
+    Attributes:
+        run: the `stream.cmd.execute` that it is in.
+        group: what it is of the operations that run one after the other there.
+        command: the operation.
+        memory: which of its operands the value is.
+        reads: whether it reads it.
+        writes: whether it writes it.
+        start: the first byte, where it is known.
+        bytes: how many, where that is known.
+    """
+
+    run: Any
+    group: Any
+    command: Any
+    memory: int
+    reads: bool
+    writes: bool
+    start: int | None
+    bytes: int | None
+
+    def is_apart(self, other: _Access) -> bool:
+        """Whether they are to different bytes of a value."""
+        if self.start is None or self.bytes is None or other.start is None or other.bytes is None:
+            return False
+        return self.start + self.bytes <= other.start or other.start + other.bytes <= self.start
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """How a module uses a global that holds memory.
+
+    Attributes:
+        loads: the operations that load it.
+        stores: those that store it.
+    """
+
+    loads: list[Any] = field(default_factory=list)
+    stores: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What is asked of the same runs for each global.
+
+    Attributes:
+        ends_before: as `_ends_before` has it.
+        nothing_fails_after: as `_nothing_fails_after` has it.
+    """
+
+    ends_before: Callable[[Any, Any], bool]
+    nothing_fails_after: Callable[[Any], bool]
+
+
+def write_state_in_place(module: ir.Module) -> None:
+    """Have functions write new state where the old one lies, in place.
+
+    Args:
+        module: as it is after IREE's pass `iree-stream-schedule-allocation`, in its own context.
+    """
+    kernels = {name_of(op.operation): op.operation for op in module.body.operations if op.operation.name == _KERNEL}
+    order = _Order(cache(_ends_before), cache(_nothing_fails_after))
+    for memory in _globals_of(module).values():
+        if _has_no_other_name(memory):
+            for store in list(memory.stores):
+                load = _load_before(store, memory)
+                if load is not None and _can_overwrite(store, load, memory, order, kernels):
+                    memory.stores.remove(store)
+                    _overwrite(store, load)
+
+
+def _globals_of(module: ir.Module) -> Mapping[str, _Memory]:
+    found: dict[str, _Memory] = defaultdict(_Memory)
+    for outer in module.body.operations:
+        if outer.operation.name in ("util.func", "util.initializer"):
+            for operation in inside(outer.operation):
+                if operation.name == _LOAD and str(operation.results[0].type) == _STATE:
+                    found[_global_of(operation)].loads.append(operation)
+                elif operation.name == _STORE and str(operation.operands[0].type) == _STATE:
+                    found[_global_of(operation)].stores.append(operation)
+    return found
+
+
+def _global_of(operation: Any) -> str:
+    return str(ir.FlatSymbolRefAttr(operation.attributes["global"]).value)
+
+
+def _has_no_other_name(memory: _Memory) -> bool:
+    """Whether nothing else holds what a global does, once the function that loads or stores it has ended."""
+    loaded = all(_only_computes(load.results[0], memory) for load in memory.loads)
+    return loaded and all(_is_its_own(store.operands[0], memory) for store in memory.stores)
+
+
+def _only_computes(value: Any, memory: _Memory) -> bool:
+    """Whether a value is but read and written by runs, and at most stored in its global again."""
+    users = [(use.owner.operation, use.operand_number) for use in value.uses]
+    return all(
+        user.name == _RUN
+        or user in memory.stores
+        or (user.name == _AWAIT and _only_computes(user.results[place], memory))
+        for user, place in users
+    )
+
+
+def _is_its_own(value: Any, memory: _Memory) -> bool:
+    """Whether what is stored in a global is new memory, which is stored nowhere else, or what it held before."""
+    owner = _owner(value)
+    if owner in memory.loads:
+        return True
+    if len([use for use in value.uses if use.owner.operation.name == _STORE]) > 1:
+        return False
+    if owner.name == _AWAIT:
+        return _is_its_own(owner.operands[list(owner.results).index(value)], memory)
+    if owner.name == _CONSTANTS:
+        return list(owner.results).index(value) in _gathered(owner)
+    return _owner(_whole_of(value)).name in _NEW
+
+
+def _gathered(constants: Any) -> set[int]:
+    """Which of the values that a `stream.resource.constants` begins with are copied to memory of their own.
+
+    IREE 3.13.0 copies parameters that it packs in one allocation; the memory of one that it packs alone may be its
+    file, which cannot be written (compiler/src/iree/compiler/Dialect/Stream/Transforms/PackConstants.cpp).
+    """
+    packs: list[list[int]] = [[]]
+    end = 0
+    for index, value in enumerate(ir.ArrayAttr(constants.attributes["values"])):
+        if not str(value).startswith(_PARAMETER):
+            continue
+        if (length := constant_of(constants.operands[index])) is None:
+            return set()
+        if aligned(end) + length > LARGEST_ALLOCATION:
+            packs.append([])
+            end = 0
+        packs[-1].append(index)
+        end = aligned(end) + length
+    return {index for pack in packs if len(pack) > 1 for index in pack}
+
+
+def _owner(value: Any) -> Any:
+    """The operation that `value` is a result of, or whose block's argument it is."""
+    return value.owner.owner.operation if isinstance(value.owner, ir.Block) else value.owner.operation
+
+
+def _whole_of(value: Any) -> Any:
+    """The memory that `value` is, or is a part of."""
+    return value.owner.operands[0] if _owner(value).name == _PART else value
+
+
+def _load_before(store: Any, memory: _Memory) -> Any | None:
+    """What loads the value that `store` replaces; None where it is not known to be loaded once."""
+    function = list(around(store.block))[-2]
+    loads = [load for load in memory.loads if function in around(load.block)]
+    if len(loads) != 1 or loads[0].block != store.block or not loads[0].is_before_in_block(store):
+        return None
+    return loads[0]
+
+
+def _can_overwrite(store: Any, load: Any, memory: _Memory, order: _Order, kernels: Mapping[str, Any]) -> bool:
+    """Whether what `store` stores can be written where that lies which `load` loads."""
+    old, new = load.results[0], store.operands[0]
+    if _owner(_whole_of(new)).name != _ALLOCATION:
+        return False
+    users = [use.owner.operation for value in (old, new) for use in value.uses]
+    if not all(user == store or (user.name == _RUN and user.block == store.block) for user in users):
+        return False
+    reads = list(_accesses(old))
+    writes = [access for access in _accesses(new) if access.writes]
+    if any(access.writes for access in reads):
+        return False
+    runs = _runs_of(memory)
+    return all(_may_follow(write, read, kernels) for write in writes for read in reads) and all(
+        order.nothing_fails_after(writing) and all(order.ends_before(run, writing) for run in runs)
+        for writing in {write.run for write in writes}
+    )
+
+
+def _runs_of(memory: _Memory) -> set[Any]:
+    """All that read or write what a global holds."""
+    held = [load.results[0] for load in memory.loads] + [store.operands[0] for store in memory.stores]
+    return {use.owner.operation for value in held for use in value.uses if use.owner.operation.name == _RUN}
+
+
+def _accesses(value: Any) -> Iterator[_Access]:
+    """What the runs that `value` is handed to do to it."""
+    for use in value.uses:
+        run = use.owner.operation
+        if run.name == _RUN:
+            body = run.regions[0].blocks[0]
+            for inner in body.arguments[use.operand_number].uses:
+                yield _access(run, body, inner.owner.operation, inner.operand_number)
+
+
+def _access(run: Any, body: Any, command: Any, memory: int) -> _Access:
+    group = next(op for op in (command, *around(command.block)) if op.block == body)
+    reads, writes, start, length = True, True, None, None
+    if command.name == _DISPATCH:
+        resource, begins, lengths = _segments_of(command, memory)
+        access = ir.IntegerAttr(ir.ArrayAttr(command.attributes["resource_accesses"])[resource]).value
+        reads, writes = bool(access & _READ), bool(access & _WRITE)
+        start, length = begins + resource, lengths + resource
+    elif command.name in (_COPY, _FILL):
+        places = (_READ_BY_COPY, _WRITTEN_BY_COPY) if command.name == _COPY else (_WRITTEN_BY_FILL,)
+        _, start, length = next(place for place in places if place[0] == memory)
+        writes = command.name == _FILL or memory == _WRITTEN_BY_COPY[0]
+        reads = not writes
+    first, count = (None if place is None else constant_of(command.operands[place]) for place in (start, length))
+    return _Access(run, group, command, memory, reads, writes, first, count)
+
+
+def _segments_of(dispatch: Any, memory: int) -> tuple[int, int, int]:
+    """Which of its resources an operand of a dispatch is, and where the operands begin that are offsets and lengths."""
+    sizes = list(ir.DenseI32ArrayAttr(dispatch.attributes["operandSegmentSizes"]))
+    _, resources, _, offsets, lengths, _ = itertools.accumulate(sizes)
+    return memory - resources, offsets, lengths
+
+
+def _may_follow(write: _Access, read: _Access, kernels: Mapping[str, Any]) -> bool:
+    """Whether the new value may be written by `write` where the old one lies that is read by `read`."""
+    if read.is_apart(write):
+        return True
+    if read.command == write.command:
+        return (read.start, read.bytes) == (write.start, write.bytes) and _keeps_places(read, write, kernels)
+    if read.run == write.run:
+        return bool(read.group.is_before_in_block(write.group))
+    return bool(read.run.block == write.run.block and read.run.is_before_in_block(write.run))
+
+
+def _keeps_places(read: _Access, write: _Access, kernels: Mapping[str, Any]) -> bool:
+    """Whether a kernel reads each element of a value for that same element of a result of its alone."""
+    command = read.command
+    if command.name != _DISPATCH or None in (read.start, read.bytes):
+        return False
+    (entry,) = ir.ArrayAttr(command.attributes["entry_points"])
+    name, *_ = ir.SymbolRefAttr(entry).value
+    (function,) = [op for op in inside(kernels[name]) if op.name == "func.func"]
+    bindings = [a for a in function.regions[0].blocks[0].arguments if str(a.type) == "!stream.binding"]
+    source, result = (bindings[_segments_of(command, a.memory)[0]] for a in (read, write))
+    load, store = _whole(source), _whole(result)
+    if load is None or store is None or load.name != f"{_TENSOR}.load" or store.name != f"{_TENSOR}.store":
+        return False
+    computed, loaded = store.operands[0], load.results[0]
+    compute = computed.owner
+    if getattr(compute, "name", "") != "linalg.generic" or computed.type != loaded.type:
+        return False
+    maps = list(ir.ArrayAttr(compute.attributes["indexing_maps"]))
+    place = maps[len(maps) - len(compute.results) + list(compute.results).index(computed)]
+    uses = list(loaded.uses)
+    return _is_elementwise(compute) and all(u.owner == compute and maps[u.operand_number] == place for u in uses)
+
+
+def _whole(binding: Any) -> Any | None:
+    """The one operation that reads or writes all of a binding of a kernel."""
+    operations: list[Any] = []
+    for expected in ("stream.binding.subspan", _TENSOR):
+        uses = list((operations[-1].results[0] if operations else binding).uses)
+        if len(uses) != 1 or not uses[0].owner.operation.name.startswith(expected):
+            return None
+        operations.append(uses[0].owner.operation)
+    subspan, operation = operations
+    tensor = operation.results[0] if len(operation.results) else operation.operands[0]
+    begins = constant_of(subspan.operands[1]) == 0
+    return operation if begins and str(subspan.results[0].type).endswith(f":{tensor.type}>") else None
+
+
+def _is_elementwise(compute: Any) -> bool:
+    """Whether no result of a `linalg.generic` is a sum, or is computed of what lies elsewhere."""
+    kinds = map(str, ir.ArrayAttr(compute.attributes["iterator_types"]))
+    return all(kind == "#linalg.iterator_type<parallel>" for kind in kinds)
+
+
+def _nothing_fails_after(run: Any) -> bool:
+    """Whether a function ends in any case once `run` has begun."""
+    operations = [op.operation for op in run.block]
+    after = operations[operations.index(run) :]
+    return all(op.name.startswith(_SAFE) or op.name == _END for op in after) and after[-1].name == _END
+
+
+def _ends_before(run: Any, writing: Any) -> bool:
+    """Whether a run that some call begins has ended when a later `writing` begins, or a later one in the same call."""
+    reached = list(_reached(run.results[0]))
+    in_this_call = run.block == writing.block and run != writing
+    if in_this_call and not any(op == writing or _waits_before(op, writing) for op in reached):
+        return False
+    if any(op.name == _AWAIT for op in reached):
+        return True
+    stored = {_global_of(op) for op in reached if op.name == _STORE}
+    loads = (op.operation for op in writing.block if op.operation.name == _LOAD and _global_of(op.operation) in stored)
+    return any(op == writing or _waits_before(op, writing) for load in loads for op in _reached(load.results[0]))
+
+
+def _waits_before(operation: Any, writing: Any) -> bool:
+    """Whether an operation waits, on the host, before `writing` is begun."""
+    return bool(operation.name == _AWAIT and operation.block == writing.block and operation.is_before_in_block(writing))
+
+
+def _reached(timepoint: Any) -> Iterator[Any]:
+    """The operations that wait for a timepoint, or for one that does, or that store one of these."""
+    waiting, seen = [timepoint], set()
+    while waiting:
+        for use in waiting.pop().uses:
+            operation = use.owner.operation
+            if operation not in seen:
+                seen.add(operation)
+                yield operation
+                waiting += [result for result in operation.results if str(result.type) == _TIMEPOINT]
+
+
+def _overwrite(store: Any, load: Any) -> None:
+    """Have what `store` stores lie where that does which `load` loads."""
+    new = store.operands[0]
+    part, allocation = _owner(new), _owner(_whole_of(new))
+    if allocation.is_before_in_block(load):
+        load.move_before(allocation)
+    store.erase()
+    new.replace_all_uses_with(load.results[0])
+    if part != allocation:
+        offset = part.operands[_OFFSET_OF_PART]
+        part.erase()
+        _drop_slice(offset)
+    if not list(allocation.results[0].uses):
+        _drop_allocation(allocation)
+
+
+def _drop_slice(offset: Any) -> None:
+    """Leave out of an allocation what lies at `offset`."""
+    pack = _owner(offset)
+    if pack.name != _PACK or list(offset.uses):
+        return
+    left = [i for i, result in enumerate(list(pack.results)[1:]) if result != offset]
+    moments = list(ir.ArrayAttr(pack.attributes["lifetime_intervals"]))
+    attributes = {
+        "lifetime_intervals": ir.ArrayAttr.get([m for i in left for m in moments[2 * i : 2 * i + 2]]),
+        "operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, len(left)]),
+    }
+    kept = {n: pack.attributes[n] for n in pack.attributes}
+    with pack.location, ir.InsertionPoint(pack):
+        smaller = ir.Operation.create(
+            _PACK,
+            [pack.results[0].type] * (len(left) + 1),
+            [pack.operands[i] for i in left],
+            kept | attributes,
+        )
+    for before, after in zip([0, *(i + 1 for i in left)], smaller.results, strict=True):
+        pack.results[before].replace_all_uses_with(after)
+    pack.erase()
+
+
+def _drop_allocation(allocation: Any) -> None:
+    awaited = [value for value in allocation.operands if str(value.type) == _TIMEPOINT]
+    name = "stream.timepoint.join" if awaited else "stream.timepoint.immediate"
+    with allocation.location, ir.InsertionPoint(allocation):
+        there = ir.Operation.create(name, [allocation.results[1].type], awaited).result
+    allocation.results[1].replace_all_uses_with(there)
+    allocation.erase()
