@@ -162,16 +162,25 @@ class ProductKernel:
 
     @cached_property
     def part(self) -> tuple[int, int]:
-        """How many strips and panels one thread computes at a time: the most that leave all nearly equally much."""
+        """How many strips and panels one thread computes at a time: the most that leave all nearly equally much.
+
+        Of as many in a part, those that read the least: all of their rows once, as rows stay in the second cache, and
+        all of their columns once.
+        """
         down, across = min(_ROWS // self.tile.rows, self.strips), min(_COLUMNS // self.tile.columns, self.panels)
         ways = product(range(1, down + 1), range(1, across + 1))
         times = {part: self._time(part) for part in ways if part == (down, across) or self._is_enough(part)}
         least = min(times.values())
-        return min((part for part, time in times.items() if time <= _NEARLY * least), key=self._parts)
+        equal = [part for part, time in times.items() if time <= _NEARLY * least]
+        return min(equal, key=lambda part: (self._parts(part), self._read(part)))
 
     def _parts(self, part: tuple[int, int]) -> int:
         """How many parts there are of `part` strips and panels."""
         return -(-self.strips // part[0]) * -(-self.panels // part[1]) * self.sizes.batch
+
+    def _read(self, part: tuple[int, int]) -> int:
+        """How many rows and columns of operands a part reads."""
+        return part[0] * self.tile.rows + part[1] * self.tile.columns
 
     def _is_enough(self, part: tuple[int, int]) -> bool:
         """Whether a part is so large that to hand it to a thread is worth it."""

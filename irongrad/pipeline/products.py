@@ -2,10 +2,11 @@
 
 With data tiling IREE 3.13.0 packs both operands of a product into tiles of 16 rows. Its kernel reads 17 numbers for 16
 products, brings the result back into rows, and has half of what a processor can do. Here the kernels are those of
-`product_kernels.py`. The right operand lies in blocks of columns, so that what is read together lies together,
-and so does a left one that is transposed, in blocks of rows: where they lie, that would be a power of two apart far too
-often. Other left operands, and the result, stay as they are. A small operand stays in a cache however it lies, and is
-read in place if what a block has side by side is side by side in it too. docs/benchmarks.md has figures.
+`product_kernels.py`. The right operand lies in blocks of columns, so that what is read together lies together: where it
+lies, that would be a power of two apart far too often. A left operand that is transposed is turned, so that its rows
+are read one number after the other. Other left operands, and the result, stay as they are. A small operand stays in a
+cache however it lies, and is read in place if what is read together is side by side in it. docs/benchmarks.md has
+figures.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import flow
 
+from irongrad.pipeline.barriers import hold_behind
 from irongrad.pipeline.devices import cpu_of
-from irongrad.pipeline.generics import GENERIC, PRODUCTS, inputs_of, is_elementwise
+from irongrad.pipeline.generics import GENERIC, PRODUCTS, inputs_of, is_elementwise, source_of
 from irongrad.pipeline.loop_invariants import outside_loops
 from irongrad.pipeline.loops import Lettered, copied, split
 from irongrad.pipeline.operations import inside
 from irongrad.pipeline.product_code import add_executable
-from irongrad.pipeline.product_kernels import LINE, Matrix, ProductKernel, Sizes, Steps, Tile
+from irongrad.pipeline.product_kernels import Matrix, ProductKernel, Sizes, Steps, Tile
 
 _ARCHITECTURE = "x86_64"
 
@@ -35,7 +37,7 @@ AVX512 = (Tile(6, 4, 16), Tile(4, 4, 16), Tile(8, 3, 16), Tile(8, 2, 16))
 AVX2 = (Tile(6, 2, 8),)
 _TILES = {"avx512f": AVX512, "fma": AVX2}
 
-# Rows or columns of a block, at most: what is copied into it from one row is several cache lines.
+# Columns of a block, at most: what is copied into it from one row is several cache lines.
 _WIDTH = 64
 
 # Bytes of the largest operand that is read where it lies, half of the second cache of the smallest such CPU.
@@ -68,8 +70,8 @@ class _Product:
     right: Lettered
 
     @property
-    def has_blocks_of_rows(self) -> bool:
-        """Whether the left operand is read in blocks: a row of it is not side by side in memory, and it is large."""
+    def turns_left(self) -> bool:
+        """Whether the left operand is turned: a row of it is not side by side in memory, and it is large."""
         letters = self.left[1]
         return not letters.endswith("k") and not (letters.endswith("r") and is_near(self.sizes, letters))
 
@@ -91,7 +93,7 @@ def lay_out_products(module: ir.Module) -> None:
     if architecture != _ARCHITECTURE or tiles is None:
         return
     found = [_product_of(op) for op in inside(module.operation) if op.name in PRODUCTS]
-    products = {p: tile for p in found if p and (tile := tile_for(p.sizes, tiles, turned=p.has_blocks_of_rows))}
+    products = {p: tile for p in found if p and (tile := tile_for(p.sizes, tiles))}
     kernels = _Kernels(module)
     launched = [_launch(product, tile, kernels) for product, tile in products.items()]
     for old, new in launched:  # only now, as a product may read another
@@ -146,16 +148,23 @@ def _is_zero(value: Any) -> bool:
 
 def _source(value: Any, letters: str) -> Lettered:
     """What `value` has in another order, or as often as there are in a batch; else itself."""
-    owner = value.owner
-    if isinstance(owner, ir.Block) or owner.name != GENERIC or len(inputs_of(owner)) != 1:
+    if (source := _copied_by(value)) is None:
         return value, letters
-    (source,), (of_source, of_value) = inputs_of(owner), [m.value for m in owner.attributes["indexing_maps"]]
-    body = owner.regions[0].blocks[0]
-    copies = len(body.operations) == 1 and body.operations[0].operands[0] == body.arguments[0]
-    if not copies or not of_source.is_projected_permutation or of_value != ir.AffineMap.get_identity(len(letters)):
+    of_source, of_value = [m.value for m in value.owner.attributes["indexing_maps"]]
+    if not of_source.is_projected_permutation or of_value != ir.AffineMap.get_identity(len(letters)):
         return value, letters
     read = "".join(letters[d] for d in _dimensions(of_source))
     return (source, read) if set(letters) <= {*read, "b"} else (value, letters)
+
+
+def _copied_by(value: Any) -> Any | None:
+    """What `value` has the elements of, in another order or as often as needed; None where it is computed."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.name != GENERIC or len(inputs_of(owner)) != 1:
+        return None
+    body = owner.regions[0].blocks[0]
+    copies = len(body.operations) == 1 and body.operations[0].operands[0] == body.arguments[0]
+    return inputs_of(owner)[0] if copies else None
 
 
 def _dimensions(indexing: Any) -> list[int]:
@@ -163,17 +172,16 @@ def _dimensions(indexing: Any) -> list[int]:
     return [x.position if isinstance(x, ir.AffineDimExpr) else -1 for x in indexing.results]
 
 
-def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile], *, turned: bool) -> Tile | None:
-    """What registers hold for a product; None where it is small, or has no whole tiles or blocks.
+def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile | None:
+    """What registers hold for a product; None where it is small, or has no whole tiles.
 
     The best takes the fewest instructions for all results: of a summand it reads a number of each row, and vectors.
 
     Args:
         sizes: the numbers of rows, `r`, of columns, `c`, of summands, `k`, and of pairs of matrices, `b`.
         tiles: to choose from.
-        turned: whether the left operand is read in blocks of rows.
     """
-    if math.prod(sizes.values()) < _LEAST or sizes["k"] < _FEWEST or (turned and sizes["r"] % LINE):
+    if math.prod(sizes.values()) < _LEAST or sizes["k"] < _FEWEST:
         return None
     rows, columns = sizes["r"], sizes["c"]
     whole = [t for t in tiles if columns % t.columns == 0 and rows >= t.rows]
@@ -193,10 +201,9 @@ def is_near(sizes: Mapping[str, int], letters: str) -> bool:
 def _launch(product: _Product, tile: Tile, kernels: _Kernels) -> tuple[Any, Any]:
     """Launch a kernel for a product, which adds a bias too; what it is in the place of, and its result."""
     operation, sizes = product.operation, product.sizes
-    read_left = _in_blocks if product.has_blocks_of_rows else _as_it_is
-    read_right = _in_blocks if product.has_blocks_of_columns else _as_it_is
-    left, left_matrix = read_left(product.left, "r", product)
-    right, right_matrix = read_right(product.right, "c", product)
+    left, left_matrix = _as_it_is(_turned(product) if product.turns_left else product.left, "r", product)
+    blocks = product.has_blocks_of_columns
+    right, right_matrix = _in_blocks(product) if blocks else _as_it_is(product.right, "c", product)
     added = _added_row(operation.results[0])
     last = operation if added is None else added.result.owner.operation
     row = [] if added is None else [added.row]
@@ -216,15 +223,29 @@ def _as_it_is(operand: Lettered, outer: str, product: _Product) -> tuple[Any, Ma
     return value, Matrix(elements, apart.get("b", 0), Steps(apart.get(outer, 0)), Steps(apart.get("k", 0)))
 
 
-def _in_blocks(operand: Lettered, outer: str, product: _Product) -> tuple[Any, Matrix]:
-    """An operand in blocks of rows or columns, as above; made before loops that leave it as it is."""
-    value, letters = operand
-    before, dimension = product.operation, letters.index(outer)
+def _turned(product: _Product) -> Lettered:
+    """The left operand with its rows side by side; made before loops that leave it as it is.
+
+    What it turns is held where that was transposed before. IREE 3.13.0 makes one operation of both, of a gradient of
+    3x8x6x128x64 one that takes twelve times as long, as it finds no tiles for loops in the order of neither side.
+    """
+    value, letters = product.left
+    if _copied_by(source_of(value)) is not None:
+        value = hold_behind(value)
+    order = "b" * ("b" in letters) + "rk"
+    with product.operation.location, ir.InsertionPoint(outside_loops(product.operation, [value])):
+        return copied((value, letters), order), order
+
+
+def _in_blocks(product: _Product) -> tuple[Any, Matrix]:
+    """The right operand in blocks of columns, and how they lie; made before loops that leave it as it is."""
+    value, letters = product.right
+    before, dimension = product.operation, letters.index("c")
     width = math.gcd(value.type.shape[dimension], _WIDTH)
     with before.location, ir.InsertionPoint(outside_loops(before, [value])):
-        pieces = split(value, dimension, width), letters.replace(outer, "n" + outer)
-        blocks = copied(pieces, "b" * ("b" in letters) + "nk" + outer)
-    of_matrix = product.sizes[outer] * product.sizes["k"]
+        pieces = split(value, dimension, width), letters.replace("c", "nc")
+        blocks = copied(pieces, "b" * ("b" in letters) + "nkc")
+    of_matrix = product.sizes["c"] * product.sizes["k"]
     steps = Steps(1, width, width * product.sizes["k"]), Steps(width)
     return blocks, Matrix(math.prod(value.type.shape), of_matrix * ("b" in letters), *steps)
 

@@ -1,4 +1,4 @@
-"""What contractions read in blocks (`irongrad/pipeline/products.py`), on a CPU with AVX-512.
+"""What contractions read in blocks, or turned (`irongrad/pipeline/products.py`), on a CPU with AVX-512.
 
 With AVX2 alone tiles have fewer columns, so that a few more products have kernels of ours.
 """
@@ -21,11 +21,11 @@ def reads_blocks(node: Node) -> bool:
     values = [n.meta["val"] for n in (*node.args[-2:], node)]
     if any(value.dtype is not torch.float32 or not all(isinstance(s, int) for s in value.shape) for value in values):
         return False
-    return tile_for(_sizes(node), AVX512, turned=has_blocks_of_rows(node)) is not None
+    return tile_for(_sizes(node), AVX512) is not None
 
 
-def has_blocks_of_rows(contraction: Node) -> bool:
-    """Whether a contraction reads its left operand in blocks."""
+def turns_left(contraction: Node) -> bool:
+    """Whether a contraction has its left operand turned."""
     return _is_turned(contraction.args[-2]) and not is_near(_sizes(contraction), "rk")
 
 

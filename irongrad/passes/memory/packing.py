@@ -18,7 +18,7 @@ from fractions import Fraction
 
 from torch.fx import Node
 
-from irongrad.passes.memory.blocks import has_blocks_of_columns, has_blocks_of_rows, is_written_in_order
+from irongrad.passes.memory.blocks import has_blocks_of_columns, is_written_in_order, turns_left
 from irongrad.passes.memory.fusion import Kernels
 from irongrad.passes.memory.nodes import (
     bytes_of,
@@ -104,7 +104,7 @@ def _operands(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool,
 def _in_blocks(head: Node) -> Iterator[Node]:
     """The operands of a contraction of blocks that are copied."""
     left, right = head.args[-2:]
-    if has_blocks_of_rows(head) or is_written_in_order(left):
+    if turns_left(head) or is_written_in_order(left):
         yield left
     if has_blocks_of_columns(head) or is_written_in_order(right):
         yield right
