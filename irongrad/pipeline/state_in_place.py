@@ -98,16 +98,20 @@ class _Memory:
 
 
 @dataclass(frozen=True)
-class _Order:
-    """What is asked of the same runs for each global.
+class _Known:
+    """What is asked of a module for each global anew, and found out once; it must not change meanwhile.
 
     Attributes:
-        ends_before: as `_ends_before` has it.
-        nothing_fails_after: as `_nothing_fails_after` has it.
+        kernels: the executables, by name.
+        gathered: as `_gathered` has it, as is the next.
+        nothing_fails_after: as above.
+        ends_before: as above.
     """
 
-    ends_before: Callable[[Any, Any], bool]
+    kernels: Mapping[str, Any]
+    gathered: Callable[[Any], set[int]]
     nothing_fails_after: Callable[[Any], bool]
+    ends_before: Callable[[Any, Any], bool]
 
 
 def write_state_in_place(module: ir.Module) -> None:
@@ -117,14 +121,12 @@ def write_state_in_place(module: ir.Module) -> None:
         module: as it is after IREE's pass `iree-stream-schedule-allocation`, in its own context.
     """
     kernels = {name_of(op.operation): op.operation for op in module.body.operations if op.operation.name == _KERNEL}
-    order = _Order(cache(_ends_before), cache(_nothing_fails_after))
-    for memory in _globals_of(module).values():
-        if _has_no_other_name(memory):
-            for store in list(memory.stores):
-                load = _load_before(store, memory)
-                if load is not None and _can_overwrite(store, load, memory, order, kernels):
-                    memory.stores.remove(store)
-                    _overwrite(store, load)
+    known = _Known(kernels, cache(_gathered), cache(_nothing_fails_after), cache(_ends_before))
+    own = [memory for memory in _globals_of(module).values() if _has_no_other_name(memory, known)]
+    replaced = [(store, _load_before(store, memory), memory) for memory in own for store in memory.stores]
+    updates = [(s, load) for s, load, m in replaced if load is not None and _can_overwrite(s, load, m, known)]
+    for store, load in updates:
+        _overwrite(store, load)
 
 
 def _globals_of(module: ir.Module) -> Mapping[str, _Memory]:
@@ -143,10 +145,10 @@ def _global_of(operation: Any) -> str:
     return str(ir.FlatSymbolRefAttr(operation.attributes["global"]).value)
 
 
-def _has_no_other_name(memory: _Memory) -> bool:
+def _has_no_other_name(memory: _Memory, known: _Known) -> bool:
     """Whether nothing else holds what a global does, once the function that loads or stores it has ended."""
     loaded = all(_only_computes(load.results[0], memory) for load in memory.loads)
-    return loaded and all(_is_its_own(store.operands[0], memory) for store in memory.stores)
+    return loaded and all(_is_its_own(store.operands[0], memory, known) for store in memory.stores)
 
 
 def _only_computes(value: Any, memory: _Memory) -> bool:
@@ -160,7 +162,7 @@ def _only_computes(value: Any, memory: _Memory) -> bool:
     )
 
 
-def _is_its_own(value: Any, memory: _Memory) -> bool:
+def _is_its_own(value: Any, memory: _Memory, known: _Known) -> bool:
     """Whether what is stored in a global is new memory, which is stored nowhere else, or what it held before."""
     owner = _owner(value)
     if owner in memory.loads:
@@ -168,9 +170,9 @@ def _is_its_own(value: Any, memory: _Memory) -> bool:
     if len([use for use in value.uses if use.owner.operation.name == _STORE]) > 1:
         return False
     if owner.name == _AWAIT:
-        return _is_its_own(owner.operands[list(owner.results).index(value)], memory)
+        return _is_its_own(owner.operands[list(owner.results).index(value)], memory, known)
     if owner.name == _CONSTANTS:
-        return list(owner.results).index(value) in _gathered(owner)
+        return list(owner.results).index(value) in known.gathered(owner)
     return _owner(_whole_of(value)).name in _NEW
 
 
@@ -214,7 +216,7 @@ def _load_before(store: Any, memory: _Memory) -> Any | None:
     return loads[0]
 
 
-def _can_overwrite(store: Any, load: Any, memory: _Memory, order: _Order, kernels: Mapping[str, Any]) -> bool:
+def _can_overwrite(store: Any, load: Any, memory: _Memory, known: _Known) -> bool:
     """Whether what `store` stores can be written where that lies which `load` loads."""
     old, new = load.results[0], store.operands[0]
     if _owner(_whole_of(new)).name != _ALLOCATION:
@@ -227,8 +229,8 @@ def _can_overwrite(store: Any, load: Any, memory: _Memory, order: _Order, kernel
     if any(access.writes for access in reads):
         return False
     runs = _runs_of(memory)
-    return all(_may_follow(write, read, kernels) for write in writes for read in reads) and all(
-        order.nothing_fails_after(writing) and all(order.ends_before(run, writing) for run in runs)
+    return all(_may_follow(write, read, known.kernels) for write in writes for read in reads) and all(
+        known.nothing_fails_after(writing) and all(known.ends_before(run, writing) for run in runs)
         for writing in {write.run for write in writes}
     )
 
