@@ -38,17 +38,32 @@ def prefer_large_pages(size: int) -> None:
 
     Source: madvise(2) and the kernel's Documentation/admin-guide/mm/transhuge.rst.
     """
-    if (libc := _glibc()) is None:
-        return
+    if (libc := _glibc()) is not None:
+        libc.free(_on_large_pages(libc, size))
+
+
+def clear_early(size: int) -> None:
+    """Have the system clear `size` bytes now, on large pages, that malloc gives later; elsewhere than glibc, nothing.
+
+    What a process has not used before is cleared when it is first written, one page after the other: 0.4 to 2.4 s a
+    gigabyte on virtual machines, as the host clears it too. It takes effect after `keep_freed_memory`.
+    """
+    if (libc := _glibc()) is not None and (block := _on_large_pages(libc, size)) is not None:
+        ctypes.memset(block, 0, size)
+        libc.free(block)
+
+
+def _on_large_pages(libc: ctypes.CDLL, size: int) -> int | None:
+    """Memory from malloc on pages of 2 MiB as far as there are any; None where there is no memory."""
     libc.malloc.restype = ctypes.c_void_p
     libc.malloc.argtypes = [ctypes.c_size_t]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.free.argtypes = [ctypes.c_void_p]
-    block = libc.malloc(size)
+    block: int | None = libc.malloc(size)
     if block is not None:
         first = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
         libc.madvise(first, max(block + size - first, 0), mmap.MADV_HUGEPAGE)
-        libc.free(block)
+    return block
 
 
 def _glibc() -> ctypes.CDLL | None:

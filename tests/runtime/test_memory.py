@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import resource
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import irongrad as ig
-from irongrad.runtime.memory import prefer_large_pages
+from irongrad.runtime.memory import clear_early, prefer_large_pages
 
 PAGE = resource.getpagesize()
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -95,3 +96,35 @@ def test_memory_that_is_preferred_on_large_pages_lies_there():
 
 def test_more_than_there_is_is_not_set_aside():
     prefer_large_pages(2**60)
+
+
+CLEARED = """
+import ctypes, resource, sys
+from irongrad.runtime.memory import clear_early, keep_freed_memory
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.memset.restype = ctypes.c_void_p
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+keep_freed_memory()
+size = 2**27
+if sys.argv[1:]:
+    clear_early(size)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(2):
+    libc.memset(libc.malloc(size // 2), 1, size // 2)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks for glibc's malloc")
+def test_what_is_cleared_early_need_not_be_later() -> None:
+    def faults(*arguments: str) -> int:
+        command = [sys.executable, "-c", CLEARED, *arguments]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert faults("early") < 16
+    assert faults() * PAGE > 2**26  # one by one
+
+
+def test_there_need_not_be_as_much_memory_to_clear() -> None:
+    clear_early(2**60)
