@@ -77,7 +77,7 @@ _LOOPS = tuple(f"\0{name.removeprefix('scf.')}\0".encode() for name in LOOPS)
 
 # Operations of a kernel, on average, from which on threads are used: about 10 µs of one core. To hand a kernel to the
 # threads of IREE 3.13.0's local-task takes 2 to 5 µs, more on a busy machine (docs/benchmarks.md).
-_WORTH_THREADS = 1_500_000
+_WORTH_THREADS = 2_000_000
 
 # IREE's plugins for devices, by the backend that needs them. A tenth of the compile time goes into the operators of
 # their dialects: every pass of every kernel collects its rules anew from all that are loaded.
