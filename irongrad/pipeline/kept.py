@@ -17,7 +17,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.pipeline.operations import constant_of, functions_of, inside, name_of
+from irongrad.pipeline.operations import constant_of, functions_of, inside, joined, name_of
 from irongrad.runtime.manifest import OF_STATE
 
 _ALLOCATED, _FREED, _RUN = "stream.resource.alloca", "stream.resource.dealloca", "stream.cmd.execute"
@@ -140,10 +140,8 @@ def _alternate(state: _State, name: str) -> None:
 def _replace(allocated: Any, memory: Any, ready: Any | None) -> None:
     """Have `memory` be there in place of what is allocated, when `ready` is reached and all that was awaited."""
     awaited = [*list(allocated.operands)[1:], *([ready] if ready is not None else [])]
-    kind = allocated.results[1].type
-    at_once = ir.Operation.create("stream.timepoint.join" if awaited else "stream.timepoint.immediate", [kind], awaited)
     allocated.results[0].replace_all_uses_with(memory)
-    allocated.results[1].replace_all_uses_with(at_once.result)
+    allocated.results[1].replace_all_uses_with(joined(awaited, allocated.results[1].type))
     allocated.erase()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
@@ -91,3 +91,14 @@ def loops_around(block: Any) -> list[Any]:
 def block_of(value: Any) -> Any:
     """The block that `value` is an argument or a result in."""
     return value.owner if isinstance(value.owner, ir.Block) else value.owner.operation.block
+
+
+def owner_of(value: Any) -> Any:
+    """The operation that `value` is a result of, or whose block's argument it is."""
+    return value.owner.owner.operation if isinstance(value.owner, ir.Block) else value.owner.operation
+
+
+def joined(timepoints: Sequence[Any], kind: ir.Type) -> Any:
+    """A timepoint, made where operations are being inserted, that is reached when all of some are; at once, of none."""
+    name = "stream.timepoint.join" if timepoints else "stream.timepoint.immediate"
+    return ir.Operation.create(name, [kind], list(timepoints)).result

@@ -17,7 +17,6 @@ in the order in which the kernel does. On a CPU IREE 3.13.0 tells LLVM nothing o
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,61 +26,23 @@ from typing import Any
 from iree.compiler import ir
 
 from irongrad.passes.memory.placement import aligned
+from irongrad.pipeline.accesses import RUN, Access, accesses, keeps_places
 from irongrad.pipeline.layout import LARGEST_ALLOCATION
-from irongrad.pipeline.operations import around, constant_of, inside, name_of
+from irongrad.pipeline.operations import around, constant_of, inside, joined, name_of, owner_of
 
-_RUN = "stream.cmd.execute"
-_DISPATCH, _COPY, _FILL = "stream.cmd.dispatch", "stream.cmd.copy", "stream.cmd.fill"
 _LOAD, _STORE = "util.global.load", "util.global.store"
 _AWAIT = "stream.timepoint.await"
 _ALLOCATION, _PART, _PACK = "stream.resource.alloca", "stream.resource.subview", "stream.resource.pack"
 _NEW = frozenset({_ALLOCATION, "stream.resource.alloc"})
 _CONSTANTS, _PARAMETER = "stream.resource.constants", "#stream.parameter"
-_KERNEL, _TENSOR = "stream.executable", "iree_tensor_ext.dispatch.tensor"
+_KERNEL = "stream.executable"
 _STATE, _TIMEPOINT = "!stream.resource<variable>", "!stream.timepoint"
 
 # What a function does after it has begun to write state, none of which can fail: by the beginnings of names.
 _SAFE = ("stream.cmd.", "stream.resource.", "stream.timepoint.", "stream.tensor.export", "util.global.", "arith.")
 _END = "util.return"
 
-# Which of the operands of a command are the memory, where it begins there, and how many bytes it is.
-_READ_BY_COPY, _WRITTEN_BY_COPY, _WRITTEN_BY_FILL = (0, 2, 6), (3, 5, 6), (0, 2, 3)
-
 _OFFSET_OF_PART = 2
-
-# IREE's `stream.resource_access`, of which a dispatch has one for each of its resources.
-_READ, _WRITE = 1, 2
-
-
-@dataclass(frozen=True)
-class _Access:
-    """What a command does to a value.
-
-    Attributes:
-        run: the `stream.cmd.execute` that it is in.
-        group: what it is of the operations that run one after the other there.
-        command: the operation.
-        memory: which of its operands the value is.
-        reads: whether it reads it.
-        writes: whether it writes it.
-        start: the first byte, where it is known.
-        bytes: how many, where that is known.
-    """
-
-    run: Any
-    group: Any
-    command: Any
-    memory: int
-    reads: bool
-    writes: bool
-    start: int | None
-    bytes: int | None
-
-    def is_apart(self, other: _Access) -> bool:
-        """Whether they are to different bytes of a value."""
-        if self.start is None or self.bytes is None or other.start is None or other.bytes is None:
-            return False
-        return self.start + self.bytes <= other.start or other.start + other.bytes <= self.start
 
 
 @dataclass(frozen=True)
@@ -155,7 +116,7 @@ def _only_computes(value: Any, memory: _Memory) -> bool:
     """Whether a value is but read and written by runs, and at most stored in its global again."""
     users = [(use.owner.operation, use.operand_number) for use in value.uses]
     return all(
-        user.name == _RUN
+        user.name == RUN
         or user in memory.stores
         or (user.name == _AWAIT and _only_computes(user.results[place], memory))
         for user, place in users
@@ -164,7 +125,7 @@ def _only_computes(value: Any, memory: _Memory) -> bool:
 
 def _is_its_own(value: Any, memory: _Memory, known: _Known) -> bool:
     """Whether what is stored in a global is new memory, which is stored nowhere else, or what it held before."""
-    owner = _owner(value)
+    owner = owner_of(value)
     if owner in memory.loads:
         return True
     if len([use for use in value.uses if use.owner.operation.name == _STORE]) > 1:
@@ -173,7 +134,7 @@ def _is_its_own(value: Any, memory: _Memory, known: _Known) -> bool:
         return _is_its_own(owner.operands[list(owner.results).index(value)], memory, known)
     if owner.name == _CONSTANTS:
         return list(owner.results).index(value) in known.gathered(owner)
-    return _owner(_whole_of(value)).name in _NEW
+    return owner_of(_whole_of(value)).name in _NEW
 
 
 def _gathered(constants: Any) -> set[int]:
@@ -197,14 +158,9 @@ def _gathered(constants: Any) -> set[int]:
     return {index for pack in packs if len(pack) > 1 for index in pack}
 
 
-def _owner(value: Any) -> Any:
-    """The operation that `value` is a result of, or whose block's argument it is."""
-    return value.owner.owner.operation if isinstance(value.owner, ir.Block) else value.owner.operation
-
-
 def _whole_of(value: Any) -> Any:
     """The memory that `value` is, or is a part of."""
-    return value.owner.operands[0] if _owner(value).name == _PART else value
+    return value.owner.operands[0] if owner_of(value).name == _PART else value
 
 
 def _load_before(store: Any, memory: _Memory) -> Any | None:
@@ -219,13 +175,13 @@ def _load_before(store: Any, memory: _Memory) -> Any | None:
 def _can_overwrite(store: Any, load: Any, memory: _Memory, known: _Known) -> bool:
     """Whether what `store` stores can be written where that lies which `load` loads."""
     old, new = load.results[0], store.operands[0]
-    if _owner(_whole_of(new)).name != _ALLOCATION:
+    if owner_of(_whole_of(new)).name != _ALLOCATION:
         return False
     users = [use.owner.operation for value in (old, new) for use in value.uses]
-    if not all(user == store or (user.name == _RUN and user.block == store.block) for user in users):
+    if not all(user == store or (user.name == RUN and user.block == store.block) for user in users):
         return False
-    reads = list(_accesses(old))
-    writes = [access for access in _accesses(new) if access.writes]
+    reads = list(accesses(old))
+    writes = [access for access in accesses(new) if access.writes]
     if any(access.writes for access in reads):
         return False
     runs = _runs_of(memory)
@@ -238,95 +194,18 @@ def _can_overwrite(store: Any, load: Any, memory: _Memory, known: _Known) -> boo
 def _runs_of(memory: _Memory) -> set[Any]:
     """All that read or write what a global holds."""
     held = [load.results[0] for load in memory.loads] + [store.operands[0] for store in memory.stores]
-    return {use.owner.operation for value in held for use in value.uses if use.owner.operation.name == _RUN}
+    return {use.owner.operation for value in held for use in value.uses if use.owner.operation.name == RUN}
 
 
-def _accesses(value: Any) -> Iterator[_Access]:
-    """What the runs that `value` is handed to do to it."""
-    for use in value.uses:
-        run = use.owner.operation
-        if run.name == _RUN:
-            body = run.regions[0].blocks[0]
-            for inner in body.arguments[use.operand_number].uses:
-                yield _access(run, body, inner.owner.operation, inner.operand_number)
-
-
-def _access(run: Any, body: Any, command: Any, memory: int) -> _Access:
-    group = next(op for op in (command, *around(command.block)) if op.block == body)
-    reads, writes, start, length = True, True, None, None
-    if command.name == _DISPATCH:
-        resource, begins, lengths = _segments_of(command, memory)
-        access = ir.IntegerAttr(ir.ArrayAttr(command.attributes["resource_accesses"])[resource]).value
-        reads, writes = bool(access & _READ), bool(access & _WRITE)
-        start, length = begins + resource, lengths + resource
-    elif command.name in (_COPY, _FILL):
-        places = (_READ_BY_COPY, _WRITTEN_BY_COPY) if command.name == _COPY else (_WRITTEN_BY_FILL,)
-        _, start, length = next(place for place in places if place[0] == memory)
-        writes = command.name == _FILL or memory == _WRITTEN_BY_COPY[0]
-        reads = not writes
-    first, count = (None if place is None else constant_of(command.operands[place]) for place in (start, length))
-    return _Access(run, group, command, memory, reads, writes, first, count)
-
-
-def _segments_of(dispatch: Any, memory: int) -> tuple[int, int, int]:
-    """Which of its resources an operand of a dispatch is, and where the operands begin that are offsets and lengths."""
-    sizes = list(ir.DenseI32ArrayAttr(dispatch.attributes["operandSegmentSizes"]))
-    _, resources, _, offsets, lengths, _ = itertools.accumulate(sizes)
-    return memory - resources, offsets, lengths
-
-
-def _may_follow(write: _Access, read: _Access, kernels: Mapping[str, Any]) -> bool:
+def _may_follow(write: Access, read: Access, kernels: Mapping[str, Any]) -> bool:
     """Whether the new value may be written by `write` where the old one lies that is read by `read`."""
     if read.is_apart(write):
         return True
     if read.command == write.command:
-        return (read.start, read.bytes) == (write.start, write.bytes) and _keeps_places(read, write, kernels)
+        return (read.start, read.bytes) == (write.start, write.bytes) and keeps_places(read, write, kernels)
     if read.run == write.run:
         return bool(read.group.is_before_in_block(write.group))
     return bool(read.run.block == write.run.block and read.run.is_before_in_block(write.run))
-
-
-def _keeps_places(read: _Access, write: _Access, kernels: Mapping[str, Any]) -> bool:
-    """Whether a kernel reads each element of a value for that same element of a result of its alone."""
-    command = read.command
-    if command.name != _DISPATCH or None in (read.start, read.bytes):
-        return False
-    (entry,) = ir.ArrayAttr(command.attributes["entry_points"])
-    name, *_ = ir.SymbolRefAttr(entry).value
-    (function,) = [op for op in inside(kernels[name]) if op.name == "func.func"]
-    bindings = [a for a in function.regions[0].blocks[0].arguments if str(a.type) == "!stream.binding"]
-    source, result = (bindings[_segments_of(command, a.memory)[0]] for a in (read, write))
-    load, store = _whole(source), _whole(result)
-    if load is None or store is None or load.name != f"{_TENSOR}.load" or store.name != f"{_TENSOR}.store":
-        return False
-    computed, loaded = store.operands[0], load.results[0]
-    compute = computed.owner
-    if getattr(compute, "name", "") != "linalg.generic" or computed.type != loaded.type:
-        return False
-    maps = list(ir.ArrayAttr(compute.attributes["indexing_maps"]))
-    place = maps[len(maps) - len(compute.results) + list(compute.results).index(computed)]
-    uses = list(loaded.uses)
-    return _is_elementwise(compute) and all(u.owner == compute and maps[u.operand_number] == place for u in uses)
-
-
-def _whole(binding: Any) -> Any | None:
-    """The one operation that reads or writes all of a binding of a kernel."""
-    operations: list[Any] = []
-    for expected in ("stream.binding.subspan", _TENSOR):
-        uses = list((operations[-1].results[0] if operations else binding).uses)
-        if len(uses) != 1 or not uses[0].owner.operation.name.startswith(expected):
-            return None
-        operations.append(uses[0].owner.operation)
-    subspan, operation = operations
-    tensor = operation.results[0] if len(operation.results) else operation.operands[0]
-    begins = constant_of(subspan.operands[1]) == 0
-    return operation if begins and str(subspan.results[0].type).endswith(f":{tensor.type}>") else None
-
-
-def _is_elementwise(compute: Any) -> bool:
-    """Whether no result of a `linalg.generic` is a sum, or is computed of what lies elsewhere."""
-    kinds = map(str, ir.ArrayAttr(compute.attributes["iterator_types"]))
-    return all(kind == "#linalg.iterator_type<parallel>" for kind in kinds)
 
 
 def _nothing_fails_after(run: Any) -> bool:
@@ -369,7 +248,7 @@ def _reached(timepoint: Any) -> Iterator[Any]:
 def _overwrite(store: Any, load: Any) -> None:
     """Have what `store` stores lie where that does which `load` loads."""
     new = store.operands[0]
-    part, allocation = _owner(new), _owner(_whole_of(new))
+    part, allocation = owner_of(new), owner_of(_whole_of(new))
     if allocation.is_before_in_block(load):
         load.move_before(allocation)
     store.erase()
@@ -384,7 +263,7 @@ def _overwrite(store: Any, load: Any) -> None:
 
 def _drop_slice(offset: Any) -> None:
     """Leave out of an allocation what lies at `offset`."""
-    pack = _owner(offset)
+    pack = owner_of(offset)
     if pack.name != _PACK or list(offset.uses):
         return
     left = [i for i, result in enumerate(list(pack.results)[1:]) if result != offset]
@@ -408,8 +287,6 @@ def _drop_slice(offset: Any) -> None:
 
 def _drop_allocation(allocation: Any) -> None:
     awaited = [value for value in allocation.operands if str(value.type) == _TIMEPOINT]
-    name = "stream.timepoint.join" if awaited else "stream.timepoint.immediate"
     with allocation.location, ir.InsertionPoint(allocation):
-        there = ir.Operation.create(name, [allocation.results[1].type], awaited).result
-    allocation.results[1].replace_all_uses_with(there)
+        allocation.results[1].replace_all_uses_with(joined(awaited, allocation.results[1].type))
     allocation.erase()
