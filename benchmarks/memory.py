@@ -6,9 +6,9 @@ Each budget is compiled and run in a process of its own; the parent asks one aft
 by round, on local-sync. A step's time is the CPU time of its one thread, which other work on the machine hardly
 changes; the ratio is the median of the rounds' ratios to the first budget. One that cannot be met is said so, and left
 out. Predicted and compiler's bytes are those of the artifact's
-manifest. The peak at run time is the growth of the process's largest resident set over the state, from loading the
-artifact to the end of the third step: `device.allocator.statistics` of IREE 3.13.0 leaves out what a program
-allocates in its queues.
+manifest. The peak at run time is the process's largest resident set in three steps over what it was before the artifact
+was loaded, less the state: `device.allocator.statistics` of IREE 3.13.0 leaves out what a program allocates in its
+queues. The code of the artifact and the state's file, which is mapped, are in it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Row:
         budget: what was asked for, a fraction of the bytes without a limit.
         predicted: bytes of `train_step` that IronGrad predicts.
         compiler: bytes of `train_step` that IREE allocates.
-        peak: growth of the process's largest resident set by three steps.
+        peak: bytes of the process's largest resident set in three steps, less those before loading and the state's.
         milliseconds: of CPU time, of a step.
         ratio: of its time to that of the first budget.
     """
@@ -94,11 +94,13 @@ def serve(connection: Connection, directory: Path, inputs: dict[str, np.ndarray]
     """Send what the artifact says and the peak, then run as many steps as asked, answering with CPU seconds a step."""
     from irongrad.runtime import Session
 
+    before = resident_set("VmRSS")
     session = Session(directory, device="local-sync")
-    before = largest_resident_set()
+    forget_largest_resident_set()
     for _ in range(3):
         session.train_step(**inputs)
-    peak = largest_resident_set() - before
+    peak = resident_set("VmHWM") - before
+    peak -= sum(array.nbytes for array in session.state().values())
     manifest = session.manifest
     assert manifest.memory is not None
     connection.send((manifest.memory.predicted["train_step"], session.target.transients["train_step"], peak))
@@ -109,10 +111,15 @@ def serve(connection: Connection, directory: Path, inputs: dict[str, np.ndarray]
         connection.send((time.process_time() - start) / count)
 
 
-def largest_resident_set() -> int:
-    """Bytes of this process that were ever in memory at once."""
+def resident_set(name: str) -> int:
+    """Bytes of this process in memory: now for `VmRSS`, the most since it was last forgotten for `VmHWM` (proc(5))."""
     status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+    return 1024 * int(status.split(f"{name}:")[1].split()[0])
+
+
+def forget_largest_resident_set() -> None:
+    """Begin the largest resident set anew, with what is in memory now (proc(5))."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def measure(family: str, budgets: list[str], rounds: int, say: Callable[[str], object]) -> list[Row]:

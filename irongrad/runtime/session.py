@@ -151,7 +151,7 @@ class Session:
         instance = ireert.VmInstance()
         index = ireert.ParameterIndex()
         try:
-            index.load(str(state))
+            index.load(str(state), mode="file_async")  # read, where a file that is mapped stays in memory besides
             parameters = ireert.create_io_parameters_module(instance, index.create_provider(scope=SCOPE))
             module = ireert.VmModule.mmap(instance, str(path))
             hal = ireert.create_hal_module(instance, device)
