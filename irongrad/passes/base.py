@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch.fx import GraphModule
 
-from irongrad.pipeline.graphs import Value
+from irongrad.pipeline.graphs import StepGraph, Value
 
 
 class Timer(Protocol):
@@ -50,6 +50,8 @@ class Context:
         targets: the backends that the graph will be compiled for, such as `llvm-cpu`. A rewrite that is right or
             good on some targets only is made if it is on all of these.
         timer: measures on the targets, where it was asked for; a pass that has a choice makes it by that then.
+        step: the step that the graph is of, as it was before any pass; None inside the body of control flow, and of a
+            graph alone.
     """
 
     function: str
@@ -57,6 +59,7 @@ class Context:
     results: tuple[Value, ...] = ()
     targets: tuple[str, ...] = ("llvm-cpu",)
     timer: Timer | None = None
+    step: StepGraph | None = None
 
 
 @dataclass(frozen=True)

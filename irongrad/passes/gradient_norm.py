@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,31 +23,39 @@ class GradientNorm:
     """Sum the squares of neighbours in a packed tensor at once.
 
     Before:
-        a = t[:n]; b = t[n:]; x = sum(a * a); y = sum(b * b); norm = sqrt(x + y)
+        a = t[:n]; b = t[n:]; x = sum(a * a); y = sum(b * b); z = sum(g * g); norm = sqrt(sum(stack([x, y, z])))
     After:
-        c = t[:]; x = sum(c * c); norm = sqrt(x)
+        c = t[:]; x = sum(c * c); z = sum(g * g); norm = sqrt(sum(stack([z, x])))
 
     Clipping by the global norm (Pascanu et al., arXiv:1211.5063) sums the squares of every gradient: a kernel or two
     for each, where `multi-tensor`, which runs before, has the small ones side by side. The sums are only ever added up,
     or their square roots squared and added up: sums that anything else reads are left alone, as are tensors with a gap
     behind them, in which anything may stand.
+
+    They are stacked as a backward computes the gradients, that of the last parameter first: IREE 3.13.0 lists all that
+    is computed of one before the kernel of the next, as both write into the stack (EmplaceAllocations.cpp).
     """
 
     name: ClassVar[str] = "gradient-norm"
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
-        joined = 0
+        joined, changed = 0, False
+        position = {n: i for i, n in enumerate(graph.graph.nodes)}
         for stack in [n for n in graph.graph.nodes if n.target is aten.stack.default and _is_norm_of(n)]:
             runs = _runs([piece for total in stack.args[0] if (piece := _piece_of(total)) is not None])
             for run in runs:
                 _join(run)
                 joined += len(run)
-            if runs:
-                _leave_out(stack, {piece.total for _, *others in runs for piece in others})
-        if joined:
+            others = {piece.total for _, *others in runs for piece in others}
+            ordered = sorted(stack.args[0], key=lambda total: _computed_at(total, position))
+            totals = [total for total in ordered if total not in others]
+            if totals != list(stack.args[0]):
+                _take_norm_of(totals, stack)
+                changed = True
+        if changed:
             sort_topologically(graph.graph)
-        return PassResult(joined > 0, {"joined": joined})
+        return PassResult(changed, {"joined": joined})
 
 
 @dataclass(frozen=True)
@@ -121,14 +129,22 @@ def _join(run: list[_Piece]) -> None:
     replace(first, inline(_sum_of_squares, [whole], first))
 
 
-def _leave_out(stack: Node, totals: Set[Node]) -> None:
-    """Take the norm without `totals`."""
+def _computed_at(total: Node, position: Mapping[Node, int]) -> tuple[bool, int]:
+    """When in a backward what a sum is of is there, as can be compared: a pack, when all of it is."""
+    node, is_packed = total, False
+    while node.all_input_nodes:
+        is_packed = is_packed or node.target is aten.slice.Tensor
+        node = node.all_input_nodes[0]
+    return is_packed, -position.get(node, 0)
+
+
+def _take_norm_of(totals: Sequence[Node], stack: Node) -> None:
+    """Take the norm of `totals`, in their order, in place of all that is stacked."""
     (roots,) = stack.users
     (squares,) = roots.users
     with stack.graph.inserting_before(squares):
-        kept = [total for total in stack.all_input_nodes if total not in totals]
-        shorter = call(stack.graph, aten.stack.default, kept, like=stack)
-        root = call(stack.graph, aten.sqrt.default, shorter, like=roots)
+        both = call(stack.graph, aten.stack.default, list(totals), like=stack)
+        root = call(stack.graph, aten.sqrt.default, both, like=roots)
         replace(squares, call(stack.graph, aten.mul.Tensor, root, root, like=squares))
 
 

@@ -74,7 +74,7 @@ def run_passes(
         for name, function in functions.items():
             if name in unknown and not isinstance(item, OfAnySize):
                 continue
-            context = Context(name, function.arguments, function.results, tuple(targets), timer)
+            context = Context(name, function.arguments, function.results, tuple(targets), timer, graph)
             record = _run(item, function.graph, context, verified, [p.name for p in passes[:number]])
             on_pass(number, record, function)
     for function in functions.values():
@@ -91,7 +91,7 @@ def _run(
     results: list[PassResult] = []
     seen = False  # whether a graph is another, whatever the pass says of it
     for module in _all_graphs(graph):
-        here = context if module is graph else replace(context, arguments=(), results=())
+        here = context if module is graph else replace(context, arguments=(), results=(), step=None)
         held = verified.get(module) or snapshot(module)
         start = time.perf_counter()
         try:

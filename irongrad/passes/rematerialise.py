@@ -12,6 +12,7 @@ from irongrad.passes.memory.liveness import usage
 from irongrad.passes.memory.order import separate_late_sums
 from irongrad.passes.memory.packing import packs
 from irongrad.passes.memory.recompute import is_backward, is_recomputed, recompute
+from irongrad.passes.memory.updates import HandedOn, handed_on
 from irongrad.pipeline.graphs import base_name
 from irongrad.runtime.sizes import bytes_in
 
@@ -59,17 +60,18 @@ class Rematerialise:
             return PassResult(False)
         if not any(map(is_backward, nodes)):
             return PassResult(False)
-        return fit(graph, self.max_memory, self.ratio, packed=packs(context.targets))
+        return fit(graph, self.max_memory, self.ratio, context)
 
 
-def fit(graph: GraphModule, max_memory: str, ratio: float = 1.0, *, packed: bool = True) -> PassResult:
+def fit(graph: GraphModule, max_memory: str, ratio: float, context: Context) -> PassResult:
     """Make the backward of `graph` keep what fits into `max_memory`."""
     from irongrad.passes.memory.schedule import cheapest, everything_saved, problem_of, smallest  # scipy: 0.5 s
 
-    unlimited = usage(graph.graph, packed=packed).total
+    packed = packs(context.targets)
+    unlimited = usage(graph.graph, _kept(graph, context), packed=packed).total
     budget = bytes_in(max_memory, unlimited)
     separated = separate_late_sums(graph.graph)
-    problem = problem_of(graph.graph, packed=packed)
+    problem = problem_of(graph.graph, _kept(graph, context), packed=packed)
     full = everything_saved(problem)
     # The search for the first may miss what the other finds.
     plan = cheapest(problem, int(budget / ratio)) or smallest(problem)
@@ -77,6 +79,12 @@ def fit(graph: GraphModule, max_memory: str, ratio: float = 1.0, *, packed: bool
     graph.graph.eliminate_dead_code()
     stats = {"recomputed": len(copies), "bytes before": unlimited, "budget": budget, "bytes": plan.total}
     return PassResult(bool(copies) or separated > 0, stats)
+
+
+def _kept(graph: GraphModule, context: Context) -> list[HandedOn]:
+    if context.step is None:
+        return []
+    return handed_on(graph.graph, context.arguments, context.results, context.step)
 
 
 PASS = Rematerialise

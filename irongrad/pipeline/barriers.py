@@ -14,12 +14,23 @@ from irongrad.pipeline.operations import inside
 
 BARRIER = "util.optimization_barrier"
 _MARK = "irongrad.held"
+_GRADIENT = "irongrad.gradient"
 
 
 def hold(value: Any, place: ir.InsertionPoint) -> Any:
     """`value` behind a barrier at `place`, in the value's own context."""
     with ir.Location.unknown(value.context), place:
         return ir.Operation.create(BARRIER, [value.type], [value], {_MARK: ir.UnitAttr.get()}).result
+
+
+def gradient_line(result: str, value: str, kind: str) -> str:
+    """A line of MLIR that holds the gradient `value`, of type `kind`, and names it `result`."""
+    return f"{result} = {BARRIER} {{{_MARK}, {_GRADIENT}}} {value} : {kind}"
+
+
+def is_gradient(operation: Any) -> bool:
+    """Whether an operation is what `gradient_line` says."""
+    return operation.name == BARRIER and _GRADIENT in operation.attributes
 
 
 def hold_behind(result: Any) -> Any:

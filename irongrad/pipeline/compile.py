@@ -16,6 +16,7 @@ from irongrad.pipeline.barriers import drop_barriers
 from irongrad.pipeline.branches import separate_branch_operands
 from irongrad.pipeline.devices import cpu_of
 from irongrad.pipeline.diagnostics import toolchain_error
+from irongrad.pipeline.early_updates import update_early
 from irongrad.pipeline.elementwise import fuse_elementwise, keep_products_apart
 from irongrad.pipeline.executables import join_executables, linking_flags
 from irongrad.pipeline.in_place import write_in_place
@@ -285,7 +286,7 @@ def _compile_to_flow(target: Target, flags: Sequence[str], source: Path) -> byte
     )
     _compile((*flags, f"--compile-from={_OPTIMIZED}", "--compile-to=flow", "--emit-mlir-bytecode"), optimized, flow)
     flow.write_bytes(with_microkernels(flow.read_bytes()))
-    _edit(flow, *([share_kernels] if target.shared_kernels else []), pack_before_loops, drop_barriers)
+    _edit(flow, *([share_kernels] if target.shared_kernels else []), pack_before_loops, update_early, drop_barriers)
     return flow.read_bytes()
 
 

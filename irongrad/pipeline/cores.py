@@ -1,4 +1,9 @@
-"""The private functions of the module: each loads the state, calls functions of the step graph, stores the results."""
+"""The private functions of the module: each loads the state, calls functions of the step graph, stores the results.
+
+Gradients, and packs of them, are held (`pipeline/barriers.py`): with --iree-opt-data-tiling, IREE 3.13.0 fuses the
+unpacking of a matmul into an optimizer update with several results and then refuses its own tile sizes ("large vector
+sizes").
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from irongrad.pipeline.barriers import gradient_line
 from irongrad.pipeline.dtypes import mlir_type
 from irongrad.pipeline.graphs import Function, StepGraph, Value
 from irongrad.pipeline.storage import Storage, tensor_type
@@ -106,7 +112,7 @@ def finish(
         values[value] = name
         if storage.is_gathered(value) or (value.kind == "gradient" and not storage.is_member(value)):
             values[value] = f"%b.{i}"
-            yield _apart(values[value], name, read.get(value) or kinds[value])
+            yield gradient_line(values[value], name, read.get(value) or kinds[value])
     yield from _run(chain[1:], graph, storage, values, new)
     yield from _stores(storage, new, kinds)
 
@@ -119,7 +125,7 @@ def _loads(wanted: Sequence[tuple[Value, str]], storage: Storage, values: dict[V
         result = values[value] = f"%s{len(values)}"
         if storage.is_gathered(value):
             yield from storage.gathered(f"{result}.free", value, values)
-            yield _apart(result, f"{result}.free", kind)
+            yield gradient_line(result, f"{result}.free", kind)
         else:
             yield from storage.load(result, value, kind)
 
@@ -134,16 +140,7 @@ def _call(
         new[value] = values[value] = f"%r{suffix}#{i}"
         if value.kind == "gradient" and not storage.is_member(value):
             values[value] = f"%b{suffix}.{i}"
-            yield _apart(values[value], new[value], kind)
-
-
-def _apart(result: str, gradient: str, kind: str) -> str:
-    """A gradient, or a pack of them, that IREE does not fuse with what uses it.
-
-    With --iree-opt-data-tiling, IREE 3.13.0 fuses the unpacking of a matmul into an optimizer update with several
-    results and then refuses its own tile sizes ("large vector sizes").
-    """
-    return f"{result} = util.optimization_barrier {gradient} : {kind}"
+            yield gradient_line(values[value], new[value], kind)
 
 
 def _micro_batches(
@@ -176,7 +173,7 @@ def _micro_batches(
     new[loss[0]] = "%mean"
     for i, (value, kind) in enumerate(sums if updates else ()):
         values[Value("gradient", value.name)] = f"%g{i}"
-        yield _apart(f"%g{i}", new.pop(value), kind)
+        yield gradient_line(f"%g{i}", new.pop(value), kind)
 
 
 def _micro_batch(

@@ -177,10 +177,11 @@ def _import_state(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator
 
 
 def _return_steps() -> Iterator[str]:
-    # Through the host: IREE 3.13.0 cannot give one buffer to a global and to the caller.
+    # As a number that IREE takes for another: IREE 3.13.0 cannot give one buffer to a global and to the caller. By way
+    # of the host, the count would be written before what an update computes of the old one.
     yield f"%steps = util.global.load {symbol('state', STEPS)} : tensor<i64>"
-    yield "%step = tensor.extract %steps[] : tensor<i64>"
-    yield "%result = tensor.from_elements %step : tensor<i64>"
+    yield "%least = arith.constant dense<0> : tensor<i64>"
+    yield "%result = arith.maxsi %steps, %least : tensor<i64>"
     yield "return %result : tensor<i64>"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePath
 
 import torch
@@ -10,9 +10,10 @@ from torch.fx import Node
 
 from irongrad.passes.memory.fusion import Kernels
 from irongrad.passes.memory.liveness import Usage, usage
-from irongrad.passes.memory.nodes import bytes_of, is_constant, is_view, source, sources
+from irongrad.passes.memory.nodes import is_constant, is_view, sources
 from irongrad.passes.memory.packing import packs
 from irongrad.passes.memory.recompute import is_backward, is_forward, original_names
+from irongrad.passes.memory.updates import handed_on
 from irongrad.pipeline.budget import Budget
 from irongrad.pipeline.dtypes import numpy_name
 from irongrad.pipeline.graphs import Function, StepGraph
@@ -33,11 +34,16 @@ def memory_of(
         budget: what entry points that run the backward may take; None for no limit.
     """
     known = _known(graph)
-    usages = {name: usage(f.graph.graph, packed=packs(backends)) for name, f in known.items()}
-    predicted = {e: _most(chain, known, usages) for e, chain in _chains(graph, interface).items()}
+    usages = {name: _usage(f, graph, packed=packs(backends)) for name, f in known.items()}
+    predicted = {e: _most(chain, usages) for e, chain in _chains(graph, interface).items()}
     joint = known.get("joint")
     values = tuple(_forward_values(joint, usages["joint"].grouping)) if joint is not None else ()
     return MemorySpec(budget.asked if budget else "", predicted, values, limits_of(graph, interface, budget))
+
+
+def _usage(function: Function, graph: StepGraph, *, packed: bool) -> Usage:
+    kept = handed_on(function.graph.graph, function.arguments, function.results, graph)
+    return usage(function.graph.graph, kept, packed=packed)
 
 
 def limits_of(graph: StepGraph, interface: Interface, budget: Budget | None) -> dict[str, int]:
@@ -59,20 +65,13 @@ def _chains(graph: StepGraph, interface: Interface) -> dict[str, tuple[str, ...]
     return {name: chain for name, chain in chains.items() if chain and all(f in known for f in chain)}
 
 
-def _most(chain: tuple[str, ...], known: dict[str, Function], usages: dict[str, Usage]) -> int:
-    """The functions of a chain run one after the other; gradients stay until the last is done."""
+def _most(chain: tuple[str, ...], usages: Mapping[str, Usage]) -> int:
+    """The functions of a chain run one after the other; gradients that wait for others stay until the last is done."""
     most = gradients = 0
     for name in chain:
-        handed_on = _handed_on(known[name])
-        most = max(most, gradients + usages[name].most(handed_on))
-        gradients += sum(map(bytes_of, handed_on))
+        most = max(most, gradients + usages[name].total)
+        gradients += usages[name].left
     return most
-
-
-def _handed_on(function: Function) -> set[Node]:
-    """The results that another function reads."""
-    outputs = function.graph.graph.output_node().args[0]
-    return {source(n) for r, n in zip(function.results, outputs, strict=True) if r.kind == "gradient"}
 
 
 def _forward_values(function: Function, grouping: Kernels) -> Iterator[ForwardValue]:

@@ -84,10 +84,10 @@ def write_state_in_place(module: ir.Module) -> None:
     kernels = {name_of(op.operation): op.operation for op in module.body.operations if op.operation.name == _KERNEL}
     known = _Known(kernels, cache(_gathered), cache(_nothing_fails_after), cache(_ends_before))
     own = [memory for memory in _globals_of(module).values() if _has_no_other_name(memory, known)]
-    replaced = [(store, _load_before(store, memory), memory) for memory in own for store in memory.stores]
-    updates = [(s, load) for s, load, m in replaced if load is not None and _can_overwrite(s, load, m, known)]
-    for store, load in updates:
-        _overwrite(store, load)
+    replaced = [(store, _beside(store, memory.loads), memory) for memory in own for store in memory.stores]
+    updates = [(store, loads) for store, loads, memory in replaced if _can_overwrite(store, loads, memory, known)]
+    for store, loads in updates:
+        _overwrite(store, *loads)
 
 
 def _globals_of(module: ir.Module) -> Mapping[str, _Memory]:
@@ -163,24 +163,25 @@ def _whole_of(value: Any) -> Any:
     return value.owner.operands[0] if owner_of(value).name == _PART else value
 
 
-def _load_before(store: Any, memory: _Memory) -> Any | None:
-    """What loads the value that `store` replaces; None where it is not known to be loaded once."""
+def _beside(store: Any, operations: list[Any]) -> list[Any]:
+    """Those of some operations that are in the function of `store`."""
     function = list(around(store.block))[-2]
-    loads = [load for load in memory.loads if function in around(load.block)]
-    if len(loads) != 1 or loads[0].block != store.block or not loads[0].is_before_in_block(store):
-        return None
-    return loads[0]
+    return [operation for operation in operations if function in around(operation.block)]
 
 
-def _can_overwrite(store: Any, load: Any, memory: _Memory, known: _Known) -> bool:
-    """Whether what `store` stores can be written where that lies which `load` loads."""
-    old, new = load.results[0], store.operands[0]
+def _can_overwrite(store: Any, loads: list[Any], memory: _Memory, known: _Known) -> bool:
+    """Whether what `store` stores can be written where that lies which `loads` load."""
+    if len(loads) > 1 or len(_beside(store, memory.stores)) > 1:
+        return False
+    if not all(load.block == store.block and load.is_before_in_block(store) for load in loads):
+        return False
+    new = store.operands[0]
     if owner_of(_whole_of(new)).name != _ALLOCATION:
         return False
-    users = [use.owner.operation for value in (old, new) for use in value.uses]
-    if not all(user == store or (user.name == RUN and user.block == store.block) for user in users):
+    olds = [load.results[0] for load in loads]
+    if not all(_is_known(use, store) for value in (*olds, new) for use in value.uses):
         return False
-    reads = list(accesses(old))
+    reads = [access for old in olds for access in accesses(old)]
     writes = [access for access in accesses(new) if access.writes]
     if any(access.writes for access in reads):
         return False
@@ -189,6 +190,14 @@ def _can_overwrite(store: Any, load: Any, memory: _Memory, known: _Known) -> boo
         known.nothing_fails_after(writing) and all(known.ends_before(run, writing) for run in runs)
         for writing in {write.run for write in writes}
     )
+
+
+def _is_known(use: Any, store: Any) -> bool:
+    """Whether a value is stored by `store`, handed to a run beside it, or awaited by what hands it to nothing."""
+    user = use.owner.operation
+    if user.name == _AWAIT:
+        return not list(user.results[use.operand_number].uses)
+    return bool(user == store or (user.name == RUN and user.block == store.block))
 
 
 def _runs_of(memory: _Memory) -> set[Any]:
@@ -245,11 +254,14 @@ def _reached(timepoint: Any) -> Iterator[Any]:
                 waiting += [result for result in operation.results if str(result.type) == _TIMEPOINT]
 
 
-def _overwrite(store: Any, load: Any) -> None:
-    """Have what `store` stores lie where that does which `load` loads."""
+def _overwrite(store: Any, load: Any | None = None) -> None:
+    """Have what `store` stores lie where that does which `load` loads; where nothing does, it is loaded first."""
     new = store.operands[0]
     part, allocation = owner_of(new), owner_of(_whole_of(new))
-    if allocation.is_before_in_block(load):
+    if load is None:
+        with store.location, ir.InsertionPoint(allocation):
+            load = ir.Operation.create(_LOAD, [new.type], attributes={"global": store.attributes["global"]})
+    elif allocation.is_before_in_block(load):
         load.move_before(allocation)
     store.erase()
     new.replace_all_uses_with(load.results[0])

@@ -11,10 +11,11 @@ from torch.fx import Graph, Node
 
 from irongrad.passes.memory.control import demand_of
 from irongrad.passes.memory.fusion import Kernels, kernels
-from irongrad.passes.memory.nodes import bytes_of, is_control, source
+from irongrad.passes.memory.nodes import is_control, source
 from irongrad.passes.memory.placement import Span, place
 from irongrad.passes.memory.steps import Buffer, Step, steps_of
 from irongrad.passes.memory.submissions import submissions_of
+from irongrad.passes.memory.updates import HandedOn, Reading, with_readings
 from irongrad.passes.memory.waves import waves_of
 from irongrad.passes.memory.written import is_in_place
 
@@ -47,21 +48,21 @@ class Usage:
     """The memory of a graph.
 
     Attributes:
-        lifetimes: of every value that reaches memory, but for arguments and results.
-        results: of the results that are computed, each from the submission on that writes it.
+        lifetimes: of every value that reaches memory, but for arguments and those results that nothing here reads on.
         computed: by moment, the kernels that run then.
         grouping: which kernel computes which node.
         submissions: the moments of each submission, and of each loop and branch.
+        left: bytes of what another graph reads on that are there when this one is through.
     """
 
     lifetimes: tuple[Lifetime, ...]
-    results: tuple[Lifetime, ...]
     computed: tuple[tuple[Node, ...], ...]
     grouping: Kernels
     submissions: tuple[range, ...]
+    left: int
 
     def curve(self) -> list[int]:
-        """Bytes in memory at every moment, without the results."""
+        """Bytes in memory at every moment."""
         length = 1 + max((item.end for item in self.lifetimes), default=0)
         change = [0] * (length + 1)
         for item in self.lifetimes:
@@ -75,22 +76,13 @@ class Usage:
 
     @property
     def peak(self) -> int:
-        """The most bytes in memory at once, without the results."""
+        """The most bytes in memory at once."""
         return max(self.curve(), default=0)
 
     @property
-    def slab(self) -> int:
-        """The most that is allocated at once, without the results."""
-        return self.most(())
-
-    @property
     def total(self) -> int:
-        """The most that is allocated at once, with the results."""
-        return self.most({item.node for item in self.results})
-
-    def most(self, kept: Collection[Node]) -> int:
-        """The most that is allocated at once, with those results that are `kept`."""
-        apart = [i for i in self.lifetimes if i.is_apart] + [i for i in self.results if i.node in kept]
+        """The most that is allocated at once."""
+        apart = [item for item in self.lifetimes if item.is_apart]
         return max((self._placed(m) + sum(i.bytes for i in apart if i.is_in(m)) for m in self.submissions), default=0)
 
     def _placed(self, moments: range) -> int:
@@ -103,19 +95,26 @@ class Usage:
         return [item for item in self.lifetimes if item.start <= moment <= item.end]
 
 
-def usage(graph: Graph, *, packed: bool = True) -> Usage:
-    """The memory that `graph` uses, where operands of contractions are `packed` (`packing.packs`) or are not."""
-    return _usage(graph, set(), packed, waves_of)
+def usage(graph: Graph, kept: Collection[HandedOn] = (), *, packed: bool = True) -> Usage:
+    """The memory that `graph` uses, with what is `kept` for another graph.
+
+    Operands of contractions are `packed` (`packing.packs`) or are not.
+    """
+    return _usage(graph, kept, set(), packed, waves_of)
 
 
 def _usage(
-    graph: Graph, written: Set[Node], packed: bool, moments_of: Callable[[Sequence[Step]], dict[Step, int]]
+    graph: Graph,
+    kept: Collection[HandedOn],
+    written: Set[Node],
+    packed: bool,
+    moments_of: Callable[[Sequence[Step]], dict[Step, int]],
 ) -> Usage:
     """As `usage`, of a graph of whose results `written` are written into memory before they are copied."""
     results = {source(n) for n in graph.output_node().all_input_nodes} - written
     grouping = kernels(graph, packed=packed)
     demands = {n: demand_of(n, partial(_inside, packed)) for n in graph.nodes if is_control(n)}
-    steps = steps_of(graph, grouping, results, demands, packed=packed)
+    steps, readings = with_readings(steps_of(graph, grouping, results, demands, packed=packed), kept, grouping)
     moments: dict[Step, int] = {}
     submissions: list[range] = []
     for part in submissions_of(steps):
@@ -127,14 +126,13 @@ def _usage(
     for step in steps:
         if step.kernel is not None:
             computed[moments[step]].append(step.kernel)
-    lifetimes = tuple(_lifetimes(steps, moments, submissions))
-    kept = [n for n in grouping.leader if n in results]
+    read_on = tuple(_kept(reading, moments, submissions) for reading in readings)
     return Usage(
-        lifetimes,
-        tuple(_kept(kept, computed, grouping, submissions)),
+        (*_lifetimes(steps, moments, submissions), *read_on),
         tuple(map(tuple, computed)),
         grouping,
         tuple(submissions),
+        sum(item.bytes for item in read_on if item.end == submissions[-1].stop - 1),
     )
 
 
@@ -145,7 +143,7 @@ def _inside(packed: bool, body: Graph, rows: Sequence[int]) -> int:
     """
     results = body.output_node().args[0]
     written = {source(results[i]) for i in rows if is_in_place(source(results[i]))}
-    return _usage(body, written, packed, lambda steps: {step: i for i, step in enumerate(steps)}).slab
+    return _usage(body, (), written, packed, lambda steps: {step: i for i, step in enumerate(steps)}).total
 
 
 def _lifetimes(steps: Sequence[Step], moments: Mapping[Step, int], submissions: Sequence[range]) -> Iterator[Lifetime]:
@@ -166,17 +164,14 @@ def _lifetimes(steps: Sequence[Step], moments: Mapping[Step, int], submissions: 
             yield Lifetime(buffer.node, buffer.bytes, first.start, last.stop - 1, is_apart=True)
 
 
-def _kept(
-    results: Sequence[Node], computed: Sequence[Sequence[Node]], grouping: Kernels, submissions: Sequence[range]
-) -> Iterator[Lifetime]:
-    """Of results, from the submission on that first writes to them."""
-    written = {kernel: moment for moment in reversed(range(len(computed))) for kernel in computed[moment]}
-    for node in results:
-        head = grouping.leader[node]
-        # The kernels of a concatenation's parts may be all that writes it.
-        by = [head] if head in written else grouping.operations.producers(head)
-        moments = _around(submissions, min((written[kernel] for kernel in by if kernel in written), default=0))
-        yield Lifetime(node, bytes_of(node), moments.start, submissions[-1].stop - 1, is_apart=True)
+def _kept(reading: Reading, moments: Mapping[Step, int], submissions: Sequence[range]) -> Lifetime:
+    """Of results that another graph reads: from when on they are written until that has all that it needs."""
+    start = min(moments[step] for step in reading.writes)
+    last, first = submissions[-1], _around(submissions, start)
+    if first != last or any(step.kernel is not None and is_control(step.kernel) for step in reading.writes):
+        return Lifetime(reading.node, reading.bytes, first.start, last.stop - 1, is_apart=True)
+    end = max(moments[reading.step], *(moments[step] + 1 for step in reading.awaited))
+    return Lifetime(reading.node, reading.bytes, start, min(end, last.stop - 1))
 
 
 def _around(submissions: Sequence[range], moment: int) -> range:

@@ -9,7 +9,7 @@ are those of Jain et al., "Checkmate", MLSys 2020, for one recomputation at most
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from irongrad.passes.memory.fusion import Kernels, kernels
 from irongrad.passes.memory.liveness import Usage, usage
 from irongrad.passes.memory.nodes import bytes_of, is_constant, readers, sources
 from irongrad.passes.memory.recompute import is_backward, is_forward, recompute
+from irongrad.passes.memory.updates import HandedOn
 
 ROUNDS = 25
 _SOLVER_SECONDS = 5.0
@@ -71,7 +72,7 @@ class Plan:
 
     @property
     def peak(self) -> int:
-        """The most bytes at one moment; `total` has those that packing wastes, and the results."""
+        """The most bytes at one moment; `total` has those that packing wastes."""
         return self.loads[0].bytes if self.loads else 0
 
 
@@ -81,6 +82,7 @@ class Problem:
 
     Attributes:
         graph: the graph.
+        kept: as `usage` takes it.
         values: the forward values in memory that the backward may need, in order.
         read: those that it reads itself.
         inputs: by value, the values that it is computed from.
@@ -90,6 +92,7 @@ class Problem:
     """
 
     graph: Graph
+    kept: tuple[HandedOn, ...]
     values: tuple[Node, ...]
     read: frozenset[Node]
     inputs: Mapping[Node, tuple[Node, ...]]
@@ -98,8 +101,8 @@ class Problem:
     packed: bool
 
 
-def problem_of(graph: Graph, *, packed: bool = True) -> Problem:
-    """The values of `graph` that can be kept or computed again; `packed` as `usage` takes it."""
+def problem_of(graph: Graph, kept: Collection[HandedOn] = (), *, packed: bool = True) -> Problem:
+    """The values of `graph` that can be kept or computed again; `kept` and `packed` as `usage` takes them."""
     position = {n: i for i, n in enumerate(graph.nodes)}
     read = {v for n in graph.nodes if is_backward(n) for v in _values_read(n)}
     grouping = kernels(graph, packed=packed)
@@ -121,7 +124,7 @@ def problem_of(graph: Graph, *, packed: bool = True) -> Problem:
     for value in reversed(ordered):  # what a value is computed from is read wherever the value is
         for needed in inputs[value]:
             last[needed] = max(last[needed], last[value])
-    return Problem(graph, tuple(ordered), frozenset(read), inputs, costs, last, packed)
+    return Problem(graph, tuple(kept), tuple(ordered), frozenset(read), inputs, costs, last, packed)
 
 
 def _computed_from(value: Node, read: Set[Node], grouping: Kernels) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
@@ -156,16 +159,20 @@ def carry_out(problem: Problem, saved: Set[Node]) -> Plan:
     copy.output(copy.graph_copy(problem.graph, new_of))
     copy.output_node().meta = problem.graph.output_node().meta
     made = recompute(copy, {new_of[n] for n in saved}, packed=problem.packed)
-    found = usage(copy, packed=problem.packed)
+    found = usage(copy, [_in_copy(each, new_of) for each in problem.kept], packed=problem.packed)
     old_of = {new: old for old, new in new_of.items()}
     again = {copied: old_of[original] for copied, original in made.items()}
     loads = tuple(_loads(problem, found, old_of, again, saved))
     return Plan(frozenset(saved), sum(map(cost, made)), found.total, loads)
 
 
+def _in_copy(kept: HandedOn, new_of: Mapping[Node, Node]) -> HandedOn:
+    return HandedOn(*(frozenset(new_of[n] for n in nodes) for nodes in (kept.nodes, kept.written, kept.read)))
+
+
 def everything_saved(problem: Problem) -> Plan:
     """The plan that computes nothing again."""
-    found = usage(problem.graph, packed=problem.packed)
+    found = usage(problem.graph, problem.kept, packed=problem.packed)
     saved = frozenset(problem.values)
     loads = tuple(_loads(problem, found, {n: n for n in problem.graph.nodes}, {}, saved))
     return Plan(saved, 0.0, found.total, loads)

@@ -34,6 +34,6 @@ def predicted_and_allocated_fixture(step_of: Callable[..., Any], tmp_path_factor
         _compile_to_flow(TARGET, flags, source)
         with parsed(_compile_to_stream(TARGET, flags, source, scratch / "step.vmfb")) as stream:
             (allocated,) = transients_of(stream).values() or (0,)
-        return usage(step.functions["call"].graph.graph).slab, allocated
+        return usage(step.functions["call"].graph.graph).total, allocated
 
     return run

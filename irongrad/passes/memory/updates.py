@@ -1,0 +1,104 @@
+"""Steps of an update that run between those that compute its gradients (`pipeline/early_updates.py`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch.fx import Graph, Node
+
+from irongrad.passes.memory.fusion import Kernels
+from irongrad.passes.memory.handovers import handovers
+from irongrad.passes.memory.nodes import bytes_of, source
+from irongrad.passes.memory.steps import Step
+from irongrad.pipeline.graphs import StepGraph, Value
+
+
+@dataclass(frozen=True)
+class HandedOn:
+    """Results that another graph reads on.
+
+    Attributes:
+        nodes: those that lie in one memory.
+        written: the results that are computed before that memory is free.
+        read: the arguments that are read before it is.
+    """
+
+    nodes: frozenset[Node]
+    written: frozenset[Node]
+    read: frozenset[Node]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How results are read on.
+
+    Attributes:
+        node: the first of them.
+        bytes: of all of them.
+        writes: the steps that write them.
+        step: what reads them first.
+        awaited: the steps that are done before their memory is free.
+    """
+
+    node: Node
+    bytes: int
+    writes: tuple[Step, ...]
+    step: Step
+    awaited: tuple[Step, ...]
+
+
+def handed_on(graph: Graph, arguments: Sequence[Value], results: Sequence[Value], step: StepGraph) -> list[HandedOn]:
+    """What a function of `step` computes for another one; all other results have memory of their own."""
+    computed = dict(zip(results, map(source, graph.output_node().args[0]), strict=True))
+    given = dict(zip(arguments, graph.find_nodes(op="placeholder"), strict=True))
+    return [
+        HandedOn(
+            frozenset(computed[value] for value in handover.gradients),
+            frozenset(computed[value] for value in handover.awaited if value in computed),
+            frozenset(given[value] for value in handover.awaited if value in given),
+        )
+        for handover in handovers(step)
+        if handover.gradients <= computed.keys()
+    ]
+
+
+def with_readings(
+    steps: Sequence[Step], kept: Collection[HandedOn], grouping: Kernels
+) -> tuple[list[Step], list[Reading]]:
+    """The steps of a graph and, between them, what first reads each of the results that are `kept`.
+
+    That is the update itself, right behind all that it waits for, where it waits for no other gradients. Where it does,
+    it is what adds those up, as for their norm, right behind the gradient.
+    """
+    running: dict[Node, list[Step]] = defaultdict(list)
+    for step in steps:
+        if step.kernel is not None:
+            running[step.kernel].append(step)
+    reading = {
+        value: kernel for kernel in running for value in grouping.reads(kernel)
+    }  # the last, as they run in order
+    position = {step: i for i, step in enumerate(steps)}
+    found: list[Reading] = []
+    behind: dict[int, list[Step]] = defaultdict(list)
+    for group in kept:
+        writes = tuple(_writing(group.nodes, running, grouping))
+        if not writes:
+            continue
+        read = (step for node in group.read if node in reading for step in running[reading[node]])
+        awaited = (*_writing(group.written, running, grouping), *read)
+        step = Step(None, frozenset(), (), frozenset(writes))
+        first = next(n for n in grouping.leader if n in group.nodes)
+        found.append(Reading(first, sum(map(bytes_of, group.nodes)), writes, step, awaited))
+        behind[max(position[s] for s in (awaited if group.written == group.nodes else writes))].append(step)
+    return [each for i, step in enumerate(steps) for each in (step, *behind[i])], found
+
+
+def _writing(nodes: Collection[Node], running: Mapping[Node, list[Step]], grouping: Kernels) -> Iterator[Step]:
+    """The steps that write results; the kernels of a concatenation's parts may be all that does so."""
+    for node in grouping.leader:
+        if node in nodes:
+            head = grouping.leader[node]
+            for kernel in [head] if head in running else grouping.operations.producers(head):
+                yield from running.get(kernel, ())
