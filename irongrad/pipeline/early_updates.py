@@ -13,18 +13,19 @@ and Lv et al., "Full Parameter Fine-tuning for Large Language Models with Limite
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 from iree.compiler import ir
 
 from irongrad.pipeline.barriers import BARRIER, is_gradient
-from irongrad.pipeline.operations import around, found_in, owner_of
+from irongrad.pipeline.operations import around, found_in, global_of, owner_of
 
 _LOAD, _STORE = "util.global.load", "util.global.store"
 # What is a part of a value, or gives it another shape.
 _VIEWS = frozenset({"flow.tensor.reshape", "flow.tensor.slice"})
-# Elements.
+# How many elements may be there early although nothing needs them yet.
 _SMALL = 1024
 _MOVABLE = _VIEWS | {"flow.dispatch", "flow.tensor.empty", "flow.tensor.splat", "flow.tensor.update"}
 
@@ -51,6 +52,11 @@ class _Listing:
         self._places = {value: i for i, op in enumerate(self._operations) for value in op.results}
         # By such a place, the last that was moved there.
         self._moved: dict[int, Any] = {}
+        # By global, what loads it.
+        self._loads: dict[str, list[Any]] = defaultdict(list)
+        for operation in self._operations:
+            if operation.name == _LOAD:
+                self._loads[global_of(operation)].append(operation)
 
     def move(self) -> None:
         """Move what depends on gradients."""
@@ -76,13 +82,13 @@ class _Listing:
 
     def _reading_replaced(self, operation: Any) -> Iterator[Any]:
         """What else reads the state that results of `operation` replace."""
-        replaced = {_global_of(store) for result in operation.results for store in _stores(result)}
-        loads = (op for op in self._operations if op.name == _LOAD and _global_of(op) in replaced)
+        replaced = {global_of(store) for result in operation.results for store in _stores(result)}
+        loads = (load for name in replaced for load in self._loads.get(name, ()))
         users = (user for load in loads for user in self._users(load.results[0]))
         return (user for user in users if user != operation and user.name != _STORE)
 
     def _users(self, value: Any) -> Iterator[Any]:
-        """The operations of the block that a value is used by or in, as it is or through views."""
+        """The operations of the block that a value is read by or in, as it is or through views."""
         for use in value.uses:
             user = use.owner.operation
             own = next(op for op in (user, *around(user.block)) if op.block == self._block)
@@ -112,7 +118,3 @@ def _stores(value: Any) -> Iterator[Any]:
             yield user
         elif user.name in _VIEWS:
             yield from _stores(user.results[0])
-
-
-def _global_of(operation: Any) -> str:
-    return str(ir.FlatSymbolRefAttr(operation.attributes["global"]).value)

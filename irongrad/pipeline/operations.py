@@ -44,6 +44,11 @@ def name_of(operation: Any) -> str:
     return str(ir.StringAttr(operation.attributes["sym_name"]).value)
 
 
+def global_of(operation: Any) -> str:
+    """The name of the global that an operation loads or stores."""
+    return str(ir.FlatSymbolRefAttr(operation.attributes["global"]).value)
+
+
 def text_of(operation: Any) -> str:
     """An operation as MLIR text, of its own alone: `str` numbers all values of the module that it is in, each time."""
     return str(operation.get_asm(use_local_scope=True, assume_verified=True))

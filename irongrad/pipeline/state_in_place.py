@@ -28,7 +28,7 @@ from iree.compiler import ir
 from irongrad.passes.memory.placement import aligned
 from irongrad.pipeline.accesses import RUN, Access, accesses, keeps_places
 from irongrad.pipeline.layout import LARGEST_ALLOCATION
-from irongrad.pipeline.operations import around, constant_of, inside, joined, name_of, owner_of
+from irongrad.pipeline.operations import around, constant_of, global_of, inside, joined, name_of, owner_of
 
 _LOAD, _STORE = "util.global.load", "util.global.store"
 _AWAIT = "stream.timepoint.await"
@@ -96,14 +96,10 @@ def _globals_of(module: ir.Module) -> Mapping[str, _Memory]:
         if outer.operation.name in ("util.func", "util.initializer"):
             for operation in inside(outer.operation):
                 if operation.name == _LOAD and str(operation.results[0].type) == _STATE:
-                    found[_global_of(operation)].loads.append(operation)
+                    found[global_of(operation)].loads.append(operation)
                 elif operation.name == _STORE and str(operation.operands[0].type) == _STATE:
-                    found[_global_of(operation)].stores.append(operation)
+                    found[global_of(operation)].stores.append(operation)
     return found
-
-
-def _global_of(operation: Any) -> str:
-    return str(ir.FlatSymbolRefAttr(operation.attributes["global"]).value)
 
 
 def _has_no_other_name(memory: _Memory, known: _Known) -> bool:
@@ -232,8 +228,8 @@ def _ends_before(run: Any, writing: Any) -> bool:
         return False
     if any(op.name == _AWAIT for op in reached):
         return True
-    stored = {_global_of(op) for op in reached if op.name == _STORE}
-    loads = (op.operation for op in writing.block if op.operation.name == _LOAD and _global_of(op.operation) in stored)
+    stored = {global_of(op) for op in reached if op.name == _STORE}
+    loads = (op.operation for op in writing.block if op.operation.name == _LOAD and global_of(op.operation) in stored)
     return any(op == writing or _waits_before(op, writing) for load in loads for op in _reached(load.results[0]))
 
 

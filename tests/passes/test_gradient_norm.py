@@ -43,6 +43,14 @@ def test_a_gap_is_never_read(apply):
     assert sorted(slices) == [(0, 30), (32, 80)]
 
 
+def test_sums_are_stacked_as_a_backward_computes_gradients_and_packs_last(apply):
+    done = apply(GradientNorm(), lambda a, b, t: norm(t[:4], a, t[4:], b), random(3), random(5), random(8))
+    (stack,) = [n for n in done.after.graph.nodes if n.target is aten.stack.default]
+    assert [total.all_input_nodes[0].meta["val"].numel() for total in stack.args[0]] == [5, 3, 8]
+    again = apply(GradientNorm(), lambda a, b: norm(b, a), random(3), random(5))
+    assert not again.changed
+
+
 @pytest.mark.parametrize(
     "fn",
     [

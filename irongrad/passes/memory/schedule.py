@@ -167,7 +167,8 @@ def carry_out(problem: Problem, saved: Set[Node]) -> Plan:
 
 
 def _in_copy(kept: HandedOn, new_of: Mapping[Node, Node]) -> HandedOn:
-    return HandedOn(*(frozenset(new_of[n] for n in nodes) for nodes in (kept.nodes, kept.written, kept.read)))
+    nodes, written, read = (frozenset(new_of[n] for n in group) for group in (kept.nodes, kept.written, kept.read))
+    return HandedOn(nodes, written, read, kept.kernels)
 
 
 def everything_saved(problem: Problem) -> Plan:

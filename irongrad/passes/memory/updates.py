@@ -23,11 +23,13 @@ class HandedOn:
         nodes: those that lie in one memory.
         written: the results that are computed before that memory is free.
         read: the arguments that are read before it is.
+        kernels: as of a `Handover`.
     """
 
     nodes: frozenset[Node]
     written: frozenset[Node]
     read: frozenset[Node]
+    kernels: int = 1
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ def handed_on(graph: Graph, arguments: Sequence[Value], results: Sequence[Value]
             frozenset(computed[value] for value in handover.gradients),
             frozenset(computed[value] for value in handover.awaited if value in computed),
             frozenset(given[value] for value in handover.awaited if value in given),
+            handover.kernels,
         )
         for handover in handovers(step)
         if handover.gradients <= computed.keys()
@@ -88,10 +91,13 @@ def with_readings(
             continue
         read = (step for node in group.read if node in reading for step in running[reading[node]])
         awaited = (*_writing(group.written, running, grouping), *read)
-        step = Step(None, frozenset(), (), frozenset(writes))
+        place = max(position[s] for s in (awaited if group.written == group.nodes else writes))
+        reads = [Step(None, frozenset(), (), frozenset(writes))]
+        for _ in range(1, group.kernels):
+            reads.append(Step(None, frozenset(), (), frozenset(reads[-1:])))
+        behind[place] += reads
         first = next(n for n in grouping.leader if n in group.nodes)
-        found.append(Reading(first, sum(map(bytes_of, group.nodes)), writes, step, awaited))
-        behind[max(position[s] for s in (awaited if group.written == group.nodes else writes))].append(step)
+        found.append(Reading(first, sum(map(bytes_of, group.nodes)), writes, reads[0], awaited))
     return [each for i, step in enumerate(steps) for each in (step, *behind[i])], found
 
 
