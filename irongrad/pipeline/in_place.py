@@ -104,7 +104,7 @@ def _overwritten(operation: Any) -> Iterator[int]:
     """The places of the operands that an operation overwrites."""
     if operation.name == "stream.tensor.update":
         yield 0
-    elif operation.name == "stream.tensor.dispatch":
+    elif operation.name == "stream.tensor.dispatch" and "tied_operands" in operation.attributes:
         workload, *_ = ir.DenseI32ArrayAttr(operation.attributes["operandSegmentSizes"])
         tied = [ir.IntegerAttr(t).value for t in ir.ArrayAttr(operation.attributes["tied_operands"])]
         yield from (workload + place for place in tied if place >= 0)

@@ -205,6 +205,17 @@ def test_a_scan_of_many_rows():
     ig.compile_function(rows_of_a_scan, ROWS, gradients=True)
 
 
+def test_large_products_in_a_scan():
+    """They have kernels of ours, in a loop too."""
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        _, rows = scan(lambda s, r: cell(s, r, weight), torch.zeros(32, 256), x)
+        return rows.square().mean()
+
+    torch.manual_seed(0)
+    ig.compile_function(function, (torch.randn(20, 32, 256), torch.randn(256, 256) / 16), gradients=True)
+
+
 def scans_in_a_scan(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     def block(state: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return scan(lambda s, r: cell(s, r, weight), state, rows)
