@@ -27,7 +27,7 @@ STYLE = {
 }
 
 # Of the budgets' names from their points, by family.
-_OFFSETS = (7, -15)
+_OFFSETS = ((18, -3), (0, 7))
 
 
 def draw(rows: list[dict[str, Any]], file: Path) -> None:
@@ -42,7 +42,7 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
             (line,) = axes.plot(shares, ratios, marker="o", label=f"{NAMES[family]}, {most / 1e6:.0f} MB")
             for point, *place in zip(points, shares, ratios, strict=True):
                 above = {
-                    "xytext": (0, offset),
+                    "xytext": offset,
                     "textcoords": "offset points",
                     "ha": "center",
                     "color": line.get_color(),
