@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from torch.fx import Graph, Node
@@ -79,32 +79,39 @@ def with_readings(
     for step in steps:
         if step.kernel is not None:
             running[step.kernel].append(step)
-    reading = {
-        value: kernel for kernel in running for value in grouping.reads(kernel)
-    }  # the last, as they run in order
+    last_reader = {value: kernel for kernel in running for value in grouping.reads(kernel)}  # as they run in order
     position = {step: i for i, step in enumerate(steps)}
     found: list[Reading] = []
     behind: dict[int, list[Step]] = defaultdict(list)
     for group in kept:
-        writes = tuple(_writing(group.nodes, running, grouping))
-        if not writes:
-            continue
-        read = (step for node in group.read if node in reading for step in running[reading[node]])
-        awaited = (*_writing(group.written, running, grouping), *read)
-        place = max(position[s] for s in (awaited if group.written == group.nodes else writes))
-        reads = [Step(None, frozenset(), (), frozenset(writes))]
-        for _ in range(1, group.kernels):
-            reads.append(Step(None, frozenset(), (), frozenset(reads[-1:])))
-        behind[place] += reads
-        first = next(n for n in grouping.leader if n in group.nodes)
-        found.append(Reading(first, sum(map(bytes_of, group.nodes)), writes, reads[0], awaited))
+        nodes = _computed(group.nodes, grouping)
+        writes = tuple(_writing(nodes, running, grouping))
+        if writes:
+            read = (step for node in group.read if node in last_reader for step in running[last_reader[node]])
+            awaited = (*_writing(_computed(group.written, grouping), running, grouping), *read)
+            reads = _one_after_the_other(group.kernels, writes)
+            behind[max(position[s] for s in (awaited if group.written == group.nodes else writes))] += reads
+            found.append(Reading(nodes[0], sum(map(bytes_of, nodes)), writes, reads[0], awaited))
     return [each for i, step in enumerate(steps) for each in (step, *behind[i])], found
 
 
-def _writing(nodes: Collection[Node], running: Mapping[Node, list[Step]], grouping: Kernels) -> Iterator[Step]:
+def _computed(nodes: Set[Node], grouping: Kernels) -> list[Node]:
+    """Those of some nodes that kernels compute, in order."""
+    return sorted((n for n in nodes if n in grouping.leader), key=grouping.position.__getitem__)
+
+
+def _writing(nodes: Sequence[Node], running: Mapping[Node, list[Step]], grouping: Kernels) -> Iterator[Step]:
     """The steps that write results; the kernels of a concatenation's parts may be all that does so."""
-    for node in grouping.leader:
-        if node in nodes:
-            head = grouping.leader[node]
-            for kernel in [head] if head in running else grouping.operations.producers(head):
-                yield from running.get(kernel, ())
+    for node in nodes:
+        head = grouping.leader[node]
+        for kernel in [head] if head in running else grouping.operations.producers(head):
+            yield from running.get(kernel, ())
+
+
+def _one_after_the_other(count: int, first_needs: Collection[Step]) -> list[Step]:
+    steps: list[Step] = []
+    needs = frozenset(first_needs)
+    for _ in range(count):
+        steps.append(Step(None, frozenset(), (), needs))
+        needs = frozenset(steps[-1:])
+    return steps
