@@ -8,7 +8,7 @@ changes; the ratio is the median of the rounds' ratios to the first budget. One 
 out. Predicted and compiler's bytes are those of the artifact's
 manifest. The peak at run time is the process's largest resident set in three steps over what it was before the artifact
 was loaded, less the state: `device.allocator.statistics` of IREE 3.13.0 leaves out what a program allocates in its
-queues. The code of the artifact and the state's file, which is mapped, are in it.
+queues. The code of the artifact is in it.
 """
 
 from __future__ import annotations

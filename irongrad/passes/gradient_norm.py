@@ -47,9 +47,9 @@ class GradientNorm:
             for run in runs:
                 _join(run)
                 joined += len(run)
-            others = {piece.total for _, *others in runs for piece in others}
+            left_out = {piece.total for _, *others in runs for piece in others}
             ordered = sorted(stack.args[0], key=lambda total: _computed_at(total, position))
-            totals = [total for total in ordered if total not in others]
+            totals = [total for total in ordered if total not in left_out]
             if totals != list(stack.args[0]):
                 _take_norm_of(totals, stack)
                 changed = True

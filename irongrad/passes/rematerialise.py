@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch.fx import GraphModule
 
 from irongrad.passes.base import Context, PassResult
+from irongrad.passes.memory.handovers import Handover, handovers
 from irongrad.passes.memory.liveness import usage
 from irongrad.passes.memory.order import separate_late_sums
 from irongrad.passes.memory.packing import packs
@@ -68,10 +70,11 @@ def fit(graph: GraphModule, max_memory: str, ratio: float, context: Context) -> 
     from irongrad.passes.memory.schedule import cheapest, everything_saved, problem_of, smallest  # scipy: 0.5 s
 
     packed = packs(context.targets)
-    unlimited = usage(graph.graph, _kept(graph, context), packed=packed).total
+    found = handovers(context.step) if context.step is not None else ()
+    unlimited = usage(graph.graph, _kept(graph, context, found), packed=packed).total
     budget = bytes_in(max_memory, unlimited)
     separated = separate_late_sums(graph.graph)
-    problem = problem_of(graph.graph, _kept(graph, context), packed=packed)
+    problem = problem_of(graph.graph, _kept(graph, context, found), packed=packed)
     full = everything_saved(problem)
     # The search for the first may miss what the other finds.
     plan = cheapest(problem, int(budget / ratio)) or smallest(problem)
@@ -81,10 +84,8 @@ def fit(graph: GraphModule, max_memory: str, ratio: float, context: Context) -> 
     return PassResult(bool(copies) or separated > 0, stats)
 
 
-def _kept(graph: GraphModule, context: Context) -> list[HandedOn]:
-    if context.step is None:
-        return []
-    return handed_on(graph.graph, context.arguments, context.results, context.step)
+def _kept(graph: GraphModule, context: Context, found: Collection[Handover]) -> list[HandedOn]:
+    return handed_on(graph.graph, context.arguments, context.results, found) if found else []
 
 
 PASS = Rematerialise

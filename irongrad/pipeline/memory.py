@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from irongrad.passes.memory.fusion import Kernels
+from irongrad.passes.memory.handovers import Handover, handovers
 from irongrad.passes.memory.liveness import Usage, usage
 from irongrad.passes.memory.nodes import is_constant, is_view, sources
 from irongrad.passes.memory.packing import packs
@@ -34,15 +35,16 @@ def memory_of(
         budget: what entry points that run the backward may take; None for no limit.
     """
     known = _known(graph)
-    usages = {name: _usage(f, graph, packed=packs(backends)) for name, f in known.items()}
+    found = handovers(graph)
+    usages = {name: _usage(f, found, packed=packs(backends)) for name, f in known.items()}
     predicted = {e: _most(chain, usages) for e, chain in _chains(graph, interface).items()}
     joint = known.get("joint")
     values = tuple(_forward_values(joint, usages["joint"].grouping)) if joint is not None else ()
     return MemorySpec(budget.asked if budget else "", predicted, values, limits_of(graph, interface, budget))
 
 
-def _usage(function: Function, graph: StepGraph, *, packed: bool) -> Usage:
-    kept = handed_on(function.graph.graph, function.arguments, function.results, graph)
+def _usage(function: Function, found: Collection[Handover], *, packed: bool) -> Usage:
+    kept = handed_on(function.graph.graph, function.arguments, function.results, found)
     return usage(function.graph.graph, kept, packed=packed)
 
 

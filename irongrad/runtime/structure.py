@@ -36,6 +36,7 @@ def flatten(value: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], Stru
     leaves: list[Any] = []
 
     def walk(part: Any) -> Structure:
+        """The structure of a part, whose leaves are noted."""
         if is_leaf(part):
             leaves.append(part)
             return Structure("leaf")
@@ -56,6 +57,7 @@ def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
     remaining = iter(leaves)
 
     def build(part: Structure) -> Any:
+        """The value of a part, of the leaves that come next."""
         match part.kind:
             case "leaf":
                 return next(remaining)

@@ -48,7 +48,7 @@ class Usage:
     """The memory of a graph.
 
     Attributes:
-        lifetimes: of every value that reaches memory, but for arguments and those results that nothing here reads on.
+        lifetimes: of every value that reaches memory, but for arguments and results that no graph reads on.
         computed: by moment, the kernels that run then.
         grouping: which kernel computes which node.
         submissions: the moments of each submission, and of each loop and branch.

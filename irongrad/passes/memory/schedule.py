@@ -35,7 +35,7 @@ _APART = 2
 _TIE = 1e-4
 # How much less is tried, to find the least.
 _STEP = 0.07
-_LEAST_STEP = 0.01
+_LEAST_STEP = 0.005
 _MEGABYTE = 1e6
 
 

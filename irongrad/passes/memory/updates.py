@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 
 from irongrad.passes.memory.fusion import Kernels
-from irongrad.passes.memory.handovers import handovers
+from irongrad.passes.memory.handovers import Handover
 from irongrad.passes.memory.nodes import bytes_of, source
 from irongrad.passes.memory.steps import Step
-from irongrad.pipeline.graphs import StepGraph, Value
+from irongrad.pipeline.graphs import Value
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,10 @@ class Reading:
     awaited: tuple[Step, ...]
 
 
-def handed_on(graph: Graph, arguments: Sequence[Value], results: Sequence[Value], step: StepGraph) -> list[HandedOn]:
-    """What a function of `step` computes for another one; all other results have memory of their own."""
+def handed_on(
+    graph: Graph, arguments: Sequence[Value], results: Sequence[Value], found: Collection[Handover]
+) -> list[HandedOn]:
+    """What a function computes for another one, of all that its step's do; other results have memory of their own."""
     computed = dict(zip(results, map(source, graph.output_node().args[0]), strict=True))
     given = dict(zip(arguments, graph.find_nodes(op="placeholder"), strict=True))
     return [
@@ -62,7 +64,7 @@ def handed_on(graph: Graph, arguments: Sequence[Value], results: Sequence[Value]
             frozenset(given[value] for value in handover.awaited if value in given),
             handover.kernels,
         )
-        for handover in handovers(step)
+        for handover in found
         if handover.gradients <= computed.keys()
     ]
 
