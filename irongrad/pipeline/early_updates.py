@@ -20,9 +20,8 @@ from typing import Any
 from iree.compiler import ir
 
 from irongrad.pipeline.barriers import BARRIER, is_gradient
-from irongrad.pipeline.operations import around, found_in, global_of, owner_of
+from irongrad.pipeline.operations import LOAD, STORE, around, found_in, global_of, owner_of
 
-_LOAD, _STORE = "util.global.load", "util.global.store"
 # What is a part of a value, or gives it another shape.
 _VIEWS = frozenset({"flow.tensor.reshape", "flow.tensor.slice"})
 # How many elements may be there early although nothing needs them yet.
@@ -55,7 +54,7 @@ class _Listing:
         # By global, what loads it.
         self._loads: dict[str, list[Any]] = defaultdict(list)
         for operation in self._operations:
-            if operation.name == _LOAD:
+            if operation.name == LOAD:
                 self._loads[global_of(operation)].append(operation)
 
     def move(self) -> None:
@@ -85,7 +84,7 @@ class _Listing:
         replaced = {global_of(store) for result in operation.results for store in _stores(result)}
         loads = (load for name in replaced for load in self._loads.get(name, ()))
         users = (user for load in loads for user in self._users(load.results[0]))
-        return (user for user in users if user != operation and user.name != _STORE)
+        return (user for user in users if user != operation and user.name != STORE)
 
     def _users(self, value: Any) -> Iterator[Any]:
         """The operations of the block that a value is read by or in, as it is or through views."""
@@ -114,7 +113,7 @@ def _stores(value: Any) -> Iterator[Any]:
     """The operations that store a value, as it is or in another shape."""
     for use in value.uses:
         user = use.owner.operation
-        if user.name == _STORE:
+        if user.name == STORE:
             yield user
         elif user.name in _VIEWS:
             yield from _stores(user.results[0])

@@ -15,7 +15,7 @@ from iree.compiler import ir, passmanager
 
 from irongrad.pipeline.barriers import hold_behind, release
 from irongrad.pipeline.generics import PRODUCTS, inputs_of, is_elementwise, readers_of, reduces, size_of, source_of
-from irongrad.pipeline.operations import inside
+from irongrad.pipeline.operations import STORE, inside
 from irongrad.runtime.errors import InternalError
 
 # IREE's own order: first what one operation alone reads.
@@ -26,9 +26,6 @@ _FUSE_FOR_SEVERAL = f"iree-dispatch-creation-fuse-multi-use-elementwise-producer
 # Elements of the largest results that one kernel computes beside others. Larger ones are written and read while more
 # threads work, and what a kernel saves is little; with them a small GPT's step takes 1.04 as long.
 LARGEST = 4096
-
-# What makes a result part of the state: it is written in any case.
-_STORE = "util.global.store"
 
 # How many values a kernel with a product may read beside the product.
 _MOST_PACKED = 2
@@ -79,11 +76,14 @@ def _run(passes: str, module: ir.Module) -> None:
 
 
 def _is_for_others(result: Any) -> bool:
-    """Whether what reads the result of an elementwise operation had better not compute it."""
+    """Whether what reads the result of an elementwise operation had better not compute it.
+
+    What is stored becomes a part of the state, and is written in any case.
+    """
     readers = list(readers_of(result))
     if any(map(reduces, readers)):
         return True
-    return size_of(result) > LARGEST and not any(reader.name == _STORE for reader in readers)
+    return size_of(result) > LARGEST and not any(reader.name == STORE for reader in readers)
 
 
 def _beside(product: Any, reader: Any) -> int:

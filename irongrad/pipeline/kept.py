@@ -17,11 +17,10 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.pipeline.operations import constant_of, functions_of, inside, joined, name_of
+from irongrad.pipeline.operations import STORE, constant_of, functions_of, inside, joined, loaded, name_of
 from irongrad.runtime.manifest import OF_STATE
 
 _ALLOCATED, _FREED, _RUN = "stream.resource.alloca", "stream.resource.dealloca", "stream.cmd.execute"
-_STORE = "util.global.store"
 _TRANSIENT, _STATE = "!stream.resource<transient>", "!stream.resource<variable>"
 
 
@@ -101,7 +100,7 @@ def _calls(first: Any, last: Any) -> bool:
 def _state_of(allocated: Any) -> _State | None:
     """Memory for new state that becomes the state whenever it is written."""
     users = [use.owner.operation for use in allocated.results[0].uses]
-    stores = [op.operation for op in allocated.block if op.operation in users and op.operation.name == _STORE]
+    stores = [op.operation for op in allocated.block if op.operation in users and op.operation.name == STORE]
     if str(allocated.results[0].type) != _STATE or not stores:
         return None
     return _State(allocated, tuple(stores)) if all(u.name == _RUN or u in stores for u in users) else None
@@ -118,7 +117,7 @@ def _take(use: _Use, name: str) -> None:
     allocated, freed = use.allocated, use.freed
     _, ready = allocated.results
     with allocated.location, ir.InsertionPoint(allocated):
-        _replace(allocated, _loaded(name, allocated.results[0].type), _loaded(_ready(name), ready.type))
+        _replace(allocated, loaded(name, allocated.results[0].type), loaded(_ready(name), ready.type))
     *_, done = freed.operands
     with freed.location, ir.InsertionPoint(freed):
         _store(done, _ready(name))
@@ -130,7 +129,7 @@ def _alternate(state: _State, name: str) -> None:
     """Write new state to the one of two memories that has not the last one, once that is complete."""
     kind = state.allocated.results[0].type
     with state.allocated.location, ir.InsertionPoint(state.allocated):
-        new, last = _loaded(name, kind), _loaded(_other(name), kind)
+        new, last = loaded(name, kind), loaded(_other(name), kind)
         _replace(state.allocated, new, None)
     with ir.InsertionPoint.after(state.stores[-1]), ir.Location.unknown():
         _store(last, name)
@@ -145,12 +144,8 @@ def _replace(allocated: Any, memory: Any, ready: Any | None) -> None:
     allocated.erase()
 
 
-def _loaded(name: str, kind: ir.Type) -> Any:
-    return ir.Operation.create("util.global.load", [kind], attributes={"global": ir.FlatSymbolRefAttr.get(name)}).result
-
-
 def _store(value: Any, name: str) -> None:
-    ir.Operation.create(_STORE, [], [value], {"global": ir.FlatSymbolRefAttr.get(name)})
+    ir.Operation.create(STORE, [], [value], {"global": ir.FlatSymbolRefAttr.get(name)})
 
 
 def _declare(module: ir.Module, name: str, size: int, kind: str) -> None:

@@ -14,6 +14,9 @@ LOOPS = frozenset({"scf.for", "scf.while"})
 # Operands of an `scf.for` before those that it begins with: from where, to where, by how much.
 BOUNDS = 3
 
+# What reads a global, and what writes it.
+LOAD, STORE = "util.global.load", "util.global.store"
+
 # What IREE's phase `flow` leaves to be launched: the kernels, and those yet to come that pack operands of products.
 PACKING = "flow.tensor.encode"
 KERNELS = frozenset({"flow.dispatch", PACKING})
@@ -47,6 +50,11 @@ def name_of(operation: Any) -> str:
 def global_of(operation: Any) -> str:
     """The name of the global that an operation loads or stores."""
     return str(ir.FlatSymbolRefAttr(operation.attributes["global"]).value)
+
+
+def loaded(name: str, kind: ir.Type) -> Any:
+    """What a global of type `kind` holds, read where operations are being inserted."""
+    return ir.Operation.create(LOAD, [kind], attributes={"global": ir.FlatSymbolRefAttr.get(name)}).result
 
 
 def text_of(operation: Any) -> str:

@@ -28,9 +28,19 @@ from iree.compiler import ir
 from irongrad.passes.memory.placement import aligned
 from irongrad.pipeline.accesses import RUN, Access, accesses, keeps_places
 from irongrad.pipeline.layout import LARGEST_ALLOCATION
-from irongrad.pipeline.operations import around, constant_of, global_of, inside, joined, name_of, owner_of
+from irongrad.pipeline.operations import (
+    LOAD,
+    STORE,
+    around,
+    constant_of,
+    global_of,
+    inside,
+    joined,
+    loaded,
+    name_of,
+    owner_of,
+)
 
-_LOAD, _STORE = "util.global.load", "util.global.store"
 _AWAIT = "stream.timepoint.await"
 _ALLOCATION, _PART, _PACK = "stream.resource.alloca", "stream.resource.subview", "stream.resource.pack"
 _NEW = frozenset({_ALLOCATION, "stream.resource.alloc"})
@@ -95,9 +105,9 @@ def _globals_of(module: ir.Module) -> Mapping[str, _Memory]:
     for outer in module.body.operations:
         if outer.operation.name in ("util.func", "util.initializer"):
             for operation in inside(outer.operation):
-                if operation.name == _LOAD and str(operation.results[0].type) == _STATE:
+                if operation.name == LOAD and str(operation.results[0].type) == _STATE:
                     found[global_of(operation)].loads.append(operation)
-                elif operation.name == _STORE and str(operation.operands[0].type) == _STATE:
+                elif operation.name == STORE and str(operation.operands[0].type) == _STATE:
                     found[global_of(operation)].stores.append(operation)
     return found
 
@@ -124,7 +134,7 @@ def _is_its_own(value: Any, memory: _Memory, known: _Known) -> bool:
     owner = owner_of(value)
     if owner in memory.loads:
         return True
-    if len([use for use in value.uses if use.owner.operation.name == _STORE]) > 1:
+    if len([use for use in value.uses if use.owner.operation.name == STORE]) > 1:
         return False
     if owner.name == _AWAIT:
         return _is_its_own(owner.operands[list(owner.results).index(value)], memory, known)
@@ -228,8 +238,8 @@ def _ends_before(run: Any, writing: Any) -> bool:
         return False
     if any(op.name == _AWAIT for op in reached):
         return True
-    stored = {global_of(op) for op in reached if op.name == _STORE}
-    loads = (op.operation for op in writing.block if op.operation.name == _LOAD and global_of(op.operation) in stored)
+    stored = {global_of(op) for op in reached if op.name == STORE}
+    loads = (op.operation for op in writing.block if op.operation.name == LOAD and global_of(op.operation) in stored)
     return any(op == writing or _waits_before(op, writing) for load in loads for op in _reached(load.results[0]))
 
 
@@ -256,11 +266,13 @@ def _overwrite(store: Any, load: Any | None = None) -> None:
     part, allocation = owner_of(new), owner_of(_whole_of(new))
     if load is None:
         with store.location, ir.InsertionPoint(allocation):
-            load = ir.Operation.create(_LOAD, [new.type], attributes={"global": store.attributes["global"]})
-    elif allocation.is_before_in_block(load):
-        load.move_before(allocation)
+            old = loaded(global_of(store), new.type)
+    else:
+        old = load.results[0]
+        if allocation.is_before_in_block(load):
+            load.move_before(allocation)
     store.erase()
-    new.replace_all_uses_with(load.results[0])
+    new.replace_all_uses_with(old)
     if part != allocation:
         offset = part.operands[_OFFSET_OF_PART]
         part.erase()
