@@ -37,7 +37,7 @@ from step_time import CASES, SIZES, make_step
 from irongrad.passes import DEFAULT_LEVEL, Pass, PassResult, parse_passes, passes_at, registered, without
 from irongrad.passes.pipelines import LEVELS
 from irongrad.runtime import Session
-from irongrad.step import PRECISIONS
+from irongrad.step.train_step import PRECISIONS
 
 # Beside the families, a network with pooling, and a model that leaves much to clean up.
 STEPS = CASES | {"digits": {"small": {}}, "decoder": {"small": {}}}

@@ -19,8 +19,8 @@ import mlp  # noqa: E402
 import resnet18  # noqa: E402
 
 import irongrad as ig  # noqa: E402
-from irongrad.pipeline.dtypes import to_numpy  # noqa: E402
-from irongrad.step import PRECISIONS  # noqa: E402
+from irongrad.graph.dtypes import to_numpy  # noqa: E402
+from irongrad.step.train_step import PRECISIONS  # noqa: E402
 
 STEPS = {"mlp": mlp.make_step, "gpt": gpt.make_step, "resnet18": resnet18.make_step}
 ROUNDS = 30

@@ -92,7 +92,7 @@ def _compiled(function, arguments, target: str, directory: Path):
 
 
 def _with_data_tiling(function, arguments, target: str, directory: Path):
-    from irongrad.pipeline import compile as compilation
+    from irongrad.pipeline.iree import compile as compilation
 
     ours = compilation.lay_out_products
     compilation.lay_out_products = lambda module: None

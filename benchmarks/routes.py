@@ -19,10 +19,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
+from irongrad.graph.dtypes import to_numpy  # noqa: E402
 from irongrad.pipeline.driver import build  # noqa: E402
-from irongrad.pipeline.dtypes import to_numpy  # noqa: E402
+from irongrad.pipeline.lower.routes import ROUTES  # noqa: E402
 from irongrad.pipeline.options import make_options  # noqa: E402
-from irongrad.pipeline.routes import ROUTES  # noqa: E402
 from irongrad.runtime import Session  # noqa: E402
 
 FAMILIES = ("mlp", "digits", "rnn", "gpt", "moe", "resnet18")

@@ -8,23 +8,26 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from irongrad.runtime.installed import VERSION
+
+__version__ = VERSION
 
 if TYPE_CHECKING:
-    from irongrad.buckets import choose_buckets as choose_buckets
-    from irongrad.buckets import pow2 as pow2
-    from irongrad.decompositions.registry import register_decomposition as register_decomposition
+    from irongrad.frontends.compile_function import compile_function as compile_function
+    from irongrad.frontends.torch_compile import torch_backend as torch_backend
+    from irongrad.operators.decompositions.registry import register_decomposition as register_decomposition
     from irongrad.padding.registry import register_padding_rule as register_padding_rule
     from irongrad.pipeline.driver import compile as compile
-    from irongrad.pipeline.dynamo import torch_backend as torch_backend
-    from irongrad.pipeline.functions import compile_function as compile_function
-    from irongrad.pipeline.pieces import pieces as pieces
-    from irongrad.pipeline.torch_checkpoint import load_checkpoint as load_checkpoint
-    from irongrad.pipeline.torch_checkpoint import save_checkpoint as save_checkpoint
-    from irongrad.step import TrainStep as TrainStep
+    from irongrad.pipeline.optimizer.split_step import pieces as pieces
+    from irongrad.sizes.buckets import choose_buckets as choose_buckets
+    from irongrad.sizes.buckets import pow2 as pow2
+    from irongrad.step.checkpoint import load_checkpoint as load_checkpoint
+    from irongrad.step.checkpoint import save_checkpoint as save_checkpoint
+    from irongrad.step.train_step import TrainStep as TrainStep
 
 __all__ = [
     "TrainStep",
+    "__version__",
     "choose_buckets",
     "compile",
     "compile_function",
@@ -39,17 +42,17 @@ __all__ = [
 
 # Imported when first used, so that `import irongrad.runtime` stays free of torch.
 _HOME = {
-    "TrainStep": "irongrad.step",
-    "choose_buckets": "irongrad.buckets",
+    "TrainStep": "irongrad.step.train_step",
+    "choose_buckets": "irongrad.sizes.buckets",
     "compile": "irongrad.pipeline.driver",
-    "compile_function": "irongrad.pipeline.functions",
-    "load_checkpoint": "irongrad.pipeline.torch_checkpoint",
-    "pieces": "irongrad.pipeline.pieces",
-    "pow2": "irongrad.buckets",
-    "register_decomposition": "irongrad.decompositions.registry",
+    "compile_function": "irongrad.frontends.compile_function",
+    "load_checkpoint": "irongrad.step.checkpoint",
+    "pieces": "irongrad.pipeline.optimizer.split_step",
+    "pow2": "irongrad.sizes.buckets",
+    "register_decomposition": "irongrad.operators.decompositions.registry",
     "register_padding_rule": "irongrad.padding.registry",
-    "save_checkpoint": "irongrad.pipeline.torch_checkpoint",
-    "torch_backend": "irongrad.pipeline.dynamo",
+    "save_checkpoint": "irongrad.step.checkpoint",
+    "torch_backend": "irongrad.frontends.torch_compile",
 }
 
 

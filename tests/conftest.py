@@ -16,9 +16,12 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.pipeline.twins import twin_of
+from irongrad.pipeline.oracle.step_copies import twin_of
 from irongrad.runtime import Session
 from irongrad.runtime.devices import Device, find_device
+
+# Fixtures of several rooms, one file a subject.
+pytest_plugins = ("tests.fixtures.compiled_steps", "tests.fixtures.rewritten_graphs")
 
 # The steps here are small: a thread pool slows their eager runs down, several times where the machine is busy.
 torch.set_num_threads(1)

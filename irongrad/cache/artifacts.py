@@ -9,10 +9,10 @@ from typing import TypeVar
 import msgspec
 
 from irongrad.cache.store import Store
-from irongrad.pipeline.staging import publish, staged
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.integrity import check_files
 from irongrad.runtime.manifest import Manifest, read_manifest
+from irongrad.runtime.staging import publish, staged
 
 ARTIFACT = "artifact"
 RECORD = "record.msgpack"  # JSON has no infinity

@@ -7,7 +7,7 @@ import hashlib
 import platform
 from pathlib import Path
 
-import irongrad
+from irongrad.runtime.installed import PACKAGE
 
 # In Linux's /proc/cpuinfo: what the processor is, not what it is doing.
 CPUINFO = "/proc/cpuinfo"
@@ -17,8 +17,8 @@ _CPU = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU par
 @functools.cache
 def sources() -> str:
     """The sha256 of the package's own files."""
-    root = Path(irongrad.__file__).parent
-    return sha256(*((p.relative_to(root).as_posix(), p.read_bytes()) for p in sorted(root.rglob("*.py"))))
+    files = sorted(PACKAGE.rglob("*.py"))
+    return sha256(*((p.relative_to(PACKAGE).as_posix(), p.read_bytes()) for p in files))
 
 
 @functools.cache

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from irongrad.runtime.byte_sizes import bytes_in
 from irongrad.runtime.errors import UserError
-from irongrad.runtime.sizes import bytes_in
 
 DIRECTORY_VARIABLE = "IRONGRAD_CACHE_DIR"
 SIZE_VARIABLE = "IRONGRAD_CACHE_SIZE"

@@ -21,15 +21,14 @@ from dataclasses import dataclass
 from functools import cache, reduce, wraps
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import irongrad
 from irongrad.cache.callers import IMPORTLIB, asker, is_importing_a_package, is_installed, package
 from irongrad.cache.machine import CPUINFO
 from irongrad.cache.observations import ANSWERS, SPECIAL, Question, importable, names_in
 from irongrad.cache.recordings import Search, Trace
+from irongrad.runtime.installed import PACKAGE
 
 # What a process does that nothing on disk shows, by audit event.
 _REFUSED = {
@@ -78,7 +77,7 @@ _KNOWN = frozenset(
 # The one part of them that does: SciPy's reader of Matrix Market files, imported by its first call.
 _UNKNOWN_MODULES = ("scipy.io._fast_matrix_market._fmm_core",)
 
-_OWN = str(Path(irongrad.__file__).parent) + os.sep
+_OWN = str(PACKAGE) + os.sep
 
 
 class Tracer:

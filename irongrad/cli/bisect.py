@@ -13,7 +13,7 @@ from irongrad.cli.compile import load_step
 from irongrad.runtime.errors import InternalError
 
 if TYPE_CHECKING:
-    from irongrad.passes.bisect import Finding
+    from irongrad.pipeline.bisect.bisect import Finding
 
 
 @click.command(
@@ -54,11 +54,11 @@ def command(
     """
     from irongrad.cache import default_store
     from irongrad.passes import chosen_passes
-    from irongrad.passes.bisect import bisect
+    from irongrad.pipeline.bisect.bisect import bisect
     from irongrad.pipeline.driver import step_graph
+    from irongrad.pipeline.lower.routes import known_route
     from irongrad.pipeline.options import check_choices
-    from irongrad.pipeline.routes import known_route
-    from irongrad.pipeline.timing import Stopwatch
+    from irongrad.pipeline.stopwatch import Stopwatch
     from irongrad.targets import parse_targets
 
     chosen = chosen_passes(opt_level, passes, disable_passes, max_memory, known_route(route))

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from irongrad.cache.store import SIZE_VARIABLE, Entry, Store, default_directory, size_limit
 from irongrad.cli.common import console, json_option, print_json
-from irongrad.runtime.sizes import readable
+from irongrad.runtime.byte_sizes import readable
 
 
 @click.command(

@@ -14,7 +14,7 @@ from irongrad.cli.compile import load_step
 from irongrad.runtime.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
-    from irongrad.pipeline.check import Lowering, Report
+    from irongrad.pipeline.check_step import Lowering, Report
 
 
 @click.command(
@@ -34,7 +34,7 @@ def command(context: click.Context, source: str, target: str, precision: str | N
     Lists every operator of forward, backward, update and evaluation with how it is lowered, and each one that cannot
     be compiled with its line, the reason and what to use instead. The exit code is 0 if all can.
     """
-    from irongrad.pipeline.check import check
+    from irongrad.pipeline.check_step import check
     from irongrad.targets import parse_target
 
     chosen = parse_target(target)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-import irongrad
 from irongrad.cli.common import json_option, print_json
+from irongrad.runtime.installed import PACKAGE
 
 
 @click.command(
@@ -19,7 +17,7 @@ Example:
 @json_option
 def command(as_json: bool) -> None:
     """Print the directory of IronGradConfig.cmake, for CMake's find_package(IronGrad)."""
-    directory = str(Path(irongrad.__file__).resolve().parent / "cmake")
+    directory = str(PACKAGE.resolve() / "cmake")
     if as_json:
         print_json({"directory": directory})
     else:

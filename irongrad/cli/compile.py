@@ -20,7 +20,7 @@ from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import MANIFEST
 
 if TYPE_CHECKING:
-    from irongrad.step import TrainStep
+    from irongrad.step.train_step import TrainStep
 
 
 @click.command(
@@ -96,7 +96,7 @@ def load_step(source: str, precision: str | None = None, bucket_fallback: str | 
     Raises:
         UserError: no such file or function, or it returns something else.
     """
-    from irongrad.step import TrainStep
+    from irongrad.step.train_step import TrainStep
 
     path, _, name = source.rpartition(":")
     if not path or not name:

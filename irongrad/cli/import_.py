@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from irongrad.runtime.manifest import Manifest
-    from irongrad.step import TrainStep
+    from irongrad.step.train_step import TrainStep
 
 # Packages whose files are opened in Python, as `irongrad.onnx` uses them.
 _READ_IN_PYTHON = ("google", "onnx")
@@ -77,7 +77,7 @@ def command(
     if _is_bundle(source):
         if given:
             raise UserError(f"--{given[0]} is for ONNX models; a step from JAX has its loss and its optimizer")
-        from irongrad.pipeline.bundles import import_bundle
+        from irongrad.frontends.import_bundle import import_bundle
 
         with console.status(f"importing {source}"):
             manifest = import_bundle(source, output, targets, **options).manifest
@@ -94,14 +94,14 @@ def command(
 def _is_bundle(source: Path) -> bool:
     if not source.is_dir():
         return False
-    from irongrad.bundle import is_bundle
+    from irongrad.jax.bundle import is_bundle
 
     return is_bundle(source)
 
 
 def _check_onnx(source: Path, needed: Mapping[str, object]) -> None:
     if source.suffix != ".onnx":
-        from irongrad.bundle import INDEX
+        from irongrad.jax.bundle import INDEX
 
         raise UserError(
             f"{source} is neither an .onnx file nor a bundle of irongrad.jax.export_step: it has no {INDEX}"

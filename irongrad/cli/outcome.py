@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from irongrad.cli.common import console
-from irongrad.runtime.sizes import readable
+from irongrad.runtime.byte_sizes import readable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from irongrad.pipeline.run import Build
+    from irongrad.pipeline.build_run import Build
     from irongrad.runtime.manifest import Manifest, TargetSpec
 
 

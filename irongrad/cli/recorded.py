@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-import irongrad
 from irongrad.cache.artifacts import restored
 from irongrad.cache.recordings import CommandPlace, Recording, command_place
 from irongrad.cli.common import console
 from irongrad.cli.outcome import Outcome, summary_of
-from irongrad.pipeline.staging import check_output
+from irongrad.runtime.installed import PACKAGE
+from irongrad.runtime.staging import check_output
 
 if TYPE_CHECKING:
     from irongrad.cache.tracer import Tracer
-    from irongrad.step import TrainStep
+    from irongrad.step.train_step import TrainStep
 
 
 def compile_or_repeat(
@@ -91,9 +91,9 @@ def _compiled(
     quiet: bool,
 ) -> tuple[Outcome, str | None]:
     """Compile what `load` returns, and note what the artifact's key depends on; with that key, where it is kept."""
-    from irongrad.cache.keys import environment
     from irongrad.pipeline.driver import build
     from irongrad.pipeline.options import STAGES, make_options
+    from irongrad.pipeline.step_key import environment
 
     status = console.status("")
 
@@ -120,7 +120,7 @@ def _compiled(
 
 def _user_files(before: Mapping[str, ModuleType]) -> list[Path]:
     """The files of modules imported since `before`, without Python's own, installed packages and IronGrad."""
-    own = {Path(sysconfig.get_path(n)) for n in ("stdlib", "platstdlib")} | {Path(irongrad.__file__).parent}
+    own = {Path(sysconfig.get_path(n)) for n in ("stdlib", "platstdlib")} | {PACKAGE}
     new = [m for n, m in sys.modules.items() if before.get(n) is not m]
     files = {Path(f).resolve() for m in new if isinstance(f := getattr(m, "__file__", None), str)}
     return sorted(

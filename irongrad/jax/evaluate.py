@@ -3,7 +3,7 @@
 A traced program (a jaxpr) has explicit dtypes, so running the user's Python under JAX's 64-bit mode would be another
 program: other random bits, and float32 wherever the code says so. Here the traced program itself is evaluated,
 operation by operation: with every floating-point value in float64 (`Wide`), or with every computed one multiplied by
-1 + u (`Noise`), as `irongrad.pipeline.rounding_noise.RoundingNoise` does to eager PyTorch.
+1 + u (`Noise`), as `irongrad.pipeline.oracle.rounding_noise.RoundingNoise` does to eager PyTorch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from irongrad.tolerance import NOISE_ULPS, NOISE_ULPS_OF_HALVES
+from irongrad.runtime.tolerance import NOISE_ULPS, NOISE_ULPS_OF_HALVES
 
 # Operations that only call another program, which is evaluated in their place.
 _CALLS = frozenset(

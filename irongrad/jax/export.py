@@ -1,4 +1,4 @@
-"""`export_step`: a JAX training step -> a bundle (`irongrad.bundle`)."""
+"""`export_step`: a JAX training step -> a bundle (`irongrad.jax.bundle`)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import jax
 import numpy as np
 from jaxlib.mlir.dialects import stablehlo
 
-import irongrad
-from irongrad.bundle import FORMAT_VERSION, Bundle, Index, Program, write_bundle
+from irongrad.jax.bundle import FORMAT_VERSION, Bundle, Index, Program, write_bundle
 from irongrad.jax.flat import FlatProgram, check_dtype, flat_function, flat_state, flat_step, placeholder
 from irongrad.jax.golden import golden_of
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
+from irongrad.runtime.installed import VERSION
 from irongrad.runtime.manifest import HyperSpec, TensorSpec
 
 # What every StableHLO consumer may call without a definition being known: sharding annotations, which say nothing here.
@@ -74,7 +74,7 @@ def export_step(
         modules[name], kept[name] = _exported(name, program, stablehlo_version)
     with jax.default_device(jax.devices("cpu")[0]):
         golden = golden_of(programs, flat, arrays, {h.name: h.default for h in numbers})
-    versions = {"irongrad": irongrad.__version__, "python": platform.python_version()}
+    versions = {"irongrad": VERSION, "python": platform.python_version()}
     versions |= {package: version(package) for package in ("jax", "jaxlib", "numpy")}
     index = Index(FORMAT_VERSION, flat.specs, tuple(specs), numbers, kept, versions, _version_of(modules["step"]))
     state_arrays = dict(zip((s.name for s in flat.specs), flat.arrays, strict=True))

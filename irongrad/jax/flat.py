@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from irongrad.bundle import Port
+from irongrad.jax.bundle import Port
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import STEPS, HyperSpec, Role, StateSpec, TensorSpec

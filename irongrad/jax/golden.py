@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from irongrad.bundle import Port
+from irongrad.jax.bundle import Port
 from irongrad.jax.evaluate import Noise, Wide, evaluate, is_float, noise_table
 from irongrad.jax.flat import FlatProgram, State
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import STEPS
+from irongrad.runtime.tolerance import NOISY_RUNS, allowed_error
 from irongrad.runtime.verification import largest_error
-from irongrad.tolerance import NOISY_RUNS, allowed_error
 
 GOLDEN_STEPS = 3
 # Each program runs a few times and no more: XLA takes half as long to compile it like this.

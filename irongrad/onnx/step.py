@@ -16,7 +16,7 @@ from irongrad.onnx.load import load
 from irongrad.onnx.model import OnnxModel, identifier
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import UserError
-from irongrad.step import TrainStep
+from irongrad.step.train_step import TrainStep
 
 
 def make_step(

@@ -23,15 +23,15 @@ from torch.fx.node import Target
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
+from irongrad.diagnostics.source_lines import line_of
+from irongrad.operators.legalize.retrace import Portable
+from irongrad.operators.random import is_random
 from irongrad.padding.layout import Layout, is_padded, layout_of, same_sizes, size_of
 from irongrad.padding.padded import Padded, Padding
 from irongrad.padding.registry import Call, NoRule, rule_of
 from irongrad.padding.rules import load_rules
 from irongrad.padding.rules.pointwise import is_pointwise, pointwise
 from irongrad.padding.rules.random import random
-from irongrad.pipeline.retrace import Portable
-from irongrad.pipeline.usercode import line_of
-from irongrad.random import is_random
 from irongrad.runtime.errors import InternalError, UnsupportedOpError
 
 _SIZE_TYPES = ("int", "SymInt", "List[int]", "Optional[int]", "Optional[List[int]]")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from irongrad.padding.layout import Axis, Dim, Layout, is_padded, size_of, solid
-from irongrad.padding.sizes import Number, Sizes
+from irongrad.sizes.expressions import Number, Sizes
 
 # What `Padding.fill` writes for the smallest and the largest value of a dtype.
 LOWEST, HIGHEST = "lowest", "highest"

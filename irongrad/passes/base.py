@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch.fx import GraphModule
 
-from irongrad.pipeline.graphs import StepGraph, Value
+from irongrad.graph.step_graph import StepGraph, Value
 
 
 class Timer(Protocol):
@@ -83,7 +83,7 @@ class Pass(Protocol):
     A pass is a frozen dataclass; its typed fields with defaults are the options that `--passes name{field=value}`
     sets. It may assume what `irongrad.passes.verifier` checks, and has to leave it true: the same placeholders and
     outputs in the same order with the same shapes and dtypes, functional operators only, and on every node
-    `meta["val"]` and the stack trace of the user's line (`irongrad.passes.rewrite.call` gives a new node both). The
+    `meta["val"]` and the stack trace of the user's line (`irongrad.graph.nodes.call` gives a new node both). The
     manager runs it on the bodies of control flow too, each as a graph of its own.
     """
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
 
+from irongrad.graph.nodes import bodies
+from irongrad.graph.step_graph import Function, StepGraph
 from irongrad.passes.base import Choice, Context, OfAnySize, Pass, PassResult, Timer
 from irongrad.passes.registry import lowerings_left_out
-from irongrad.passes.rewrite import bodies
 from irongrad.passes.verifier import InvalidGraphError, Snapshot, snapshot, verify
-from irongrad.pipeline.graphs import Function, StepGraph
 from irongrad.runtime.errors import InternalError, UserError
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from irongrad.passes.base import Pass
-from irongrad.passes.convolutions import Convolutions
+from irongrad.passes.graph.convolutions import Convolutions
+from irongrad.passes.graph.rematerialise import Rematerialise
 from irongrad.passes.registry import parse_passes, without
-from irongrad.passes.rematerialise import Rematerialise
 from irongrad.runtime.errors import UserError
 
 DEFAULT_LEVEL = 2

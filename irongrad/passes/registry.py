@@ -29,7 +29,7 @@ MODULES = (
     "constant_folding",
     "simplify",
     "convolutions",
-    "layout",
+    "sink_transposes",
     "interleave",
     "table_products",
     "multi_tensor",
@@ -57,7 +57,7 @@ class Passes:
 @cache
 def all_passes() -> Passes:
     """What can be asked for; other packages' passes that cannot be loaded stop only who asks for one of them."""
-    kinds: list[type[Pass]] = [import_module(f"irongrad.passes.{module}").PASS for module in MODULES]
+    kinds: list[type[Pass]] = [import_module(f"irongrad.passes.graph.{module}").PASS for module in MODULES]
     own = {kind.name: kind for kind in kinds}
     others: dict[str, type[Pass]] = {}
     broken: dict[str, str] = {}

@@ -12,11 +12,11 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
+from irongrad.graph.nodes import computed_value
+from irongrad.graph.purity import is_pure
 from irongrad.passes.base import kind_of
-from irongrad.passes.purity import is_pure
-from irongrad.passes.rewrite import computed_value
 from irongrad.passes.verify_control_flow import problem_of
-from irongrad.pipeline.symbols import has_symbols
+from irongrad.sizes.symbols import has_symbols
 
 # shape and dtype
 Kind = tuple[tuple[Any, ...], torch.dtype]

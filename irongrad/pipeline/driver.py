@@ -14,34 +14,34 @@ from typing import Unpack
 
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
-from irongrad.cache.builds import BuildRecord, compile_all, place_of
+from irongrad.diagnostics.refusals import refused_together
+from irongrad.graph.step_graph import StepGraph
+from irongrad.operators.legalize.legality import check_float64, check_operators
 from irongrad.passes import Pass, run_passes
-from irongrad.pipeline.assemble import AssembledModule, assemble
-from irongrad.pipeline.budget import OverBudgetError, budget_of, check_limits, tightened
-from irongrad.pipeline.capture import CapturedStep, capture
-from irongrad.pipeline.compile import CompiledModule
-from irongrad.pipeline.differentiate import JointStep, differentiate
-from irongrad.pipeline.early_runs import first_runs
-from irongrad.pipeline.expected import ExpectedAtSizes
-from irongrad.pipeline.garbage import few_collections
-from irongrad.pipeline.graphs import StepGraph
-from irongrad.pipeline.guards import add_guards
-from irongrad.pipeline.importer import ImportedStep, import_functions
-from irongrad.pipeline.interface import Interface, describe, inference_of, selected
-from irongrad.pipeline.legality import check_float64, check_operators
-from irongrad.pipeline.memory import limits_of, memory_of
-from irongrad.pipeline.optimizer import add_optimizer
+from irongrad.pipeline.assemble.assemble import AssembledModule, assemble
+from irongrad.pipeline.assemble.interface import Interface, describe, inference_of, selected
+from irongrad.pipeline.assemble.packed_state import pack_state
+from irongrad.pipeline.build_cache import BuildRecord, compile_all, place_of
+from irongrad.pipeline.build_run import Build, Run, StoppedEarly
+from irongrad.pipeline.capture.capture import CapturedStep, capture
+from irongrad.pipeline.differentiate.differentiate import JointStep, differentiate
+from irongrad.pipeline.gc_pause import few_collections
+from irongrad.pipeline.guards.index_ranges import Range, step_ranges
+from irongrad.pipeline.guards.range_checks import add_guards
+from irongrad.pipeline.iree.compile import CompiledModule
+from irongrad.pipeline.lower.importer import ImportedStep, import_functions
+from irongrad.pipeline.memory_budget import OverBudgetError, budget_of, check_limits, tightened
+from irongrad.pipeline.memory_report import limits_of, memory_of
+from irongrad.pipeline.optimizer.split_step import cut
+from irongrad.pipeline.optimizer.update import add_optimizer
 from irongrad.pipeline.options import Choices, Options, check_choices, make_options
+from irongrad.pipeline.oracle.background_runs import first_runs
+from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes
 from irongrad.pipeline.package import Artifact, Origin, package, write_state
-from irongrad.pipeline.packing import pack_state
-from irongrad.pipeline.pieces import cut
-from irongrad.pipeline.ranges import Range, step_ranges
-from irongrad.pipeline.refusals import refused_together
-from irongrad.pipeline.run import Build, Run, StoppedEarly
-from irongrad.pipeline.timing import Stopwatch
+from irongrad.pipeline.stopwatch import Stopwatch
 from irongrad.runtime.devices import is_local
 from irongrad.runtime.memory import clear_early, keep_freed_memory
-from irongrad.step import TrainStep
+from irongrad.step.train_step import TrainStep
 
 GOLDEN_STEPS = 3
 

@@ -10,14 +10,14 @@ from typing import Any
 from torch_mlir import ir as torch_ir
 from torch_mlir.dialects import torch as torch_dialect
 
+from irongrad.graph.step_graph import Function, StepGraph
+from irongrad.mlir.walk import parsed
 from irongrad.passes.manager import PassRecord
-from irongrad.pipeline.assemble import AssembledModule
-from irongrad.pipeline.capture import CapturedStep
-from irongrad.pipeline.differentiate import JointStep
-from irongrad.pipeline.expected import ExpectedAtSizes
-from irongrad.pipeline.graphs import Function, StepGraph
-from irongrad.pipeline.importer import ImportedStep
-from irongrad.pipeline.operations import parsed
+from irongrad.pipeline.assemble.assemble import AssembledModule
+from irongrad.pipeline.capture.capture import CapturedStep
+from irongrad.pipeline.differentiate.differentiate import JointStep
+from irongrad.pipeline.lower.importer import ImportedStep
+from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes
 
 
 def dump_stage(directory: Path, number: int, name: str, result: object) -> None:

@@ -11,11 +11,11 @@ from typing import TypedDict
 
 from irongrad.cache import Store, default_store
 from irongrad.passes import DEFAULT_LEVEL, Pass, chosen_passes
-from irongrad.pipeline.budget import asked_budget
-from irongrad.pipeline.routes import known_route
-from irongrad.pipeline.staging import check_output
+from irongrad.pipeline.lower.routes import known_route
+from irongrad.pipeline.memory_budget import asked_budget
 from irongrad.runtime.errors import UserError
-from irongrad.step import TrainStep, sizes_of
+from irongrad.runtime.staging import check_output
+from irongrad.step.train_step import TrainStep, sizes_of
 from irongrad.targets import Target, parse_targets
 
 STAGES = (

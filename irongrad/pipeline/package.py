@@ -14,19 +14,18 @@ import numpy as np
 import torch
 from iree import runtime as ireert
 
-import irongrad
+from irongrad.graph.dtypes import to_numpy
 from irongrad.passes import Pass, spelled
 from irongrad.passes.base import Choice
-from irongrad.pipeline.assemble import AssembledModule
-from irongrad.pipeline.compile import CompiledModule
-from irongrad.pipeline.dtypes import to_numpy
-from irongrad.pipeline.expected import Expected, verify_against
-from irongrad.pipeline.size_constraints import constraints_of
-from irongrad.pipeline.size_guards import accepted_sizes
-from irongrad.pipeline.staging import publish, staged
+from irongrad.pipeline.assemble.assemble import AssembledModule
+from irongrad.pipeline.assemble.size_constraints import constraints_of
+from irongrad.pipeline.assemble.size_guards import accepted_sizes
+from irongrad.pipeline.iree.compile import CompiledModule
+from irongrad.pipeline.oracle.expected_values import Expected, verify_against
 from irongrad.runtime.devices import is_local
 from irongrad.runtime.errors import InternalError, VerificationError
 from irongrad.runtime.golden import Golden, are_same, kept, read_golden, write_golden
+from irongrad.runtime.installed import VERSION
 from irongrad.runtime.manifest import (
     FORMAT_VERSION,
     GOLDEN,
@@ -44,6 +43,7 @@ from irongrad.runtime.manifest import (
 )
 from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
+from irongrad.runtime.staging import publish, staged
 from irongrad.runtime.verification import Comparison, Report, certificate
 
 PACKAGES = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "numpy")
@@ -222,7 +222,7 @@ def target_spec(compiled: CompiledModule, asked: str) -> TargetSpec:
 def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origin: Origin, directory: Path) -> Manifest:
     targets = [target_spec(c, a) for c, a in zip(compiled, origin.asked, strict=True)]
     names = [t.file for t in targets] + [PORTABLE_MODULE, INITIAL_STATE]
-    versions = {"irongrad": irongrad.__version__, "python": platform.python_version()}
+    versions = {"irongrad": VERSION, "python": platform.python_version()}
     return Manifest(
         format_version=FORMAT_VERSION,
         entry_points=module.interface.entry_points,

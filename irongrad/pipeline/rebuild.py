@@ -14,10 +14,9 @@ from pathlib import Path
 
 from iree.compiler import ir
 
-from irongrad.cache.builds import compile_all
-from irongrad.pipeline.compile import CompiledModule
+from irongrad.pipeline.build_cache import compile_all
+from irongrad.pipeline.iree.compile import CompiledModule
 from irongrad.pipeline.package import Artifact, target_spec
-from irongrad.pipeline.staging import publish, staged
 from irongrad.runtime.errors import ToolchainError, UserError, VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.integrity import check_files
@@ -33,6 +32,7 @@ from irongrad.runtime.manifest import (
 )
 from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
+from irongrad.runtime.staging import publish, staged
 from irongrad.runtime.verification import Report, certificate, verify
 from irongrad.targets import parse_target
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from irongrad.targets.base import DATA_TILING, Kind, Option, Quirk, Target
 
 # By default IREE 3.13.0 refuses a dispatch for which its own tile sizes ask for more than 32 KiB of stack (33 KiB for
-# what tests/pipeline/test_toolchain.py compiles). Threads have more: irongrad/runtime/stacks.py.
+# what tests/pipeline/iree/test_toolchain.py compiles). Threads have more: irongrad/runtime/stacks.py.
 _STACK = "--iree-llvmcpu-stack-allocation-limit="
 STACK = f"{_STACK}{128 * 1024}"
 
@@ -17,7 +17,8 @@ STACK = f"{_STACK}{128 * 1024}"
 LARGEST_STACK = f"{_STACK}{256 * 1024}"
 
 # IREE 3.13.0 refuses code of its own for a product of matrices of which two elementwise functions are results, for
-# holding 32 KiB in one vector (what tests/pipeline/test_toolchain.py compiles). LLVM splits it, and the code is fast.
+# holding 32 KiB in one vector (what tests/pipeline/iree/test_toolchain.py compiles). LLVM splits it, and the code is
+# fast.
 LARGE_VECTORS = "--iree-llvmcpu-fail-on-large-vector=false"
 
 # In IREE 3.13.0 they cost compile time and are slow on many CPUs; `with_microkernels` puts back those that are not.
@@ -86,43 +87,43 @@ KIND = Kind(
             "IREE 3.13.0",
             "a dispatch is refused for the stack that its own tile sizes take",
             f"{STACK}; where that is too little, compiled again with {LARGEST_STACK}",
-            "tests/pipeline/test_toolchain.py",
+            "tests/pipeline/iree/test_toolchain.py",
         ),
         Quirk(
             "IREE 3.13.0",
             "a product of matrices with two elementwise results is refused for one large vector",
             LARGE_VECTORS,
-            "tests/pipeline/test_toolchain.py",
+            "tests/pipeline/iree/test_toolchain.py",
         ),
         Quirk(
             "IREE 3.13.0",
             "all microkernels are compiled where one may be called, and CPUs without one for a product get a slow one",
             f"{_WITHOUT_MICROKERNELS}, but for products that are faster with them",
-            "tests/pipeline/test_microkernels.py",
+            "tests/passes/module/test_use_microkernels.py",
         ),
         Quirk(
             "IREE 3.13.0",
             "memory over 64 MiB is allocated anew and cleared in every call",
             "intermediate values that take more have theirs from when the module is loaded",
-            "tests/pipeline/test_kept.py",
+            "tests/passes/module/test_keep_buffers.py",
         ),
         Quirk(
             "IREE 3.13.0",
             "new state has memory of its own in every call, twice where memory is kept",
             "what updates state element by element writes it where the old one lies",
-            "tests/pipeline/test_state_in_place.py",
+            "tests/passes/module/test_state_in_place.py",
         ),
         Quirk(
             "IREE 3.13.0",
             "booleans that are packed as the operands of a product are others when read",
             f"compiled again without {DATA_TILING}",
-            "tests/pipeline/test_toolchain.py",
+            "tests/pipeline/iree/test_toolchain.py",
         ),
         Quirk(
             "IREE 3.13.0",
             "a crash on a transposed product of matrices with data tiling",
             f"compiled again without {DATA_TILING}",
-            "tests/pipeline/test_toolchain.py",
+            "tests/pipeline/iree/test_toolchain.py",
         ),
     ),
 )

@@ -203,7 +203,7 @@ KIND = Kind(
             "IREE 3.13.0, SPIR-V",
             "logarithm and power of float64 do not exist, and the virtual machine cannot round float64 to float32",
             "float64 scalars are computed by the virtual machine, and rounded on their bits",
-            "tests/pipeline/test_host_scalars.py",
+            "tests/passes/module/test_scalars_on_host.py",
         ),
         Quirk(
             "IREE 3.13.0",

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-import irongrad
+from irongrad.runtime.installed import PACKAGE
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report import PACKAGES, page, passed, stages, worst
@@ -125,7 +125,7 @@ def load(store: Path, count: int, *, any_sources: bool) -> dict[str, dict[str, A
 def sources() -> str:
     """A hash of what an outcome depends on: IronGrad's code, the measurement's, and the compilers' versions."""
     state = hashlib.sha256(" ".join(version(p) for p in PACKAGES).encode())
-    for file in sorted([*Path(irongrad.__file__).parent.rglob("*.py"), Path(__file__).parent / "worker.py"]):
+    for file in sorted([*PACKAGE.rglob("*.py"), Path(__file__).parent / "worker.py"]):
         state.update(file.read_bytes())
     return state.hexdigest()[:16]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from irongrad.pipeline.rounding_noise import RoundingNoise
-from irongrad.tolerance import FACTOR, FLOOR_ULPS, NOISY_RUNS
+from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
+from irongrad.runtime.tolerance import FACTOR, FLOOR_ULPS, NOISY_RUNS
 
 # The losses of a run in a dtype.
 EagerRun = Callable[[torch.dtype], Sequence[float]]

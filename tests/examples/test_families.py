@@ -22,14 +22,14 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 import irongrad as ig
-from irongrad.pipeline.capture import StepModule
-from irongrad.pipeline.eager_run import eager_state
-from irongrad.pipeline.graphs import StateTensor, StepGraph
-from irongrad.pipeline.rounding_noise import RoundingNoise
-from irongrad.pipeline.twins import twin_of
+from irongrad.graph.step_graph import StateTensor, StepGraph
+from irongrad.pipeline.capture.capture import StepModule
+from irongrad.pipeline.oracle.eager_run import eager_state
+from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
+from irongrad.pipeline.oracle.step_copies import twin_of
 from irongrad.runtime.session import Session
+from irongrad.runtime.tolerance import FACTOR, FLOOR_ULPS, NOISY_RUNS
 from irongrad.runtime.verification import largest_error
-from irongrad.tolerance import FACTOR, FLOOR_ULPS, NOISY_RUNS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Batch = dict[str, np.ndarray]

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from irongrad.bundle import INDEX, read_bundle
 from irongrad.jax import export_step
+from irongrad.jax.bundle import INDEX, read_bundle
 from irongrad.jax.evaluate import Noise, Wide, evaluate, noise_table
 from irongrad.runtime.errors import ArtifactError, CaptureError, UnsupportedOpError
 from irongrad.runtime.manifest import Role

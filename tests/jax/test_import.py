@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save
 
-from irongrad.bundle import read_bundle, write_bundle
 from irongrad.cli.main import cli
+from irongrad.frontends.import_bundle import import_bundle
 from irongrad.jax import export_step
-from irongrad.pipeline.bundles import import_bundle
+from irongrad.jax.bundle import read_bundle, write_bundle
 from irongrad.runtime import load
 from irongrad.runtime.commands import run_module
 from irongrad.runtime.errors import GuardError, ToolchainError, UserError, VerificationError

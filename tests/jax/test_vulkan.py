@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from irongrad.pipeline.bundles import import_bundle
+from irongrad.frontends.import_bundle import import_bundle
 from irongrad.runtime import load
 from irongrad.runtime.devices import Device
 from irongrad.runtime.golden import key_of, read_golden

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import irongrad as ig
-from irongrad.pipeline.check import check
+from irongrad.pipeline.check_step import check
 
 ZOO = Path(__file__).parents[2] / "scripts" / "modelzoo"
 

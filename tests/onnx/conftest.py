@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import irongrad as ig
-from irongrad.step import call_of
+from irongrad.step.train_step import call_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZES: dict[str, dict[str, int]] = {

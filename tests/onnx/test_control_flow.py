@@ -17,10 +17,10 @@ from torch import nn
 from torch._higher_order_ops.scan import scan
 
 import irongrad as ig
+from irongrad.frontends.compile_function import flat_function, trace_function
+from irongrad.graph.eager_control_flow import eager_control_flow
+from irongrad.graph.step_graph import StepGraph
 from irongrad.onnx.load import from_proto
-from irongrad.pipeline.eager_control_flow import eager_control_flow
-from irongrad.pipeline.functions import flat_function, trace_function
-from irongrad.pipeline.graphs import StepGraph
 from irongrad.runtime.errors import UnsupportedOpError
 
 control = torch.ops.higher_order

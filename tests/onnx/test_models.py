@@ -18,7 +18,7 @@ from torch import nn
 import irongrad as ig
 import irongrad.onnx
 from irongrad.onnx.load import from_proto
-from irongrad.pipeline.capture import capture
+from irongrad.pipeline.capture.capture import capture
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 
 

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
+from irongrad.graph.step_graph import Value
+from irongrad.operators.random import Draws
 from irongrad.padding.interpreter import PaddedInterpreter, zeroed_in
 from irongrad.padding.layout import Layout
 from irongrad.padding.padded import Padded, Padding
-from irongrad.pipeline.capture import CapturedStep, StepModule, capture, export
-from irongrad.pipeline.differentiate import Programs, joint_program, programs
-from irongrad.pipeline.graphs import Value
-from irongrad.pipeline.specialise import Program, padded_shape, padding_in, specialise
-from irongrad.pipeline.state_names import StateNames
-from irongrad.random import Draws
-from irongrad.step import TrainStep, call_of
+from irongrad.pipeline.capture.capture import CapturedStep, StepModule, capture, export
+from irongrad.pipeline.differentiate.differentiate import Programs, joint_program, programs
+from irongrad.pipeline.differentiate.specialise import Program, padded_shape, padding_in, specialise
+from irongrad.pipeline.differentiate.state_names import StateNames
+from irongrad.step.train_step import TrainStep, call_of
 
 BUCKET = {"B": 4, "T": 6, "U": 8}
 WAVES = torch.cos(torch.arange(256.0).double() * 0.7 + torch.arange(5.0).double().unsqueeze(1)).unbind()

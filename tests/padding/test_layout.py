@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from irongrad.padding.layout import Axis, broadcast, dim_of, joined, layout_of, reshaped, solid, unified
 from irongrad.padding.padded import Padded, Padding
-from irongrad.padding.sizes import Sizes, symbol
+from irongrad.sizes.expressions import Sizes, symbol
 
 B, T = symbol("B"), symbol("T")
 BUCKET, TRUE = {"B": 3, "T": 4}, {"B": 2, "T": 3}

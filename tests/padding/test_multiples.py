@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from irongrad.pipeline.capture import capture
-from irongrad.pipeline.differentiate import differentiate
+from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.differentiate.differentiate import differentiate
 from irongrad.runtime.errors import CaptureError
-from irongrad.step import TrainStep
+from irongrad.step.train_step import TrainStep
 
 
 class _Blocks(nn.Module):

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 import irongrad as ig
 from irongrad.padding import Call, Padded
 from irongrad.padding.registry import NoRule, aten, has_users_rules, rule_of
-from irongrad.pipeline.capture import capture
-from irongrad.pipeline.differentiate import differentiate
-from irongrad.pipeline.limits import spelled
+from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.differentiate.differentiate import differentiate
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
-from irongrad.step import TrainStep
+from irongrad.sizes.limits import spelled
+from irongrad.step.train_step import TrainStep
 
 
 class _Model(nn.Module):
@@ -85,7 +85,7 @@ def test_a_registered_rule_is_used(monkeypatch: pytest.MonkeyPatch):
         setup_context=lambda ctx, inputs, output: setattr(ctx, "shape", inputs[0].shape),
     )
     operator = torch.ops.irongrad_tests.row_sums.default
-    monkeypatch.setattr("irongrad.decompositions.registry._USER", {})
+    monkeypatch.setattr("irongrad.operators.decompositions.registry._USER", {})
     ig.register_decomposition(operator)(lambda x: x.sum((1, 2)))
     with pytest.raises(UnsupportedOpError, match=r"irongrad_tests.row_sums.default, on sizes \(B, T, 4\)"):
         differentiate(capture(_step(lambda h: row_sums(h))))

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 import irongrad as ig
+from irongrad.graph.float64_runs import run_wide
+from irongrad.graph.nodes import call, replace
 from irongrad.passes import PassResult, parse_passes, passes_at, registered, registry, run_passes, without
-from irongrad.passes.bisect import bisect
-from irongrad.passes.common_subexpressions import CommonSubexpressions
-from irongrad.passes.dead_code import DeadCode
+from irongrad.passes.graph.common_subexpressions import CommonSubexpressions
+from irongrad.passes.graph.dead_code import DeadCode
 from irongrad.passes.pipelines import LEVELS
-from irongrad.passes.rewrite import call, replace
-from irongrad.passes.wide import run_wide
+from irongrad.pipeline.bisect.bisect import bisect
 from irongrad.pipeline.driver import step_graph
 from irongrad.runtime.errors import InternalError, UserError
 

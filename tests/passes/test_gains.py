@@ -13,12 +13,12 @@ import torch
 from torch.fx import Node
 from torch.nn import functional as F
 
+from irongrad.graph.step_graph import StepGraph
+from irongrad.memory_model.fusion import kernels
+from irongrad.memory_model.liveness import usage
+from irongrad.memory_model.node_costs import flops
 from irongrad.passes import DEFAULT_LEVEL, Pass, parse_passes, passes_at, registered, run_passes, without
-from irongrad.passes.memory.costs import flops
-from irongrad.passes.memory.fusion import kernels
-from irongrad.passes.memory.liveness import usage
 from irongrad.pipeline.driver import step_graph
-from irongrad.pipeline.graphs import StepGraph
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from irongrad.passes import convolutions, passes_at
-from irongrad.passes.bisect import bisect
-from irongrad.passes.wide import differences, magnitudes, run_wide
+from irongrad.graph.float64_runs import differences, magnitudes, run_wide
+from irongrad.passes import passes_at
+from irongrad.passes.graph import convolutions
+from irongrad.pipeline.bisect.bisect import bisect
 
 CONVOLUTIONS = {
     1: (nn.Conv1d, nn.ConvTranspose1d),

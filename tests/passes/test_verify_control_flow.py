@@ -12,8 +12,8 @@ from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
+from irongrad.graph.nodes import call, computed_value
 from irongrad.passes import PassResult, run_passes
-from irongrad.passes.rewrite import call, computed_value
 from irongrad.runtime.errors import InternalError
 
 aten, control = torch.ops.aten, torch.ops.higher_order

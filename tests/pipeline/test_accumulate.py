@@ -8,14 +8,14 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import irongrad as ig
-from irongrad.pipeline.capture import capture
-from irongrad.pipeline.differentiate import differentiate
-from irongrad.pipeline.graphs import Value
-from irongrad.pipeline.interface import chain_of
-from irongrad.pipeline.optimizer import add_optimizer
-from irongrad.pipeline.retrace import interpret
+from irongrad.graph.step_graph import Value
+from irongrad.operators.legalize.retrace import interpret
+from irongrad.pipeline.assemble.interface import chain_of
+from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.differentiate.differentiate import differentiate
+from irongrad.pipeline.optimizer.update import add_optimizer
 from irongrad.runtime.errors import CaptureError
-from irongrad.step import micro_batches
+from irongrad.step.train_step import micro_batches
 
 
 def make_step(accumulate: int, **inputs: torch.Tensor) -> ig.TrainStep:

@@ -10,7 +10,7 @@ import irongrad as ig
 
 def test_two_hundred_steps_agree_with_eager(compiled, monkeypatch):
     """The embedding's gradient is a scatter, the momentum an update in place; every tensor is compared each step."""
-    monkeypatch.setattr("irongrad.pipeline.oracle.NOISY_RUNS", 2)  # two hundred steps of each take a while
+    monkeypatch.setattr("irongrad.pipeline.oracle.oracle.NOISY_RUNS", 2)  # two hundred steps of each take a while
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(12, 8), nn.Flatten(), nn.Linear(24, 16), nn.BatchNorm1d(16), nn.Tanh())
     model.append(nn.Linear(16, 5))

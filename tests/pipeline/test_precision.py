@@ -13,12 +13,12 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import irongrad as ig
-from irongrad.pipeline.capture import capture
-from irongrad.pipeline.differentiate import differentiate
-from irongrad.pipeline.graphs import StepGraph, Value
-from irongrad.pipeline.optimizer import add_optimizer
-from irongrad.pipeline.retrace import interpret
-from irongrad.pipeline.usercode import line_of
+from irongrad.diagnostics.source_lines import line_of
+from irongrad.graph.step_graph import StepGraph, Value
+from irongrad.operators.legalize.retrace import interpret
+from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.differentiate.differentiate import differentiate
+from irongrad.pipeline.optimizer.update import add_optimizer
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import GROWTH_TRACKER, SCALE, SKIPPED, STEPS
 

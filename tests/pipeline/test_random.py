@@ -12,11 +12,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import irongrad as ig
-from irongrad.random.philox import philox
+from irongrad.operators.random.philox import philox
 from irongrad.runtime import Session, load_function
 from irongrad.runtime.errors import GuardError, UnsupportedOpError, UserError
 from irongrad.runtime.manifest import DRAWS, SEED
-from tests.random.test_random import KNOWN
+from tests.operators.random.test_random import KNOWN
 
 # An artifact that was never saved is deleted with its function.
 pytestmark = pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")

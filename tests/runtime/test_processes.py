@@ -42,7 +42,7 @@ def test_the_runtime_imports_no_compiler(mlp_artifact):
 
 
 def test_that_test_can_fail(mlp_artifact):
-    assert run_python(DEPLOYED + "import irongrad.step\n" + IMPORTED, mlp_artifact).strip() != "[]"
+    assert run_python(DEPLOYED + "import irongrad.step.train_step\n" + IMPORTED, mlp_artifact).strip() != "[]"
 
 
 @pytest.mark.parametrize("verb", ["train", "run", "inspect", "verify"])

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.pipeline.compile import COMMON_FLAGS, _iree_compile
 from irongrad.pipeline.driver import build
+from irongrad.pipeline.iree.compile import COMMON_FLAGS, _iree_compile
 from irongrad.pipeline.options import make_options
 from irongrad.runtime import load, selection
 from irongrad.runtime.devices import devices_of

@@ -18,14 +18,14 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.cli.compile import load_step
-from irongrad.pipeline.assemble import assemble
-from irongrad.pipeline.compile import compile_module
+from irongrad.frontends.compile_function import flat_function, golden_runs_of_function, trace_function
+from irongrad.pipeline.assemble.assemble import assemble
+from irongrad.pipeline.assemble.interface import describe_function
 from irongrad.pipeline.driver import build
-from irongrad.pipeline.expected import Expected
-from irongrad.pipeline.functions import flat_function, golden_runs_of_function, trace_function
-from irongrad.pipeline.importer import import_functions
-from irongrad.pipeline.interface import describe_function
+from irongrad.pipeline.iree.compile import compile_module
+from irongrad.pipeline.lower.importer import import_functions
 from irongrad.pipeline.options import make_options
+from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.package import Artifact, Origin, package, write_state
 from irongrad.runtime import Session, load
 from irongrad.runtime import session as session_module

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from irongrad.decompositions.recurrent import LONGEST_UNROLLED
+from irongrad.graph import eager_control_flow as python
 from irongrad.onnx.registry import Call, Region, Static, Value, operator, tensor, with_inner
-from irongrad.pipeline import eager_control_flow as python
+from irongrad.operators.decompositions.recurrent import LONGEST_UNROLLED
 
 # The most iterations that are written one after the other where their number follows from the loop's own counting.
 MOST_COUNTED = 1000

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from irongrad.decompositions.windows import Window
 from irongrad.onnx.registry import Call, Value, operator, tensor
+from irongrad.operators.decompositions.windows import Window
 
 Pads = list[tuple[int, int]]
 

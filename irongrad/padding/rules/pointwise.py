@@ -8,9 +8,9 @@ import sympy
 import torch
 from torch._ops import OpOverload
 
+from irongrad.operators.legalize.scalars import with_tensors
 from irongrad.padding.padded import Padded
 from irongrad.padding.registry import Call, NoRule, aten, rule
-from irongrad.pipeline.scalars import with_tensors
 
 # Not tagged so by PyTorch 2.13, though they are.
 _UNTAGGED = frozenset(

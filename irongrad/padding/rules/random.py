@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from irongrad.operators.random import numbered
 from irongrad.padding.layout import Layout, layout_of, solid
 from irongrad.padding.padded import Padded
 from irongrad.padding.registry import Call, NoRule, aten
-from irongrad.random import numbered
 
 # Those that draw for something else than the elements of their result, in its order.
 _OTHERS = frozenset({aten.multinomial.default, aten.randperm.default, aten.randperm.generator})

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from irongrad.decompositions.recurrent import backward
+from irongrad.operators.decompositions.recurrent import backward
 from irongrad.padding.layout import Layout, dim_of, size_of, solid
 from irongrad.padding.padded import Padded
 from irongrad.padding.registry import Call, NoRule, rule

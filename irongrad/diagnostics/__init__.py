@@ -1,0 +1,1 @@
+"""Errors that name the user's line and the way out."""

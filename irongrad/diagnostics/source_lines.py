@@ -1,0 +1,182 @@
+"""Pointing at the user's own source: the lines behind graph nodes and exceptions."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType
+from unittest import mock
+
+import torch
+from torch import nn
+
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
+from irongrad.runtime.installed import PACKAGE
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
+_OURS = tuple(str(Path(p).resolve()) for p in (PACKAGE, Path(torch.__file__).parent))
+_LIBRARIES = tuple({sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LAYERS = str(Path(torch.__file__).parent / "nn")
+# Where the user's code is called from: the model and the loss, functions, and optimizers.
+_CALLERS = ("pipeline/capture/capture.py", "frontends/compile_function.py", "pipeline/optimizer/trace.py")
+_ENTRIES = tuple(str(PACKAGE / name) for name in _CALLERS)
+_LONGEST = 300
+_NODE = "\n\nWhile executing"  # what torch.fx appends to an exception: the graph's node and its stack trace
+_LOCATED = re.compile(r"\S*:\d+: |\(\w")  # a message that begins with a line, or says that it is unknown
+
+
+def is_user_file(path: str) -> bool:
+    """Whether `path` is neither PyTorch, IronGrad, the standard library nor another installed package."""
+    return not path.startswith("<") and not path.startswith(_OURS) and not path.startswith(_LIBRARIES)
+
+
+def is_user_class(kind: type) -> bool:
+    """Whether `kind` is defined in the user's own code."""
+    try:
+        return is_user_file(inspect.getfile(kind))
+    except (OSError, TypeError):  # a built-in class, or one made in an interactive session
+        return kind.__module__ == "__main__"
+
+
+def line_of(node: torch.fx.Node, otherwise: str = "(line unknown)") -> str:
+    """`file:line: source` of the user's line that made `node`.
+
+    Where no user code is between the model and the operator (an `nn.Sequential` of layers), the path and class of
+    the layer; `otherwise` where that is unknown too.
+    """
+    frames = _FRAME.findall(node.meta.get("stack_trace") or node.stack_trace or "")
+    if mine := [f for f in frames if is_user_file(f[0])]:
+        path, line, _, source = mine[-1]
+        return f"{path}:{line}: {source.strip()}" if source else f"{path}:{line}"
+    layers = [(path, kind) for path, kind in (node.meta.get("nn_module_stack") or {}).values() if path]
+    if layers:
+        path, kind = layers[-1]
+        return f"{path} ({kind if isinstance(kind, str) else kind.__qualname__})"
+    return otherwise
+
+
+def where(thing: object) -> str:
+    """`file:line` of the definition of a module's forward or of a function; its name where it is a library's."""
+    function = thing.forward if isinstance(thing, nn.Module) else thing
+    code: CodeType | None = getattr(inspect.unwrap(function), "__code__", None)  # type: ignore[arg-type]
+    if code is None or not is_user_file(code.co_filename):
+        return type(thing).__name__ if isinstance(thing, nn.Module) else getattr(thing, "__name__", str(thing))
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Silence what torch.export and AOTAutograd log, print and warn about graphs that are then checked here."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), mock.patch("torch.export._trace.print", create=True):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+@contextmanager
+def user_frames() -> Iterator[None]:
+    """Let traced nodes keep the stack frames of all code from the model or the loss inward, not of forwards only."""
+
+    def kept(tracer: object, frames: traceback.StackSummary) -> traceback.StackSummary:
+        return traceback.StackSummary.from_list(_inner(frames))
+
+    with mock.patch("torch.fx.proxy.TracerBase._filter_traceback_frames", kept):
+        yield
+
+
+def _inner(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The frames from where the user's code was entered, without IronGrad's and all of PyTorch's but its layers."""
+    end = len(frames)
+    while end and not is_of_a_model(frames[end - 1].filename):  # among these may be modes of the callers'
+        end -= 1
+    entries = [i for i, f in enumerate(frames[:end]) if f.filename in _ENTRIES]
+    inner = frames[entries[-1] + 1 : end] if entries else frames[:end]
+    return [f for f in inner if is_of_a_model(f.filename)]
+
+
+def is_of_a_model(path: str) -> bool:
+    """Whether `path` is the user's, another library's, or that of PyTorch's layers."""
+    return path.startswith(_LAYERS) or not path.startswith(_OURS)
+
+
+def place_of(error: Exception, thing: object) -> str:
+    """`file:line: source` of the user's line from which an error came, or where `thing` is defined."""
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [f for f in frames if is_user_file(f.filename)] or [f for f in frames if f.filename.startswith(_LAYERS)]
+    return f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else where(thing)
+
+
+@contextmanager
+def forward_frames() -> Iterator[None]:
+    """Let the backward operators of a function that is traced keep the stack frames of the forward's.
+
+    Autograd's anomaly mode asks torch.fx.traceback for the stack, which has that of an interpreted graph only.
+    """
+
+    def stack() -> list[str]:
+        return traceback.format_list(_inner(traceback.extract_stack()[:-1]))
+
+    with mock.patch("torch.fx.traceback.format_stack", stack):
+        yield
+
+
+def capture_error(error: Exception, module: object) -> UserError:
+    """Translate what torch.export raised into the user's line and what to write instead."""
+    from irongrad.diagnostics.advice import refused_at_capture
+
+    if isinstance(error, UnsupportedOpError):
+        return located(error, place_of(error, module))
+    if isinstance(error, UserError):
+        return type(error)(str(error).partition(_NODE)[0])
+    place = place_of(error, module)
+    if refused := refused_at_capture(error):
+        return UnsupportedOpError(f"{place}\n  {refused}")
+    return CaptureError(f"{place}\n  {_advice(type(error).__name__, str(error).strip())}")
+
+
+def located(error: UnsupportedOpError, otherwise: str = "(line unknown)") -> UnsupportedOpError:
+    """`error` with the user's line before its message, unless it begins with one."""
+    text, _, node = str(error).partition(_NODE)
+    if _LOCATED.match(text):
+        return UnsupportedOpError(text)
+    mine = [f for f in _FRAME.findall(node) if is_user_file(f[0])]
+    place = f"{mine[-1][0]}:{mine[-1][1]}: {mine[-1][3].strip()}" if mine else otherwise
+    return UnsupportedOpError(f"{place}\n  {text}")
+
+
+DECISION = (
+    "a Python decision (if, while, assert, bool(), int(), float()) depends on the value of a tensor, which is not "
+    "known at compile time. Write it with torch.where(condition, a, b), a mask, or torch.cond"
+)
+
+
+VALUES_AS_SHAPE = "a tensor's shape depends on values, such as that of x[mask], nonzero or unique."
+KEEP_SHAPE = "Keep the shape: multiply by the mask, or use torch.where(mask, x, 0)"
+
+ONLY_THE_OPTIMIZER = "Only the optimizer may update parameters; compute a new tensor"
+
+
+def _advice(kind: str, text: str) -> str:
+    first = (text.splitlines()[0] if text else kind)[:_LONGEST]
+    if "data-dependent" in text or "DataDependent" in kind or "control flow" in text.lower():
+        return DECISION
+    if "unbacked symbol" in text:
+        return f"{VALUES_AS_SHAPE} {KEEP_SHAPE}"
+    if ".numpy()" in text or ".tolist()" in text:
+        return "a tensor leaves PyTorch (.numpy(), .tolist()); its values are not known at compile time. Use torch"
+    if "a leaf Variable that requires grad" in text:
+        return f"an operator writes into a parameter. {ONLY_THE_OPTIMIZER}"
+    if "were assigned during export" in text:
+        return f"{first}. Register it with self.register_buffer(...) and update it in place, or return it"
+    return f"the step could not be captured: {kind}: {first}"

@@ -1,0 +1,343 @@
+"""`compile_function`: the pipeline for a plain function of tensors, without state, loss or optimizer."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.traceback import preserve_node_meta
+
+from irongrad.cache import default_store
+from irongrad.diagnostics import source_lines
+from irongrad.diagnostics.advice import DENSE
+from irongrad.diagnostics.refusals import refused_together
+from irongrad.graph.dtypes import to_numpy
+from irongrad.graph.eager_control_flow import eager_control_flow
+from irongrad.graph.step_graph import Function, StepGraph, Value
+from irongrad.graph.subgraphs import check_control_flow
+from irongrad.operators.decompositions.registry import BeforeAutograd
+from irongrad.operators.legalize.complex_numbers import in_reals, refuse_complex
+from irongrad.operators.legalize.constants import constants_as_state
+from irongrad.operators.legalize.legality import check_float64, check_operators, check_values
+from irongrad.operators.legalize.retrace import interpret_eager, retrace
+from irongrad.operators.random import Draws
+from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
+from irongrad.pipeline.assemble.assemble import assemble
+from irongrad.pipeline.assemble.interface import describe_function
+from irongrad.pipeline.build_cache import compile_once
+from irongrad.pipeline.capture.capture import plain_operators
+from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
+from irongrad.pipeline.capture.without_value_reads import ValueFree
+from irongrad.pipeline.guards.index_ranges import Range, function_ranges
+from irongrad.pipeline.guards.range_checks import add_guards
+from irongrad.pipeline.lower.importer import import_functions
+from irongrad.pipeline.oracle.expected_values import Expected
+from irongrad.pipeline.oracle.oracle import Spread, Values
+from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
+from irongrad.pipeline.package import Origin, package, write_state
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError
+from irongrad.runtime.function import CompiledFunction
+from irongrad.runtime.golden import Golden, key_of
+from irongrad.runtime.manifest import SEED, FunctionSpec
+from irongrad.runtime.structure import Structure, flatten, unflatten
+from irongrad.targets import parse_target
+
+
+@dataclass(frozen=True)
+class FlatFunction:
+    """A user's function over flat lists of tensors.
+
+    Attributes:
+        run: flat tensors -> flat tensors; with gradients, the outputs and then the gradients.
+        examples: example tensors by name; last the seed, where the function draws random numbers.
+        arguments: the structure of the user's positional arguments.
+        result: the structure of what the compiled function returns.
+    """
+
+    run: Callable[..., list[torch.Tensor]]
+    examples: dict[str, torch.Tensor]
+    arguments: Structure
+    result: Structure
+
+
+def compile_function(
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    *,
+    gradients: bool = False,
+    target: str = "llvm-cpu",
+    cache: bool = True,
+) -> CompiledFunction:
+    """Compile a function of tensors, and verify it on the example arguments against eager float64.
+
+    Functions that call `torch.func.grad`, `vjp`, `jvp`, `vmap` or `hessian` inside are functions like any other. One
+    that draws random numbers becomes a function of a seed: `compiled(x, seed=3)`, 0 by default.
+
+    Args:
+        fn: takes and returns tensors, or tuples, lists and dictionaries of them. It may change its own
+            intermediate tensors in place, and nothing else.
+        example_args: its positional arguments. Shapes, dtypes and everything that is no tensor are compiled in; the
+            values are used to verify the result.
+        gradients: compile `(value, gradients)` in place of the value alone, as `jax.value_and_grad` does: `value`
+            is what `fn` returns, a floating-point scalar or a tuple that begins with one; `gradients` has that
+            scalar's gradient for every tensor in `example_args`, in their structure, and None for integers.
+        target: what to compile for, such as `llvm-cpu` or `llvm-cpu:cpu=x86-64-v3`.
+        cache: whether to take from the cache on disk what IREE compiled before, and to keep what it compiles.
+
+    Returns:
+        A callable on numpy arrays, which `save` writes to an artifact directory.
+
+    Raises:
+        CaptureError: `fn` cannot be traced; with the user's line.
+        UnsupportedOpError: it uses an operator that cannot be compiled.
+        ToolchainError: torch-mlir or IREE failed.
+        VerificationError: the compiled function disagrees with eager float64.
+    """
+    flat = flat_function(fn, tuple(example_args), gradients=gradients)
+    with refused_together():
+        graph, ranges = trace_function(flat, fn)
+        check_operators(graph)
+    chosen = parse_target(target)
+    passes = passes_at(DEFAULT_LEVEL)
+    graph = run_passes(graph, passes, [chosen.backend])
+    check_float64(graph, [chosen])
+    interface = describe_function(graph, ranges)
+    expected = Expected(golden_runs_of_function(flat, graph))
+    with ExitStack() as stack:
+        directory = Path(tempfile.mkdtemp(prefix="irongrad-function-"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
+            module = assemble(import_functions(graph, Path(scratch)), interface)
+            compiled = compile_once(default_store() if cache else None, module, chosen, Path(scratch))
+            origin = Origin([target], passes, function=FunctionSpec(flat.arguments, flat.result))
+            initial = write_state(module, Path(scratch))
+            artifact = package(module, [compiled], origin, expected, initial, directory / "artifact")
+        result = CompiledFunction(artifact.load())
+        weakref.finalize(result, stack.pop_all().close)
+    return result
+
+
+def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradients: bool) -> FlatFunction:
+    """Name the tensors in `arguments` and find the structure of the result by running `fn` once.
+
+    Raises:
+        CaptureError: arguments or results that are neither tensors, constants nor containers of them; with
+            `gradients`, a function whose first result is no floating-point scalar.
+    """
+    tensors, structure = _flatten(arguments, f"{source_lines.where(fn)}: an argument")
+    found: list[Structure] = []
+
+    def value(*leaves: torch.Tensor) -> list[torch.Tensor]:
+        outputs, result = _flatten(fn(*unflatten(structure, leaves)), f"{source_lines.where(fn)}: the result")
+        found[:] = [result]
+        return outputs
+
+    def value_and_gradients(*leaves: torch.Tensor) -> list[torch.Tensor]:
+        """What `fn` returns, and gradients of its first result, for inputs of floating-point and complex numbers."""
+        inputs = [t.detach().requires_grad_(_is_differentiable(t)) for t in leaves]
+        with torch.enable_grad():
+            outputs = value(*inputs)
+            _check_scalar(outputs, fn)
+            setup_stacktrace_preservation_hooks([o.grad_fn for o in outputs[:1] if o.grad_fn is not None])
+            wanted = [t for t in inputs if t.requires_grad]
+            made = torch.autograd.grad(outputs[0], wanted, allow_unused=True, materialize_grads=True)
+        return [o.detach() for o in outputs] + [g.detach() for g in made]
+
+    names = _names(fn, structure)
+    _check_dense(fn, dict(zip(names, tensors, strict=True)))
+    with _located(fn), torch.no_grad(), plain_operators(), eager_control_flow(), Draws(0, 0) as drawn:
+        copies = [t.clone() for t in tensors]
+        outputs = value(*copies)
+    _check_unwritten(fn, dict(zip(names, copies, strict=True)))
+    if not outputs:
+        raise CaptureError(f"{source_lines.where(fn)}: the function returns no tensor, so there is nothing to compile")
+    result = found[0]
+    if gradients:
+        _check_scalar(outputs, fn)
+        _check_differentiable(tensors, fn)
+        differentiable = iter(Structure("leaf") if _is_differentiable(t) else Structure("constant") for t in tensors)
+        result = Structure("tuple", (result, _replaced(structure, differentiable)))
+    run = value_and_gradients if gradients else value
+    examples = dict(zip(names, tensors, strict=True))
+    if drawn.used:
+        run, examples[SEED] = _seeded(run), torch.tensor(0)
+    return FlatFunction(run, examples, structure, result)
+
+
+def _seeded(run: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
+    """`run` with the seed of what it draws as a last argument."""
+
+    def seeded(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        *leaves, seed = tensors
+        with Draws(seed, 0):
+            return run(*leaves)
+
+    return seeded
+
+
+@contextmanager
+def _located(fn: Callable[..., Any]) -> Iterator[None]:
+    """Begin the message of what a run of `fn` raises with the line of `fn` where it does."""
+    try:
+        yield
+    except UnsupportedOpError as error:
+        raise UnsupportedOpError(f"{source_lines.place_of(error, fn)}: {error}") from error
+    except Exception as error:
+        raise source_lines.capture_error(error, fn) from error
+
+
+def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> tuple[StepGraph, list[Range]]:
+    """Trace to a step graph with the function `call`, and the check of those of its arguments that are indices.
+
+    Raises:
+        CaptureError: a decision on a tensor's value; with the user's line.
+    """
+    refuse_complex(flat.examples)
+    examples = list(flat.examples.values())
+    try:
+        with source_lines.quiet_export(), plain_operators(), recurrent_layers(), BeforeAutograd():
+            traced = _trace(flat.run, examples)
+            check_control_flow(traced)  # the gradient of a while_loop takes values too
+            check_values(traced)
+            traced = in_reals(traced)
+        graph = retrace(functionalize(lambda *v: list(interpret_eager(traced, v))), examples)
+    except Exception as error:
+        raise source_lines.capture_error(error, fn) from error
+    arguments = tuple(Value("input", n) for n in flat.examples)
+    count = len(graph.graph.output_node().args[0])
+    results = tuple(Value("output", f"result{i}") for i in range(count))
+    step = StepGraph((), (), flat.examples, {}, functions={"call": Function(graph, arguments, results)})
+    ranges = function_ranges(traced, flat.examples)
+    return add_guards(constants_as_state(step, "call"), ranges), ranges
+
+
+def _trace(run: Callable[..., list[torch.Tensor]], examples: Sequence[torch.Tensor]) -> GraphModule:
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(allow_dynamic_output_shape_ops=False))
+    with mode:
+        fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
+    # Under anomaly detection autograd's nodes keep the stack traces of the forward operators that made them.
+    anomaly = torch.autograd.detect_anomaly(check_nan=False)
+    frames = source_lines.user_frames(), source_lines.forward_frames()
+    with ValueFree(), mode, frames[0], frames[1], preserve_node_meta(), anomaly:
+        return make_fx(run, tracing_mode="real", record_stack_traces=True)(*fakes)
+
+
+def golden_runs_of_function(flat: FlatFunction, graph: StepGraph) -> Iterator[Golden]:
+    """The function's exact values on its examples, after each run with how far from them a compiled value may be."""
+    names = [key_of("call", 0, r.name) for r in graph.functions["call"].results]
+    exact, oracle = Values(), "float64"
+    try:
+        _run(flat, torch.float64, names, exact.record)
+    except RuntimeError:
+        oracle = "float32"  # a function with float32 constants in its code; its own run stands in
+        _run(flat, None, names, exact.record)
+    inputs = {n: to_numpy(t) for n, t in flat.examples.items()}
+    spread = Spread(exact)
+
+    def run(seed: int | None) -> None:
+        with RoundingNoise(seed) if seed is not None else nullcontext():
+            _run(flat, None, names, spread.record)
+
+    for allowed in spread.widened_by(run):
+        yield Golden(0, oracle, inputs, exact.arrays, allowed)
+
+
+@eager_control_flow()
+def _run(
+    flat: FlatFunction, dtype: torch.dtype | None, names: Sequence[str], record: Callable[[str, torch.Tensor], None]
+) -> None:
+    values = flat.examples.values()
+    with plain_operators(), torch.no_grad(), BeforeAutograd(eager=True):
+        outputs = flat.run(*(t.to(dtype) if dtype and t.is_floating_point() else t.clone() for t in values))
+    for name, output in zip(names, outputs, strict=True):
+        record(name, output)
+
+
+def _flatten(value: Any, what: str) -> tuple[list[torch.Tensor], Structure]:
+    try:
+        return flatten(value, lambda part: isinstance(part, torch.Tensor))
+    except TypeError as error:
+        raise CaptureError(f"{what}: {error}") from None
+
+
+def _check_dense(fn: Callable[..., Any], arguments: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in arguments.items():
+        if tensor.layout is not torch.strided:
+            raise UnsupportedOpError(
+                f"{source_lines.where(fn)}: the argument {name!r} is a {tensor.layout} tensor, and only dense ones can "
+                f"be compiled. Use {DENSE}"
+            )
+
+
+def _check_unwritten(fn: Callable[..., Any], arguments: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in arguments.items():
+        if tensor._version:
+            raise CaptureError(
+                f"{source_lines.where(fn)}: the function writes into its argument {name!r}, and a compiled function "
+                f"writes into none. Write into a copy, x.clone(), and return that"
+            )
+
+
+def _is_differentiable(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _check_scalar(outputs: Sequence[torch.Tensor], fn: Callable[..., Any]) -> None:
+    if not outputs or outputs[0].shape != () or not outputs[0].is_floating_point():
+        shape = tuple(outputs[0].shape) if outputs else "none"
+        raise CaptureError(
+            f"{source_lines.where(fn)}: gradients=True needs a floating-point scalar as the first result, it has shape "
+            f"{shape}. Reduce it, or call torch.func.vjp inside the function"
+        )
+
+
+def _check_differentiable(tensors: Sequence[torch.Tensor], fn: Callable[..., Any]) -> None:
+    if not any(map(_is_differentiable, tensors)):
+        raise CaptureError(
+            f"{source_lines.where(fn)}: gradients=True needs a floating-point tensor among the arguments. Leave it "
+            "out, or pass as an argument what the gradient is to be of"
+        )
+
+
+def _replaced(structure: Structure, leaves: Iterator[Structure]) -> Structure:
+    if structure.kind == "leaf":
+        return next(leaves)
+    if structure.kind == "constant":
+        return Structure("constant")
+    return Structure(structure.kind, tuple(_replaced(i, leaves) for i in structure.items), structure.keys)
+
+
+def _names(fn: Callable[..., Any], structure: Structure) -> list[str]:
+    """A name for every tensor argument: the parameter's, with the path into it."""
+    try:
+        signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
+        parameters = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    except (TypeError, ValueError):  # a function written in C has no signature
+        parameters = []
+    names: list[str] = []
+
+    def walk(part: Structure, name: str) -> None:
+        if part.kind == "leaf":
+            names.append(name)
+        keys = part.keys or range(len(part.items))
+        for key, item in zip(keys, part.items, strict=True):
+            walk(item, f"{name}.{key}")
+
+    for number, item in enumerate(structure.items):
+        walk(item, parameters[number] if number < len(parameters) else f"arg{number}")
+    return names

@@ -1,0 +1,269 @@
+"""A bundle of a JAX step -> the artifact that a TrainStep makes: `irongrad import`.
+
+JAX has differentiated and lowered the step. Here each of its programs becomes linalg by IREE's StableHLO input, inside
+a function of a step graph that is known by its arguments and results alone; assembling, compiling, verifying and
+packaging are those of every step.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from iree.compiler import ir
+from iree.compiler.tools import binaries as iree_binaries
+from torch.fx import Graph, GraphModule
+
+from irongrad.cache import default_store
+from irongrad.diagnostics.toolchain_errors import toolchain_error
+from irongrad.graph.dtypes import mlir_type
+from irongrad.graph.step_graph import Function, StateTensor, StepGraph, Value
+from irongrad.jax.bundle import Bundle, Port, read_bundle
+from irongrad.pipeline.assemble.assemble import assemble
+from irongrad.pipeline.assemble.interface import describe, selected
+from irongrad.pipeline.assemble.step_functions import torch_dtype
+from irongrad.pipeline.build_cache import compile_all
+from irongrad.pipeline.guards.index_ranges import Range
+from irongrad.pipeline.guards.range_checks import add_guards
+from irongrad.pipeline.lower.importer import ImportedStep, import_functions
+from irongrad.pipeline.lower.routes import Lowered
+from irongrad.pipeline.oracle.expected_values import Expected
+from irongrad.pipeline.package import Artifact, Origin, package, write_state
+from irongrad.runtime.errors import InternalError, ToolchainError
+from irongrad.runtime.manifest import STEPS, Role
+from irongrad.runtime.staging import check_output
+from irongrad.targets import parse_targets
+
+_TO_LINALG = "--iree-stablehlo-input-transformation-pipeline"
+_INLINE = "--pass-pipeline=builtin.module(inline,symbol-dce)"
+
+
+def import_bundle(
+    directory: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    target: str | Sequence[str] = "llvm-cpu",
+    *,
+    entry_points: Sequence[str] | None = None,
+    cache: bool = True,
+) -> Artifact:
+    """Compile what `irongrad.jax.export_step` wrote into an artifact directory, and verify it; needs no JAX.
+
+    Args:
+        directory: the bundle.
+        output: the directory to write.
+        target: one target or several, as for `irongrad.compile`.
+        entry_points: which entry points to include, all by default.
+        cache: whether to take from the cache on disk what IREE compiled before, and to keep what it compiles.
+
+    Raises:
+        ArtifactError: the bundle is damaged.
+        ToolchainError: IREE cannot read or compile a module of it.
+        VerificationError: the compiled step disagrees with JAX in float64; nothing is written.
+    """
+    check_output(Path(output))
+    names = [target] if isinstance(target, str) else list(target)
+    targets = parse_targets(names)
+    bundle = read_bundle(Path(directory))
+    ranges = [
+        Range(s.name, s.minimum, s.maximum, s.exempt)
+        for s in bundle.index.inputs
+        if s.minimum is not None and s.maximum is not None
+    ]
+    graph = add_guards(step_graph(bundle), ranges)
+    interface = describe(graph, ranges, entry_points)
+    graph = selected(graph, interface)
+    with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
+        scratch = Path(folder)
+        module = assemble(lowered(bundle, graph, scratch), interface)
+        store = default_store() if cache else None
+        compiled = compile_all(store, module, targets, scratch)
+        versions = {n: v for n, v in bundle.index.versions.items() if n in ("jax", "jaxlib")}
+        origin = Origin(names, route="stablehlo", versions=versions)
+        expected = Expected(iter((bundle.golden,)))
+        return package(module, compiled, origin, expected, write_state(module, scratch), Path(output))
+
+
+def step_graph(bundle: Bundle) -> StepGraph:
+    """The step graph of a bundle; its functions have no operators."""
+    index = bundle.index
+    state = [StateTensor(s.name, s.role, _tensor(bundle.state[s.name]), s.aliases) for s in index.state]
+    state.append(StateTensor(STEPS, Role.COUNTER, torch.tensor(0)))
+    inputs = {s.name: torch.zeros(s.shape, dtype=torch_dtype(s.dtype)) for s in index.inputs}
+    functions = {name: opaque(name, _arguments(name, bundle), _results(name, bundle)) for name in index.programs}
+    hypers = {h.name: h.default for h in index.hypers}
+    return StepGraph(tuple(state), (), inputs, hypers, functions=functions)
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+_COUNT = Port("state", STEPS, "int64", ())
+
+
+def _arguments(name: str, bundle: Bundle) -> tuple[Port, ...]:
+    """What the function `name` takes: what its program does, with hyperparameters in float64; the step its count."""
+    given = [replace(p, dtype="float64") if p.kind == "hyper" else p for p in bundle.index.programs[name].arguments]
+    return (*given, *([_COUNT] if name == "step" else []))
+
+
+def _results(name: str, bundle: Bundle) -> tuple[Port, ...]:
+    return (*bundle.index.programs[name].results, *([_COUNT] if name == "step" else []))
+
+
+def opaque(name: str, arguments: Sequence[Port], results: Sequence[Port]) -> Function:
+    """A function of a step graph of which only arguments and results are known: a call of one operator."""
+    graph = Graph()
+    given = [graph.placeholder(f"arg{i}") for i in range(len(arguments))]
+    for node, port in zip(given, arguments, strict=True):
+        node.meta["val"] = _example(port)
+    call = graph.call_function(imported, (name, *given))
+    made = [graph.call_function(_result, (call, i)) for i in range(len(results))]
+    for node, port in zip(made, results, strict=True):
+        node.meta["val"] = _example(port)
+    graph.output(tuple(made))
+    values = [tuple(Value(p.kind, p.name) for p in ports) for ports in (arguments, results)]
+    return Function(GraphModule({}, graph), *values)
+
+
+def imported(name: str, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Stands in a graph for a program that is no graph of operators.
+
+    Raises:
+        InternalError: always; it cannot be run here.
+    """
+    raise InternalError(f"the imported program {name!r} is known to IREE only")
+
+
+def _result(results: tuple[torch.Tensor, ...], index: int) -> torch.Tensor:
+    return results[index]
+
+
+def _example(port: Port) -> torch.Tensor:
+    return torch.empty(port.shape, dtype=torch_dtype(port.dtype), device="meta")
+
+
+def lowered(bundle: Bundle, graph: StepGraph, scratch: Path) -> ImportedStep:
+    """All functions of the graph as linalg: the bundle's programs, and the checks of ranges.
+
+    Raises:
+        ToolchainError: IREE cannot read a module; with its diagnostic.
+    """
+    checks = {n: f for n, f in graph.functions.items() if n.startswith("check.")}
+    modules = [import_functions(replace(graph, functions=checks), scratch).modules.linalg] if checks else []
+    for name in (n for n in bundle.index.programs if n in graph.functions):
+        inner = _to_linalg(bundle, name, scratch)
+        outer = "\n".join(_wrapper(name, bundle))
+        whole = _together([f"module {{\n{outer}\n}}".encode(), inner.encode()])
+        modules.append(_inlined(whole, scratch / f"{name}.whole.mlir"))
+    return ImportedStep(graph, Lowered(b"", _together(modules)))
+
+
+def _to_linalg(bundle: Bundle, name: str, scratch: Path) -> str:
+    """The program `name` in linalg, as the private function `program`."""
+    source = scratch / bundle.index.programs[name].file
+    source.write_bytes(bundle.modules[name])
+    result = _iree_opt(_TO_LINALG, source)
+    if result.returncode != 0:
+        error = toolchain_error("iree-opt", result, source)
+        version = bundle.index.stablehlo
+        raise ToolchainError(
+            f"{error}\n  The {name} is StableHLO {version} of jax {bundle.index.versions.get('jax')}. Where this IREE "
+            "is older than that, export it with stablehlo_version='1.13.0', say"
+        )
+    with ir.Context():
+        module = ir.Module.parse(result.stdout)
+        main, *others = list(module.body.operations)
+        if others:
+            raise InternalError(f"IREE did not inline {', '.join(o.name.value for o in others)} of the {name}")
+        attributes = main.operation.attributes
+        attributes["sym_name"] = ir.StringAttr.get("program")
+        attributes["sym_visibility"] = ir.StringAttr.get("private")
+        for of_values in ("arg_attrs", "res_attrs"):
+            if of_values in attributes:
+                del attributes[of_values]
+        return str(module)
+
+
+def _wrapper(name: str, bundle: Bundle) -> Iterator[str]:
+    """`graph.<name>` around the program: hyperparameters in its own dtype, and the count of steps."""
+    arguments, results = _arguments(name, bundle), _results(name, bundle)
+    program = bundle.index.programs[name]
+    given = ", ".join(f"%a{i}: {_type(p)}" for i, p in enumerate(arguments))
+    yield f"func.func private @program({_types(program.arguments)}) -> ({_types(program.results)})"
+    yield f'func.func @"graph.{name}"({given}) -> ({_types(results)}) {{'
+    values = []
+    for i, port in enumerate(program.arguments):
+        values.append(f"%h{i}" if port.kind == "hyper" else f"%a{i}")
+        if port.kind == "hyper":
+            yield from _scalar(f"%h{i}", f"%a{i}", arguments[i], port, "arith.truncf %x : f64 to f32")
+    count = len(program.results)
+    signature = f"({_types(program.arguments)}) -> ({_types(program.results)})"
+    yield f"%r:{count} = func.call @program({', '.join(values)}) : {signature}"
+    made = [f"%r#{i}" for i in range(count)]
+    if name == "step":
+        yield "%one = arith.constant 1 : i64"
+        yield from _scalar("%steps", f"%a{len(arguments) - 1}", _COUNT, _COUNT, "arith.addi %x, %one : i64")
+        made.append("%steps")
+    yield f"return {', '.join(made)} : {_types(results)}"
+    yield "}"
+
+
+def _scalar(result: str, value: str, taken: Port, made: Port, operation: str) -> Iterator[str]:
+    """A computation on a tensor of rank 0."""
+    scalar = "affine_map<() -> ()>"
+    source, kind = _type(taken), _type(made)
+    element = kind.removeprefix("tensor<").removesuffix(">")
+    yield f"{result}.empty = tensor.empty() : {kind}"
+    yield f"{result} = linalg.generic {{indexing_maps = [{scalar}, {scalar}], iterator_types = []}}"
+    yield f"    ins({value} : {source}) outs({result}.empty : {kind}) {{"
+    yield f"^bb0(%x: {source.removeprefix('tensor<').removesuffix('>')}, %o: {element}):"
+    yield f"  %y = {operation}"
+    yield f"  linalg.yield %y : {element}"
+    yield f"}} -> {kind}"
+
+
+def _type(port: Port) -> str:
+    return mlir_type(port.shape, torch_dtype(port.dtype))
+
+
+def _types(ports: Sequence[Port]) -> str:
+    return ", ".join(map(_type, ports))
+
+
+def _together(modules: Sequence[bytes]) -> bytes:
+    """One module of the functions of several; a declaration gives way to the function that it declares."""
+    with ir.Context():
+        whole = ir.Module.parse("module {}")
+        for module in modules:
+            declared: Mapping[str, Any] = {op.name.value: op for op in whole.body.operations}
+            part = ir.Module.parse(module)
+            for function in list(part.body.operations):
+                if function.name.value in declared:
+                    declared[function.name.value].operation.erase()
+                function.detach_from_parent()
+                whole.body.append(function)
+        return str(whole).encode()
+
+
+def _inlined(module: bytes, source: Path) -> bytes:
+    source.write_bytes(module)
+    result = _iree_opt(_INLINE, source)
+    if result.returncode != 0:
+        raise toolchain_error("iree-opt", result, source)
+    return result.stdout.encode()
+
+
+def _iree_opt(option: str, source: Path) -> subprocess.CompletedProcess[str]:
+    tool = iree_binaries.find_tool("iree-opt")
+    return subprocess.run([tool, option, str(source)], capture_output=True, text=True, check=False)

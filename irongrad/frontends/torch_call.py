@@ -1,0 +1,118 @@
+"""A compiled function on PyTorch's tensors, in the process that holds both."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from iree import runtime as ireert
+
+from irongrad.graph.dtypes import to_numpy
+from irongrad.pipeline.assemble.assemble import AssembledModule
+from irongrad.runtime.errors import GuardError
+from irongrad.runtime.manifest import SCOPE
+from irongrad.runtime.memory import keep_freed_memory
+from irongrad.runtime.stacks import give_workers_stack
+from irongrad.runtime.status import reason
+
+# IREE 3.13.0 imports host memory that begins at a multiple of this only (runtime/src/iree/hal/buffer_heap.c).
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class TensorLike:
+    """What a result has to be like.
+
+    Attributes:
+        shape: its sizes.
+        stride: its strides.
+        dtype: its dtype.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorLike:
+        """What `tensor` is like; of a fake tensor too."""
+        return cls(tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride())), tensor.dtype)
+
+
+class TorchCall:
+    """The entry point `call` of a module, on one device for all of a process.
+
+    Arguments are read where they lie: the module copies what it would write into. Results are copies, of the strides
+    that eager's have: two of a module may lie in one buffer, or in one that it keeps.
+    """
+
+    def __init__(self, module: AssembledModule, vmfb: bytes, results: Sequence[TensorLike]) -> None:
+        self._constants = [to_numpy(t.initial).reshape(-1).view(np.uint8) for t in module.graph.state]
+        index = ireert.ParameterIndex()
+        for tensor, constant in zip(module.graph.state, self._constants, strict=True):
+            index.add_buffer(tensor.name, constant)
+        instance, self._device = _runtime()
+        parameters = ireert.create_io_parameters_module(instance, index.create_provider(scope=SCOPE))
+        loaded = ireert.VmModule.copy_buffer(instance, vmfb)
+        hal = ireert.create_hal_module(instance, self._device)
+        self._context = ireert.VmContext(instance, modules=[hal, parameters, loaded])
+        self._function = loaded.lookup_function("call")
+        self._results = tuple(results)
+        _LIVE.add(self)
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run it.
+
+        Raises:
+            GuardError: an index is out of range.
+        """
+        arguments = ireert.VmVariantList(len(tensors))
+        given = [_importable(t) for t in tensors]
+        for tensor in given:
+            arguments.push_ref(self._device.from_dlpack_capsule(torch.utils.dlpack.to_dlpack(tensor)))
+        results = ireert.VmVariantList(len(self._results))
+        try:
+            self._context.invoke(self._function, arguments, results)
+        except Exception as error:
+            raise GuardError(f"torch.compile: {reason(error)}") from error
+        return [self._copied(results, i, like) for i, like in enumerate(self._results)]
+
+    def _copied(self, results: Any, index: int, like: TensorLike) -> torch.Tensor:
+        view = results.get_as_object(index, ireert.HalBufferView)
+        made = torch.empty_strided(like.shape, like.stride, dtype=like.dtype)
+        if not made.numel():
+            return made
+        size = view.get_buffer().byte_length()
+        host = torch.frombuffer(view.map().asarray([size], np.dtype(np.uint8)), dtype=torch.uint8)
+        return made.copy_(host[: made.numel() * made.element_size()].view(like.dtype).reshape(like.shape))
+
+
+def _importable(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, or a copy of one that IREE cannot read where it is."""
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain if plain.data_ptr() % ALIGNMENT == 0 else plain.clone()
+
+
+_LIVE: weakref.WeakSet[TorchCall] = weakref.WeakSet()
+
+
+@functools.cache
+def _runtime() -> tuple[Any, Any]:
+    """The instance and the device of this process."""
+    keep_freed_memory()
+    give_workers_stack()
+    atexit.register(_release)
+    return ireert.VmInstance(), ireert.get_device("local-task")
+
+
+def _release() -> None:
+    """Let go of IREE before the interpreter ends: Dynamo keeps what it compiled, which nanobind then calls leaked."""
+    for call in _LIVE:
+        vars(call).clear()
+    _runtime.cache_clear()

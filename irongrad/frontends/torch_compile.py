@@ -1,0 +1,179 @@
+"""`torch.compile(model, backend="irongrad")`: IronGrad just in time, over the same passes and caches.
+
+Dynamo cuts a Python program into graphs of tensors, and guards each on what it saw. AOTAutograd makes of each a forward
+and a backward without mutation, which are compiled here as functions of fixed shapes. Dynamo finds `torch_backend` by
+the entry point in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import tracing
+from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from irongrad.cache import default_store
+from irongrad.frontends.torch_call import TensorLike, TorchCall
+from irongrad.graph.step_graph import Function, StepGraph, Value
+from irongrad.operators.decompositions.registry import BeforeAutograd
+from irongrad.operators.legalize.constants import constants_as_state
+from irongrad.operators.legalize.legality import check_operators, check_values
+from irongrad.operators.legalize.retrace import interpret_eager, retrace
+from irongrad.operators.random import Draws, is_random
+from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
+from irongrad.pipeline.assemble.assemble import assemble
+from irongrad.pipeline.assemble.interface import describe_function
+from irongrad.pipeline.build_cache import compile_once
+from irongrad.pipeline.capture.capture import plain_operators
+from irongrad.pipeline.guards.index_ranges import function_ranges
+from irongrad.pipeline.guards.range_checks import add_guards
+from irongrad.pipeline.lower.importer import import_functions
+from irongrad.runtime.errors import UnsupportedOpError
+from irongrad.runtime.manifest import SEED
+from irongrad.targets import parse_target
+
+Compiled = Callable[..., Any]
+
+
+def torch_backend(graph: GraphModule, examples: Sequence[Any]) -> Compiled:
+    """Compile one of Dynamo's graphs, forward and backward, for this machine's CPU.
+
+    Sizes that Dynamo left symbolic become guards on their values, so each size has a graph of its own.
+
+    Raises:
+        UnsupportedOpError: an operator that cannot be compiled, or a tensor that is not on the CPU.
+    """
+    for example in examples:
+        _specialise(example)
+        _check_device(example)
+    compiler = aot_autograd(
+        fw_compiler=compile_graph,
+        bw_compiler=compile_graph,
+        inference_compiler=compile_graph,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=False,
+    )
+    with plain_operators(), BeforeAutograd():
+        compiled: Compiled = compiler(graph, examples)
+    return compiled
+
+
+def _specialise(example: Any) -> None:
+    """Ask for the value of every size and number, which makes a guard of it."""
+    for number in example.shape if isinstance(example, torch.Tensor) else [example]:
+        _plain(number)
+
+
+def _plain(number: Any) -> Any:
+    """The value of a number that may be symbolic."""
+    for symbolic, plain in ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool)):
+        if isinstance(number, symbolic):
+            return plain(number)
+    return number
+
+
+def _check_device(example: Any) -> None:
+    if isinstance(example, torch.Tensor) and example.device.type != "cpu":
+        raise UnsupportedOpError(f"a tensor on {example.device} cannot be compiled here; move the model to the CPU")
+
+
+def compile_graph(graph: GraphModule, examples: Sequence[Any]) -> Compiled:
+    """Compile a functional graph of ATen operators to a function of the same arguments."""
+    plan = _Plan(graph)
+    # AOTAutograd is still tracing, on fake tensors; here real constants are folded.
+    with tracing(None), _disable_current_modes(), plain_operators():
+        call = plan.compiled()
+
+    def run(*values: Any) -> list[Any]:
+        given = [values[i] for i in plan.tensors]
+        if plan.draws:
+            given.append(torch.randint(2**63 - 1, ()))  # of torch.manual_seed's generator
+        made = iter(call(given) if call is not None else ())
+        return [next(made) if n in plan.computed else _passed(n, plan.places, values) for n in plan.results]
+
+    boxed: Compiled = make_boxed_func(run)
+    return boxed
+
+
+def _passed(result: Any, places: dict[Node, int], values: Sequence[Any]) -> Any:
+    """A result that is an argument, or nothing."""
+    return values[places[result]] if isinstance(result, Node) else result
+
+
+class _Plan:
+    """What of a graph is compiled: AOTAutograd's have numbers as arguments, and arguments and None as results.
+
+    Attributes:
+        places: the position of each argument.
+        tensors: the positions of those that are tensors.
+        results: the nodes, or numbers and None, that the graph returns.
+        computed: the nodes among them that the compiled function returns.
+        draws: whether it takes a seed as a last argument.
+    """
+
+    def __init__(self, graph: GraphModule) -> None:
+        self._graph = graph
+        placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+        self.places = {n: i for i, n in enumerate(placeholders)}
+        self.tensors = [i for i, n in enumerate(placeholders) if isinstance(n.meta["val"], torch.Tensor)]
+        self._numbers = [None if i in self.tensors else _plain(n.meta["val"]) for n, i in self.places.items()]
+        self._examples = [placeholders[i].meta["val"] for i in self.tensors]
+        self.results: list[Any] = list(graph.graph.output_node().args[0])
+        self.computed = {n for n in self.results if isinstance(n, Node) and n not in self.places}
+        self.draws = any(is_random(n.target) for n in graph.graph.nodes)
+
+    def compiled(self) -> TorchCall | None:
+        """The compiled function; None where nothing is computed.
+
+        Raises:
+            UnsupportedOpError: an operator that cannot be compiled.
+        """
+        wanted = [n for n in self.results if n in self.computed]
+        if not wanted:
+            return None
+        check_values(self._graph)
+        graph, target = self._step_graph(), parse_target("llvm-cpu")
+        check_operators(graph)
+        graph = run_passes(graph, passes_at(DEFAULT_LEVEL), [target.backend])
+        with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
+            interface = describe_function(graph, self._ranges())
+            module = assemble(import_functions(graph, Path(scratch)), interface)
+            binary = compile_once(default_store(), module, target, Path(scratch))
+        return TorchCall(module, binary.vmfb, [TensorLike.of(n.meta["val"]) for n in wanted])
+
+    def _step_graph(self) -> StepGraph:
+        examples = [torch.empty(TensorLike.of(t).shape, dtype=t.dtype, device="meta") for t in self._examples]
+        names = [f"arg{i}" for i in self.tensors]
+        inputs = dict(zip(names, examples, strict=True))
+        if self.draws:
+            inputs[SEED] = torch.empty((), dtype=torch.int64, device="meta")
+        made = retrace(self._run, list(inputs.values()))
+        count = len(made.graph.output_node().args[0])
+        arguments = tuple(Value("input", n) for n in inputs)
+        results = tuple(Value("output", f"result{i}") for i in range(count))
+        graph = StepGraph((), (), inputs, {}, functions={"call": Function(made, arguments, results)})
+        return add_guards(constants_as_state(graph, "call"), self._ranges())
+
+    def _ranges(self) -> list[Any]:
+        return function_ranges(self._graph, [f"arg{i}" for i in self.places.values()])
+
+    def _run(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """The graph on tensors alone; where it draws, the last of them is the seed."""
+        given = iter(tensors)
+        values = [next(given) if number is None else number for number in self._numbers]
+        if not self.draws:
+            return self._outputs(values)
+        with Draws(next(given), 0):
+            return self._outputs(values)
+
+    def _outputs(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        outputs = zip(self.results, interpret_eager(self._graph, values), strict=True)
+        return [made for node, made in outputs if node in self.computed]

@@ -1,0 +1,1 @@
+"""The IR between stages: `StepGraph`, its nodes, dtypes and purity."""

@@ -1,0 +1,141 @@
+"""What passes rewrite graphs with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from irongrad.graph import shape_only_tensors
+from irongrad.passes.base import kind_of
+from irongrad.sizes.symbols import has_symbols
+
+# A node that a pass makes is about the same user's line as the one it stands for.
+_KEPT = ("stack_trace", "from_node", "autograd_backward", "nn_module_stack", "source_fn_stack", "seq_nr")
+
+
+def call(graph: Graph, operator: Callable[..., Any], *args: Any, like: Node, **kwargs: Any) -> Node:
+    """A call of `operator` at the graph's insertion point, with the value it gives and the line of `like`."""
+    node = graph.call_function(operator, args, kwargs)
+    node.meta = meta_of(like)
+    node.meta["val"] = computed_value(node)
+    return node
+
+
+def meta_of(node: Node) -> dict[str, Any]:
+    """What another node about the same user's line keeps of `node.meta`."""
+    return {k: node.meta[k] for k in _KEPT if k in node.meta}
+
+
+def computed_value(node: Node) -> Any:
+    """The fake value that the operator of `node` gives for the values of its arguments.
+
+    A graph's tensors have no strides, so its arguments are taken to be contiguous; and what is computed of the same
+    shapes again, as passes that write the same form a hundred times do, is not computed again.
+    """
+    mode = fake_mode_of(node)
+    known = _COMPUTED.setdefault(mode, {})
+    key = node.target, _key(node.args), _key(node.kwargs)
+    if key not in known:
+        with torch.no_grad():
+            known[key] = _computed(node, mode)
+    return known[key]
+
+
+def _computed(node: Node, mode: FakeTensorMode) -> Any:
+    operator = node.target
+    assert callable(operator)
+    if isinstance(operator, OpOverload) and all(map(_is_tensor_of_known_size, node.all_input_nodes)):
+        with suppress(NotImplementedError):  # PyTorch has no meta kernel for every operator
+            args, kwargs = _arguments(node, shape_only_tensors.empty)
+            return shape_only_tensors.faked(shape_only_tensors.result_of(operator, args, kwargs), mode)
+    with mode:
+        args, kwargs = _arguments(node, torch.empty)
+        return operator(*args, **kwargs)
+
+
+def _is_tensor_of_known_size(node: Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, torch.Tensor) and not has_symbols(value)
+
+
+def _arguments(node: Node, empty: Callable[..., torch.Tensor]) -> tuple[Any, Any]:
+    """What `node` calls its operator with; a tensor of the shape and dtype, made by `empty`, for each in the graph."""
+
+    def value_of(argument: Node) -> Any:
+        value = argument.meta["val"]
+        return empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+
+    arguments: tuple[Any, Any] = map_arg((node.args, node.kwargs), value_of)
+    return arguments
+
+
+_COMPUTED: WeakKeyDictionary[FakeTensorMode, dict[Hashable, Any]] = WeakKeyDictionary()
+
+
+def _key(argument: Any) -> Hashable:
+    """Equal for arguments of equal types, shapes and dtypes, or constants that print the same."""
+    if isinstance(argument, Node):
+        return _key(argument.meta["val"])
+    if isinstance(argument, torch.Tensor):
+        kind: Hashable = kind_of(argument)
+        return kind
+    if isinstance(argument, (list, tuple)):
+        return tuple(map(_key, argument))
+    if isinstance(argument, dict):
+        return tuple((name, _key(value)) for name, value in argument.items())
+    return type(argument), repr(argument)
+
+
+def fake_mode_of(node: Node) -> FakeTensorMode:
+    """The mode of the fake tensors in the graph of `node`."""
+    for other in node.graph.nodes:
+        if isinstance(value := other.meta.get("val"), FakeTensor):
+            return value.fake_mode
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def replace(node: Node, new: Node) -> None:
+    """Have every user of `node` use `new`, and drop `node`."""
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+
+
+def bodies(graph: GraphModule) -> Iterator[tuple[str, GraphModule]]:
+    """The bodies of control flow that `graph` names itself, by attribute."""
+    for node in graph.graph.nodes:
+        body = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(body, GraphModule):
+            yield str(node.target), body
+
+
+def sort_topologically(graph: Graph) -> None:
+    """Move nodes behind what they use; those that are already there keep their order."""
+    placed: set[Node] = set()
+    waiting: dict[Node, list[Node]] = {}
+    ready = list(reversed(graph.nodes))
+    last: Node | None = None
+    while ready:
+        node = ready.pop()
+        missing = next((i for i in node.all_input_nodes if i not in placed), None)
+        if missing is not None:
+            waiting.setdefault(missing, []).append(node)
+            continue
+        if last is not None:
+            last.append(node)
+        placed.add(node)
+        last = node
+        ready += reversed(waiting.pop(node, ()))
+
+
+def graph_of(region: Node) -> Graph:
+    """The graph that the node `region` names: a branch, or the body of a loop."""
+    graph: Graph = getattr(region.graph.owning_module, str(region.target)).graph
+    return graph

@@ -1,0 +1,145 @@
+"""A bundle: what leaves JAX. A directory that holds a training step as StableHLO, its state, and its golden values.
+
+    bundle.json            what this module describes
+    step.stablehlo         the step as a portable artifact of StableHLO (openxla.org/stablehlo/bytecode); so are
+    eval.stablehlo         the functions beside it, where there are any
+    predict.stablehlo
+    state.safetensors      the initial state by name
+    golden.safetensors     inputs, and what JAX made of them in float64 (`irongrad.runtime.golden`)
+
+`irongrad.jax` writes one where JAX is, and `irongrad import` reads it where the compiler is. Neither needs the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import safetensors.numpy
+
+from irongrad.runtime.arrays import Array
+from irongrad.runtime.checkpoint import arrays_of
+from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.golden import Golden, read_golden, write_golden
+from irongrad.runtime.manifest import HyperSpec, StateSpec, TensorSpec
+
+FORMAT_VERSION = 1
+INDEX = "bundle.json"
+STATE = "state.safetensors"
+GOLDEN = "golden.safetensors"
+
+
+@dataclass(frozen=True)
+class Port:
+    """An argument or a result of a program.
+
+    Attributes:
+        kind: `state`, `input`, `hyper` or `output`, as those of `irongrad.graph.step_graph.Value`.
+        name: of the state tensor, input, hyperparameter or output.
+        dtype: numpy's name of its element type.
+        shape: its dimensions.
+    """
+
+    kind: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One exported function.
+
+    Attributes:
+        file: the file of its module.
+        arguments: of the module's `main`, in order.
+        results: of the module's `main`, in order.
+    """
+
+    file: str
+    arguments: tuple[Port, ...]
+    results: tuple[Port, ...]
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a bundle says of itself.
+
+    Attributes:
+        format_version: of the bundle's layout.
+        state: all state tensors.
+        inputs: of the step, with the ranges that were declared.
+        hypers: its hyperparameters and their defaults.
+        programs: `step`, and `eval` and `predict` where there are any.
+        versions: of Python and the packages that made it.
+        stablehlo: the version of StableHLO that the modules are written in.
+    """
+
+    format_version: int
+    state: tuple[StateSpec, ...]
+    inputs: tuple[TensorSpec, ...]
+    hypers: tuple[HyperSpec, ...]
+    programs: dict[str, Program]
+    versions: dict[str, str] = field(default_factory=dict)
+    stablehlo: str = ""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A whole bundle in memory.
+
+    Attributes:
+        index: what it says of itself.
+        modules: the bytes of each program's module, by program.
+        state: the initial state by name.
+        golden: inputs and expected values.
+    """
+
+    index: Index
+    modules: Mapping[str, bytes]
+    state: Mapping[str, Array]
+    golden: Golden
+
+
+def is_bundle(directory: Path) -> bool:
+    """Whether `directory` looks like a bundle."""
+    return (directory / INDEX).is_file()
+
+
+def write_bundle(bundle: Bundle, directory: Path) -> None:
+    """Write `bundle` into `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, program in bundle.index.programs.items():
+        (directory / program.file).write_bytes(bundle.modules[name])
+    arrays = {n: np.asarray(a, order="C") for n, a in bundle.state.items()}
+    (directory / STATE).write_bytes(safetensors.numpy.save(arrays))
+    write_golden(bundle.golden, directory / GOLDEN)
+    (directory / INDEX).write_bytes(msgspec.json.format(msgspec.json.encode(bundle.index), indent=2) + b"\n")
+
+
+def read_bundle(directory: Path) -> Bundle:
+    """Read the bundle in `directory`.
+
+    Raises:
+        ArtifactError: it is none, is damaged, or of another format version.
+    """
+    path = directory / INDEX
+    try:
+        data = path.read_bytes()
+        version = msgspec.json.decode(data).get("format_version")
+        if version != FORMAT_VERSION:
+            raise ArtifactError(
+                f"{path} has format version {version}; this IronGrad reads version {FORMAT_VERSION}. Export the step "
+                "again with this version's irongrad.jax.export_step"
+            )
+        index = msgspec.json.decode(data, type=Index)
+        modules = {n: (directory / p.file).read_bytes() for n, p in index.programs.items()}
+        state = arrays_of(directory / STATE)
+    except (OSError, msgspec.DecodeError, safetensors.SafetensorError, AttributeError) as error:
+        raise ArtifactError(f"{directory} is no whole bundle of irongrad.jax.export_step: {error}") from None
+    if missing := [s.name for s in index.state if s.name not in state]:
+        raise ArtifactError(f"{directory / STATE} lacks {', '.join(missing)}; export the step again")
+    return Bundle(index, modules, state, read_golden(directory / GOLDEN))

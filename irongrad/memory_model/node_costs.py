@@ -1,0 +1,77 @@
+"""What a node costs to compute, in seconds of an ordinary machine: only the ratios matter."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils.flop_counter import flop_registry
+
+from irongrad.memory_model.kernel_roles import (
+    bodies_of,
+    bytes_of,
+    is_constant,
+    is_control,
+    is_item,
+    is_pointwise,
+    is_view,
+)
+from irongrad.memory_model.loops_and_branches import iterations_of
+
+aten = torch.ops.aten
+
+# Of one core and its share of memory: about what DESIGN.md's measurements give.
+_FLOPS = 50e9
+_BYTES = 5e9
+_ELEMENTS = 2e9
+_TRANSCENDENTAL = 2  # in vector code, and much of it waits for memory
+_CHOICE = 0.2
+
+_EXPENSIVE: frozenset[Any] = frozenset(
+    {
+        aten.cos.default,
+        aten.div.Tensor,
+        aten.erf.default,
+        aten.exp.default,
+        aten.expm1.default,
+        aten.log.default,
+        aten.log1p.default,
+        aten.pow.Tensor_Scalar,
+        aten.pow.Tensor_Tensor,
+        aten.rsqrt.default,
+        aten.sigmoid.default,
+        aten.sin.default,
+        aten.sqrt.default,
+        aten.tanh.default,
+    }
+)
+
+
+def flops(node: Node) -> int:
+    """Floating point operations of a contraction or convolution by PyTorch's own formulas; 0 of anything else."""
+    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if formula is None:
+        return 0
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    return int(formula(*args, **kwargs, out_val=node.meta["val"]))
+
+
+def cost(node: Node) -> float:
+    """Seconds."""
+    if node.op != "call_function" or is_view(node) or is_constant(node) or is_item(node):
+        return 0.0
+    if is_control(node):
+        return iterations_of(node) * sum(cost(inner) for body in bodies_of(node) for inner in body.nodes)
+    if is_pointwise(node):
+        return float(math.prod(node.meta["val"].shape) * _weight(node) / _ELEMENTS)
+    moved = bytes_of(node) + sum(bytes_of(n) for n in node.all_input_nodes)
+    return max(flops(node) / _FLOPS, moved / _BYTES)
+
+
+def _weight(node: Node) -> float:
+    """How much an element of elementwise `node` costs, where an addition is 1."""
+    if node.target is aten.where.self:
+        return _CHOICE
+    return _TRANSCENDENTAL if node.target in _EXPENSIVE else 1.0

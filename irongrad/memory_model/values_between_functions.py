@@ -1,0 +1,88 @@
+"""What a function of a step computes for the next one, and when that has read it.
+
+An update is run as soon as what it needs is there (`passes/module/update_early.py`): its own gradients, and the end of
+all else that reads the state that it replaces.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+
+from torch.fx import Node
+
+from irongrad.graph.step_graph import Function, StepGraph, Value
+from irongrad.memory_model.kernel_roles import is_root
+
+
+@dataclass(frozen=True)
+class Handover:
+    """Gradients that are read by another function than computes them.
+
+    Attributes:
+        gradients: those that lie in one memory.
+        awaited: the gradients, and state, that have to be computed, and read, before their memory is free.
+        kernels: how many read them one after the other before anything else is needed, as for the sum of their squares.
+    """
+
+    gradients: frozenset[Value]
+    awaited: frozenset[Value]
+    kernels: int
+
+
+@dataclass(frozen=True)
+class _Use:
+    """How a function uses an argument.
+
+    Attributes:
+        needed: all arguments that the results which need it need, and the state that they replace.
+        kernels: as of a handover.
+    """
+
+    needed: frozenset[Value]
+    kernels: int
+
+
+def handovers(graph: StepGraph) -> tuple[Handover, ...]:
+    """What functions hand on to the update of state, or to the sums of gradients."""
+    members = {Value("pack", pack.name): frozenset(pack.starts) for pack in graph.packs}
+    found: dict[frozenset[Value], list[_Use]] = defaultdict(list)
+    for function in graph.functions.values():
+        for value, use in _uses(function).items():
+            gradients = members.get(value, frozenset([value]))
+            if all(each.kind == "gradient" for each in gradients):
+                found[gradients].append(use)
+    return tuple(
+        Handover(
+            gradients,
+            frozenset(each for use in uses for value in use.needed for each in members.get(value, [value])),
+            max(use.kernels for use in uses),
+        )
+        for gradients, uses in found.items()
+    )
+
+
+def _uses(function: Function) -> Mapping[Value, _Use]:
+    """How a function uses its arguments, those that results need."""
+    gradients = sum(1 << i for i, value in enumerate(function.arguments) if value.kind in ("gradient", "pack"))
+    bits: dict[Node, int] = {}
+    depths: dict[Node, int] = {}
+    deepest: dict[int, int] = defaultdict(lambda: 1)
+    for number, node in enumerate(function.graph.graph.nodes):
+        if node.op == "placeholder":  # which come first
+            bits[node], depths[node] = 1 << number, 0
+            continue
+        bits[node] = reduce(or_, (bits[operand] for operand in node.all_input_nodes), 0)
+        depths[node] = max((depths[n] for n in node.all_input_nodes), default=0) + is_root(node)
+        alone = bits[node] & gradients
+        deepest[alone] = max(deepest[alone], depths[node])
+    needed: dict[Value, set[Value]] = defaultdict(set)
+    for result, node in zip(function.results, function.graph.graph.output_node().args[0], strict=True):
+        arguments = [value for i, value in enumerate(function.arguments) if bits[node] >> i & 1]
+        for argument in arguments:
+            needed[argument].update(arguments, [result])
+    places = {value: 1 << i for i, value in enumerate(function.arguments)}
+    return {value: _Use(frozenset(found), deepest[places[value]]) for value, found in needed.items()}

@@ -1,0 +1,1 @@
+"""Reading and editing modules through IREE's Python bindings."""

@@ -1,0 +1,1 @@
+"""What PyTorch's operators become before import."""

@@ -1,0 +1,81 @@
+"""The larger and the smaller of two numbers, and numbers kept within bounds: NaN stays NaN, as in eager.
+
+torch-mlir 20261001 compares and selects so that a NaN is replaced by the other number, or by the bound: a loss that has
+become NaN would be made finite.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from irongrad.operators.decompositions.registry import decomposes
+
+aten = torch.ops.aten
+
+
+@decomposes(aten.maximum.default)
+def _maximum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    dtype = torch.result_type(x, y)
+    return torch.where((x >= y) | (x != x), x, y).to(dtype) if dtype.is_floating_point else NotImplemented
+
+
+@decomposes(aten.minimum.default)
+def _minimum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    dtype = torch.result_type(x, y)
+    return torch.where((x <= y) | (x != x), x, y).to(dtype) if dtype.is_floating_point else NotImplemented
+
+
+@decomposes(aten.clamp.default)
+def _clamp(x: torch.Tensor, min: float | None = None, max: float | None = None) -> torch.Tensor:
+    """The upper bound where the lower one is above it."""
+    if not x.is_floating_point():
+        return _clamp_integers(x, min, max)
+    if any(b is not None and math.isnan(b) for b in (min, max)):
+        return torch.full_like(x, math.nan)
+    result = x if min is None else torch.where(x < min, min, x)
+    return result if max is None else torch.where(result > max, max, result)
+
+
+def _clamp_integers(x: torch.Tensor, low: float | None, high: float | None) -> torch.Tensor:
+    for bound in (low, high):
+        if isinstance(bound, float):
+            return aten.clamp.default(x.to(torch.result_type(x, bound)), low, high)
+    return NotImplemented
+
+
+@decomposes(aten.clamp_min.default)
+def _clamp_min(x: torch.Tensor, min: float) -> torch.Tensor:
+    return aten.clamp.default(x, min)
+
+
+@decomposes(aten.clamp_max.default)
+def _clamp_max(x: torch.Tensor, max: float) -> torch.Tensor:
+    return aten.clamp.default(x, None, max)
+
+
+@decomposes(aten.clamp.Tensor)
+def _clamp_between(x: torch.Tensor, min: torch.Tensor | None = None, max: torch.Tensor | None = None) -> torch.Tensor:
+    result = x if min is None else torch.maximum(x, min)
+    return result if max is None else torch.minimum(result, max)
+
+
+@decomposes(aten.clamp_min.Tensor)
+def _clamp_above(x: torch.Tensor, min: torch.Tensor) -> torch.Tensor:
+    return torch.maximum(x, min)
+
+
+@decomposes(aten.clamp_max.Tensor)
+def _clamp_below(x: torch.Tensor, max: torch.Tensor) -> torch.Tensor:
+    return torch.minimum(x, max)
+
+
+@decomposes(aten.hardtanh.default)
+def _hardtanh(x: torch.Tensor, min_val: float = -1, max_val: float = 1) -> torch.Tensor:
+    return aten.clamp.default(x, min_val, max_val)
+
+
+@decomposes(aten.hardsigmoid.default)
+def _hardsigmoid(x: torch.Tensor) -> torch.Tensor:
+    return aten.clamp.default(x + 3, 0, 6) / 6

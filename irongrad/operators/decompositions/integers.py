@@ -1,0 +1,64 @@
+"""Integers: negatives, shifts, and operators on bits with a number, of which torch-mlir 20261001 has few."""
+
+from __future__ import annotations
+
+import torch
+
+from irongrad.graph.recorder import undecomposed
+from irongrad.operators.decompositions.registry import decomposes
+
+aten = torch.ops.aten
+
+
+@decomposes(aten.neg.default)
+def _neg(x: torch.Tensor) -> torch.Tensor:
+    """torch-mlir 20261001 negates them as floating-point numbers: -16777217 is then -16777216."""
+    return NotImplemented if x.is_floating_point() or x.is_complex() else x * -1
+
+
+@decomposes(aten.bitwise_left_shift.Tensor, aten.__lshift__.Tensor)
+def _left(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Zero for places that an integer does not have, where machines and compilers differ."""
+    x, places, outside = _alike(x, places)
+    with undecomposed():
+        shifted = aten.bitwise_left_shift.Tensor(x, places)
+    return torch.where(outside, torch.zeros_like(x), shifted)
+
+
+@decomposes(aten.bitwise_right_shift.Tensor, aten.__rshift__.Tensor)
+def _right(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The sign alone for places that an integer does not have."""
+    x, places, outside = _alike(x, places)
+    with undecomposed():
+        shifted = aten.bitwise_right_shift.Tensor(x, places)
+    return torch.where(outside, -(x < 0).to(x.dtype), shifted)
+
+
+def _alike(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Both in one dtype and shape, the places among those it has, and where they were not."""
+    dtype = torch.result_type(x, places)
+    x, places = torch.broadcast_tensors(x.to(dtype), places.to(dtype))
+    outside = (places < 0) | (places >= torch.iinfo(dtype).bits)
+    return x, torch.where(outside, 0, places), outside
+
+
+def _of_number(operator: torch._ops.OpOverload, *with_number: torch._ops.OpOverload) -> None:
+    @decomposes(*with_number)
+    def rewrite(x: torch.Tensor, number: int) -> torch.Tensor:
+        return operator(x, torch.full((), number, dtype=torch.result_type(x, number)))
+
+
+_of_number(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar, aten.__lshift__.Scalar)
+_of_number(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar)
+_of_number(aten.bitwise_or.Tensor, aten.bitwise_or.Scalar)
+_of_number(aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar)
+
+
+def _of_number_first(operator: torch._ops.OpOverload, with_number: torch._ops.OpOverload) -> None:
+    @decomposes(with_number)
+    def rewrite(number: int, x: torch.Tensor) -> torch.Tensor:
+        return operator(torch.full((), number, dtype=torch.result_type(number, x)), x)
+
+
+_of_number_first(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Scalar_Tensor)
+_of_number_first(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Scalar_Tensor)

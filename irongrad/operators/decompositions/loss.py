@@ -1,0 +1,119 @@
+"""Cross entropy and other losses of one element or one class, and their backward."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.modules import linear_cross_entropy as _  # noqa: F401  registers its operators
+
+from irongrad.operators.decompositions.loss_margin import MEAN, reduced, spread
+from irongrad.operators.decompositions.registry import decomposes, uses_pytorch
+
+aten = torch.ops.aten
+
+# Backward operators and fused forms that torch-mlir 20261001 has no lowering for, beyond its own table.
+uses_pytorch(
+    aten.nll_loss_forward,
+    aten.nll_loss2d_forward,
+)
+
+
+@decomposes(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def _nll_loss_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: torch.Tensor,
+) -> torch.Tensor:
+    """The slope where a class is the target, and zero elsewhere.
+
+    PyTorch's own scatters the slopes into zeros, with five kernels of IREE 3.13.0; a comparison is a part of what the
+    backward of the softmax reads.
+    """
+    dim = min(x.ndim - 1, 1)
+    shape = [-1 if d == dim else 1 for d in range(x.ndim)]
+    slope = -grad / total_weight if reduction == MEAN else -grad
+    slope = slope.unsqueeze(dim) if slope.ndim else slope
+    target = target.unsqueeze(dim)
+    places = (target == torch.arange(x.shape[dim]).view(shape)) & (target != ignore_index)
+    return torch.where(places, slope if weight is None else slope * weight.view(shape), 0.0)
+
+
+@decomposes(aten.soft_margin_loss.default)
+def _soft_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
+    """log(1 + exp(-t x)), of the documentation of torch.nn.SoftMarginLoss."""
+    return reduced((-target * x).exp().log1p(), reduction)
+
+
+@decomposes(aten.soft_margin_loss_backward.default)
+def _soft_margin_loss_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int
+) -> torch.Tensor:
+    """The slope is -t sigmoid(-t x), which is finite where ATen's exp(-t x) / (1 + exp(-t x)) is not."""
+    return -target * (-target * x).sigmoid() * spread(grad, target * x, reduction)
+
+
+@decomposes(torch.ops.torch_nn._linear_cross_entropy_batch_chunked.default)
+def _linear_cross_entropy(
+    x: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    chunk: int,
+    policy: str,
+    dtype: torch.dtype,
+    retain: bool,
+    wants_input: bool,
+    wants_weight: bool,
+    wants_bias: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss and its gradients at once, as the operator has them; the chunks, of memory, are left to the compiler."""
+    log_probabilities = _log_probabilities(x, linear_weight, bias)
+    places, factor = _weights(log_probabilities, target, weight, ignore_index)
+    factor = factor / factor.sum() if reduction == "mean" else factor
+    loss = -(factor.unsqueeze(1) * places * log_probabilities).sum()
+    slopes = factor.unsqueeze(1) * (log_probabilities.exp() - places)
+    return (
+        loss,
+        slopes @ linear_weight if wants_input else x.new_zeros((0, 0)),
+        slopes.T @ x if wants_weight else x.new_zeros((0, 0)),
+        slopes.sum(0) if wants_bias else x.new_zeros((0,)),
+    )
+
+
+@decomposes(torch.ops.torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default)
+def _linear_cross_entropy_each(
+    x: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    ignore_index: int,
+    chunk: int,
+    policy: str,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    log_probabilities = _log_probabilities(x, linear_weight, bias)
+    places, factor = _weights(log_probabilities, target, weight, ignore_index)
+    return -factor * (places * log_probabilities).sum(1)
+
+
+def _log_probabilities(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    scores = x @ weight.T
+    return (scores if bias is None else scores + bias).log_softmax(1)
+
+
+def _weights(
+    log_probabilities: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which class is a sample's target, one-hot, and the samples' weights: that of their class, or 0 where ignored."""
+    places = target.unsqueeze(1) == torch.arange(log_probabilities.shape[1])
+    hot = places.to(log_probabilities.dtype)
+    factor = hot.sum(1) if weight is None else hot @ weight
+    return hot, torch.where(target == ignore_index, 0.0, factor)

@@ -1,0 +1,156 @@
+"""Layer, group and root-mean-square normalisation, weight normalisation, and their backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from irongrad.operators.decompositions.registry import decomposes
+
+aten = torch.ops.aten
+
+Maybe: TypeAlias = torch.Tensor | None
+
+
+@decomposes(aten.native_layer_norm.default)
+def _layer_norm(
+    x: torch.Tensor, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ba, Kiros and Hinton, arXiv:1607.06450."""
+    var, mean = aten.var_mean.correction(x, _last(x, normalized_shape), correction=0, keepdim=True)
+    inverse = (var + eps).rsqrt()
+    out = (x - mean) * inverse
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias, mean, inverse
+
+
+def _last(x: torch.Tensor, normalized_shape: Sequence[int]) -> list[int]:
+    """The dimensions that are normalised: as many of the last ones as `normalized_shape` has."""
+    return list(range(x.ndim - len(normalized_shape), x.ndim))
+
+
+@decomposes(aten.native_layer_norm_backward.default)
+def _layer_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: Maybe,
+    bias: Maybe,
+    output_mask: Sequence[bool],
+) -> tuple[Maybe, Maybe, Maybe]:
+    """Of y = (x - mean) * rstd, in which both depend on x: dx = rstd * (dy - mean(dy) - y * mean(dy * y)).
+
+    From equation 4 of Ba, Kiros and Hinton by the chain rule; S. Ioffe and C. Szegedy, arXiv:1502.03167, section 3,
+    have the same for a batch.
+    """
+    normalised = (x - mean) * rstd
+    outer = list(range(x.ndim - len(normalized_shape)))
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        scaled = grad if weight is None else grad * weight
+        grad_x = _unprojected(scaled, normalised, _last(x, normalized_shape)) * rstd
+    if output_mask[1] and weight is not None:
+        grad_weight = _sum(grad * normalised, outer)
+    if output_mask[2] and bias is not None:
+        grad_bias = _sum(grad, outer)
+    return grad_x, grad_weight, grad_bias
+
+
+def _unprojected(grad: torch.Tensor, normalised: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """Without its mean and its projection on what is normalised: how those move with the input."""
+    along = (grad * normalised).mean(dims, keepdim=True)
+    return grad - grad.mean(dims, keepdim=True) - normalised * along
+
+
+def _sum(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """The sum over `dims`; ATen takes no dimensions to mean all."""
+    return x.sum(dims) if dims else x
+
+
+@decomposes(aten.native_group_norm.default)
+def _group_norm(
+    x: torch.Tensor, weight: Maybe, bias: Maybe, n: int, c: int, hxw: int, group: int, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Wu and He, arXiv:1803.08494."""
+    groups = x.reshape(n, group, c // group * hxw)
+    var, mean = aten.var_mean.correction(groups, [2], correction=0)
+    inverse = (var + eps).rsqrt()
+    out = ((groups - mean.unsqueeze(2)) * inverse.unsqueeze(2)).reshape(n, c, hxw)
+    out = out if weight is None else out * weight.reshape(c, 1)
+    out = out if bias is None else out + bias.reshape(c, 1)
+    return out.reshape(x.shape), mean, inverse
+
+
+@decomposes(aten.native_group_norm_backward.default)
+def _group_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: Maybe,
+    n: int,
+    c: int,
+    hxw: int,
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[Maybe, Maybe, Maybe]:
+    """As `_layer_norm_backward` within each group; scale and bias are those of a channel."""
+    shape = (n, group, c // group * hxw)
+    normalised = (x.reshape(shape) - mean.reshape(n, group, 1)) * rstd.reshape(n, group, 1)
+    channels = grad.reshape(n, c, hxw)
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        scaled = channels if weight is None else channels * weight.reshape(c, 1)
+        moved = _unprojected(scaled.reshape(shape), normalised, [2]) * rstd.reshape(n, group, 1)
+        grad_x = moved.reshape(x.shape)
+    if output_mask[1] and weight is not None:
+        grad_weight = (channels * normalised.reshape(n, c, hxw)).sum([0, 2])
+    if output_mask[2]:
+        grad_bias = channels.sum([0, 2])
+    return grad_x, grad_weight, grad_bias
+
+
+@decomposes(aten._weight_norm_interface_backward.default)
+def _weight_norm_backward(
+    grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of w = g v / |v|, every slice along `dim` by itself (Salimans and Kingma, arXiv:1602.07868, equation 3)."""
+    others = [d for d in range(v.ndim) if d != dim % v.ndim]
+    along = (grad * v).sum(others, keepdim=True) / norms
+    return g / norms * (grad - v * (along / norms)), along
+
+
+@decomposes(aten._fused_rms_norm.default)
+def _rms_norm(
+    x: torch.Tensor, normalized_shape: Sequence[int], weight: Maybe, eps: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zhang and Sennrich, arXiv:1910.07467."""
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    inverse = ((x * x).mean(_last(x, normalized_shape), keepdim=True) + eps).rsqrt()
+    out = x * inverse
+    return out if weight is None else out * weight, inverse
+
+
+@decomposes(aten._fused_rms_norm_backward.default)
+def _rms_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    rstd: torch.Tensor,
+    weight: Maybe,
+    output_mask: Sequence[bool],
+) -> tuple[Maybe, Maybe]:
+    """Of y = x * rstd with rstd = mean(x^2)^(-1/2): dx = rstd * (dy - y * mean(dy * y))."""
+    normalised = x * rstd
+    grad_x = grad_weight = None
+    if output_mask[0]:
+        scaled = grad if weight is None else grad * weight
+        along = (scaled * normalised).mean(_last(x, normalized_shape), keepdim=True)
+        grad_x = (scaled - normalised * along) * rstd
+    if output_mask[1] and weight is not None:
+        grad_weight = _sum(grad * normalised, list(range(x.ndim - len(normalized_shape))))
+    return grad_x, grad_weight

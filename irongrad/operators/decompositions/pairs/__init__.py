@@ -1,0 +1,26 @@
+"""Complex operators as functions of pairs of real tensors, one file a kind of operator.
+
+torch-mlir 20261001 and IREE 3.13.0 compile few complex operators, so `irongrad.operators.legalize.complex_numbers`
+takes complex values out of a graph. What is written here follows Higham, "Accuracy and Stability of Numerical
+Algorithms" (2002), and Kahan, "Branch Cuts for Complex Elementary Functions" (1987), where a formula needs a source.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import import_module
+
+from irongrad.operators.decompositions.pairs.pair import Pair, Rule, registered
+from irongrad.operators.decompositions.registry import Operator
+
+__all__ = ["Pair", "pair_rules"]
+
+_KINDS = ("pairs.arithmetic", "pairs.elementary", "pairs.inverse", "pairs.moves", "pairs.sums", "fft")
+
+
+@functools.cache
+def pair_rules() -> dict[Operator, Rule]:
+    """For every operator that is known for complex numbers, its function of pairs."""
+    for kind in _KINDS:
+        import_module(f"irongrad.operators.decompositions.{kind}")
+    return registered()

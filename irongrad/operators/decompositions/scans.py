@@ -1,0 +1,129 @@
+"""Cumulative sums, products, maxima and the like.
+
+A scan combines every element with all before it. IREE 3.13.0 does that in one serial chain, whose rounding error grows
+with its length. Here a row is scanned by doubling distances (W. D. Hillis and G. L. Steele, "Data parallel algorithms",
+Comm. ACM 29, 1986): log2(n) combinations in a chain. Long rows are scanned in blocks, then the last elements of the
+blocks, and then every block is combined with all before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from irongrad.operators.decompositions.registry import decomposes
+
+aten = torch.ops.aten
+
+SHORTEST_SCANNED = 32  # below, IREE's serial scan is exact enough, and one dispatch
+BLOCK = 32
+
+_State = tuple[torch.Tensor, ...]
+_Combine = Callable[[_State, _State], _State]
+
+
+@decomposes(aten.cumsum.default)
+def _cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return _arithmetic(aten.cumsum.default, torch.add, x, dim, dtype)
+
+
+@decomposes(aten.cumprod.default)
+def _cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return _arithmetic(aten.cumprod.default, torch.mul, x, dim, dtype)
+
+
+def _arithmetic(
+    op: torch._ops.OpOverload,
+    combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    dim: int,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    wanted = dtype or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)
+    if x.dtype != wanted or dtype is not None:
+        return op(x.to(wanted), dim)
+    if x.ndim == 0 or x.numel() == 0:
+        return x.clone()
+    if dim < 0:
+        return op(x, dim + x.ndim)
+    if x.shape[dim] < SHORTEST_SCANNED:
+        return NotImplemented
+    return _scan(lambda a, b: (combine(a[0], b[0]),), (x,), dim)[0]
+
+
+@decomposes(aten.cummax.default)
+def _cummax(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return _extreme(torch.ge, x, dim)
+
+
+@decomposes(aten.cummin.default)
+def _cummin(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return _extreme(torch.le, x, dim)
+
+
+def _extreme(
+    reaches: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The extreme so far and where it is: the last of those alike; NaN once it is met (ATen, `cummax_helper_cpu`)."""
+    if x.ndim == 0 or x.numel() == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+
+    def later(one: _State, other: _State) -> _State:
+        value, new = one[0], other[0]
+        takes = reaches(new, value)
+        if x.is_floating_point():
+            takes = (new != new) | ((value == value) & takes)
+        return torch.where(takes, new, value), torch.where(takes, other[1], one[1])
+
+    places = torch.arange(x.shape[dim], device=x.device).reshape([-1] + [1] * (x.ndim - 1 - dim % x.ndim))
+    value, index = _scan(later, (x, places.expand(x.shape)), dim)
+    return value, index
+
+
+@decomposes(aten.logcumsumexp.default)
+def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """A scan of log(exp(a) + exp(b)), which is associative."""
+    if x.ndim == 0 or x.numel() == 0:
+        return x.clone()
+    return _scan(lambda a, b: (_log_add_exp(a[0], b[0]),), (x,), dim)[0]
+
+
+def _log_add_exp(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """log(exp(x) + exp(y)) from the larger one, so that nothing overflows; an infinity, or NaN, is the result."""
+    large, small = torch.maximum(x, y), torch.minimum(x, y)
+    return torch.where(large.isfinite(), large + torch.log1p(torch.exp(small - large)), large)
+
+
+def _scan(combine: _Combine, state: _State, dim: int) -> _State:
+    """All prefixes of `dim` under an associative `combine`."""
+    last = tuple(s.movedim(dim, -1) for s in state)
+    return tuple(s.movedim(-1, dim) for s in _scan_last(combine, last))
+
+
+def _scan_last(combine: _Combine, state: _State) -> _State:
+    """All prefixes of the last dimension, in blocks: within each, over the blocks' last ones, and both combined."""
+    length = state[0].shape[-1]
+    if length <= BLOCK:
+        return _scan_block(combine, state)
+    whole = length // BLOCK * BLOCK
+    head = tuple(s[..., :whole].unflatten(-1, (-1, BLOCK)) for s in state)
+    blocks = _scan_block(combine, head)
+    before = _scan_last(combine, tuple(s[..., -1] for s in blocks))  # all up to the end of each block
+    rest = combine(tuple(s[..., :-1].unsqueeze(-1) for s in before), tuple(s[..., 1:, :] for s in blocks))
+    first = tuple(torch.cat([s[..., 0, :], r.flatten(-2)], -1) for s, r in zip(blocks, rest, strict=True))
+    if whole == length:
+        return first
+    tail = _scan_block(combine, tuple(s[..., whole:] for s in state))
+    tail = combine(tuple(s[..., -1:] for s in before), tail)
+    return tuple(torch.cat([f, t], -1) for f, t in zip(first, tail, strict=True))
+
+
+def _scan_block(combine: _Combine, state: _State) -> _State:
+    """All prefixes by Hillis and Steele: each element takes in that 1, 2, 4, ... places before it."""
+    distance = 1
+    while distance < state[0].shape[-1]:
+        combined = combine(tuple(s[..., :-distance] for s in state), tuple(s[..., distance:] for s in state))
+        state = tuple(torch.cat([s[..., :distance], c], -1) for s, c in zip(state, combined, strict=True))
+        distance *= 2
+    return state

@@ -1,0 +1,1 @@
+"""Graphs rewritten to the operators, dtypes and values that the importer takes."""

@@ -1,0 +1,214 @@
+"""Tracing a function of tensors to a functional graph of the operators that the importer takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.node import Target
+from torch.fx.traceback import preserve_node_meta
+
+from irongrad.diagnostics.refusals import gathers, refusal_of, refuse
+from irongrad.diagnostics.source_lines import line_of, located
+from irongrad.graph.recorder import record
+from irongrad.graph.subgraphs import aliases_allowed, check_control_flow, simplified
+from irongrad.operators.decompositions import decomposition_table, is_ours
+from irongrad.operators.decompositions.registry import Decomposition, Operator
+from irongrad.operators.legalize.empty_tensors import fold_empty_tensors
+from irongrad.operators.legalize.half_precision import is_computed_wider, rounded, widened
+from irongrad.operators.legalize.size_numbers import takes_numbers_of_sizes, without_numbers_of_sizes
+from irongrad.operators.legalize.stacked_scalars import stack_scalars_first
+from irongrad.runtime.errors import UnsupportedOpError
+from irongrad.sizes.symbols import Derived, Dims, Symbols
+
+
+def retrace(
+    function: Callable[..., Sequence[torch.Tensor]],
+    examples: Sequence[torch.Tensor],
+    *,
+    decompose: bool = True,
+    dims: Sequence[Dims] = (),
+    derived: Derived | None = None,
+) -> GraphModule:
+    """Trace `function` on fake copies of `examples`, keeping the stack traces of graphs it interprets.
+
+    Args:
+        function: takes tensors like `examples`, returns a flat sequence of tensors, mutates nothing.
+        examples: real or fake tensors; only shapes and dtypes matter: a compiled step has no strides.
+        decompose: expand operators with IronGrad's decomposition table.
+        dims: names of the dimensions of each of `examples` that stay symbols; none for a graph of fixed sizes.
+        derived: sizes of these that are expressions of others.
+    """
+    return traced(function, examples, decomposition_table() if decompose else {}, dims, derived)
+
+
+def traced(
+    function: Callable[..., Sequence[torch.Tensor]],
+    examples: Sequence[torch.Tensor],
+    table: Mapping[Operator, Decomposition],
+    dims: Sequence[Dims] = (),
+    derived: Derived | None = None,
+) -> GraphModule:
+    """As `retrace`, with the decompositions in `table`.
+
+    A graph of fixed sizes is recorded where that can be done, and traced by `make_fx` otherwise.
+    """
+    passes = [stack_scalars_first, fold_empty_tensors]
+    if not any(dims):
+        # Dynamo would compile control flow, which cannot be recorded.
+        with suppress(Exception), preserve_node_meta(), aliases_allowed(), torch.compiler.set_stance("force_eager"):
+            mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+            return simplified(record(function, [(e.shape, e.dtype) for e in examples], table, mode), passes)
+    return simplified(_traced_by_make_fx(function, examples, table, dims, derived), passes)
+
+
+def _traced_by_make_fx(
+    function: Callable[..., Sequence[torch.Tensor]],
+    examples: Sequence[torch.Tensor],
+    table: Mapping[Operator, Decomposition],
+    dims: Sequence[Dims],
+    derived: Derived | None,
+) -> GraphModule:
+    environment = ShapeEnv(duck_shape=False)
+    names = dims or [{}] * len(examples)
+    sizes = {name: int(e.shape[d]) for e, named in zip(examples, names, strict=True) for d, name in named.items()}
+    symbols = Symbols(environment, sizes, derived or {})
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment)
+    with mode:
+        fakes = [symbols.empty_like(e, d) for e, d in zip(examples, names, strict=True)]
+    # PyTorch 2.13 has the shapes of some operators for symbolic sizes in Python alone (constant_pad_nd).
+    dispatcher = enable_python_dispatcher() if any(dims) else nullcontext()
+    with mode, torch.no_grad(), preserve_node_meta(), aliases_allowed(), dispatcher:
+        try:
+            graph = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
+            if takes_numbers_of_sizes(graph):
+                written = partial(without_numbers_of_sizes, graph)
+                graph = make_fx(written, decomposition_table=table, tracing_mode="real")(*fakes)
+        except UnsupportedOpError as error:
+            raise located(error) from error
+    return graph
+
+
+def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Run `graph` on flat `values` and return its flat outputs."""
+    outputs: Sequence[torch.Tensor] = torch.fx.Interpreter(graph).run(*values, enable_io_processing=False)
+    return outputs
+
+
+def interpret_eager(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """As `interpret`, for a graph that PyTorch made for its own kernels.
+
+    Raises:
+        UnsupportedOpError: it has control flow that cannot be compiled.
+    """
+    check_control_flow(graph)
+    outputs: Sequence[torch.Tensor] = Portable(graph).run(*values, enable_io_processing=False)
+    return outputs
+
+
+aten = torch.ops.aten
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+DETERMINANTS = frozenset({aten._linalg_det.default, aten._linalg_slogdet.default})
+
+
+class Portable(torch.fx.Interpreter):
+    """Runs a graph without what only eager's kernels understand: strides, negative indices, and half precision."""
+
+    def run_node(self, n: Node) -> Any:
+        """Run one node; remember it for what `call_function` needs of it.
+
+        Raises:
+            UnsupportedOpError: it cannot be compiled, and refusals are not gathered.
+        """
+        self.node = n
+        try:
+            return super().run_node(n)
+        except UnsupportedOpError as error:
+            if not gathers() or (value := self.stand_in(n.meta.get("val"))) is None:
+                raise
+            refuse([refusal_of(located(error, line_of(n)))])
+            return value
+
+    def stand_in(self, value: Any) -> Any:
+        """Something like `value`, for what comes after a node that is refused; None where there is nothing."""
+        if isinstance(value, list | tuple):
+            return [self.stand_in(v) for v in value]
+        if not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in value.shape):
+            return None
+        return torch.empty(value.shape, dtype=value.dtype)
+
+    def fetch_args_kwargs_from_env(self, n: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a node; of a determinant, the matrix whose transpose is factored.
+
+        ATen factors the transpose of matrices that are contiguous, and the matrices themselves otherwise
+        (ATen/native/BatchLinearAlgebra.cpp). The backward in the graph solves with those factors, so it is right for
+        one of the two only. Here all are contiguous, and the determinant of the transpose is the same.
+        """
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        if n.target in DETERMINANTS and not n.all_input_nodes[0].meta["val"].is_contiguous():
+            args = (args[0].mT,)
+        return args, kwargs
+
+    def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one node in its portable form."""
+        # What it asserts was known, and true, at capture; as an effect it would keep dead code alive.
+        if target is aten._assert_tensor_metadata.default:
+            return None
+        # Graphs of branches and loop bodies come with copies for views.
+        if isinstance(target, OpOverload) and torch.Tag.view_copy in target.tags:
+            target = getattr(getattr(aten, _packet(target).removesuffix("_copy")), target._overloadname)
+        # view asks for strides that fit; reshape is the same function of the values without that demand.
+        if target is aten.view.default:
+            target = aten.reshape.default
+        # torch-mlir 20261001 scatters to a negative index as it stands.
+        if target in (aten.index.Tensor, aten.index_put.default):
+            args = (args[0], _without_negatives(args[0], args[1]), *args[2:])
+        if isinstance(target, HigherOrderOperator):
+            args = tuple(_region(a) if isinstance(a, GraphModule) else a for a in args)
+        if is_computed_wider(target, (args, kwargs)):
+            result = self._dispatched(target, *widened((args, kwargs)))
+            return rounded(target, args, result, self.node.meta["val"])
+        return self._dispatched(target, args, kwargs)
+
+    def _dispatched(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The operator; where the dispatcher would expand it, with writes into tensors, our form of it."""
+        if isinstance(target, OpOverload) and target.has_kernel_for_dispatch_key(_COMPOSITE) and is_ours(target):
+            return decomposition_table()[target](*args, **kwargs)
+        return super().call_function(target, args, kwargs)
+
+
+def _packet(operator: OpOverload) -> str:
+    name: str = operator._overloadpacket.__name__
+    return name
+
+
+def _region(graph: GraphModule) -> Callable[..., Any]:
+    return lambda *values: interpret_eager(graph, values)
+
+
+def _without_negatives(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Count indices from the front; a mask is left as it is, and takes as many dimensions as it has."""
+    result: list[torch.Tensor | None] = []
+    dim = 0
+    for index in indices:
+        if index is None:
+            result.append(None)
+            dim += 1
+        elif index.dtype in (torch.bool, torch.uint8):
+            result.append(index)
+            dim += index.ndim
+        else:
+            result.append(torch.where(index < 0, index + tensor.shape[dim], index))
+            dim += 1
+    return result

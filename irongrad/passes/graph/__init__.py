@@ -1,0 +1,1 @@
+"""Passes over the step graph, one file each."""

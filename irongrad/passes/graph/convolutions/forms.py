@@ -1,0 +1,148 @@
+"""The forms that a convolution and its gradients can take, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from irongrad.operators.decompositions import convolution as plain
+from irongrad.passes.graph.convolutions import costs
+from irongrad.passes.graph.convolutions.depthwise import depthwise, depthwise_input_gradient, depthwise_weight_gradient
+from irongrad.passes.graph.convolutions.problem import Kind, Problem, Window
+from irongrad.passes.graph.convolutions.products import (
+    gathered_product,
+    scattered_product,
+    weight_gradient_by_row,
+    weight_gradient_gathered,
+)
+from irongrad.passes.graph.convolutions.winograd import winograd, winograd_input_gradient, winograd_weight_gradient
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to compute problems of one kind.
+
+    Attributes:
+        name: what `--pass-report` and the options call it.
+        kind: of the problems that it solves.
+        cost: what a problem costs, in nanoseconds of one core.
+        build: the result for a problem's two operands.
+        takes: whether it solves a problem.
+    """
+
+    name: str
+    kind: Kind
+    cost: Callable[[Problem], float]
+    build: Callable[[torch.Tensor, torch.Tensor, Problem], torch.Tensor]
+    takes: Callable[[Problem], bool]
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether it is written for images with their channels last."""
+        return self.build not in _CHANNELS_FIRST
+
+
+def forms_of(problem: Problem) -> list[Form]:
+    """Every form that solves `problem`, the plain one first; alone where the kernel meets nothing but padding."""
+    forms = [form for form in FORMS if form.kind == problem.kind and form.takes(problem)]
+    return forms if problem.window.taps() else forms[:1]
+
+
+def _direct(x: torch.Tensor, weight: torch.Tensor, problem: Problem) -> torch.Tensor:
+    window, zeros = problem.window, [0, 0]
+    padded = plain.zero_padded(x, _pads(window))
+    moves = (window.stride, zeros, window.dilation)
+    result: torch.Tensor = aten.convolution.default(padded, weight, None, *moves, False, zeros, problem.groups)
+    return result
+
+
+def _direct_input_gradient(grad: torch.Tensor, weight: torch.Tensor, problem: Problem) -> torch.Tensor:
+    window = problem.window
+    geometry = plain.Geometry(window.stride, window.padding, window.dilation, problem.groups)
+    return plain.input_gradient(grad, window.sizes, weight, geometry)
+
+
+def _direct_weight_gradient(grad: torch.Tensor, x: torch.Tensor, problem: Problem) -> torch.Tensor:
+    window = problem.window
+    geometry = plain.Geometry(window.stride, [0, 0], window.dilation, problem.groups)
+    shape = (problem.channels[1], problem.channels[0] // problem.groups, *window.kernel)
+    return plain.weight_gradient(grad, plain.zero_padded(x, _pads(window)), shape, geometry)
+
+
+_CHANNELS_FIRST = (_direct, _direct_input_gradient, _direct_weight_gradient)
+
+
+def _pads(window: Window) -> list[int]:
+    """What makes the input just as large as the outputs need it, from the last dimension to the first."""
+    pads: list[int] = []
+    for d in reversed(range(len(window.sizes))):
+        end = (window.out[d] - 1) * window.stride[d] + (window.kernel[d] - 1) * window.dilation[d] + 1
+        pads += [window.padding[d], end - window.sizes[d] - window.padding[d]]
+    return pads
+
+
+def _any(problem: Problem) -> bool:
+    return True
+
+
+def _dense(problem: Problem) -> bool:
+    return problem.groups == 1
+
+
+def _depthwise(problem: Problem) -> bool:
+    return problem.is_depthwise
+
+
+def _minimal(problem: Problem) -> bool:
+    """Whether Winograd's filtering is defined."""
+    window = problem.window
+    within = all(pad <= 2 for pad in window.padding)
+    alike = {*window.stride, *window.dilation} == {1} and window.kernel == (3, 3)
+    return problem.groups == 1 and alike and within
+
+
+def _windowed(
+    function: Callable[[torch.Tensor, torch.Tensor, Window], torch.Tensor],
+) -> Callable[[torch.Tensor, torch.Tensor, Problem], torch.Tensor]:
+    return lambda first, second, problem: function(first, second, problem.window)
+
+
+def _by_group(form: Form) -> Form:
+    """`form` for each group by itself."""
+
+    def build(first: torch.Tensor, second: torch.Tensor, problem: Problem) -> torch.Tensor:
+        lefts = first.chunk(problem.groups, 1)
+        rights = second.chunk(problem.groups, 1 if problem.kind == "weight" else 0)
+        parts = [form.build(*pair, problem.of_group()) for pair in zip(lefts, rights, strict=True)]
+        return torch.cat(parts, 0 if problem.kind == "weight" else 1)
+
+    def takes(problem: Problem) -> bool:
+        return 1 < problem.groups <= _MOST_GROUPS and not problem.is_depthwise and form.takes(problem.of_group())
+
+    name = f"{form.name}-by-group"
+    return Form(name, form.kind, lambda p: p.groups * form.cost(p.of_group()), build, takes)
+
+
+_MOST_GROUPS = 32
+
+_FORMS: Sequence[Form] = (
+    Form("direct", "forward", costs.direct, _direct, _any),
+    Form("gathered", "forward", costs.gathered, _windowed(gathered_product), _dense),
+    Form("winograd", "forward", costs.winograd, _windowed(winograd), _minimal),
+    Form("depthwise", "forward", costs.depthwise, _windowed(depthwise), _depthwise),
+    Form("direct", "input", costs.direct, _direct_input_gradient, _any),
+    Form("scattered", "input", costs.scattered, _windowed(scattered_product), _dense),
+    Form("winograd", "input", costs.winograd, _windowed(winograd_input_gradient), _minimal),
+    Form("depthwise", "input", costs.depthwise, _windowed(depthwise_input_gradient), _depthwise),
+    Form("direct", "weight", costs.direct, _direct_weight_gradient, _any),
+    Form("by-row", "weight", costs.by_row, _windowed(weight_gradient_by_row), _dense),
+    Form("gathered", "weight", costs.gathered_apart, _windowed(weight_gradient_gathered), _dense),
+    Form("winograd", "weight", costs.winograd, _windowed(winograd_weight_gradient), _minimal),
+    Form("depthwise", "weight", costs.depthwise, _windowed(depthwise_weight_gradient), _depthwise),
+)
+
+FORMS: Sequence[Form] = (*_FORMS, *(_by_group(form) for form in _FORMS if form.takes is _dense))

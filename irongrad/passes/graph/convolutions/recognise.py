@@ -1,0 +1,88 @@
+"""Convolutions and their backwards in a graph, as problems."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from irongrad.operators.decompositions.convolution import KEPT
+from irongrad.operators.decompositions.windows import each
+from irongrad.passes.base import value_of
+from irongrad.passes.graph.convolutions.problem import Kind, Problem, Window
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Task:
+    """A problem in a graph.
+
+    Attributes:
+        problem: what to compute.
+        operands: the nodes of its operands.
+        bias: what is added to each channel of the result, if anything.
+        result: which result of the node it is; None where the node has one only.
+    """
+
+    problem: Problem
+    operands: tuple[Node, Node]
+    bias: Node | None
+    result: int | None
+
+
+def tasks_of(node: Node) -> list[Task]:
+    """What `node` computes, if it is a convolution of one or two dimensions or the backward of one."""
+    args: tuple[Any, ...] = node.args
+    if node.target is aten.convolution.default:
+        x, weight, bias, moves = args[0], args[1], args[2], args[3:9]
+        task = _task("forward", x, weight, node, moves)
+        return [] if task is None else [replace(task, bias=bias)]
+    if node.target is aten.convolution_backward.default:
+        grad, x, weight, moves = args[0], args[1], args[2], args[4:10]
+        kinds: tuple[Kind, ...] = ("input", "weight")
+        wanted = zip(range(2), kinds, args[10], strict=False)
+        tasks = [_task(kind, x, weight, grad, moves, number) for number, kind, wants in wanted if wants]
+        return [task for task in tasks if task is not None]
+    return []
+
+
+def _task(kind: Kind, x: Node, weight: Node, out: Node, moves: Sequence[Any], result: int | None = None) -> Task | None:
+    stride, padding, dilation, transposed, _, groups = moves
+    dims = value_of(x).ndim - 2
+    if dims not in (1, 2) or transposed or value_of(x).dtype not in KEPT:
+        return None
+    padding = tuple(each(padding, dims))
+    if kind != "input":
+        x, padding = _unpadded(x, padding)
+    image, kernel = value_of(x).shape, value_of(weight).shape
+    window = Window(
+        sizes=_pair(image[2:], 1),
+        out=_pair(value_of(out).shape[2:], 1),
+        kernel=_pair(kernel[2:], 1),
+        stride=_pair(each(stride, dims), 1),
+        padding=_pair(padding, 0),
+        dilation=_pair(each(dilation, dims), 1),
+    )
+    operands = {"forward": (x, weight), "input": (out, weight), "weight": (out, x)}[kind]
+    return Task(Problem(kind, image[0], (image[1], kernel[0]), groups, window), operands, None, result)
+
+
+def _pair(values: Sequence[int], of_none: int) -> tuple[int, ...]:
+    """Two numbers: of one dimension, that of the dimension of size one before it."""
+    return (*[of_none] * (2 - len(values)), *values)
+
+
+def _unpadded(image: Node, padding: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
+    """What `image` is padded from with zeros, and the padding before it that is left to the convolution."""
+    args: tuple[Any, ...] = image.args
+    if image.target is not aten.constant_pad_nd.default or min(args[1], default=0) < 0 or any(args[2:]):
+        return image, padding
+    before = args[1][::2][::-1]
+    if len(before) != len(padding):
+        return image, padding
+    return args[0], tuple(map(operator.add, padding, before))

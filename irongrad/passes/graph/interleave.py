@@ -1,0 +1,85 @@
+"""Concatenations along inner dimensions, as one elementwise function of their parts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from irongrad.graph.nodes import replace
+from irongrad.passes.base import Context, PassResult, value_of
+from irongrad.passes.graph.convolutions.problem import choice
+from irongrad.passes.graph.inline import inline
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Interleave:
+    """Let elementwise functions that are concatenated along an inner dimension be one elementwise function.
+
+    Before:
+        y = cat([exp(a), sin(b)], 1)                              # a and b [N, C]
+    After:
+        first = arange(2).view(1, 2, 1) == 0
+        y = where(first, exp(a).view(N, 1, C), sin(b).view(N, 1, C)).view(N, 2 * C)
+
+    IREE 3.13.0 computes each part by itself and copies its rows to where they belong, with one kernel each: four for
+    the gates of a recurrent cell at every step. As one function it is one kernel, or none where it fuses further, at
+    the price of each part being computed as often as there are parts.
+
+    Left alone: parts of different sizes, more than `parts` of them, parts that are not elementwise functions, and
+    concatenations along the first dimension, whose parts lie in one piece.
+
+    Attributes:
+        parts: how many parts there may be at the most.
+    """
+
+    name: ClassVar[str] = "interleave"
+
+    parts: int = 4
+
+    def run(self, graph: GraphModule, context: Context) -> PassResult:
+        """Run the pass on one graph."""
+        found = [node for node in graph.graph.nodes if self._takes(node)]
+        for node in found:
+            dim = node.args[1] % value_of(node).ndim
+            replace(node, inline(_Together(node.target, dim), node.args[0], node))
+        return PassResult(bool(found), {"interleaved": len(found)})
+
+    def _takes(self, node: Node) -> bool:
+        if node.target not in (aten.cat.default, aten.stack.default) or len(node.args) < 2:
+            return False
+        parts: Any = node.args[0]
+        values = [value_of(p) for p in parts]
+        leading = value_of(node).shape[: node.args[1]]
+        return (
+            1 < len(parts) <= self.parts
+            and math.prod(leading) > 1
+            and len({(v.shape, v.dtype) for v in values}) == 1
+            and all(is_elementwise(p) for p in parts)
+        )
+
+
+@dataclass(frozen=True)
+class _Together:
+    """`cat` or `stack` along `dim`."""
+
+    operator: OpOverload
+    dim: int
+
+    def __call__(self, *parts: torch.Tensor) -> torch.Tensor:
+        result = choice(parts, self.dim)
+        return result if self.operator is aten.stack.default else result.flatten(self.dim, self.dim + 1)
+
+
+def is_elementwise(node: Node) -> bool:
+    """Whether `node` computes each element of its result from one element of each operand."""
+    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
+
+
+PASS = Interleave

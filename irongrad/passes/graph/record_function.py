@@ -1,0 +1,30 @@
+"""Writing down what a function of tensors computes, for functions that passes write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+
+from irongrad.graph import recorder
+from irongrad.graph.subgraphs import simplified
+from irongrad.operators.decompositions import decomposition_table
+from irongrad.operators.legalize.empty_tensors import fold_empty_tensors
+from irongrad.operators.legalize.stacked_scalars import stack_scalars_first
+
+# Of the values in what is recorded.
+_MODE = FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def record(function: Callable[..., torch.Tensor], kinds: Sequence[tuple[Sequence[int], torch.dtype]]) -> GraphModule:
+    """The graph of `function` on tensors of `kinds`: their sizes and dtypes; with one output, the list of its result.
+
+    Args:
+        function: functional, and made of operators that the decomposition table knows, if not of those that the
+            importer takes.
+        kinds: of its operands.
+    """
+    graph = recorder.record(lambda *operands: [function(*operands)], kinds, decomposition_table(), _MODE)
+    return simplified(graph, [stack_scalars_first, fold_empty_tensors])

@@ -1,0 +1,96 @@
+"""Rules of arithmetic, logic and casts.
+
+They hold by IEEE 754-2019: x * 1, x / 1 and x - 0 are x for every x, and x + (-y) is x - y (section 6.3 has the sign
+of a sum that is zero, for which x + 0 is not x).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from irongrad.passes.base import value_of
+from irongrad.passes.graph.simplify.patterns import Expression, Rule, family
+from irongrad.passes.graph.simplify.views import expand, reshape, shape_of, used_once, view
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+add = family(aten.add.Tensor, commutative=True)
+sub = family(aten.sub.Tensor)
+mul = family(aten.mul.Tensor, aten.mul.Scalar, commutative=True)
+div = family(aten.div.Tensor, aten.div.Scalar)
+power = family(aten.pow.Tensor_Scalar)
+neg = family(aten.neg.default)
+where = family(aten.where.self)
+eq = family(aten.eq.Scalar)
+ne = family(aten.ne.Scalar)
+invert = family(aten.bitwise_not.default, aten.logical_not.default)
+both = family(aten.bitwise_and.Tensor, aten.logical_and.default, commutative=True)
+cast = family(prims.convert_element_type.default)
+copy = family(aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)
+
+
+def is_boolean(x: Node) -> bool:
+    """Whether a value is of booleans, for which an operator on bits is that of logic."""
+    return bool(value_of(x).dtype is torch.bool)
+
+
+def are_alike(x: Any, y: Node) -> bool:
+    """Whether two values are of one dtype: -y of an unsigned byte is a large one, and not what `x - y` takes away."""
+    return isinstance(x, Node) and value_of(x).dtype is value_of(y).dtype
+
+
+def is_widening(x: Node, y: Any) -> bool:
+    """Whether every number of the dtype of `x` is one of the dtype `y`."""
+    have = value_of(x).dtype
+    if have.is_complex or y.is_complex:
+        return False
+    if have is torch.bool:
+        return True
+    if have.is_floating_point:
+        return bool(y.is_floating_point and torch.promote_types(have, y) is y)
+    if y.is_floating_point or y is torch.bool:
+        return bool(torch.iinfo(have).bits < _PRECISION.get(y, 0))
+    narrow, wide = torch.iinfo(have), torch.iinfo(y)
+    return bool(wide.min <= narrow.min and narrow.max <= wide.max)
+
+
+def square_of_view(x: Node, out: Node) -> Expression:
+    """The square of `x` in the shape of `out`: IREE fuses no view of other sizes between a product and its sum."""
+    seen = view(x, shape_of(out))
+    return mul(seen, seen)
+
+
+# Bits of a significand; all integers of fewer are exact.
+_PRECISION = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+
+RULES = (
+    Rule("copy", lambda x: copy(x), lambda x: x),
+    Rule("x * 1", lambda x: mul(x, 1), lambda x: x),
+    Rule("x / 1", lambda x: div(x, 1), lambda x: x),
+    Rule("x - 0", lambda x: sub(x, 0), lambda x: x),
+    Rule("integer + 0", lambda x: add(x, 0), lambda x: x, lambda out: not value_of(out).is_floating_point()),
+    Rule("x ** 1", lambda x: power(x, 1), lambda x: x),
+    Rule("x ** 2", lambda x: power(x, 2), lambda x: mul(x, x)),
+    Rule("x + -y", lambda x, y: add(x, neg(y)), lambda x, y: sub(x, y), are_alike),
+    Rule("x if True else y", lambda x, y: where(True, x, y), lambda x: x),
+    Rule("x if False else y", lambda x, y: where(False, x, y), lambda y: y),
+    Rule("not x == number", lambda x, c: invert(eq(x, c)), lambda x, c: ne(x, c)),
+    Rule("x and True", lambda x: both(x, True), lambda x: x, is_boolean),
+    Rule("x + expanded", lambda x, y: add(x, expand(y, ...)), lambda x, y: add(y, x)),
+    Rule("x * expanded", lambda x, y: mul(x, expand(y, ...)), lambda x, y: mul(y, x)),
+    Rule("x / expanded", lambda x, y: div(x, expand(y, ...)), lambda x, y: div(x, y)),
+    Rule("expanded if c else y", lambda c, x, y: where(c, expand(x, ...), y), lambda c, x, y: where(c, x, y)),
+    Rule("x if c else expanded", lambda c, x, y: where(c, x, expand(y, ...)), lambda c, x, y: where(c, x, y)),
+    Rule("expanded * number", lambda x, c: mul(expand(x, ...), c), lambda x, c, out: expand(mul(x, c), shape_of(out)),
+         lambda c: not isinstance(c, Node), sized=True),
+    Rule("view of a square", lambda x: reshape(mul(x, x), ...), square_of_view, lambda out: used_once(out.args[0]),
+         sized=True),
+    Rule("expanded / number", lambda x, c: div(expand(x, ...), c), lambda x, c, out: expand(div(x, c), shape_of(out)),
+         lambda c: not isinstance(c, Node), sized=True),
+    Rule("cast to the same", lambda x, d: cast(x, d), lambda x: x),
+    Rule("cast of a widening cast", lambda x, c, d: cast(cast(x, c), d), lambda x, d: cast(x, d),
+         lambda x, c: is_widening(x, c)),
+)  # fmt: skip

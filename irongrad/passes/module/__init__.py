@@ -1,0 +1,1 @@
+"""Passes over IREE's module between its phases, one file each."""

@@ -1,0 +1,133 @@
+"""Kernels put together into a few executables.
+
+IREE 3.13.0 builds the pipeline that compiles an executable anew for each of them, and each canonicalizer of such a
+pipeline asks all operators that are loaded for their rules: the transform dialect, which is always there, loads those
+of every GPU. Kernels that share an executable share the pipeline. The code of all executables of a few kernels is
+linked into one library.
+
+One thread of LLVM makes a library. Of more kernels there are two libraries, each of an executable of its own, and four
+or more of very many. How many depends on the kernels alone: what is compiled must not depend on the machine.
+docs/benchmarks.md has what both save.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from iree.compiler import ir
+
+from irongrad.mlir.walk import inside, name_of, text_of
+from irongrad.passes.module.use_microkernels import has_microkernels
+
+# Executables are compiled side by side, one to a thread.
+EXECUTABLES = 8
+
+# With microkernels, products of other numbers than float32 stay alone: IREE declares its microkernel for products once
+# an executable, with the types of the first one, and refuses the next ("failed to lower micro kernel operation to
+# function call").
+_PRODUCT = re.compile(r"matmul|mmt4d|contract|encoding")
+_OTHER_THAN_FLOAT32 = re.compile(r"x(?:bf16|f16|f64|i8|i16|i32|i64)\b")
+
+# A library takes a sixth of a second of CPU time by itself; from so many kernels on two take a fifth less by the clock.
+FEWEST_OF_TWO_LIBRARIES = 40
+FEWEST_OF_A_LIBRARY = 125  # where there are four or more
+_UNLINKED = "--iree-hal-link-executables=false"
+
+_EXPORT = "stream.executable.export"
+
+
+@dataclass(frozen=True)
+class _Executable:
+    """An executable of one kernel.
+
+    Attributes:
+        operation: the executable.
+        export: makes the kernel known outside.
+        code: the module that the kernel is in, alone.
+        function: the kernel.
+    """
+
+    operation: Any
+    export: Any
+    code: Any
+    function: Any
+
+
+def join_executables(module: ir.Module) -> None:
+    """Put the kernels of a module into a few executables, where they can be put together.
+
+    Args:
+        module: as it is after IREE's phase `stream`; changed in place, in its own context.
+    """
+    single = _single_kernels(module)
+    libraries = _libraries_of(len(single)) if len(single) == len(_executables(module)) else 1
+    count = libraries if libraries > 1 else EXECUTABLES
+    homes = {name_of(one.operation): single[i % count] for i, one in enumerate(single)}
+    names = {name: name_of(home.operation) for name, home in homes.items()}
+    with module.context:
+        for operation in inside(module.operation):
+            if "entry_points" in operation.attributes:
+                operation.attributes["entry_points"] = _renamed(operation.attributes["entry_points"], names)
+    for one in single[count:]:
+        home = homes[name_of(one.operation)]
+        one.export.move_before(home.code)
+        one.function.move_before(home.function)
+        one.operation.erase()
+
+
+def linking_flags(stream: ir.Module) -> tuple[str, ...]:
+    """Flags by which executables stay libraries of their own, where they are to be.
+
+    Args:
+        stream: the module after `join_executables`.
+    """
+    found = _executables(stream)
+    kernels = sum(part.name == _EXPORT for executable in found for part in _contents(executable))
+    return (_UNLINKED,) if 1 < len(found) == _libraries_of(kernels) else ()
+
+
+def _libraries_of(kernels: int) -> int:
+    """How many libraries, a power of two, as machines have cores."""
+    if kernels < FEWEST_OF_TWO_LIBRARIES:
+        return 1
+    libraries = 2
+    while kernels >= 2 * libraries * FEWEST_OF_A_LIBRARY:
+        libraries *= 2
+    return libraries
+
+
+def _executables(module: ir.Module) -> list[Any]:
+    return [op.operation for op in module.body.operations if op.operation.name == "stream.executable"]
+
+
+def _single_kernels(module: ir.Module) -> list[_Executable]:
+    """The executables that are one kernel each and may be joined, of which no two have one name."""
+    microkernels = has_microkernels(module)
+    found: dict[str, _Executable] = {}
+    for executable in _executables(module):
+        parts = _contents(executable)
+        code = [part for part in parts if part.name == "builtin.module"]
+        functions = [function for part in code for function in _contents(part)]
+        kinds = [part.name for part in parts[:2]]
+        one = kinds == [_EXPORT, "builtin.module"] and len(functions) == 1
+        if one and not (microkernels and _is_other_product(functions[0])):
+            found.setdefault(name_of(functions[0]), _Executable(executable, parts[0], code[0], functions[0]))
+    return list(found.values())
+
+
+def _is_other_product(function: Any) -> bool:
+    text = text_of(function)
+    return bool(_PRODUCT.search(text) and _OTHER_THAN_FLOAT32.search(text))
+
+
+def _contents(operation: Any) -> list[Any]:
+    """The operations in the one block of `operation`."""
+    return [inner.operation for inner in operation.regions[0].blocks[0]]
+
+
+def _renamed(entry_points: Any, names: dict[str, str]) -> Any:
+    """`entry_points` in the executables where they are now."""
+    paths = [list(ir.SymbolRefAttr(entry_point).value) for entry_point in ir.ArrayAttr(entry_points)]
+    return ir.ArrayAttr.get([ir.SymbolRefAttr.get([names.get(first, first), *rest]) for first, *rest in paths])

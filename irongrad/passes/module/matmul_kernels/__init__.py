@@ -1,0 +1,282 @@
+"""Products of matrices on a CPU of the architecture x86, by kernels of our own.
+
+With data tiling IREE 3.13.0 packs both operands of a product into tiles of 16 rows. Its kernel reads 17 numbers for 16
+products, brings the result back into rows, and has half of what a processor can do. Here the kernels are those of
+`product_kernels.py`. The right operand lies in blocks of columns, so that what is read together lies together: where it
+lies, that would be a power of two apart far too often. A left operand that is transposed is turned, so that its rows
+are read one number after the other. Other left operands, and the result, stay as they are. A small operand stays in a
+cache however it lies, and is read in place if what is read together is side by side in it. docs/benchmarks.md has
+figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from iree.compiler import ir
+from iree.compiler.dialects import flow
+
+from irongrad.mlir.barriers import hold_behind
+from irongrad.mlir.device import cpu_of
+from irongrad.mlir.linalg import GENERIC, PRODUCTS, inputs_of, is_elementwise, source_of
+from irongrad.mlir.walk import inside
+from irongrad.passes.module.matmul_kernels.tiling import Matrix, ProductKernel, Sizes, Steps, Tile
+from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, split
+from irongrad.passes.module.matmul_kernels.vector_code import add_executable
+from irongrad.passes.module.pack_before_loops import outside_loops
+
+_ARCHITECTURE = "x86_64"
+
+# What registers hold, by a feature that all CPUs with such registers have: results, one of each row's vectors of the
+# right operand, and a number of the left one. As many chains of additions are under way at once, which hides how long
+# each takes, 4 cycles, two of them in each.
+AVX512 = (Tile(6, 4, 16), Tile(4, 4, 16), Tile(8, 3, 16), Tile(8, 2, 16))
+AVX2 = (Tile(6, 2, 8),)
+_TILES = {"avx512f": AVX512, "fma": AVX2}
+
+# Columns of a block, at most: what is copied into it from one row is several cache lines.
+_WIDTH = 64
+
+# Bytes of the largest operand that is read where it lies, half of the second cache of the smallest such CPU.
+_NEAR = 1 << 19
+
+# Multiplications of the smallest product that has a kernel of ours, about 10 µs of one core. What IREE makes of smaller
+# ones is slower, but fewer kernels, as it computes in the product's what is elementwise before and behind it.
+_LEAST = 1 << 20
+
+# Summands of a product that is not bound by writing its result; IREE computes others with what reads them.
+_FEWEST = 4
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """A product of matrices, or of as many pairs of them as there are in a batch.
+
+    Each letter is a dimension: `b` of a batch, `r` rows, `c` columns, `k` summands.
+
+    Attributes:
+        operation: it.
+        sizes: by letter.
+        left: the left operand.
+        right: the right operand.
+    """
+
+    operation: Any
+    sizes: dict[str, int]
+    left: Lettered
+    right: Lettered
+
+    @property
+    def turns_left(self) -> bool:
+        """Whether the left operand is turned: a row of it is not side by side in memory, and it is large."""
+        letters = self.left[1]
+        return not letters.endswith("k") and not (letters.endswith("r") and is_near(self.sizes, letters))
+
+    @property
+    def has_blocks_of_columns(self) -> bool:
+        """Whether the right operand is read in blocks."""
+        letters = self.right[1]
+        return not (letters.endswith("c") and is_near(self.sizes, letters))
+
+
+def lay_out_products(module: ir.Module) -> None:
+    """Have our kernels compute products of float32 of known sizes; others are left to IREE, as on other architectures.
+
+    Args:
+        module: as it is after IREE's phase `global-optimization`, in its own context.
+    """
+    architecture, features = cpu_of(module)
+    tiles = next((found for feature, found in _TILES.items() if feature in features), None)
+    if architecture != _ARCHITECTURE or tiles is None:
+        return
+    found = [_product_of(op) for op in inside(module.operation) if op.name in PRODUCTS]
+    products = {p: tile for p in found if p and (tile := tile_for(p.sizes, tiles))}
+    kernels = _Kernels(module)
+    launched = [_launch(product, tile, kernels) for product, tile in products.items()]
+    for old, new in launched:  # only now, as a product may read another
+        old.results[0].replace_all_uses_with(new)
+    for done in dict.fromkeys([*(old for old, _ in launched), *(product.operation for product in products)]):
+        done.erase()
+
+
+class _Kernels:
+    """The kernels of a module's products, one for all that are alike."""
+
+    def __init__(self, module: ir.Module) -> None:
+        self._start = ir.InsertionPoint.at_block_begin(module.body)
+        self._found: dict[ProductKernel, str] = {}
+
+    def entry_point(self, kernel: ProductKernel) -> ir.ArrayAttr:
+        """What launches a kernel."""
+        if kernel not in self._found:
+            sizes = kernel.sizes
+            name = f"product_{len(self._found)}_{sizes.batch}x{sizes.rows}x{sizes.columns}x{sizes.summands}"
+            with self._start, ir.Location.unknown():
+                add_executable(kernel, name)
+            self._found[kernel] = name
+        return ir.ArrayAttr.get([ir.SymbolRefAttr.get([self._found[kernel]] * 2)])
+
+
+def _product_of(operation: Any) -> _Product | None:
+    """What a product of float32 multiplies; None where sizes are not known, or it is added to something."""
+    *operands, room = operation.operands
+    kinds = [value.type for value in operation.operands]
+    if not all(kind.has_static_shape and isinstance(kind.element_type, ir.F32Type) for kind in kinds):
+        return None
+    if not _is_zero(room):
+        return None
+    letters = "brck" if len(room.type.shape) > 2 else "rck"
+    of_operands = ["".join(letters[d] for d in _dimensions(m.value)) for m in operation.attributes["indexing_maps"]]
+    sizes = {
+        x: size for kind, of in zip(kinds, of_operands, strict=True) for x, size in zip(of, kind.shape, strict=True)
+    }
+    left, right = (_source(value, of) for value, of in zip(operands, of_operands, strict=False))
+    return _Product(operation, sizes, left, right)
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether all of a tensor is the number zero."""
+    if isinstance(value.owner, ir.Block) or value.owner.name != "linalg.fill":
+        return False
+    number = value.owner.operands[0].owner
+    is_constant = not isinstance(number, ir.Block) and number.name == "arith.constant"
+    return is_constant and ir.FloatAttr(number.attributes["value"]).value == 0
+
+
+def _source(value: Any, letters: str) -> Lettered:
+    """What `value` has in another order, or as often as there are in a batch; else itself."""
+    if (source := _copied_by(value)) is None:
+        return value, letters
+    of_source, of_value = [m.value for m in value.owner.attributes["indexing_maps"]]
+    if not of_source.is_projected_permutation or of_value != ir.AffineMap.get_identity(len(letters)):
+        return value, letters
+    read = "".join(letters[d] for d in _dimensions(of_source))
+    return (source, read) if set(letters) <= {*read, "b"} else (value, letters)
+
+
+def _copied_by(value: Any) -> Any | None:
+    """What `value` has the elements of, in another order or as often as needed; None where it is computed."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.name != GENERIC or len(inputs_of(owner)) != 1:
+        return None
+    body = owner.regions[0].blocks[0]
+    copies = len(body.operations) == 1 and body.operations[0].operands[0] == body.arguments[0]
+    return inputs_of(owner)[0] if copies else None
+
+
+def _dimensions(indexing: Any) -> list[int]:
+    """The numbers of the loops that go over the dimensions of an operand; -1 where that is not one loop."""
+    return [x.position if isinstance(x, ir.AffineDimExpr) else -1 for x in indexing.results]
+
+
+def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile | None:
+    """What registers hold for a product; None where it is small, or has no whole tiles.
+
+    The best takes the fewest instructions for all results: of a summand it reads a number of each row, and vectors.
+
+    Args:
+        sizes: the numbers of rows, `r`, of columns, `c`, of summands, `k`, and of pairs of matrices, `b`.
+        tiles: to choose from.
+    """
+    if math.prod(sizes.values()) < _LEAST or sizes["k"] < _FEWEST:
+        return None
+    rows, columns = sizes["r"], sizes["c"]
+    whole = [t for t in tiles if columns % t.columns == 0 and rows >= t.rows]
+    return min(whole, key=lambda t: -(-rows // t.rows) * (columns // t.columns) * t.instructions, default=None)
+
+
+def is_near(sizes: Mapping[str, int], letters: str) -> bool:
+    """Whether an operand, or one of a batch, is so small that it is read where it lies.
+
+    Args:
+        sizes: as for `tile_for`.
+        letters: of its dimensions.
+    """
+    return 4 * math.prod(sizes[letter] for letter in letters if letter != "b") <= _NEAR
+
+
+def _launch(product: _Product, tile: Tile, kernels: _Kernels) -> tuple[Any, Any]:
+    """Launch a kernel for a product, which adds a bias too; what it is in the place of, and its result."""
+    operation, sizes = product.operation, product.sizes
+    left, left_matrix = _as_it_is(_turned(product) if product.turns_left else product.left, "r", product)
+    blocks = product.has_blocks_of_columns
+    right, right_matrix = _in_blocks(product) if blocks else _as_it_is(product.right, "c", product)
+    added = _added_row(operation.results[0])
+    last = operation if added is None else added.result.owner.operation
+    row = [] if added is None else [added.row]
+    of_product = Sizes(sizes.get("b", 1), sizes["r"], sizes["c"], sizes["k"])
+    kernel = ProductKernel(of_product, tile, left_matrix, right_matrix, adds_row=bool(row))
+    with last.location, ir.InsertionPoint(last):
+        kinds = [operation.results[0].type]
+        launch = flow.DispatchOp(kinds, [], kernels.entry_point(kernel), [left, right, *row], [], [])
+    return last, launch.results[0]
+
+
+def _as_it_is(operand: Lettered, outer: str, product: _Product) -> tuple[Any, Matrix]:
+    """An operand, and how it lies in memory; `outer` is the letter of its rows or columns that are no summands."""
+    value, letters = operand
+    apart = {x: math.prod(product.sizes[y] for y in letters[i + 1 :]) for i, x in enumerate(letters)}
+    elements = math.prod(value.type.shape)
+    return value, Matrix(elements, apart.get("b", 0), Steps(apart.get(outer, 0)), Steps(apart.get("k", 0)))
+
+
+def _turned(product: _Product) -> Lettered:
+    """The left operand with its rows side by side; made before loops that leave it as it is.
+
+    What it turns is held where that was transposed before. IREE 3.13.0 makes one operation of both, of a gradient of
+    3x8x6x128x64 one that takes twelve times as long, as it finds no tiles for loops in the order of neither side.
+    """
+    value, letters = product.left
+    if _copied_by(source_of(value)) is not None:
+        value = hold_behind(value)
+    order = "b" * ("b" in letters) + "rk"
+    with product.operation.location, ir.InsertionPoint(outside_loops(product.operation, [value])):
+        return copied((value, letters), order), order
+
+
+def _in_blocks(product: _Product) -> tuple[Any, Matrix]:
+    """The right operand in blocks of columns, and how they lie; made before loops that leave it as it is."""
+    value, letters = product.right
+    before, dimension = product.operation, letters.index("c")
+    width = math.gcd(value.type.shape[dimension], _WIDTH)
+    with before.location, ir.InsertionPoint(outside_loops(before, [value])):
+        pieces = split(value, dimension, width), letters.replace("c", "nc")
+        blocks = copied(pieces, "b" * ("b" in letters) + "nkc")
+    of_matrix = product.sizes["c"] * product.sizes["k"]
+    steps = Steps(1, width, width * product.sizes["k"]), Steps(width)
+    return blocks, Matrix(math.prod(value.type.shape), of_matrix * ("b" in letters), *steps)
+
+
+@dataclass(frozen=True)
+class _AddedRow:
+    """A row that is added to all rows of a product, as a bias is.
+
+    Attributes:
+        row: it.
+        result: the sums.
+    """
+
+    row: Any
+    result: Any
+
+
+def _added_row(product: Any) -> _AddedRow | None:
+    """The row that is added to a product, where nothing else reads that."""
+    readers = [use.owner.operation for use in product.uses]
+    if len(readers) != 1 or not is_elementwise(readers[0]) or len(readers[0].results) != 1:
+        return None
+    (reader,) = readers
+    body = reader.regions[0].blocks[0]
+    *of_inputs, of_result = (_dimensions(m.value) for m in reader.attributes["indexing_maps"])
+    whole = list(range(len(product.type.shape)))
+    by_dimensions = {tuple(of): value for of, value in zip(of_inputs, inputs_of(reader), strict=True)}
+    row = by_dimensions.get((whole[-1],))
+    if row is None or len(of_inputs) != 2 or by_dimensions.get(tuple(whole)) != product or of_result != whole:
+        return None
+    adds = len(body.operations) == 2 and body.operations[0].operation.name == "arith.addf"
+    if not adds or set(body.operations[0].operands) != set(list(body.arguments)[:2]):
+        return None
+    return _AddedRow(row, reader.results[0])

@@ -1,0 +1,60 @@
+"""Copies of tensors in another order, in which each letter is a loop, as in Einstein's notation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from iree.compiler import ir
+
+from irongrad.mlir.linalg import GENERIC
+
+# A tensor, and the letters of its dimensions.
+Lettered = tuple[Any, str]
+
+
+def copied(operand: Lettered, letters: str) -> Any:
+    """A `linalg.generic` at the current insertion point that has `operand` with its dimensions in another order."""
+    value, of_value = operand
+    sizes = dict(zip(of_value, value.type.shape, strict=True))
+    kind = ir.RankedTensorType.get([sizes[x] for x in letters], value.type.element_type)
+    init = ir.Operation.create("tensor.empty", [kind]).result
+    operation = ir.Operation.create(
+        GENERIC,
+        [kind],
+        [value, init],
+        {
+            "indexing_maps": ir.ArrayAttr.get([_map(letters, of_value), _map(letters, letters)]),
+            "iterator_types": ir.ArrayAttr.get([ir.Attribute.parse("#linalg.iterator_type<parallel>")] * len(letters)),
+            "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1]),
+        },
+        regions=1,
+    )
+    body = operation.regions[0].blocks.append(value.type.element_type, value.type.element_type)
+    with ir.InsertionPoint(body):
+        ir.Operation.create("linalg.yield", operands=[body.arguments[0]])
+    return operation.result
+
+
+def _map(loops: str, letters: str) -> ir.AffineMapAttr:
+    dimensions = [ir.AffineDimExpr.get(loops.index(letter)) for letter in letters]
+    return ir.AffineMapAttr.get(ir.AffineMap.get(len(loops), 0, dimensions))
+
+
+def split(value: Any, dimension: int, size: int) -> Any:
+    """`value` with a dimension as two, of which the second has `size` elements."""
+    shape = list(value.type.shape)
+    shape[dimension : dimension + 1] = [shape[dimension] // size, size]
+    attributes = {
+        "reassociation": _groups(len(shape), dimension),
+        "static_output_shape": ir.DenseI64ArrayAttr.get(shape),
+    }
+    kind = ir.RankedTensorType.get(shape, value.type.element_type)
+    return ir.Operation.create("tensor.expand_shape", [kind], [value], attributes).result
+
+
+def _groups(rank: int, dimension: int) -> ir.ArrayAttr:
+    """All dimensions, of which `dimension` and the next are one group."""
+    number = ir.IntegerType.get_signless(64)
+    firsts = [d for d in range(rank) if d != dimension + 1]
+    groups = [[d, d + 1] if d == dimension else [d] for d in firsts]
+    return ir.ArrayAttr.get([ir.ArrayAttr.get([ir.IntegerAttr.get(number, d) for d in g]) for g in groups])

@@ -1,0 +1,262 @@
+"""The code of kernels of products, as loops over vectors.
+
+IREE 3.13.0's own generator of code keeps too few results in registers, or spills them, and fetches nothing ahead. LLVM
+makes of these loops what a microkernel in C would be. A kernel is an executable of IREE's dialect `stream`, as in its
+sample of custom dispatches (samples/custom_dispatch/cpu/embedded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from iree.compiler import ir
+from iree.compiler.dialects import affine, arith, hal, memref, scf, stream, vector
+
+from irongrad.mlir.walk import inside
+from irongrad.passes.module.matmul_kernels.tiling import LINE, ProductKernel, Tile
+from irongrad.pipeline.iree.report.kernel_operations import OPERATIONS
+
+# How many summands ahead the right operand is fetched.
+_AHEAD = 8
+
+
+def add_executable(kernel: ProductKernel, name: str) -> None:
+    """Put a kernel, as an operation `stream.executable`, at the current insertion point.
+
+    Args:
+        kernel: it.
+        name: of the executable, and of its one entry point.
+    """
+    strips, panels = kernel.part
+    counts = -(-kernel.panels // panels), -(-kernel.strips // strips), kernel.sizes.batch
+    bindings = [f"%{i}: !stream.binding" for i in range(3 + kernel.adds_row)]
+    executable = ir.Operation.parse(f"""stream.executable private @{name} {{
+        stream.executable.export public @{name} workgroups() -> (index, index, index) {{
+          %x = arith.constant {counts[0]} : index
+          %y = arith.constant {counts[1]} : index
+          %z = arith.constant {counts[2]} : index
+          stream.return %x, %y, %z : index, index, index
+        }}
+        builtin.module {{
+          func.func @{name}({", ".join(bindings)}) {{
+            return
+          }}
+        }}
+    }}""")
+    (function,) = (op for op in inside(executable) if op.name == "func.func")
+    body = function.regions[0].blocks[0]
+    with ir.InsertionPoint.at_block_terminator(body):
+        left, right, *row, result = body.arguments
+        memory = _Memory(
+            _row_of(left, kernel.left.elements),
+            _row_of(right, kernel.right.elements),
+            _row_of(row[0], kernel.sizes.columns) if row else None,
+            _row_of(result, kernel.sizes.batch * kernel.sizes.rows * kernel.sizes.columns),
+        )
+        _write(kernel, memory)
+    operations = 2 * kernel.sizes.multiplications
+    executable.attributes[OPERATIONS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), operations)
+    ir.InsertionPoint.current.insert(executable)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What a kernel reads and writes, each as a row of numbers.
+
+    Attributes:
+        left: the left operand.
+        right: the right operand.
+        row: what is added to all rows, if anything.
+        result: what is written.
+    """
+
+    left: Any
+    right: Any
+    row: Any | None
+    result: Any
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The results that are computed, and the summands that are added.
+
+    Attributes:
+        batch: which matrices.
+        strip: the number of the strip.
+        row: the first of the rows.
+        column: the first of the columns.
+        summand: the first of the summands.
+    """
+
+    batch: Any
+    strip: Any
+    row: Any
+    column: Any
+    summand: Any
+
+
+def _write(kernel: ProductKernel, memory: _Memory) -> None:
+    """All that one thread computes at a time."""
+    sizes, tile, depth = kernel.sizes, kernel.tile, kernel.depth
+    strips, panels = kernel.part
+    across, down, batch = (hal.interface_workgroup_id(i) for i in range(3))
+    d = ir.AffineExpr.get_dim(0)
+
+    with _each(*_share(across, panels, kernel.panels), 1) as panel:
+        column = _number(d * tile.columns, panel)
+        with (
+            _each(_constant(0), _constant(sizes.summands), depth) as summand,
+            _each(*_share(down, strips, kernel.strips), 1) as strip,
+        ):
+            row = _least([d * tile.rows, _fixed(sizes.rows - tile.rows)], strip)
+            _write_tile(kernel, memory, _Place(batch, strip, row, column, summand))
+
+
+def _share(part: Any, size: int, count: int) -> tuple[Any, Any]:
+    """From where to where a part of `size` of `count` goes."""
+    d = ir.AffineExpr.get_dim(0)
+    return _number(d * size, part), _least([d * size + size, _fixed(count)], part)
+
+
+def _write_tile(kernel: ProductKernel, memory: _Memory, place: _Place) -> None:
+    """Add some summands to the results of a tile."""
+    sizes, tile = kernel.sizes, kernel.tile
+    vector_type = _vector_of(tile)
+    b, r, c = (ir.AffineExpr.get_dim(i) for i in range(3))
+    result = b * (sizes.rows * sizes.columns) + r * sizes.columns + c
+    places = [
+        _number(result + (i * sizes.columns + j * tile.width), place.batch, place.row, place.column)
+        for i, j in product(range(tile.rows), range(tile.vectors))
+    ]
+    is_first = arith.cmpi(arith.CmpIPredicate.eq, place.summand, _constant(0))
+    begun = [
+        arith.select(is_first, new, vector.load(vector_type, memory.result, [p]))
+        for new, p in zip(_beginning(kernel, memory, place), places, strict=True)
+    ]
+    sums = _added(kernel, memory, place, begun)
+    for i in range(tile.rows):
+        of_row = range(i * tile.vectors, (i + 1) * tile.vectors)
+        with _where_owned(kernel, place, i):
+            for n in of_row:
+                vector.store(sums[n], memory.result, [places[n]])
+
+
+@contextmanager
+def _where_owned(kernel: ProductKernel, place: _Place, i: int) -> Iterator[None]:
+    """Code for row `i` of a tile, unless the strip before has it."""
+    rows = kernel.tile.rows
+    if kernel.sizes.rows % rows == 0:
+        yield
+        return
+    d = ir.AffineExpr.get_dim(0)
+    owned = arith.cmpi(arith.CmpIPredicate.uge, _number(d + i, place.row), _number(d * rows, place.strip))
+    with ir.InsertionPoint(scf.IfOp(owned).then_block):
+        yield
+        scf.yield_([])
+
+
+def _beginning(kernel: ProductKernel, memory: _Memory, place: _Place) -> list[Any]:
+    """What results are before anything is added."""
+    tile = kernel.tile
+    vector_type = _vector_of(tile)
+    if memory.row is None:
+        zero = ir.DenseElementsAttr.get_splat(vector_type, ir.FloatAttr.get(ir.F32Type.get(), 0))
+        return [arith.constant(vector_type, zero)] * (tile.rows * tile.vectors)
+    c = ir.AffineExpr.get_dim(0)
+    of_row = [
+        vector.load(vector_type, memory.row, [_number(c + j * tile.width, place.column)]) for j in range(tile.vectors)
+    ]
+    return of_row * tile.rows
+
+
+def _added(kernel: ProductKernel, memory: _Memory, place: _Place, begun: list[Any]) -> list[Any]:
+    """The results with a stretch of summands added."""
+    left, tile = kernel.left, kernel.tile
+    b, r = (ir.AffineExpr.get_dim(i) for i in range(2))
+    rows = [_number(b * left.batch + left.outer.to(r + i), place.batch, place.row) for i in range(tile.rows)]
+    d = ir.AffineExpr.get_dim(0)
+    end = _least([d + kernel.depth, _fixed(kernel.sizes.summands)], place.summand)
+
+    def add(summand: Any, sums: list[Any]) -> list[Any]:
+        at = [_number(b + r * left.summand.one, row, summand) for row in rows]
+        return _add_round(kernel, memory, place, summand, at, sums)
+
+    return _loop(place.summand, end, kernel.round, begun, add)
+
+
+def _add_round(
+    kernel: ProductKernel, memory: _Memory, place: _Place, summand: Any, rows: Sequence[Any], sums: list[Any]
+) -> list[Any]:
+    """The results with `ProductKernel.round` summands added, of which the left operand has the first at `rows`."""
+    right, tile = kernel.right, kernel.tile
+    kind = _vector_of(tile)
+    b, c, k = (ir.AffineExpr.get_dim(i) for i in range(3))
+    d = ir.AffineExpr.get_dim(0)
+
+    def at(step: int, column: int) -> Any:
+        expression = b * right.batch + right.outer.to(c + column) + right.summand.to(k + step)
+        return _number(expression, place.batch, place.column, summand)
+
+    for step in range(kernel.round):
+        vectors = []
+        for column in range(0, tile.columns, tile.width):
+            vectors.append(vector.load(kind, memory.right, [at(step, column)]))
+            if column % LINE == 0:
+                memref.prefetch(memory.right, [at(step + _AHEAD, column)], False, 3, True)
+        new = []
+        for i, row in enumerate(rows):
+            of_row = memref.load(memory.left, [_number(d + step * kernel.left.summand.one, row)])
+            factor = vector.broadcast(kind, of_row)
+            new += [vector.fma(factor, x, sums[i * tile.vectors + j]) for j, x in enumerate(vectors)]
+        sums = new
+    return sums
+
+
+@contextmanager
+def _each(begin: Any, end: Any, step: int) -> Iterator[Any]:
+    """Code for each number of a loop, which it is given."""
+    loop = scf.ForOp(begin, end, _constant(step))
+    with ir.InsertionPoint(loop.body):
+        yield loop.induction_variable
+        scf.yield_([])
+
+
+def _loop(
+    begin: Any, end: Any, step: int, values: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]
+) -> list[Any]:
+    """What a loop makes of `values`, of which `body` makes the next, given a number of the loop."""
+    loop = scf.ForOp(begin, end, _constant(step), list(values))
+    with ir.InsertionPoint(loop.body):
+        scf.yield_(body(loop.induction_variable, list(loop.inner_iter_args)))
+    return list(loop.results)
+
+
+def _vector_of(tile: Tile) -> ir.Type:
+    return ir.VectorType.get([tile.width], ir.F32Type.get())
+
+
+def _number(expression: ir.AffineExpr, *values: Any) -> Any:
+    """An index, of which `expression` says how it is computed."""
+    return affine.apply(ir.AffineMap.get(len(values), 0, [expression]), values)
+
+
+def _least(expressions: Sequence[ir.AffineExpr], *values: Any) -> Any:
+    """The smallest of some indices."""
+    return affine.AffineMinOp(ir.AffineMap.get(len(values), 0, list(expressions)), values).result
+
+
+def _fixed(number: int) -> ir.AffineExpr:
+    return ir.AffineExpr.get_constant(number)
+
+
+def _constant(number: int) -> Any:
+    return arith.constant(ir.IndexType.get(), number)
+
+
+def _row_of(binding: Any, elements: int) -> Any:
+    kind = ir.MemRefType.get([elements], ir.F32Type.get())
+    return stream.binding_subspan(kind, binding, _constant(0), [])

@@ -1,0 +1,265 @@
+"""64-bit integers of a module, computed in 32 bits, for devices that have no others.
+
+Entry points and the state keep their types: only the functions of the step graph change. An argument's 64-bit integers
+are cut to their low words on the way in, and results are sign-extended on the way out. What does not fit into 32 bits
+becomes the nearest number that does, so that a value out of range stays out of range.
+
+Numbers that only 64 bits hold, such as those of a random generator, would be computed wrong: a constant of that size is
+refused.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import iree.compiler.tools.binaries as iree_binaries
+import numpy as np
+from iree.compiler import ir
+
+from irongrad.diagnostics.toolchain_errors import toolchain_error
+from irongrad.mlir.integer_bounds import largest
+from irongrad.mlir.walk import bytecode_of
+from irongrad.runtime.errors import UnsupportedOpError
+
+_PASS = "--iree-input-conversion-demote-i64-to-i32"
+_PREFIX = "graph."
+_NARROW = ".narrow"
+_WIDEST, _INT32 = np.iinfo(np.int64), np.iinfo(np.int32)
+# What reductions begin with, and indices that are none.
+_LIMITS = {int(_WIDEST.min): int(_INT32.min), int(_WIDEST.max): int(_INT32.max)}
+
+
+def narrow_integers(bytecode: bytes) -> bytes:
+    """Have the functions of the step graph compute in 32-bit integers.
+
+    Args:
+        bytecode: the module, as MLIR bytecode, which the result is too.
+
+    Raises:
+        UnsupportedOpError: a constant does not fit into 32 bits, or sizes vary.
+        ToolchainError: IREE cannot change the types.
+    """
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parse(bytecode)
+        kinds = {name: f.type for name, f in _functions(module).items()}
+        narrow = ir.Module.parse(_narrowed(_graph_alone(bytecode)))
+        _check_static(kinds)
+        wrapped = {n: k for n, k in kinds.items() if any(map(_is_wide, (*k.inputs, *k.results)))}
+        wrappers = ir.Module.parse("\n".join(_wrappers(wrapped, _functions(narrow))))
+        for function in _functions(module).values():
+            function.operation.erase()
+        _move(_functions(wrappers), module, {n: n for n in wrapped})
+        _move(_functions(narrow), module, {n: n + _NARROW if n in wrapped else n for n in kinds})
+        return bytecode_of(module)
+
+
+def _check_static(kinds: dict[str, Any]) -> None:
+    for name, kind in kinds.items():
+        if any(_is_wide(part) and not part.has_static_shape for part in (*kind.inputs, *kind.results)):
+            raise UnsupportedOpError(
+                f"{name.removeprefix(_PREFIX)} takes or gives int64 tensors of varying sizes, which cannot be computed "
+                "in 32 bits yet. Give the dimensions buckets, or compile for vulkan:profile=desktop"
+            )
+
+
+def _functions(module: ir.Module) -> dict[str, Any]:
+    """The functions of the step graph, by name."""
+    functions = [op for op in module.body.operations if op.operation.name == "func.func"]
+    return {f.name.value: f for f in functions if f.name.value.startswith(_PREFIX)}
+
+
+def _move(functions: dict[str, Any], module: ir.Module, names: dict[str, str]) -> None:
+    for name, new in names.items():
+        function = functions[name]
+        function.operation.attributes["sym_name"] = ir.StringAttr.get(new)
+        function.detach_from_parent()
+        module.body.append(function)
+
+
+def _graph_alone(bytecode: bytes) -> bytes:
+    """The functions of the step graph with constants of 32 bits, and what they call of scalars declared."""
+    module = ir.Module.parse(bytecode)
+    kept = _functions(module).values()
+    for operation in list(module.body.operations):
+        if operation not in kept:
+            operation.operation.erase()
+    declared = ir.Module.parse("func.func private @float32_of(f64) -> f32")
+    (declaration,) = declared.body.operations
+    declaration.detach_from_parent()
+    module.body.append(declaration)
+    for constant in _named(module, "arith.constant"):
+        _fit(constant)
+    for shift in _named(module, "arith.shrui", "arith.shrsi", "arith.shli"):
+        _settle_shift(shift)
+    return bytecode_of(module)
+
+
+def _settle_shift(shift: ir.Operation) -> None:
+    """Have zero in place of the high word of a counter that fits into the low one.
+
+    Raises:
+        UnsupportedOpError: a shift by a whole word of what may need 64 bits.
+    """
+    wide = ir.IntegerType.get_signless(64)
+    count = shift.operands[1]
+    if count.type != wide or isinstance(count, ir.BlockArgument) or count.owner.name != "arith.constant":
+        return
+    by = ir.IntegerAttr(count.owner.attributes["value"]).value
+    if by < 32:
+        return
+    bound = largest(shift.operands[0])
+    if bound is None or bound > _INT32.max or shift.name == "arith.shli":
+        raise UnsupportedOpError(
+            f"the step shifts a number by {by}, which needs 64-bit integers, and the target's devices have none; "
+            f"random numbers do so. Compile it for vulkan:profile=desktop. It comes from {shift.location}"
+        )
+    with ir.InsertionPoint(shift), shift.location:
+        zero = ir.Operation.create("arith.constant", [wide], attributes={"value": ir.IntegerAttr.get(wide, 0)})
+    shift.result.replace_all_uses_with(zero.result)
+    shift.erase()
+
+
+def _named(module: ir.Module, *names: str) -> list[ir.Operation]:
+    found: list[ir.Operation] = []
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name in names:
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
+def _fit(constant: ir.Operation) -> None:
+    """Have a constant of 64-bit integers hold what 32 bits can."""
+    value = constant.attributes["value"]
+    if isinstance(value, ir.IntegerAttr) and value.type == ir.IntegerType.get_signless(64):
+        constant.attributes["value"] = ir.IntegerAttr.get(value.type, int(_fitting([value.value], constant)[0]))
+    elif isinstance(value, ir.DenseIntElementsAttr) and _is_wide(value.type):
+        if value.is_splat:
+            single = ir.IntegerAttr(value.get_splat_value())
+            fitting = ir.IntegerAttr.get(single.type, int(_fitting([single.value], constant)[0]))
+            constant.attributes["value"] = ir.DenseElementsAttr.get_splat(value.type, fitting)
+        else:
+            held = _fitting(list(value), constant).reshape(value.type.shape)
+            constant.attributes["value"] = ir.DenseElementsAttr.get(held, type=value.type)
+
+
+def _fitting(values: Sequence[int], constant: ir.Operation) -> np.ndarray[Any, Any]:
+    held = np.array([_LIMITS.get(v, v) for v in values], np.int64)
+    if held.size and not (_INT32.min <= held.min() and held.max() <= _INT32.max):
+        raise UnsupportedOpError(
+            f"the step computes with {max(values, key=abs)}, which needs 64-bit integers, and the target's devices "
+            f"have none; random numbers do so. Compile it for vulkan:profile=desktop. It comes from {constant.location}"
+        )
+    return held
+
+
+def _narrowed(bytecode: bytes) -> bytes:
+    tool = iree_binaries.find_tool("iree-opt")
+    with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
+        source = Path(folder) / "functions.mlirbc"
+        source.write_bytes(bytecode)
+        result = subprocess.run([tool, _PASS, "--emit-bytecode", str(source)], capture_output=True, check=False)
+        if result.returncode != 0:
+            text = subprocess.CompletedProcess(result.args, result.returncode, "", result.stderr.decode())
+            raise toolchain_error("iree-opt", text, source)
+    return result.stdout
+
+
+def _is_wide(kind: ir.Type) -> bool:
+    return isinstance(kind, ir.RankedTensorType) and kind.element_type == ir.IntegerType.get_signless(64)
+
+
+def _wrappers(functions: dict[str, Any], narrow: dict[str, Any]) -> Iterator[str]:
+    """Each function with its own types around the narrow one."""
+    for name, kind in functions.items():
+        inner = narrow[name].type
+        yield f'func.func private @"{name}{_NARROW}"({_list(inner.inputs)}) -> ({_list(inner.results)})'
+        arguments = ", ".join(f"%a{i}: {k}" for i, k in enumerate(kind.inputs))
+        yield f'func.func private @"{name}"({arguments}) -> ({_list(kind.results)}) {{'
+        given = [f"%a{i}" for i in range(len(kind.inputs))]
+        for index, part in enumerate(kind.inputs):
+            if _is_wide(part):
+                yield from _cut(given[index], part)
+                given[index] += ".cut"
+        returned = [f"%r#{i}" for i in range(len(kind.results))]
+        result = f"%r:{len(returned)} = " if returned else ""
+        types = f"({_list(inner.inputs)}) -> ({_list(inner.results)})"
+        yield f'  {result}func.call @"{name}{_NARROW}"({", ".join(given)}) : {types}'
+        for index, part in enumerate(kind.results):
+            if _is_wide(part):
+                yield from _extended(returned[index], f"%w{index}", part)
+                returned[index] = f"%w{index}"
+        yield f"  return {', '.join(returned)} : {_list(kind.results)}" if returned else "  return"
+        yield "}"
+
+
+def _list(kinds: Sequence[ir.Type]) -> str:
+    return ", ".join(map(str, kinds))
+
+
+def _shape(dims: Sequence[int], element: str) -> str:
+    return f"tensor<{''.join(f'{d}x' for d in dims)}{element}>"
+
+
+def _words(dims: Sequence[int], word: int) -> str:
+    """Where the low (0) or high (1) words lie in integers seen as pairs of words, the low one first."""
+    offsets = ", ".join(["0"] * len(dims) + [str(word)])
+    sizes, ones = ", ".join([*map(str, dims), "1"]), ", ".join(["1"] * (len(dims) + 1))
+    return f"[{offsets}] [{sizes}] [{ones}]"
+
+
+def _cut(value: str, kind: ir.Type) -> Iterator[str]:
+    """`value` in 32 bits as `value.cut`."""
+    dims = list(kind.shape)
+    pairs, single = _shape([*dims, 2], "i32"), _shape(dims, "i32")
+    yield f"  {value}.pairs = flow.tensor.bitcast {value} : {kind} -> {pairs}"
+    for word, name in enumerate(("low", "high")):
+        yield f"  {value}.{name} = tensor.extract_slice {value}.pairs{_words(dims, word)} : {pairs} to {single}"
+    yield f"  {value}.empty = tensor.empty() : {single}"
+    yield f"  {value}.cut = linalg.generic {_elementwise(dims, 3)}"
+    yield f"      ins({value}.low, {value}.high : {single}, {single}) outs({value}.empty : {single}) {{"
+    yield "  ^bb0(%low: i32, %high: i32, %out: i32):"
+    yield "    %c31 = arith.constant 31 : i32"
+    yield "    %sign = arith.shrsi %low, %c31 : i32"
+    yield "    %fits = arith.cmpi eq, %sign, %high : i32"
+    yield f"    %largest = arith.constant {_INT32.max} : i32"
+    yield "    %negative = arith.shrsi %high, %c31 : i32"
+    yield "    %limit = arith.xori %largest, %negative : i32"  # the largest, or with all bits turned the smallest
+    yield "    %cut = arith.select %fits, %low, %limit : i32"
+    yield "    linalg.yield %cut : i32"
+    yield f"  }} -> {single}"
+
+
+def _extended(value: str, result: str, kind: ir.Type) -> Iterator[str]:
+    """`value`, of 32 bits, in 64 as `result`."""
+    dims = list(kind.shape)
+    pairs, single = _shape([*dims, 2], "i32"), _shape(dims, "i32")
+    yield f"  {result}.empty = tensor.empty() : {single}"
+    yield f"  {result}.high = linalg.generic {_elementwise(dims, 2)}"
+    yield f"      ins({value} : {single}) outs({result}.empty : {single}) {{"
+    yield "  ^bb0(%low: i32, %out: i32):"
+    yield "    %c31 = arith.constant 31 : i32"
+    yield "    %sign = arith.shrsi %low, %c31 : i32"
+    yield "    linalg.yield %sign : i32"
+    yield f"  }} -> {single}"
+    yield f"  {result}.none = tensor.empty() : {pairs}"
+    for word, (name, source, whole) in enumerate(
+        [("half", value, f"{result}.none"), ("pairs", f"{result}.high", f"{result}.half")]
+    ):
+        at = f"{whole}{_words(dims, word)} : {single} into {pairs}"
+        yield f"  {result}.{name} = tensor.insert_slice {source} into {at}"
+    yield f"  {result} = flow.tensor.bitcast {result}.pairs : {pairs} -> {kind}"
+
+
+def _elementwise(dims: Sequence[int], operands: int) -> str:
+    names = ", ".join(f"d{i}" for i in range(len(dims)))
+    maps = ", ".join([f"affine_map<({names}) -> ({names})>"] * operands)
+    parallel = ", ".join(['"parallel"'] * len(dims))
+    return f"{{indexing_maps = [{maps}], iterator_types = [{parallel}]}}"

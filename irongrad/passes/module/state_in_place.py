@@ -1,0 +1,301 @@
+"""New state that is written where the old one lies.
+
+IREE 3.13.0 gives what a function stores in a global memory of its own, each time, for what the global held before may
+have another name elsewhere. Of state this takes its size again, or twice where memory is kept from call to call, and
+an optimizer's update writes to lines of cache that it has not just read. Here the new value of a global takes the place
+of the old one where that changes nothing:
+
+* Its memory has no other name: nothing but the global is made of what was loaded from it.
+* Whatever reads the old value ends before the new one is written, in this call and in those before, or is the kernel
+  that writes it and reads each element for that same element of its result alone.
+* Nothing can fail between the first writing and the end of the function: a call that is refused leaves the state alone.
+
+Kernels may then read and write the same memory by two names, so this is for devices whose code reads and writes memory
+in the order in which the kernel does. On a CPU IREE 3.13.0 tells LLVM nothing of which names are apart
+(compiler/plugins/target/LLVMCPU/LLVMCPUTarget.cpp).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from iree.compiler import ir
+
+from irongrad.memory_model.placement import aligned
+from irongrad.mlir.stream import RUN, Access, accesses, keeps_places
+from irongrad.mlir.walk import LOAD, STORE, around, constant_of, global_of, inside, joined, loaded, name_of, owner_of
+from irongrad.passes.module.place_transients import LARGEST_ALLOCATION
+
+_AWAIT = "stream.timepoint.await"
+_ALLOCATION, _PART, _PACK = "stream.resource.alloca", "stream.resource.subview", "stream.resource.pack"
+_NEW = frozenset({_ALLOCATION, "stream.resource.alloc"})
+_CONSTANTS, _PARAMETER = "stream.resource.constants", "#stream.parameter"
+_KERNEL = "stream.executable"
+_STATE, _TIMEPOINT = "!stream.resource<variable>", "!stream.timepoint"
+
+# What a function does after it has begun to write state, none of which can fail: by the beginnings of names.
+_SAFE = ("stream.cmd.", "stream.resource.", "stream.timepoint.", "stream.tensor.export", "util.global.", "arith.")
+_END = "util.return"
+
+_OFFSET_OF_PART = 2
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """How a module uses a global that holds memory.
+
+    Attributes:
+        loads: the operations that load it.
+        stores: those that store it.
+    """
+
+    loads: list[Any] = field(default_factory=list)
+    stores: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is asked of a module for each global anew, and found out once; it must not change meanwhile.
+
+    Attributes:
+        kernels: the executables, by name.
+        gathered: as `_gathered` has it, as is the next.
+        nothing_fails_after: as above.
+        ends_before: as above.
+    """
+
+    kernels: Mapping[str, Any]
+    gathered: Callable[[Any], set[int]]
+    nothing_fails_after: Callable[[Any], bool]
+    ends_before: Callable[[Any, Any], bool]
+
+
+def write_state_in_place(module: ir.Module) -> None:
+    """Have functions write new state where the old one lies, in place.
+
+    Args:
+        module: as it is after IREE's pass `iree-stream-schedule-allocation`, in its own context.
+    """
+    kernels = {name_of(op.operation): op.operation for op in module.body.operations if op.operation.name == _KERNEL}
+    known = _Known(kernels, cache(_gathered), cache(_nothing_fails_after), cache(_ends_before))
+    own = [memory for memory in _globals_of(module).values() if _has_no_other_name(memory, known)]
+    replaced = [(store, _beside(store, memory.loads), memory) for memory in own for store in memory.stores]
+    updates = [(store, loads) for store, loads, memory in replaced if _can_overwrite(store, loads, memory, known)]
+    for store, loads in updates:
+        _overwrite(store, *loads)
+
+
+def _globals_of(module: ir.Module) -> Mapping[str, _Memory]:
+    found: dict[str, _Memory] = defaultdict(_Memory)
+    for outer in module.body.operations:
+        if outer.operation.name in ("util.func", "util.initializer"):
+            for operation in inside(outer.operation):
+                if operation.name == LOAD and str(operation.results[0].type) == _STATE:
+                    found[global_of(operation)].loads.append(operation)
+                elif operation.name == STORE and str(operation.operands[0].type) == _STATE:
+                    found[global_of(operation)].stores.append(operation)
+    return found
+
+
+def _has_no_other_name(memory: _Memory, known: _Known) -> bool:
+    """Whether nothing else holds what a global does, once the function that loads or stores it has ended."""
+    loaded = all(_only_computes(load.results[0], memory) for load in memory.loads)
+    return loaded and all(_is_its_own(store.operands[0], memory, known) for store in memory.stores)
+
+
+def _only_computes(value: Any, memory: _Memory) -> bool:
+    """Whether a value is but read and written by runs, and at most stored in its global again."""
+    users = [(use.owner.operation, use.operand_number) for use in value.uses]
+    return all(
+        user.name == RUN
+        or user in memory.stores
+        or (user.name == _AWAIT and _only_computes(user.results[place], memory))
+        for user, place in users
+    )
+
+
+def _is_its_own(value: Any, memory: _Memory, known: _Known) -> bool:
+    """Whether what is stored in a global is new memory, which is stored nowhere else, or what it held before."""
+    owner = owner_of(value)
+    if owner in memory.loads:
+        return True
+    if len([use for use in value.uses if use.owner.operation.name == STORE]) > 1:
+        return False
+    if owner.name == _AWAIT:
+        return _is_its_own(owner.operands[list(owner.results).index(value)], memory, known)
+    if owner.name == _CONSTANTS:
+        return list(owner.results).index(value) in known.gathered(owner)
+    return owner_of(_whole_of(value)).name in _NEW
+
+
+def _gathered(constants: Any) -> set[int]:
+    """Which of the values that a `stream.resource.constants` begins with are copied to memory of their own.
+
+    IREE 3.13.0 copies parameters that it packs in one allocation; the memory of one that it packs alone may be its
+    file, which cannot be written (compiler/src/iree/compiler/Dialect/Stream/Transforms/PackConstants.cpp).
+    """
+    packs: list[list[int]] = [[]]
+    end = 0
+    for index, value in enumerate(ir.ArrayAttr(constants.attributes["values"])):
+        if not str(value).startswith(_PARAMETER):
+            continue
+        if (length := constant_of(constants.operands[index])) is None:
+            return set()
+        if aligned(end) + length > LARGEST_ALLOCATION:
+            packs.append([])
+            end = 0
+        packs[-1].append(index)
+        end = aligned(end) + length
+    return {index for pack in packs if len(pack) > 1 for index in pack}
+
+
+def _whole_of(value: Any) -> Any:
+    """The memory that `value` is, or is a part of."""
+    return value.owner.operands[0] if owner_of(value).name == _PART else value
+
+
+def _beside(store: Any, operations: list[Any]) -> list[Any]:
+    """Those of some operations that are in the function of `store`."""
+    function = list(around(store.block))[-2]
+    return [operation for operation in operations if function in around(operation.block)]
+
+
+def _can_overwrite(store: Any, loads: list[Any], memory: _Memory, known: _Known) -> bool:
+    """Whether what `store` stores can be written where that lies which `loads` load."""
+    if len(loads) > 1 or len(_beside(store, memory.stores)) > 1:
+        return False
+    if not all(load.block == store.block and load.is_before_in_block(store) for load in loads):
+        return False
+    new = store.operands[0]
+    if owner_of(_whole_of(new)).name != _ALLOCATION:
+        return False
+    olds = [load.results[0] for load in loads]
+    if not all(_is_known(use, store) for value in (*olds, new) for use in value.uses):
+        return False
+    reads = [access for old in olds for access in accesses(old)]
+    writes = [access for access in accesses(new) if access.writes]
+    if any(access.writes for access in reads):
+        return False
+    runs = _runs_of(memory)
+    return all(_may_follow(write, read, known.kernels) for write in writes for read in reads) and all(
+        known.nothing_fails_after(writing) and all(known.ends_before(run, writing) for run in runs)
+        for writing in {write.run for write in writes}
+    )
+
+
+def _is_known(use: Any, store: Any) -> bool:
+    """Whether a value is stored by `store`, handed to a run beside it, or awaited by what hands it to nothing."""
+    user = use.owner.operation
+    if user.name == _AWAIT:
+        return not list(user.results[use.operand_number].uses)
+    return bool(user == store or (user.name == RUN and user.block == store.block))
+
+
+def _runs_of(memory: _Memory) -> set[Any]:
+    """All that read or write what a global holds."""
+    held = [load.results[0] for load in memory.loads] + [store.operands[0] for store in memory.stores]
+    return {use.owner.operation for value in held for use in value.uses if use.owner.operation.name == RUN}
+
+
+def _may_follow(write: Access, read: Access, kernels: Mapping[str, Any]) -> bool:
+    """Whether the new value may be written by `write` where the old one lies that is read by `read`."""
+    if read.is_apart(write):
+        return True
+    if read.command == write.command:
+        return (read.start, read.bytes) == (write.start, write.bytes) and keeps_places(read, write, kernels)
+    if read.run == write.run:
+        return bool(read.group.is_before_in_block(write.group))
+    return bool(read.run.block == write.run.block and read.run.is_before_in_block(write.run))
+
+
+def _nothing_fails_after(run: Any) -> bool:
+    """Whether a function ends in any case once `run` has begun."""
+    operations = [op.operation for op in run.block]
+    after = operations[operations.index(run) :]
+    return all(op.name.startswith(_SAFE) or op.name == _END for op in after) and after[-1].name == _END
+
+
+def _ends_before(run: Any, writing: Any) -> bool:
+    """Whether a run that some call begins has ended when a later `writing` begins, or a later one in the same call."""
+    reached = list(_reached(run.results[0]))
+    in_this_call = run.block == writing.block and run != writing
+    if in_this_call and not any(op == writing or _waits_before(op, writing) for op in reached):
+        return False
+    if any(op.name == _AWAIT for op in reached):
+        return True
+    stored = {global_of(op) for op in reached if op.name == STORE}
+    loads = (op.operation for op in writing.block if op.operation.name == LOAD and global_of(op.operation) in stored)
+    return any(op == writing or _waits_before(op, writing) for load in loads for op in _reached(load.results[0]))
+
+
+def _waits_before(operation: Any, writing: Any) -> bool:
+    """Whether an operation waits, on the host, before `writing` is begun."""
+    return bool(operation.name == _AWAIT and operation.block == writing.block and operation.is_before_in_block(writing))
+
+
+def _reached(timepoint: Any) -> Iterator[Any]:
+    """The operations that wait for a timepoint, or for one that does, or that store one of these."""
+    waiting, seen = [timepoint], set()
+    while waiting:
+        for use in waiting.pop().uses:
+            operation = use.owner.operation
+            if operation not in seen:
+                seen.add(operation)
+                yield operation
+                waiting += [result for result in operation.results if str(result.type) == _TIMEPOINT]
+
+
+def _overwrite(store: Any, load: Any | None = None) -> None:
+    """Have what `store` stores lie where that does which `load` loads; where nothing does, it is loaded first."""
+    new = store.operands[0]
+    part, allocation = owner_of(new), owner_of(_whole_of(new))
+    if load is None:
+        with store.location, ir.InsertionPoint(allocation):
+            old = loaded(global_of(store), new.type)
+    else:
+        old = load.results[0]
+        if allocation.is_before_in_block(load):
+            load.move_before(allocation)
+    store.erase()
+    new.replace_all_uses_with(old)
+    if part != allocation:
+        offset = part.operands[_OFFSET_OF_PART]
+        part.erase()
+        _drop_slice(offset)
+    if not list(allocation.results[0].uses):
+        _drop_allocation(allocation)
+
+
+def _drop_slice(offset: Any) -> None:
+    """Leave out of an allocation what lies at `offset`."""
+    pack = owner_of(offset)
+    if pack.name != _PACK or list(offset.uses):
+        return
+    left = [i for i, result in enumerate(list(pack.results)[1:]) if result != offset]
+    moments = list(ir.ArrayAttr(pack.attributes["lifetime_intervals"]))
+    attributes = {
+        "lifetime_intervals": ir.ArrayAttr.get([m for i in left for m in moments[2 * i : 2 * i + 2]]),
+        "operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, len(left)]),
+    }
+    kept = {n: pack.attributes[n] for n in pack.attributes}
+    with pack.location, ir.InsertionPoint(pack):
+        smaller = ir.Operation.create(
+            _PACK,
+            [pack.results[0].type] * (len(left) + 1),
+            [pack.operands[i] for i in left],
+            kept | attributes,
+        )
+    for before, after in zip([0, *(i + 1 for i in left)], smaller.results, strict=True):
+        pack.results[before].replace_all_uses_with(after)
+    pack.erase()
+
+
+def _drop_allocation(allocation: Any) -> None:
+    awaited = [value for value in allocation.operands if str(value.type) == _TIMEPOINT]
+    with allocation.location, ir.InsertionPoint(allocation):
+        allocation.results[1].replace_all_uses_with(joined(awaited, allocation.results[1].type))
+    allocation.erase()

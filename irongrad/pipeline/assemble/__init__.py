@@ -1,0 +1,1 @@
+"""ImportedStep -> AssembledModule: state, guards, buckets and entry points around the functions."""

@@ -1,0 +1,208 @@
+"""The public functions of the module: guards, copies of the caller's tensors, and a call of a core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from irongrad.graph.step_graph import StepGraph, Value
+from irongrad.pipeline.assemble.bucket_dispatch import run_in_bucket
+from irongrad.pipeline.assemble.interface import chain_of
+from irongrad.pipeline.assemble.refusal_messages import Lines, after, refuse_unless, results_of
+from irongrad.pipeline.assemble.shared_step_functions import Cores
+from irongrad.pipeline.assemble.split_step_state import closed, closed_if_any, is_open, opened
+from irongrad.pipeline.assemble.stacked_steps import train_steps
+from irongrad.pipeline.assemble.step_functions import call, return_line, spec_type
+from irongrad.pipeline.assemble.storage import Storage, quoted, symbol, tensor_type
+from irongrad.runtime.manifest import STEPS, EntryPoint, TensorSpec
+
+
+def _arguments(entry: EntryPoint) -> str:
+    hyper = "tensor<?xf64>" if entry.name == "train_steps" else "f64"
+    named = [(s.name, spec_type(s)) for s in entry.inputs] + [(h, hyper) for h in entry.hypers]
+    return ", ".join(f'%arg{i}: {kind} {{iree.abi.name = "{quoted(n)}"}}' for i, (n, kind) in enumerate(named))
+
+
+def entry_point(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
+    """The exported function of an entry point."""
+    results = ", ".join(f'{spec_type(s)} {{iree.abi.name = "{quoted(s.name)}"}}' for s in entry.outputs)
+    yield f"  func.func @{entry.name}({_arguments(entry)}) -> ({results}) {{"
+    body = {
+        "train_steps": train_steps,
+        "apply_step": _apply_step,
+        "forward": _forward,
+        "finish_step": _finish_step,
+        "export_state": _export_state,
+        "import_state": _import_state,
+        "export_gradients": _export_gradients,
+        "import_gradients": _import_gradients,
+        "reset": _reset,
+    }.get(entry.name, _run_once)
+    yield from (f"    {line}" for line in body(entry, graph, cores))
+    yield "  }"
+
+
+def _private(value: str, kind: str, name: str) -> Iterator[str]:
+    """A copy of an input that IREE cannot see through, so that it never writes into the caller's buffer."""
+    yield f"{name}.c = flow.tensor.clone {value} : {kind}"
+    yield f"{name} = util.optimization_barrier {name}.c : {kind}"
+
+
+def _copied(value: str, kind: str, name: str) -> Iterator[str]:
+    """A copy between the state and a caller's buffer."""
+    yield f"{name} = flow.tensor.clone {value} : {kind}"
+
+
+def _guards(entry: EntryPoint, graph: StepGraph, values: dict[Value, str], passed: Sequence[str] = ()) -> Iterator[str]:
+    """Check the ranges of integer inputs with the function `check.<name>`; a refusal comes before any effect.
+
+    So does that of what else has `passed`.
+    """
+    name = f"check.{chain_of(entry.name, graph)[0]}"
+    check = graph.functions.get(name)
+    if check is not None:
+        yield from call(f"graph.{name}", check, values, "%far")
+        outcomes = yield from refuse_unless(results_of(check, "%far"), check, entry, "%passed")
+        passed = [*passed, *outcomes]
+    for value in [v for v in values if v.kind == "input" and passed]:
+        old, values[value] = values[value], f"{values[value]}.checked"
+        yield from after(passed, values[value], old, tensor_type(graph.inputs[value.name]))
+
+
+def _run_once(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
+    """`train_step`, `grad_step`, `eval_step` and `predict`."""
+    values: dict[Value, str] = {}
+    yield from _hypers(entry, values)
+    if graph.forms:
+        names = yield from run_in_bucket(entry, graph, values)
+    else:
+        names = yield from _run_at_fixed_sizes(entry, graph, cores, values)
+    if entry.name == "grad_step":
+        yield "%n0 = util.global.load @accumulated : i64"
+        yield "%one = arith.constant 1 : i64"
+        yield "%n1 = arith.addi %n0, %one : i64"
+        yield "util.global.store %n1, @accumulated : i64"
+    yield return_line(names, [spec_type(s) for s in entry.outputs])
+
+
+def _run_at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores, values: dict[Value, str]) -> Lines:
+    chain = chain_of(entry.name, graph)
+    for i, spec in enumerate(entry.inputs):
+        yield from _private(f"%arg{i}", spec_type(spec), f"%in{i}")
+        values[Value("input", spec.name)] = f"%in{i}"
+    yield from _guards(entry, graph, values)
+    yield from cores.call(chain, values, "%out")
+    return cores.results(chain, "%out")
+
+
+def _forward(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
+    names = yield from _run_at_fixed_sizes(entry, graph, cores, {})
+    kinds = [spec_type(s) for s in entry.outputs]
+    for i, name in enumerate(names):
+        yield from _private(name, kinds[i], f"%given{i}")  # IREE cannot give one buffer to a global and to the caller
+    ticket = yield from opened()
+    yield return_line([*(f"%given{i}" for i in range(len(names))), ticket], kinds)
+
+
+def _finish_step(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
+    chain = chain_of(entry.name, graph)
+    passed = yield from is_open("%arg0")
+    values: dict[Value, str] = {}
+    yield from _hypers(entry, values)
+    for i, spec in enumerate(entry.inputs[1:], 1):
+        yield from _private(f"%arg{i}", spec_type(spec), f"%in{i}")
+        values[Value("input", spec.name)] = f"%in{i}"
+    yield from _guards(entry, graph, values, passed)
+    yield from cores.call(chain, values, "%out")
+    yield from closed()
+    yield return_line(cores.results(chain, "%out"), [spec_type(s) for s in entry.outputs])
+
+
+def _hypers(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:
+    """Scalar hyperparameters as rank-0 tensors."""
+    for i, hyper in enumerate(entry.hypers, len(entry.inputs)):
+        yield f"%h{i} = tensor.from_elements %arg{i} : tensor<f64>"
+        values[Value("hyper", hyper)] = f"%h{i}"
+
+
+def _apply_step(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
+    yield "%n = util.global.load @accumulated : i64"
+    yield "%zero = arith.constant 0 : i64"
+    yield "%some = arith.cmpi sgt, %n, %zero : i64"
+    yield 'cf.assert %some, "no gradients are accumulated; call grad_step first"'
+    yield "%nf = arith.sitofp %n : i64 to f64"
+    yield "%count = tensor.from_elements %nf : tensor<f64>"
+    values = {Value("count", "accumulated"): "%count"}
+    yield from _hypers(entry, values)
+    yield from cores.call(chain_of("apply_step", graph), values, "%out")
+    yield from _clear(graph)
+    yield from _return_steps()
+
+
+def _clear(graph: StepGraph) -> Iterator[str]:
+    """Set the accumulators back to zero, where there are any."""
+    if not graph.gradients:
+        return
+    for i, name in enumerate(graph.gradients):
+        kind = tensor_type(graph.tensor(name).initial)
+        yield f"%clear{i} = arith.constant dense<0.0> : {kind}"
+        yield f"util.global.store %clear{i}, {symbol('accumulator', name)} : {kind}"
+    yield "%cleared = arith.constant 0 : i64"
+    yield "util.global.store %cleared, @accumulated : i64"
+
+
+def _export_state(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
+    yield from _export([("state", s) for s in entry.outputs], (), graph)
+
+
+def _export_gradients(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
+    tail = ("%n = util.global.load @accumulated : i64", "%count = tensor.from_elements %n : tensor<i64>")
+    yield from _export([("accumulator", s) for s in entry.outputs[:-1]], tail, graph)
+
+
+def _export(specs: Sequence[tuple[str, TensorSpec]], tail: Sequence[str], graph: StepGraph) -> Iterator[str]:
+    storage = Storage(graph)
+    kinds = [spec_type(s) for _, s in specs]
+    for i, (kind, spec) in enumerate(specs):
+        yield from storage.load(f"%g{i}", Value(kind, spec.name), kinds[i])
+        yield from _copied(f"%g{i}", kinds[i], f"%o{i}")
+    yield from tail
+    names = [f"%o{i}" for i in range(len(specs))] + (["%count"] if tail else [])
+    yield f"return {', '.join(names)} : {', '.join(kinds + (['tensor<i64>'] if tail else []))}"
+
+
+def _import_state(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
+    yield from _import([("state", s) for s in entry.inputs], graph)
+    yield from closed_if_any(graph)
+    yield from _return_steps()
+
+
+def _return_steps() -> Iterator[str]:
+    # As a number that IREE takes for another: IREE 3.13.0 cannot give one buffer to a global and to the caller. By way
+    # of the host, the count would be written before what an update computes of the old one.
+    yield f"%steps = util.global.load {symbol('state', STEPS)} : tensor<i64>"
+    yield "%least = arith.constant dense<0> : tensor<i64>"
+    yield "%result = arith.maxsi %steps, %least : tensor<i64>"
+    yield "return %result : tensor<i64>"
+
+
+def _import_gradients(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
+    last = len(entry.inputs) - 1
+    yield f"%n = tensor.extract %arg{last}[] : tensor<i64>"
+    yield from _import([("accumulator", s) for s in entry.inputs[:-1]], graph)
+    yield "util.global.store %n, @accumulated : i64"
+    yield "%count = tensor.from_elements %n : tensor<i64>"
+    yield "return %count : tensor<i64>"
+
+
+def _import(specs: Sequence[tuple[str, TensorSpec]], graph: StepGraph) -> Iterator[str]:
+    storage = Storage(graph)
+    for i, (kind, spec) in enumerate(specs):
+        yield from _copied(f"%arg{i}", spec_type(spec), f"%i{i}")
+        yield from storage.store(f"%i{i}", Value(kind, spec.name), spec_type(spec))
+
+
+def _reset(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
+    yield from Storage(graph).reset()
+    yield from _clear(graph)
+    yield from closed_if_any(graph)
+    yield from _return_steps()

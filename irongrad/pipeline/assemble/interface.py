@@ -1,0 +1,235 @@
+"""The entry points of a step graph: names, arguments and results, as the manifest describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from irongrad.graph.dtypes import numpy_name
+from irongrad.graph.step_graph import StepGraph
+from irongrad.pipeline.capture.capture import INFERENCE
+from irongrad.pipeline.guards.index_ranges import Range
+from irongrad.runtime.errors import UserError
+from irongrad.runtime.manifest import OF_GRADIENTS, OF_STATE, STEPS_DIM, TICKET, EntryPoint, StateSpec, TensorSpec
+
+# The functions of the step graph that each entry point runs, one after the other.
+_CHAINS = {
+    "train_step": ("joint", "update"),
+    "train_steps": ("joint", "update"),
+    "grad_step": ("joint", "accumulate"),
+    "apply_step": ("mean", "update"),
+    "forward": ("forward",),
+    "finish_step": ("finish", "update"),
+    "eval_step": ("eval",),
+    "predict": ("predict",),
+    "call": ("call",),
+}
+
+
+# What a step in pieces has `forward` and `finish_step` for.
+_IN_ONE_PIECE = ("train_step", "train_steps", "grad_step", "apply_step", *OF_GRADIENTS)
+_TICKET = TensorSpec(TICKET, "int64", ())
+
+
+def chain_of(entry: str, graph: StepGraph) -> tuple[str, ...]:
+    """The functions of `graph` that an entry point runs, one after the other; none for one that computes nothing.
+
+    The gradients of micro-batches are accumulated before the update. An imported step comes in one piece.
+    """
+    chain = _CHAINS.get(entry, ())
+    if chain == ("joint", "update") and "step" in graph.functions:
+        return ("step",)
+    return ("joint", "accumulate", "update") if graph.accumulate > 1 and chain == ("joint", "update") else chain
+
+
+def chains_of(entry: str, graph: StepGraph) -> list[tuple[str, ...]]:
+    """As `chain_of`, for every bucket; those that no bucket changes once."""
+    chain = chain_of(entry, graph)
+    made = [tuple(graph.in_bucket(n, bucket) for n in chain) for bucket in graph.forms] or [chain]
+    return list(dict.fromkeys(made))
+
+
+def inference_of(chosen: Sequence[str] | None) -> tuple[str, ...]:
+    """Which of `eval` and `predict` the entry points `chosen` run.
+
+    Both for None, and for a name that is none, which `describe` refuses with all that there are.
+    """
+    if chosen is None or not set(chosen) <= set(SUMMARIES):
+        return INFERENCE
+    return tuple(name for name in INFERENCE if any(name in _CHAINS.get(entry, ()) for entry in chosen))
+
+
+SUMMARIES = {
+    "train_step": "One training step; returns the loss before the update.",
+    "train_steps": "K training steps in one call, over inputs stacked along a first dimension; returns every loss.",
+    "grad_step": "Loss and gradients, added to the accumulators; parameters stay as they are.",
+    "apply_step": "The update from the mean of the accumulated gradients, then cleared; returns the step count.",
+    "forward": "The model's outputs in training mode, and the number of this forward; the state stays as it is.",
+    "finish_step": "The rest of the training step whose forward gave this number; returns the loss before the update.",
+    "eval_step": "The loss in evaluation mode.",
+    "predict": "The model's outputs in evaluation mode.",
+    "call": "The compiled function.",
+    "export_state": "Every state tensor, in the manifest's order.",
+    "import_state": "Replaces every state tensor, in the manifest's order; returns the step count.",
+    "export_gradients": "The accumulated sums of gradients, and of how many steps.",
+    "import_gradients": "Replaces the accumulated sums of gradients and their number, which it returns.",
+    "reset": "Puts the state back to the loaded parameter file, clears the accumulators; returns the step count.",
+}
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Entry points and state of a step, ready for the manifest.
+
+    Attributes:
+        entry_points: in the order in which they are exported.
+        state: all state tensors.
+    """
+
+    entry_points: tuple[EntryPoint, ...]
+    state: tuple[StateSpec, ...]
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether an entry point reads or writes accumulated gradients."""
+        return any(n in self for n in ("grad_step", "apply_step", *OF_GRADIENTS))
+
+    def __contains__(self, name: str) -> bool:
+        return any(e.name == name for e in self.entry_points)
+
+
+def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | None) -> Interface:
+    """List the entry points of `graph`, or the `chosen` ones.
+
+    Raises:
+        UserError: a chosen name that is none.
+    """
+    inputs = {n: _with_names(_spec(n, t, ranges), graph.dynamic.get(n, {})) for n, t in graph.inputs.items()}
+    state = tuple(
+        StateSpec(t.name, numpy_name(t.initial.dtype), tuple(t.initial.shape), t.role, t.aliases) for t in graph.state
+    )
+    tensors = tuple(TensorSpec(s.name, s.dtype, s.shape) for s in state)
+    hypers = tuple(graph.hypers)
+    in_pieces = "finish" in graph.functions
+    loss = _output(graph, "finish" if in_pieces else chain_of("train_step", graph)[0], "loss")
+    everything = tuple(inputs.values())
+    stacked = tuple(_stacked(s) for s in everything)
+    sums = tuple(_spec(n, graph.tensor(n).initial, ()) for n in graph.gradients)
+    count = TensorSpec("count", "int64", ())
+    # A call without a result is not waited for: iree-run-module of IREE 3.13.0 then hangs at exit now and then.
+    steps = TensorSpec("steps", "int64", ())
+    made = {
+        "train_step": (everything, hypers, (loss,)),
+        "train_steps": (stacked, hypers, (_stacked(loss, "losses"),)),
+        "grad_step": (everything, (), (loss,)),
+        "apply_step": ((), hypers, (steps,)),
+        "eval_step": (everything, (), (loss,)),
+        "predict": _predict(graph, inputs),
+        "export_state": ((), (), tensors),
+        "import_state": (tensors, (), (steps,)),
+        "export_gradients": ((), (), (*sums, count)),
+        "import_gradients": ((*sums, count), (), (count,)),
+        "reset": ((), (), (steps,)),
+    }
+    if in_pieces:
+        pieces = {"forward": _forward(graph, inputs), "finish_step": (_late(graph, inputs), hypers, (loss,))}
+        made = {**pieces, **{name: parts for name, parts in made.items() if name not in _IN_ONE_PIECE}}
+    made = {n: parts for n, parts in made.items() if set(chain_of(n, graph)) <= set(graph.functions)}
+    if "grad_step" not in made:
+        made = {name: parts for name, parts in made.items() if name not in OF_GRADIENTS}
+    names = _chosen(list(made), chosen)
+    points = tuple(EntryPoint(n, *made[n], summary=SUMMARIES[n]) for n in names)
+    return Interface(points, state)
+
+
+def describe_function(graph: StepGraph, ranges: Sequence[Range]) -> Interface:
+    """The one entry point of a compiled function, and the constants that it reads."""
+    function = graph.functions["call"]
+    inputs = tuple(_spec(n, t, ranges) for n, t in graph.inputs.items())
+    outputs = tuple(_output(graph, "call", r.name) for r in function.results)
+    state = tuple(StateSpec(t.name, numpy_name(t.initial.dtype), tuple(t.initial.shape), t.role) for t in graph.state)
+    return Interface((EntryPoint("call", inputs, (), outputs, SUMMARIES["call"]),), state)
+
+
+def selected(graph: StepGraph, interface: Interface) -> StepGraph:
+    """`graph` with the functions that the entry points of `interface` need, and no more."""
+    names = {name for e in interface.entry_points for chain in chains_of(e.name, graph) for name in chain}
+    functions = {n: f for n, f in graph.functions.items() if n.removeprefix("check.") in names}
+    return replace(graph, functions=functions)
+
+
+def _chosen(available: list[str], chosen: Sequence[str] | None) -> list[str]:
+    if chosen is None:
+        return available
+    if unknown := [n for n in chosen if n not in available]:
+        raise UserError(f"entry points {unknown} do not exist; this step has {available}")
+    if not any(n in _CHAINS for n in chosen):
+        raise UserError(f"entry points {list(chosen)} compute nothing; add one of {', '.join(_CHAINS)}")
+    # Verification and checkpoints go through these two.
+    return [n for n in available if n in {*chosen, *OF_STATE}]
+
+
+def _predict(
+    graph: StepGraph, inputs: dict[str, TensorSpec]
+) -> tuple[tuple[TensorSpec, ...], tuple[str, ...], tuple[TensorSpec, ...]]:
+    function = graph.functions.get("predict")
+    if function is None:
+        return (), (), ()
+    taken = tuple(inputs[a.name] for a in function.arguments if a.kind == "input")
+    outputs = tuple(
+        _sized(_output(graph, "predict", r.name), graph.output_sizes) for r in function.results if r.kind == "output"
+    )
+    return taken, (), outputs
+
+
+def _forward(
+    graph: StepGraph, inputs: dict[str, TensorSpec]
+) -> tuple[tuple[TensorSpec, ...], tuple[str, ...], tuple[TensorSpec, ...]]:
+    function = graph.functions["forward"]
+    taken = tuple(inputs[a.name] for a in function.arguments if a.kind == "input")
+    outputs = (_output(graph, "forward", r.name) for r in function.results if r.kind == "output")
+    return taken, (), (*outputs, _TICKET)
+
+
+def _late(graph: StepGraph, inputs: dict[str, TensorSpec]) -> tuple[TensorSpec, ...]:
+    """What the second piece of a step takes: all that the first does not."""
+    early = {a.name for a in graph.functions["forward"].arguments if a.kind == "input"}
+    return (_TICKET, *(spec for name, spec in inputs.items() if name not in early))
+
+
+def _output(graph: StepGraph, function: str, name: str) -> TensorSpec:
+    made = graph.functions[function]
+    for result, value in zip(made.results, made.results_like(), strict=True):
+        if result.kind == "output" and result.name == name:
+            return TensorSpec(name, numpy_name(value.dtype), tuple(value.shape))
+    raise KeyError(name)
+
+
+def _with_names(spec: TensorSpec, dims: Mapping[int, str]) -> TensorSpec:
+    return replace(spec, shape=tuple(dims.get(d, size) for d, size in enumerate(spec.shape)))
+
+
+def _sized(spec: TensorSpec, sizes: Mapping[str, tuple[Any, ...]]) -> TensorSpec:
+    """An output with a name, or a formula, for each dimension that varies."""
+    given = sizes.get(spec.name, spec.shape)
+    return replace(spec, shape=tuple(s if isinstance(s, int) else _spelled(s) for s in given))
+
+
+def _spelled(size: Any) -> int | str:
+    return int(size) if size.is_Integer else str(size)
+
+
+def _stacked(spec: TensorSpec, name: str | None = None) -> TensorSpec:
+    return replace(spec, name=name or spec.name, shape=(STEPS_DIM, *spec.shape))
+
+
+def _spec(name: str, tensor: torch.Tensor, ranges: Sequence[Range]) -> TensorSpec:
+    found = next((r for r in ranges if r.input == name), None)
+    spec = TensorSpec(name, numpy_name(tensor.dtype), tuple(tensor.shape))
+    if found is None:
+        return spec
+    limits = tuple(map(str, found.limits))
+    return replace(spec, minimum=found.minimum, maximum=found.maximum, exempt=found.exempt, limits=limits)

@@ -1,0 +1,43 @@
+"""The relations of sizes that entry points check, as the manifest says them, each with sizes that break it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from irongrad.graph.step_graph import StepGraph
+from irongrad.pipeline.assemble.size_guards import accepted_sizes, needed
+from irongrad.runtime.manifest import ConstraintSpec
+from irongrad.sizes.buckets import smallest
+from irongrad.sizes.dimensions import holds
+from irongrad.sizes.limits import Limits, spelled
+
+_STEPS = (1, -1, 2, -2, 3, 4, 8, 16)
+
+
+def constraints_of(graph: StepGraph) -> tuple[ConstraintSpec, ...]:
+    """What has to hold of a call's sizes beside the interval of each."""
+    always = graph.bucket_limits.conditions
+    found = dict.fromkeys((*always, *(graph.limits or Limits()).conditions))
+    return tuple(ConstraintSpec(spelled(c), needed(c), _broken(c, graph, found)) for c in found)
+
+
+def _broken(condition: Any, graph: StepGraph, conditions: Mapping[Any, None]) -> dict[str, int]:
+    """Sizes near the example's that are accepted but for this one of `conditions`; empty where none are found."""
+    for sizes in _near(graph, {s.name for s in condition.free_symbols}):
+        held = smallest(graph.buckets, sizes) is not None
+        checked = held if graph.limits is None else not held or condition in graph.bucket_limits.conditions
+        if checked and [c for c in conditions if not holds(c, sizes)] == [condition]:
+            return sizes
+    return {}
+
+
+def _near(graph: StepGraph, varied: set[str]) -> Iterator[dict[str, int]]:
+    accepted = accepted_sizes(graph)
+    given = {name: graph.inputs[n].shape[d] for n, dims in graph.dynamic.items() for d, name in dims.items()}
+    tried: list[list[int]] = []
+    for name, (least, most) in accepted.items():
+        sizes = [given[name], *(given[name] + n for n in _STEPS if name in varied)]
+        tried.append([s for s in sizes if s >= least and (most is None or s <= most)])
+    return (dict(zip(accepted, chosen, strict=True)) for chosen in itertools.product(*tried))

@@ -1,0 +1,226 @@
+"""Guards on named dimensions, in the module: what every entry point of a step with dynamic dimensions checks first.
+
+A refusal says what is allowed and what was given: the input is compared with the nearest size that is allowed
+(`irongrad.pipeline.assemble.refusal_messages` says why so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+
+from irongrad.graph.step_graph import StepGraph
+from irongrad.pipeline.assemble.index_expressions import index_of
+from irongrad.pipeline.assemble.refusal_messages import assert_shape, exported, refuse_unless_equal
+from irongrad.pipeline.assemble.step_functions import spec_type
+from irongrad.runtime.manifest import STEPS_DIM, EntryPoint
+from irongrad.runtime.refusals import NOT_RUN
+from irongrad.sizes.buckets import Bucket
+from irongrad.sizes.limits import multiple_of, spelled
+
+# Of a relation, the operation that makes its left side the nearest one that it allows, given the right side; and what
+# is added to the right side before.
+_NEAREST = {
+    sympy.Le: ("minsi", 0),
+    sympy.Lt: ("minsi", -1),
+    sympy.Ge: ("maxsi", 0),
+    sympy.Gt: ("maxsi", 1),
+}
+
+
+def measured(entry: EntryPoint, sizes: dict[str, str]) -> Iterator[str]:
+    """The size of every named dimension, which must be the same in all inputs, as an SSA name in `sizes`."""
+    first: dict[str, str] = {}
+    for d in sorted({d for spec in entry.inputs for d in range(len(spec.shape))}):
+        yield f"%dim{d} = arith.constant {d} : index"
+    for i, d, name in _named(entry):
+        spec = entry.inputs[i]
+        yield f"%size{i}.{d} = tensor.dim %arg{i}, %dim{d} : {spec_type(spec)}"
+        if name not in sizes:
+            sizes[name], first[name] = f"%size{i}.{d}", f"dimension {d} of {spec.name}"
+            continue
+        text = f"{spec.name}: dimension {d} ({name}) must be as large as {first[name]}"
+        yield from _refused(entry, i, d, sizes[name], text)
+
+
+def accepted_sizes(graph: StepGraph) -> dict[str, tuple[int, int | None]]:
+    """The smallest and the largest size of each named dimension that some function takes; None for no largest."""
+    accepted: dict[str, tuple[int, int | None]] = {}
+    for name in graph.buckets[0] if graph.buckets else ():
+        least, most = graph.bucket_limits.interval(name)
+        held = max(bucket[name] for bucket in graph.buckets)
+        accepted[name] = least, held if most is None else min(most, held)
+    if graph.limits is None:
+        return accepted
+    for name in graph.limits.smallest:
+        least, most = graph.limits.interval(name)
+        low, high = accepted.get(name, (least, most))
+        accepted[name] = min(least, low), None if most is None or high is None else max(most, high)
+    return accepted
+
+
+def refusals(entry: EntryPoint, graph: StepGraph, sizes: Mapping[str, str]) -> Iterator[str]:
+    """Refuse sizes that no function of the graph takes; `%fits0`, `%fits1`, … say which bucket holds a call."""
+    buckets = [{n: size for n, size in bucket.items() if n in sizes} for bucket in graph.buckets]
+    for number, bucket in enumerate(buckets):
+        yield from _fits(f"%fits{number}", bucket, sizes)
+    if buckets:
+        yield from _any_of([f"%fits{number}" for number in range(len(buckets))])
+    yield from _intervals(entry, sizes, accepted_sizes(graph))
+    always = graph.bucket_limits.conditions
+    for number, condition in enumerate(always):
+        yield from _condition(entry, condition, sizes, f"%always{number}")
+    if graph.limits is None:
+        yield from _combinations(entry, buckets, sizes)
+        return
+    for number, condition in enumerate(c for c in graph.limits.conditions if c not in always):
+        yield from _condition(entry, condition, sizes, f"%needs{number}", "%fits" if buckets else "")
+
+
+def _named(entry: EntryPoint) -> Iterator[tuple[int, int, str]]:
+    """Input, dimension and name of every named dimension of the inputs."""
+    for i, spec in enumerate(entry.inputs):
+        for d, name in enumerate(spec.shape):
+            if isinstance(name, str) and name != STEPS_DIM:
+                yield i, d, name
+
+
+def _refused(entry: EntryPoint, number: int, dim: int, wanted: str, text: str) -> Iterator[str]:
+    """Refuse a call whose input `number` has another size than `wanted` in dimension `dim`."""
+    spec, name = entry.inputs[number], f"%refused{number}.{dim}.{wanted.strip('%')}"
+    yield f"{name} = arith.cmpi ne, {wanted}, %size{number}.{dim} : index"
+    yield f"scf.if {name} {{"
+    yield from (f"  {line}" for line in exported(entry, number, name))
+    shape = [wanted if d == dim else f"{name}.{d}" for d in range(len(spec.shape))]
+    yield from (f"  {line}" for line in assert_shape(f"{name}.view", shape, f"{text}; {NOT_RUN};", name))
+    yield "}"
+
+
+def _fits(result: str, bucket: Bucket, sizes: Mapping[str, str]) -> Iterator[str]:
+    """Whether every size is within the bucket."""
+    yield f"{result}.0 = arith.constant true"
+    for number, (name, size) in enumerate(bucket.items(), 1):
+        yield f"{result}.{name}.n = arith.constant {size} : index"
+        yield f"{result}.{name} = arith.cmpi ule, {sizes[name]}, {result}.{name}.n : index"
+        yield f"{result}.{number} = arith.andi {result}.{number - 1}, {result}.{name} : i1"
+    yield f"{result} = arith.andi {result}.0, {result}.{len(bucket)} : i1"
+
+
+def _any_of(outcomes: Sequence[str]) -> Iterator[str]:
+    """`%fits`: whether any bucket holds a call."""
+    yield f"%fits.0 = arith.ori {outcomes[0]}, {outcomes[0]} : i1"
+    for number, outcome in enumerate(outcomes[1:], 1):
+        yield f"%fits.{number} = arith.ori %fits.{number - 1}, {outcome} : i1"
+    last = len(outcomes) - 1
+    yield f"%fits = arith.ori %fits.{last}, %fits.{last} : i1"
+
+
+def _first(entry: EntryPoint) -> dict[str, tuple[int, int]]:
+    """The first input and dimension of every name."""
+    return {name: (i, d) for i, d, name in reversed(list(_named(entry)))}
+
+
+def _intervals(
+    entry: EntryPoint, sizes: Mapping[str, str], accepted: Mapping[str, tuple[int, int | None]]
+) -> Iterator[str]:
+    """Refuse sizes outside of the interval of one dimension."""
+    first = _first(entry)
+    for name, size in sizes.items():
+        (number, dim), (least, most) = first[name], accepted[name]
+        yield f"%least.{name} = arith.constant {least} : index"
+        yield f"%near.{name} = arith.maxui {size}, %least.{name} : index"
+        nearest, allowed = f"%near.{name}", f"at least {least}"
+        if most is not None:
+            yield f"%most.{name} = arith.constant {most} : index"
+            yield f"%nearest.{name} = arith.minui %near.{name}, %most.{name} : index"
+            nearest, allowed = f"%nearest.{name}", f"in [{least}, {most}]"
+        text = f"{entry.inputs[number].name}: dimension {dim} ({name}) must be {allowed}"
+        yield from _refused(entry, number, dim, nearest, text)
+
+
+def _combinations(entry: EntryPoint, buckets: Sequence[Bucket], sizes: Mapping[str, str]) -> Iterator[str]:
+    """Refuse sizes that are each in some bucket, but not together."""
+    listed = "; ".join(", ".join(f"{n} {size}" for n, size in bucket.items()) for bucket in buckets)
+    names = ", ".join(sizes)
+    text = f"{names}: the sizes fit into no bucket of [{listed}]; {NOT_RUN}; beside the largest, written as a shape:"
+    wanted: list[str] = []
+    for name, size in sizes.items():
+        yield f"%held.{name}.n = arith.constant {buckets[-1][name]} : index"
+        yield f"%held.{name}.m = arith.minui {size}, %held.{name}.n : index"
+        yield f"%held.{name} = arith.select %fits, {size}, %held.{name}.m : index"
+        wanted.append(f"%held.{name}")
+    yield from refuse_unless_equal(entry, 0, list(sizes.values()), wanted, text, "%held")
+
+
+def _condition(
+    entry: EntryPoint, condition: Any, sizes: Mapping[str, str], name: str, unless: str = ""
+) -> Iterator[str]:
+    """Refuse sizes for which a relation does not hold, where `unless`, the name of an i1, is not true."""
+    if any(s.name not in sizes for s in condition.free_symbols):
+        return
+    multiple = multiple_of(condition)
+    side, other, kind = (multiple[0], multiple[1], None) if multiple else _balanced(condition)
+    given = yield from _index(side, sizes, f"{name}.given")
+    bound = yield from _index(other, sizes, f"{name}.bound")
+    nearest = yield from (_multiple(given, bound, name) if kind is None else _nearest(given, bound, kind, name))
+    if unless:
+        yield f"{name}.wanted = arith.select {unless}, {given}, {nearest} : index"
+        nearest = f"{name}.wanted"
+    if side.is_Symbol:
+        number, dim = _first(entry)[side.name]
+        text = f"{entry.inputs[number].name}: dimension {dim} ({side}): {needed(condition)}"
+        yield from _refused(entry, number, dim, nearest, text)
+        return
+    names = ", ".join(sorted(s.name for s in condition.free_symbols))
+    text = f"{names}: {needed(condition)}; {NOT_RUN}; {side}, written as a shape:"
+    yield from refuse_unless_equal(entry, 0, [given], [nearest], text, f"{name}.refused")
+
+
+def needed(condition: Any) -> str:
+    """What is said where a relation of sizes does not hold."""
+    return f"the step needs {spelled(condition)}"
+
+
+def _balanced(condition: Any) -> tuple[Any, Any, Any]:
+    """A relation with nothing negative on either side, a dimension alone on the left if there is one."""
+    terms = sympy.Add.make_args(sympy.expand(condition.lhs - condition.rhs))
+    negative = [t for t in terms if t.could_extract_minus_sign()]
+    left, right = sympy.Add(*(t for t in terms if t not in negative)), sympy.Add(*(-t for t in negative))
+    if right.is_Symbol and not left.is_Symbol:
+        return right, left, condition.reversed.func
+    return left, right, condition.func
+
+
+def _multiple(given: str, step: str, name: str) -> Generator[str, None, str]:
+    """The largest multiple of `step` that is not larger than `given`, or `step` itself."""
+    yield f"{name}.rest = arith.remui {given}, {step} : index"
+    yield f"{name}.below = arith.subi {given}, {name}.rest : index"
+    yield f"{name}.near = arith.maxui {name}.below, {step} : index"
+    return f"{name}.near"
+
+
+def _nearest(given: str, bound: str, kind: Any, name: str) -> Generator[str, None, str]:
+    """The number nearest to `given` that has the relation `kind` to `bound`."""
+    if kind is sympy.Eq:
+        return bound
+    if kind is sympy.Ne:
+        yield f"{name}.equal = arith.cmpi eq, {given}, {bound} : index"
+        yield f"{name}.one = arith.index_castui {name}.equal : i1 to index"
+        yield f"{name}.near = arith.addi {given}, {name}.one : index"
+        return f"{name}.near"
+    operation, step = _NEAREST[kind]
+    yield f"{name}.step = arith.constant {step} : index"
+    yield f"{name}.edge = arith.addi {bound}, {name}.step : index"
+    yield f"{name}.near = arith.{operation} {given}, {name}.edge : index"
+    return f"{name}.near"
+
+
+def _index(size: Any, sizes: Mapping[str, str], name: str) -> Generator[str, None, str]:
+    """The SSA name of `size`, an expression of named dimensions or a number."""
+    found = yield from index_of(size, sizes, name)
+    if found.startswith("%"):
+        return found
+    yield f"{name}.n = arith.constant {found} : index"
+    return f"{name}.n"

@@ -1,0 +1,203 @@
+"""`train_steps`: a loop over inputs that are stacked along a first dimension, each slice a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from irongrad.graph.step_graph import Function, StepGraph, Value
+from irongrad.pipeline.assemble.bucket_dispatch import (
+    Dispatch,
+    checks_in_bucket,
+    run_checked,
+    sizes_of_call,
+    value_limits,
+)
+from irongrad.pipeline.assemble.interface import chain_of
+from irongrad.pipeline.assemble.refusal_messages import (
+    Lines,
+    after,
+    indented,
+    refuse_unless,
+    refuse_unless_equal,
+    results_of,
+)
+from irongrad.pipeline.assemble.shared_step_functions import Cores
+from irongrad.pipeline.assemble.step_functions import call, returned_by, spec_type
+from irongrad.runtime.manifest import EntryPoint, TensorSpec
+from irongrad.runtime.refusals import NOT_RUN
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What the loops run on slice `%i` of the stacked inputs.
+
+    Attributes:
+        checked: what measures the values of its inputs; None where they have no range.
+        check: gives what that finds.
+        run: gives the results.
+        limits: the largest values of inputs that depend on the sizes of the call.
+    """
+
+    checked: Function | None
+    check: Callable[[], Lines]
+    run: Callable[[], Lines]
+    limits: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def train_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
+    """Two loops over the stacked inputs: all guards first, so that a refused call changes nothing; then the steps."""
+    yield "%c0 = arith.constant 0 : index"
+    yield "%c1 = arith.constant 1 : index"
+    yield from _one_number_of_steps(entry)
+    step = (yield from _in_buckets(entry, graph)) if graph.forms else _at_fixed_sizes(entry, graph, cores)
+    steps = yield from _guards_of_all_steps(step, entry)
+    (loss,) = returned_by(chain_of(entry.name, graph), graph).values()
+    element = loss.removeprefix("tensor<").removesuffix(">")
+    yield f"%none = tensor.empty(%k) : tensor<?x{element}>"
+
+    def body() -> Lines:
+        (row,) = yield from step.run()
+        yield f"%row = tensor.expand_shape {row} [] output_shape [1] : {loss} into tensor<1x{element}>"
+        yield f"%next = tensor.insert_slice %row into %acc[%i][1][1] : tensor<1x{element}> into tensor<?x{element}>"
+        return ["%next"]
+
+    (losses,) = yield from _loop("%ran", steps, [("%acc", "%none", f"tensor<?x{element}>")], body())
+    yield f"return {losses} : tensor<?x{element}>"
+
+
+def _loop(result: str, steps: str, carried: Sequence[tuple[str, str, str]], body: Lines) -> Lines:
+    """Run `body` for `%i` from 0 to `steps`; `carried` are name, first value and type of what it hands on.
+
+    A while, for IREE 3.13.0 gives functions the sizes of their tensors as further arguments, and calls in a scf.for
+    not (ExpandTensorShapes: "'util.call' op function type mismatch"). tests/pipeline/iree/test_toolchain_sizes.py tells
+    when that is gone.
+    """
+    names = ", ".join(["%i", *(name for name, _, _ in carried)])
+    kinds = ", ".join(["index", *(kind for _, _, kind in carried)])
+    begun = ", ".join(["%i = %c0", *(f"{name} = {start}" for name, start, _ in carried)])
+    yield f"{result}:{len(carried) + 1} = scf.while ({begun}) : ({kinds}) -> ({kinds}) {{"
+    yield f"  %more = arith.cmpi ult, %i, {steps} : index"
+    yield f"  scf.condition(%more) {names} : {kinds}"
+    yield "} do {"
+    yield f"^bb0({', '.join(['%i: index', *(f'{name}: {kind}' for name, _, kind in carried)])}):"
+    yielded = yield from indented(body)
+    yield "  %after = arith.addi %i, %c1 : index"
+    yield f"  scf.yield {', '.join(['%after', *yielded])} : {kinds}"
+    yield "}"
+    return [f"{result}#{i}" for i in range(1, len(carried) + 1)]
+
+
+def _one_number_of_steps(entry: EntryPoint) -> Iterator[str]:
+    """The number of steps as `%k`, which must be the same in all arguments."""
+    kinds = [spec_type(s) for s in entry.inputs] + ["tensor<?xf64>"] * len(entry.hypers)
+    names = [s.name for s in entry.inputs] + list(entry.hypers)
+    yield f"%k = tensor.dim %arg0, %c0 : {kinds[0]}"
+    for i in range(1, len(kinds)):
+        yield f"%k{i} = tensor.dim %arg{i}, %c0 : {kinds[i]}"
+        text = f"{names[i]} and {names[0]} are stacked over different numbers of steps (dimension 0); {NOT_RUN};"
+        yield from refuse_unless_equal(entry, 0, [f"%k{i}"], ["%k"], text, f"%same{i}")
+
+
+def _guards_of_all_steps(step: _Step, entry: EntryPoint) -> Generator[str, None, str]:
+    """Check every slice of the stacked inputs, and wait for the outcome once; returns the number of steps to take."""
+    if step.checked is None:
+        return "%k"
+    count = len(step.checked.results)
+    yield "%nothing = arith.constant dense<0> : tensor<i64>"
+
+    def body() -> Lines:
+        names = yield from step.check()
+        for i, name in enumerate(names):
+            yield f"%far{i} = arith.maxui %so{i}, {name} : tensor<i64>"
+        return [f"%far{i}" for i in range(count)]
+
+    farthest = yield from _loop("%all", "%k", [(f"%so{i}", "%nothing", "tensor<i64>") for i in range(count)], body())
+    passed = yield from refuse_unless(farthest, step.checked, entry, "%passed", step.limits)
+    yield from after(passed, "%steps", "%k", "index")
+    return "%steps"
+
+
+def _at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores) -> _Step:
+    chain = chain_of(entry.name, graph)
+    check = graph.functions.get(f"check.{chain[0]}")
+
+    def checked() -> Lines:
+        assert check is not None
+        values: dict[Value, str] = {}
+        yield from _private_slices(entry, values)
+        yield from call(f"graph.check.{chain[0]}", check, values, "%far")
+        return results_of(check, "%far")
+
+    def run() -> Lines:
+        values: dict[Value, str] = {}
+        yield from _private_slices(entry, values)
+        yield from _hypers(entry, values)
+        yield from cores.call(chain, values, "%out")
+        return cores.results(chain, "%out")
+
+    return _Step(check, checked, run)
+
+
+def _in_buckets(entry: EntryPoint, graph: StepGraph) -> Generator[str, None, _Step]:
+    """All slices are of one size, so one bucket is chosen for them all, by conditions that no loop changes."""
+    sizes = yield from sizes_of_call(entry, graph)
+    limits = yield from value_limits(graph, sizes, "%largest")
+    dispatch = Dispatch(_of_one_step(entry, graph), graph, sizes, "%slice", 1)
+
+    def checked() -> Lines:
+        yield from _slices_of_own_size(entry, dispatch)
+        return (yield from checks_in_bucket(dispatch))
+
+    def run() -> Lines:
+        values: dict[Value, str] = {}
+        yield from _hypers(entry, values)
+        yield from _slices_of_own_size(entry, dispatch)
+        return (yield from run_checked(dispatch, values))
+
+    return _Step(dispatch.check(0), checked, run, limits)
+
+
+def _of_one_step(entry: EntryPoint, graph: StepGraph) -> EntryPoint:
+    """`train_steps` with the inputs and the output of one of its steps."""
+    (loss,) = returned_by(chain_of(entry.name, graph), graph)
+    (losses,) = entry.outputs
+    return replace(entry, inputs=tuple(map(_slice, entry.inputs)), outputs=(replace(_slice(losses), name=loss.name),))
+
+
+def _slice(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, shape=spec.shape[1:])
+
+
+def _private_slices(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:
+    """Slice `%i` of every stacked input; a slice is a copy, so the caller's is safe.
+
+    Behind a barrier, so that the kernels are those of `train_step` and are compiled once.
+    """
+    for i, spec in enumerate(entry.inputs):
+        yield from _sliced(f"%in{i}.s", i, spec, [str(size) for size in spec.shape[1:]])
+        yield f"%in{i} = util.optimization_barrier %in{i}.s : {spec_type(_slice(spec))}"
+        values[Value("input", spec.name)] = f"%in{i}"
+
+
+def _slices_of_own_size(entry: EntryPoint, dispatch: Dispatch) -> Iterator[str]:
+    for i, spec in enumerate(entry.inputs):
+        own = dispatch.own_sizes(i)
+        sizes = [own.get(d, str(size)) for d, size in enumerate(spec.shape[1:])]
+        yield from _sliced(f"%slice{i}", i, spec, sizes)
+
+
+def _sliced(result: str, number: int, stacked: TensorSpec, sizes: list[str]) -> Iterator[str]:
+    """Slice `%i` of argument `number`."""
+    offsets = ", ".join(["%i", *("0" for _ in sizes)])
+    ones = ", ".join(["1", *("1" for _ in sizes)])
+    kinds = f"{spec_type(stacked)} to {spec_type(_slice(stacked))}"
+    yield f"{result} = tensor.extract_slice %arg{number}[{offsets}][{', '.join(['1', *sizes])}][{ones}] : {kinds}"
+
+
+def _hypers(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:
+    """Number `%i` of every hyperparameter."""
+    for i, hyper in enumerate(entry.hypers, len(entry.inputs)):
+        yield f"%h{i}.s = tensor.extract %arg{i}[%i] : tensor<?xf64>"
+        yield f"%h{i} = tensor.from_elements %h{i}.s : tensor<f64>"
+        values[Value("hyper", hyper)] = f"%h{i}"

@@ -1,0 +1,255 @@
+"""The private functions of the module: each loads the state, calls functions of the step graph, stores the results.
+
+Gradients, and packs of them, are held (`mlir/barriers.py`): with --iree-opt-data-tiling, IREE 3.13.0 fuses the
+unpacking of a matmul into an optimizer update with several results and then refuses its own tile sizes ("large vector
+sizes").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from irongrad.graph.dtypes import mlir_type
+from irongrad.graph.step_graph import Function, StepGraph, Value
+from irongrad.mlir.barriers import gradient_line
+from irongrad.pipeline.assemble.storage import Storage, tensor_type
+from irongrad.runtime.manifest import TensorSpec
+
+
+def spec_type(spec: TensorSpec) -> str:
+    """The MLIR type of an input or output."""
+    return mlir_type(spec.shape, torch_dtype(spec.dtype))
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a numpy name."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def declaration(name: str, function: Function) -> Iterator[str]:
+    """Declare the imported function `name`."""
+    arguments = ", ".join(tensor_type(function.example(i)) for i in range(len(function.arguments)))
+    results = ", ".join(tensor_type(t) for t in function.results_like())
+    yield f'  func.func private @"graph.{name}"({arguments}) -> ({results})'
+
+
+def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
+    """Load the state, call the functions of `chain`, store the new state, return the outputs."""
+    given = given_to(chain, graph)
+    returned = returned_by(chain, graph)
+    arguments = ", ".join(f"%a{i}: {kind}" for i, kind in enumerate(given.values()))
+    yield f'  func.func private @"{_core_name(chain)}"({arguments}) -> ({", ".join(returned.values())}) {{'
+    storage = Storage(graph)
+    values = {value: f"%a{i}" for i, value in enumerate(given)}
+    new: dict[Value, str] = {}
+    rest = chain
+    if chain[0] == "joint" and graph.accumulate > 1:
+        lines = _micro_batches(graph, storage, values, new, updates="update" in chain)
+        yield from (f"    {line}" for line in lines)
+        rest = chain[2:]
+    kinds = {v: k for name in chain for v, k in typed_results(graph.functions[name])}
+    yield from (f"    {line}" for line in _run(rest, graph, storage, values, new))
+    yield from (f"    {line}" for line in _stores(storage, new, kinds))
+    yield return_line([new[v] for v in returned], list(returned.values()), indent="    ")
+    yield "  }"
+
+
+def _run(
+    chain: Sequence[str], graph: StepGraph, storage: Storage, values: dict[Value, str], new: dict[Value, str]
+) -> Iterator[str]:
+    """Call the functions of `chain`, with the state that `values` lacks."""
+    for position, name in enumerate(chain):
+        yield from _loads(typed_arguments(graph.functions[name]), storage, values)
+        yield from _call(name, graph, storage, values, new, str(position))
+
+
+def _stores(storage: Storage, new: Mapping[Value, str], kinds: Mapping[Value, str]) -> Iterator[str]:
+    """Store what is new of the state and the accumulators."""
+    for value, name in new.items():
+        if value.kind in ("state", "accumulator", "pack", "saved"):
+            yield from storage.store(name, value, kinds[value])
+
+
+def part(name: str, graph: StepGraph) -> Iterator[str]:
+    """A private function that loads the state, calls the function `name`, and returns all its results."""
+    function = graph.functions[name]
+    typed = typed_arguments(function)
+    given = {value: kind for value, kind in typed if value.kind in ("input", "size")}
+    arguments = ", ".join(f"%a{i}: {kind}" for i, kind in enumerate(given.values()))
+    results = [kind for _, kind in typed_results(function)]
+    yield f'  func.func private @"part.{name}"({arguments}) -> ({", ".join(results)}) {{'
+    values = {value: f"%a{i}" for i, value in enumerate(given)}
+    yield from (f"    {line}" for line in _loads(typed, Storage(graph), values))
+    yield from (f"    {line}" for line in call(f"graph.{name}", function, values, "%r"))
+    yield return_line([f"%r#{i}" for i in range(len(results))], results, indent="    ")
+    yield "  }"
+
+
+def call_part(name: str, graph: StepGraph, values: Mapping[Value, str], result: str) -> Iterator[str]:
+    """Call what `part` makes on the SSA names in `values`; its results are `result#0`, …."""
+    function = graph.functions[name]
+    given = {value: kind for value, kind in typed_arguments(function) if value.kind in ("input", "size")}
+    results = [kind for _, kind in typed_results(function)]
+    operands = ", ".join(values[v] for v in given)
+    signature = f"({', '.join(given.values())}) -> ({', '.join(results)})"
+    yield f'{result}:{len(results)} = func.call @"part.{name}"({operands}) : {signature}'
+
+
+def finish(
+    chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str], done: Mapping[Value, str]
+) -> Iterator[str]:
+    """Call the functions of `chain` after the first, whose results are `done`, and store what is new of the state.
+
+    In place of gradients, `done` may have packs of them.
+    """
+    storage, kinds = Storage(graph), {v: k for name in chain for v, k in typed_results(graph.functions[name])}
+    read = {v: k for name in chain[1:] for v, k in typed_arguments(graph.functions[name])}
+    new = {value: name for value, name in done.items() if not storage.is_gathered(value)}
+    for i, (value, name) in enumerate(done.items()):
+        values[value] = name
+        if storage.is_gathered(value) or (value.kind == "gradient" and not storage.is_member(value)):
+            values[value] = f"%b.{i}"
+            yield gradient_line(values[value], name, read.get(value) or kinds[value])
+    yield from _run(chain[1:], graph, storage, values, new)
+    yield from _stores(storage, new, kinds)
+
+
+def _loads(wanted: Sequence[tuple[Value, str]], storage: Storage, values: dict[Value, str]) -> Iterator[str]:
+    """Load, or put together, what `values` lacks."""
+    for value, kind in wanted:
+        if value in values:
+            continue
+        result = values[value] = f"%s{len(values)}"
+        if storage.is_gathered(value):
+            yield from storage.gathered(f"{result}.free", value, values)
+            yield gradient_line(result, f"{result}.free", kind)
+        else:
+            yield from storage.load(result, value, kind)
+
+
+def _call(
+    name: str, graph: StepGraph, storage: Storage, values: dict[Value, str], new: dict[Value, str], suffix: str
+) -> Iterator[str]:
+    """Call a function on `values`; its results are added to `new`, and to `values` for the functions after it."""
+    function = graph.functions[name]
+    yield from call(f"graph.{name}", function, values, f"%r{suffix}")
+    for i, (value, kind) in enumerate(typed_results(function)):
+        new[value] = values[value] = f"%r{suffix}#{i}"
+        if value.kind == "gradient" and not storage.is_member(value):
+            values[value] = f"%b{suffix}.{i}"
+            yield gradient_line(values[value], new[value], kind)
+
+
+def _micro_batches(
+    graph: StepGraph, storage: Storage, values: dict[Value, str], new: dict[Value, str], *, updates: bool
+) -> Iterator[str]:
+    """Run `joint` on one micro-batch after the other, and add up its gradients and losses.
+
+    Where an update follows, the sums begin with zeros and are its gradients; else they are the accumulators.
+    """
+    joint = graph.functions["joint"]
+    sums = typed_results(graph.functions["accumulate"])
+    loss = next((v, k) for v, k in typed_results(joint) if v.kind == "output")
+    written = [(v, k) for v, k in typed_results(joint) if v.kind == "state"]
+    yield from _loads([*typed_arguments(joint), *(() if updates else sums)], storage, values)
+    for i, (value, kind) in enumerate([*(sums if updates else ()), loss]):
+        values[value] = f"%zero{i}"
+        yield f"%zero{i} = arith.constant dense<0.0> : {kind}"
+    carried = [*written, *sums, loss]
+    kinds = ", ".join(kind for _, kind in carried)
+    yield from (f"%c{n} = arith.constant {n} : index" for n in (0, 1, graph.accumulate))
+    begun = ", ".join(f"%l{i} = {values[v]}" for i, (v, _) in enumerate(carried))
+    limits = f"%c0 to %c{graph.accumulate} step %c1"
+    yield f"%l:{len(carried)} = scf.for %i = {limits} iter_args({begun}) -> ({kinds}) {{"
+    inner = values | {v: f"%l{i}" for i, (v, _) in enumerate(carried)}
+    yield from (f"  {line}" for line in _micro_batch(graph, storage, inner, carried))
+    yield "}"
+    new |= {v: f"%l#{i}" for i, (v, _) in enumerate(carried)}
+    yield f"%count = arith.constant dense<{graph.accumulate}.0> : {loss[1]}"
+    yield f"%mean = arith.divf {new[loss[0]]}, %count : {loss[1]}"
+    new[loss[0]] = "%mean"
+    for i, (value, kind) in enumerate(sums if updates else ()):
+        values[Value("gradient", value.name)] = f"%g{i}"
+        yield gradient_line(f"%g{i}", new.pop(value), kind)
+
+
+def _micro_batch(
+    graph: StepGraph, storage: Storage, values: dict[Value, str], carried: Sequence[tuple[Value, str]]
+) -> Iterator[str]:
+    """The body of the loop: number `%i` of the micro-batches."""
+    joint = graph.functions["joint"]
+    for number, value in enumerate(joint.arguments):
+        if value.kind == "input" and joint.example(number).ndim:
+            yield from _slice(f"%in{number}", values[value], joint.example(number), graph.inputs[value.name])
+            values[value] = f"%in{number}"
+    new: dict[Value, str] = {}
+    loss, kind = carried[-1]
+    so_far = values[loss]
+    yield from _call("joint", graph, storage, values, new, ".j")
+    yield from _call("accumulate", graph, storage, values, new, ".a")
+    yield f"%sum = arith.addf {so_far}, {new[loss]} : {kind}"
+    names = [*(new[v] for v, _ in carried[:-1]), "%sum"]
+    yield f"scf.yield {', '.join(names)} : {', '.join(k for _, k in carried)}"
+
+
+def _slice(result: str, whole: str, part: torch.Tensor, like: torch.Tensor) -> Iterator[str]:
+    """Rows `%i * n` and after of `whole`, as many as `part` has; behind a barrier, so that kernels are as without."""
+    yield f"{result}.n = arith.constant {part.shape[0]} : index"
+    yield f"{result}.at = arith.muli %i, {result}.n : index"
+    offsets = ", ".join([f"{result}.at", *("0" for _ in part.shape[1:])])
+    sizes, ones = ", ".join(map(str, part.shape)), ", ".join("1" for _ in part.shape)
+    kinds = f"{tensor_type(like)} to {tensor_type(part)}"
+    yield f"{result}.s = tensor.extract_slice {whole}[{offsets}][{sizes}][{ones}] : {kinds}"
+    yield f"{result} = util.optimization_barrier {result}.s : {tensor_type(part)}"
+
+
+def _core_name(chain: tuple[str, ...]) -> str:
+    return "core." + ".".join(chain)
+
+
+def typed_arguments(function: Function) -> list[tuple[Value, str]]:
+    """The arguments of a function with their types."""
+    return [(a, tensor_type(function.example(i))) for i, a in enumerate(function.arguments)]
+
+
+def typed_results(function: Function) -> list[tuple[Value, str]]:
+    """The results of a function with their types."""
+    return list(zip(function.results, map(tensor_type, function.results_like()), strict=True))
+
+
+def given_to(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:
+    """What a caller hands to the core of `chain`, with types; of inputs whole batches."""
+    typed = [pair for name in chain for pair in typed_arguments(graph.functions[name])]
+    given = {value: kind for value, kind in typed if value.kind in ("input", "hyper", "count")}
+    return {v: tensor_type(graph.inputs[v.name]) if v.kind == "input" else kind for v, kind in given.items()}
+
+
+def returned_by(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:
+    """What the core of `chain` hands back, with types."""
+    typed = [pair for name in chain for pair in typed_results(graph.functions[name])]
+    return {value: kind for value, kind in typed if value.kind == "output"}
+
+
+def call(symbol: str, function: Function, values: dict[Value, str], result: str) -> Iterator[str]:
+    """Call an imported function on the SSA names in `values`; its results are `result#0`, `result#1`, …."""
+    arguments, results = typed_arguments(function), typed_results(function)
+    operands = ", ".join(values[v] for v, _ in arguments)
+    signature = f"({', '.join(k for _, k in arguments)}) -> ({', '.join(k for _, k in results)})"
+    yield f'{result}:{len(results)} = func.call @"{symbol}"({operands}) : {signature}'
+
+
+def call_core(chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str], result: str) -> Iterator[str]:
+    """Call the core of `chain` on the SSA names in `values`; its results are `result#0`, …."""
+    given, returned = given_to(chain, graph), returned_by(chain, graph)
+    operands = ", ".join(values[v] for v in given)
+    signature = f"({', '.join(given.values())}) -> ({', '.join(returned.values())})"
+    assigned = f"{result}:{len(returned)} = " if returned else ""
+    yield f'{assigned}func.call @"{_core_name(chain)}"({operands}) : {signature}'
+
+
+def return_line(names: Sequence[str], kinds: Sequence[str], indent: str = "") -> str:
+    """A return of `names`, which may be none."""
+    return f"{indent}return {', '.join(names)} : {', '.join(kinds)}" if names else f"{indent}return"

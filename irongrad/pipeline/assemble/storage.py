@@ -1,0 +1,174 @@
+"""Where the module keeps what lasts between calls: a global for each tensor, or a slice of one that several share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from irongrad.graph.dtypes import mlir_type
+from irongrad.graph.step_graph import Pack, StepGraph, Value
+from irongrad.runtime.manifest import SCOPE
+
+
+def tensor_type(tensor: torch.Tensor) -> str:
+    """The MLIR type of `tensor`."""
+    return mlir_type(tuple(tensor.shape), tensor.dtype)
+
+
+def symbol(kind: str, name: str) -> str:
+    """The global of a state tensor, of a gradient accumulator, or of a pack."""
+    return f'@"{kind}:{name}"'
+
+
+def stored_type(kind: str) -> str:
+    """The type of the global that holds a tensor of type `kind`.
+
+    Booleans are stored as bytes: with --iree-opt-data-tiling, IREE 3.13.0 fails on a parameter of i1 elements.
+    """
+    return f"{kind.removesuffix('i1>')}i8>" if kind.endswith("i1>") else kind
+
+
+def quoted(text: str) -> str:
+    """`text` as it stands between quotes in MLIR."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+class Storage:
+    """Loads, stores and initial values of the state, of accumulators, and of packs of state."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        self._graph = graph
+        self._packs = {p.name: p for p in graph.packs}
+        self._places: dict[Value, tuple[str, str, int]] = {}
+        for pack in graph.packs:
+            for member, start in pack.starts.items():
+                self._places[member] = symbol("pack", pack.name), self._pack_type(pack), start
+
+    def globals(self) -> Iterator[str]:
+        """The globals of the state and their initial values: parameters of the archive that the module is run with."""
+        for tensor in self._graph.state:
+            if Value("state", tensor.name) not in self._places:
+                kind = stored_type(tensor_type(tensor.initial))
+                name = symbol("state", tensor.name)
+                yield f"util.global private mutable {name} = {_parameter(tensor.name)} : {kind}"
+        for pack in self._graph.packs:
+            if not self._is_gradients(pack):
+                yield f"util.global private mutable {symbol('pack', pack.name)} : {self._pack_type(pack)}"
+                yield "util.initializer {"
+                yield from (f"  {line}" for line in self._initial(pack))
+                yield "}"
+
+    def _initial(self, pack: Pack) -> Iterator[str]:
+        values = {member: f"%v{i}" for i, member in enumerate(pack.starts)}
+        for member, value in values.items():
+            kind = tensor_type(self._graph.tensor(member.name).initial)
+            yield f"{value} = flow.tensor.constant {_parameter(member.name)} : {kind}"
+        yield from self._concatenated("%whole", pack, values)
+        yield f"util.global.store %whole, {symbol('pack', pack.name)} : {self._pack_type(pack)}"
+        yield "util.return"
+
+    def reset(self) -> Iterator[str]:
+        """Give the state its initial values again."""
+        for i, tensor in enumerate(self._graph.state):
+            kind = tensor_type(tensor.initial)
+            yield f"%p{i} = flow.tensor.constant {_parameter(tensor.name)} : {stored_type(kind)}"
+            yield f"%v{i} = flow.tensor.clone %p{i} : {stored_type(kind)}"
+            yield from self._store(f"%v{i}", Value("state", tensor.name), stored_type(kind))
+
+    def load(self, result: str, value: Value, kind: str) -> Iterator[str]:
+        """Load a stored value as `kind`."""
+        if value in self._places:
+            yield from self._load_slice(result, value, kind)
+            return
+        name, stored = symbol(value.kind, value.name), stored_type(kind)
+        if stored == kind:
+            yield f"{result} = util.global.load {name} : {kind}"
+            return
+        yield f"{result}.bytes = util.global.load {name} : {stored}"
+        yield f"{result} = arith.trunci {result}.bytes : {stored} to {kind}"
+
+    def _load_slice(self, result: str, value: Value, kind: str) -> Iterator[str]:
+        """Not by tensor.extract_slice, which IREE makes part of the kernel: two slices would have two kernels."""
+        name, whole, start = self._places[value]
+        flat = flattened(kind)
+        yield f"{result}.pack = util.global.load {name} : {whole}"
+        yield f"{result}.start = arith.constant {start} : index"
+        yield f"{result}.size = arith.constant {elements(kind)} : index"
+        yield f"{result}.flat = flow.tensor.slice {result}.pack[{result}.start for {result}.size] : {whole} -> {flat}"
+        yield f"{result} = flow.tensor.reshape {result}.flat : {flat} -> {kind}"
+
+    def store(self, source: str, value: Value, kind: str) -> Iterator[str]:
+        """Store `source` of type `kind`."""
+        stored = stored_type(kind)
+        if stored != kind:
+            converted = f"{source.replace('#', '.')}.bytes"
+            yield f"{converted} = arith.extui {source} : {kind} to {stored}"
+            source = converted
+        yield from self._store(source, value, stored)
+
+    def _store(self, source: str, value: Value, kind: str) -> Iterator[str]:
+        if value not in self._places:
+            yield f"util.global.store {source}, {symbol(value.kind, value.name)} : {kind}"
+            return
+        name, whole, start = self._places[value]
+        part = source.replace("#", ".")
+        yield f"{part}.pack = util.global.load {name} : {whole}"
+        yield from put(f"{part}.next", source, kind, f"{part}.pack", whole, start)
+        yield f"util.global.store {part}.next, {name} : {whole}"
+
+    def gathered(self, result: str, value: Value, values: Mapping[Value, str]) -> Iterator[str]:
+        """The pack of gradients `value`, made of the SSA names in `values`."""
+        yield from self._concatenated(result, self._packs[value.name], values)
+
+    def is_gathered(self, value: Value) -> bool:
+        """Whether `value` is a pack of gradients."""
+        return value.kind == "pack" and self._is_gradients(self._packs[value.name])
+
+    def is_member(self, value: Value) -> bool:
+        """Whether `value` is in a pack."""
+        return value in self._places
+
+    def _is_gradients(self, pack: Pack) -> bool:
+        return any(member.kind == "gradient" for member in pack.starts)
+
+    def _pack_type(self, pack: Pack) -> str:
+        first = next(iter(pack.starts))
+        return mlir_type((pack.size,), self._graph.tensor(first.name).initial.dtype)
+
+    def _concatenated(self, result: str, pack: Pack, values: Mapping[Value, str]) -> Iterator[str]:
+        """Put the members at their places; what is between them is never read.
+
+        IREE has the kernels that compute them write there, into an empty tensor. Into zeros it would copy them.
+        """
+        whole = self._pack_type(pack)
+        yield f"{result}.0 = flow.tensor.empty : {whole}"
+        for i, (member, start) in enumerate(pack.starts.items(), 1):
+            kind = tensor_type(self._graph.tensor(member.name).initial)
+            last = i == len(pack.starts)
+            yield from put(result if last else f"{result}.{i}", values[member], kind, f"{result}.{i - 1}", whole, start)
+
+
+def put(result: str, source: str, kind: str, target: str, whole: str, start: int) -> Iterator[str]:
+    """`target` of type `whole` with `source` of type `kind` from element `start` on."""
+    flat = flattened(kind)
+    yield f"{result}.start = arith.constant {start} : index"
+    yield f"{result}.flat = flow.tensor.reshape {source} : {kind} -> {flat}"
+    yield f"{result} = flow.tensor.update {result}.flat, {target}[{result}.start] : {flat} -> {whole}"
+
+
+def elements(kind: str) -> int:
+    """The number of elements of a tensor of a static MLIR type."""
+    *dims, _ = kind.removeprefix("tensor<").removesuffix(">").split("x")
+    return math.prod(map(int, dims))
+
+
+def flattened(kind: str) -> str:
+    """The type of a tensor of type `kind` as one of rank 1."""
+    element = kind.removeprefix("tensor<").removesuffix(">").split("x")[-1]
+    return f"tensor<{elements(kind)}x{element}>"
+
+
+def _parameter(name: str) -> str:
+    return f'#flow.parameter.named<"{SCOPE}"::"{quoted(name)}">'

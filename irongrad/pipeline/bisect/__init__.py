@@ -1,0 +1,1 @@
+"""Which pass first changes the numbers."""

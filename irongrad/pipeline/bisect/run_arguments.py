@@ -1,0 +1,111 @@
+"""Arguments to run the functions of a step graph on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from irongrad.graph.float64_runs import run_wide
+from irongrad.graph.step_graph import Function, StepGraph, Value, base_name, specialised_name
+from irongrad.runtime.manifest import Role
+
+# Those that a training step runs, in turn.
+_OF_A_STEP = ("joint", "forward", "finish", "update", "step")
+
+ValueOf = Callable[[Value], torch.Tensor]
+
+
+def arguments(step: StepGraph, name: str, value_of: ValueOf) -> list[torch.Tensor]:
+    """A value for every argument of the function `name`, of its dtype and shape.
+
+    Of the examples as much as it takes, with zeros where it takes more.
+    """
+    function, sizes = step.functions[name], _sizes(step, name)
+    values = [torch.tensor(sizes[a.name]) if a.kind == "size" else value_of(a) for a in function.arguments]
+    return [_fitted(function, i, v) for i, v in enumerate(values)]
+
+
+def _fitted(function: Function, place: int, value: torch.Tensor) -> torch.Tensor:
+    like = function.example(place)
+    value = value.to(like.dtype)
+    if function.of_any_size or value.shape == like.shape:
+        return value
+    result = value.new_zeros(like.shape)
+    part = value[tuple(slice(size) for size in like.shape)]
+    result[tuple(slice(size) for size in part.shape)] = part
+    return result
+
+
+def _sizes(step: StepGraph, name: str) -> dict[str, int]:
+    """The sizes of named dimensions: those of the examples, or of the function's bucket where that is smaller."""
+    own = (b for b in step.buckets if specialised_name(base_name(name), b) == name)
+    bucket = next(own, step.buckets[-1] if step.buckets else {})
+    sizes = {dim: step.inputs[n].shape[d] for n, dims in step.dynamic.items() for d, dim in dims.items()}
+    return {dim: min(size, bucket.get(dim, size)) for dim, size in sizes.items()}
+
+
+def first_step(step: StepGraph) -> ValueOf:
+    """A value for every argument of the functions of `step`, the same one whenever it is asked for.
+
+    Model state and inputs are the step's own. Optimizer state, which begins as zeros that would hide a factor, and
+    gradients are random; nonnegative, since second moments are.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def random_like(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+
+    def make(value: Value) -> torch.Tensor:
+        if value.kind in ("gradient", "accumulator"):
+            return random_like(step.tensor(value.name).initial)
+        if value.kind != "state":
+            return _own(step, value)
+        tensor = step.tensor(value.name)
+        random = tensor.role is Role.OPTIMIZER and tensor.initial.is_floating_point()
+        return random_like(tensor.initial) if random else tensor.initial
+
+    return _remembered(step, make)
+
+
+def second_step(step: StepGraph, first: ValueOf) -> ValueOf:
+    """As `first_step`, but that the state is what one step leaves of the initial one."""
+    known: dict[Value, torch.Tensor] = {}
+
+    def before(value: Value) -> torch.Tensor:
+        if value in known:
+            return known[value]
+        return step.tensor(value.name).initial if value.kind == "state" else first(value)
+
+    for name in _OF_A_STEP:
+        if name in step.functions:
+            function = step.functions[name]
+            results = run_wide(function.graph, arguments(step, name, before))
+            known.update(zip(function.results, results, strict=True))
+    return _remembered(step, before)
+
+
+def _own(step: StepGraph, value: Value) -> torch.Tensor:
+    """What is neither state nor a gradient, but for what one piece of a step saves for another."""
+    match value.kind:
+        case "hyper":
+            return torch.tensor(step.hypers[value.name], dtype=torch.float64)
+        case "count":
+            return torch.tensor(3.0, dtype=torch.float64)
+    return step.inputs[value.name]
+
+
+def _remembered(step: StepGraph, make: ValueOf) -> ValueOf:
+    """`make`, asked once for each value; what a piece of a step saves is what it computes."""
+    held: dict[Value, torch.Tensor] = {}
+
+    def value_of(value: Value) -> torch.Tensor:
+        if value not in held and value.kind == "saved":
+            forward = step.functions["forward"]
+            results = run_wide(forward.graph, arguments(step, "forward", value_of))
+            held.update((v, r) for v, r in zip(forward.results, results, strict=True) if v.kind == "saved")
+        elif value not in held:
+            held[value] = make(value)
+        return held[value]
+
+    return value_of

@@ -1,0 +1,1 @@
+"""TrainStep -> CapturedStep: what torch.export sees of the model and the loss."""

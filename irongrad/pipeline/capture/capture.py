@@ -1,0 +1,363 @@
+"""TrainStep -> CapturedStep: torch.export of the model with its loss, for training and for evaluation.
+
+torch.export in its non-strict mode runs the model's own Python once on fake tensors (docs.pytorch.org,
+"torch.export"), so what it cannot express is a control-flow decision on a tensor's value or a side effect on a
+Python object. Both are found here and reported at the user's line.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._library import simple_registry
+from torch._library.effects import EffectHolder
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from irongrad.diagnostics import source_lines
+from irongrad.graph.eager_control_flow import eager_control_flow
+from irongrad.graph.flat_graph import FlatGraph, is_inlined, regions_of
+from irongrad.graph.subgraphs import aliases_allowed
+from irongrad.operators.decompositions.registry import BeforeAutograd
+from irongrad.operators.random import draws, is_random, undrawable
+from irongrad.pipeline.capture import autograd_functions, side_effects
+from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
+from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
+from irongrad.pipeline.capture.size_decisions import kept_decisions
+from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_multiples
+from irongrad.pipeline.capture.without_value_reads import ValueFree
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
+from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
+from irongrad.step.train_step import Call, TrainStep, call_of, micro_batches
+
+MODEL_PREFIX = "model."
+INFERENCE = ("eval", "predict")
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """The exported programs of one training step.
+
+    Attributes:
+        step: the user's step, whose model holds the initial values.
+        call: which inputs go to the model and which to the loss.
+        train: the inputs of a micro-batch -> loss, in training mode, with buffer mutations.
+        eval: inputs -> loss, in evaluation mode; None where it was not asked for.
+        predict: model inputs -> the model's outputs, in evaluation mode; None where it was not asked for, and for a
+            model whose only output is its loss.
+        predict_inputs: the inputs that `predict` takes, in order; among them a label from which the model makes
+            its own loss, though nothing that `predict` returns depends on it.
+        output_names: names of what `predict` returns, in order.
+    """
+
+    step: TrainStep
+    call: Call
+    train: ExportedProgram
+    eval: ExportedProgram | None
+    predict: ExportedProgram | None
+    predict_inputs: tuple[str, ...]
+    output_names: tuple[str, ...]
+
+    @property
+    def programs(self) -> list[ExportedProgram]:
+        """Those that there are."""
+        return [p for p in (self.train, self.eval, self.predict) if p is not None]
+
+
+class StepModule(nn.Module):
+    """The model and its loss as one module with positional inputs, in the order of `TrainStep.inputs`."""
+
+    def __init__(self, step: TrainStep) -> None:
+        super().__init__()
+        self.model = step.model
+        self._loss = step.loss if not isinstance(step.loss, nn.Module) else None
+        if isinstance(step.loss, nn.Module):
+            self.loss = step.loss
+        self._inside = step.loss is None
+        self._call = call_of(step)
+        self._names = tuple(step.inputs)
+        self.autocast = step.autocast
+
+    def outputs(self, inputs: dict[str, torch.Tensor]) -> object:
+        """Call the model on the inputs that are its own."""
+        call = self._call
+        keyword = {n: inputs[n] for n in call.keyword if n in inputs}
+        return self.model(*(inputs[n] for n in call.positional), **keyword)
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        """Return the loss, a scalar tensor."""
+        with self.autocast():
+            return self._evaluate(*values)
+
+    def _evaluate(self, *values: torch.Tensor) -> torch.Tensor:
+        inputs = dict(zip(self._names, values, strict=True))
+        return self.loss_of(self.outputs(inputs), inputs)
+
+    def loss_of(self, output: object, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The loss of what the model returned."""
+        if self._inside:
+            return loss_of(output)
+        function = self._loss if self._loss is not None else self.loss
+        loss = function(output, *(inputs[n] for n in self._call.targets))
+        if not isinstance(loss, torch.Tensor):
+            raise CaptureError(
+                f"{source_lines.where(function)}: the loss is a {type(loss).__name__}, not a tensor. Return a scalar "
+                "tensor alone, such as loss.mean()"
+            )
+        return loss
+
+
+class PiecesModule(StepModule):
+    """The step module of a step in two pieces: what Python gets from the model is an output beside the loss."""
+
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the loss, and the model's tensors, through which no gradient flows."""
+        loss, outputs = self.named(*values)
+        return (loss, *outputs.values())
+
+    def named(self, *values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the loss, and the model's tensors by name."""
+        inputs = dict(zip(self._names, values, strict=True))
+        with self.autocast():
+            output = self.outputs(inputs)
+            outputs = {name: tensor.detach() for name, tensor in flatten_outputs(output).items()}
+            return self.loss_of(output, inputs), outputs
+
+
+class PredictModule(nn.Module):
+    """The model alone; its outputs flattened to a tuple of tensors, without the loss where it makes its own."""
+
+    def __init__(self, module: StepModule, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model = module.model
+        self._module = (module,)  # in a tuple, so that its parameters are not registered a second time
+        self._names = names
+
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the model's tensors in the order of `output_names`."""
+        return tuple(self.named(*values).values())
+
+    def named(self, *values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the model's tensors by name."""
+        module = self._module[0]
+        with module.autocast():
+            outputs = flatten_outputs(module.outputs(dict(zip(self._names, values, strict=True))))
+        if module._inside:
+            outputs.pop("loss", None)
+        return outputs
+
+
+@contextmanager
+def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put `module` in training or evaluation mode for a while; submodules' own modes are put back after it.
+
+    A module that is in training mode already keeps its submodules' modes, so that a BatchNorm which the user
+    froze with `.eval()` stays frozen in the training graph.
+    """
+    before = [(m, m.training) for m in module.modules()]
+    if not training or not module.training:
+        module.train(training)
+    try:
+        yield
+    finally:
+        for submodule, was in before:
+            submodule.training = was
+
+
+@contextmanager
+def plain_operators() -> Iterator[None]:
+    """Keep attention and recurrent layers in their plain forms, not in the fused kernels of this machine's CPU.
+
+    Only the plain forms decompose to operators that have a backward and that every target compiles.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # leaving mkldnn.flags warns about Intel GPUs
+        with (
+            sdpa_kernel([SDPBackend.MATH]),
+            torch.backends.mkldnn.flags(enabled=False),
+            torch.backends.nnpack.flags(enabled=False),  # its choice by batch size would be a guard on it
+            mock.patch("torch.nn.modules.transformer._detect_is_causal_mask", _is_said_to_be_causal),
+            # AOTAutograd would order them by tokens, more arguments and results of the graph; a step raises nothing.
+            mock.patch.object(_errors_of_linalg(), "_effect", None),
+            aliases_allowed(),
+        ):
+            yield
+
+
+def _errors_of_linalg() -> EffectHolder:
+    """Where torch 2.13 keeps that the check of a factorisation is an effect, as one that raises."""
+    return simple_registry.singleton.find("aten::_linalg_check_errors").effect
+
+
+def _is_said_to_be_causal(mask: object, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """What nn.Transformer asks of a mask's values, to take a faster form with the same result where it is causal."""
+    return is_causal is True
+
+
+def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> CapturedStep:
+    """Export the step's forward for training, evaluation and prediction.
+
+    Args:
+        step: the step.
+        inference: which of `eval` and `predict` to export.
+
+    Raises:
+        CaptureError: a data-dependent branch, a side effect, an unused input, a loss that is not a
+            floating-point scalar; with the user's file and line.
+        UnsupportedOpError: random numbers that a compiled step cannot draw.
+    """
+    module = StepModule(step)
+    training = PiecesModule(step) if step.between else module
+    values = tuple(step.inputs.values())
+    micro = tuple(micro_batches(step.inputs, step.accumulate)[0].values())
+    dynamic = _dynamic(step, step.inputs)
+    with mode(module.model, training=True):
+        multiples = declared_multiples(step)
+        train = export(training, micro, dynamic, multiples)
+        if more := needed_multiples(train, step):
+            multiples |= more
+            train = export(training, micro, dynamic, multiples)
+    _check_loss(train, step)
+    _check_used(train, step)
+    with mode(module.model, training=False):
+        evaluation = export(module, values, dynamic, multiples) if "eval" in inference else None
+        # A step in pieces has the names of the model's outputs from there.
+        predicted = (
+            _export_predict(module, step, multiples) if "predict" in inference or step.between else (None, (), ())
+        )
+    return CapturedStep(step, call_of(step), train, evaluation, *predicted)
+
+
+def export(
+    module: nn.Module,
+    values: tuple[torch.Tensor, ...],
+    dynamic: Sequence[Mapping[int, str]] = (),
+    multiples: Mapping[str, int] | None = None,
+) -> ExportedProgram:
+    """torch.export `module` and check that it is a function of its inputs, its buffers and a seed.
+
+    Args:
+        module: takes tensors like `values`.
+        values: an example of its inputs.
+        dynamic: names of the dimensions of each input that stay symbols; none for a program of fixed sizes.
+        multiples: numbers that some of these are multiples of.
+
+    Raises:
+        CaptureError: it is not.
+        UnsupportedOpError: it draws random numbers that a compiled step cannot draw.
+    """
+    try:
+        with (
+            plain_operators(),
+            recurrent_layers(),
+            source_lines.quiet_export(),
+            source_lines.user_frames(),
+            side_effects.refused(module),
+            side_effects.assignments_as_updates(module),
+            BeforeAutograd(),
+            autograd_functions.kept(),
+            ValueFree(),
+            kept_decisions(),
+        ):
+            program = torch.export.export(
+                module, tuple(v.detach() for v in values), dynamic_shapes=symbolic(dynamic, multiples), strict=False
+            )
+    except UserError:
+        raise
+    except Exception as error:
+        if names := specialised(str(error), dynamic):
+            raise CaptureError(f"{source_lines.where(getattr(module, 'model', module))}\n  {fixed(names)}") from error
+        raise source_lines.capture_error(error, getattr(module, "model", module)) from error
+    side_effects.check_graph(program)
+    _refuse_undrawable(program.graph_module)
+    return program
+
+
+def _dynamic(step: TrainStep, inputs: Iterable[str]) -> list[Mapping[int, str]]:
+    return dims_of(inputs, step.dynamic) if step.dynamic else []
+
+
+def _export_predict(
+    module: StepModule, step: TrainStep, multiples: Mapping[str, int]
+) -> tuple[ExportedProgram | None, tuple[str, ...], tuple[str, ...]]:
+    call = call_of(step)
+    names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
+    probe = PredictModule(module, names)
+    with torch.no_grad(), plain_operators(), eager_control_flow():
+        outputs = tuple(_run_untouched(probe, tuple(step.inputs[n] for n in names)))
+    if not outputs:
+        return None, (), ()
+    return export(probe, tuple(step.inputs[n] for n in names), _dynamic(step, names), multiples), names, outputs
+
+
+def _run_untouched(probe: PredictModule, values: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+    """Run `probe` on copies, so that a model which writes into a buffer in eval mode changes nothing here."""
+    return copy.deepcopy(probe).named(*(v.clone() for v in values))
+
+
+def _used_inputs(program: ExportedProgram) -> list[bool]:
+    by_name = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    return [bool(by_name[name].users) for name in program.graph_signature.user_inputs if isinstance(name, str)]
+
+
+def loss_node(program: ExportedProgram) -> torch.fx.Node:
+    """The node of `CapturedStep.train` or `.eval` that computes the loss."""
+    node = next(n for n in program.graph.output_node().args[0] if n.name == program.graph_signature.user_outputs[0])
+    return FlatGraph(program.graph_module).origins(node)[-1]
+
+
+def _check_loss(program: ExportedProgram, step: TrainStep) -> None:
+    node = loss_node(program)
+    value = node.meta["val"]
+    if value.shape == () and value.dtype.is_floating_point:
+        return
+    place = source_lines.line_of(node, otherwise=source_lines.where(step.loss if step.loss is not None else step.model))
+    inside = (
+        "" if step.loss is not None else " TrainStep.loss is None, so the model's own output is taken for the loss."
+    )
+    raise CaptureError(
+        f"{place}\n  the loss has shape {tuple(value.shape)} and dtype {value.dtype}; it must be a floating-point "
+        f"scalar.{inside} Reduce it in the loss function: return loss.mean() or loss.sum()"
+    )
+
+
+def _check_used(program: ExportedProgram, step: TrainStep) -> None:
+    for name, used in zip(step.inputs, _used_inputs(program), strict=True):
+        if not used:
+            raise CaptureError(
+                f"{source_lines.where(step.model)}: input {name!r} is not used by the model or the loss. Remove it "
+                "from TrainStep.inputs, or list the inputs that the model takes in TrainStep.model_inputs if it went "
+                "to the wrong place"
+            )
+
+
+def _refuse_undrawable(graph: GraphModule, *, once: bool = True) -> None:
+    """Refuse by name what draws random numbers that a compiled step cannot draw.
+
+    Args:
+        graph: the graph, with its regions.
+        once: whether it runs once a step; no number of a call would tell apart the draws of a loop.
+
+    Raises:
+        UnsupportedOpError: the first such call, with the user's line.
+    """
+    for node in graph.graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            for region in regions_of(graph, node):
+                _refuse_undrawable(region, once=once and is_inlined(node))
+            continue
+        reason = None
+        if is_random(node.target):
+            reason = undrawable(node.target, node.kwargs.get("generator"))
+        if reason is None and not once and draws(node.target):
+            reason = "draws random numbers in a branch or a loop. Draw them before it, and hand them in"
+        if reason is not None:
+            raise UnsupportedOpError(f"{source_lines.line_of(node)}: {node.target} {reason}")

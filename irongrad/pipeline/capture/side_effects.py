@@ -1,0 +1,243 @@
+"""What a captured forward does besides returning values, and may not: Python state, inputs and constants it changes.
+
+A side effect on a Python object happens once, at capture, and in no compiled step. torch.export puts module
+attributes back when it is done, so they are compared while it runs, around the model's own call.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from irongrad.diagnostics.source_lines import (
+    KEEP_SHAPE,
+    ONLY_THE_OPTIMIZER,
+    VALUES_AS_SHAPE,
+    is_user_class,
+    is_user_file,
+    line_of,
+    where,
+)
+from irongrad.graph.flat_graph import FlatGraph
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
+
+_INTERNAL = frozenset(vars(nn.Module()))
+_DEPTH = 4
+_WIDTH = 100
+
+# (module path or place of a function, name) -> a value that changes when the named one does.
+_Snapshot = dict[tuple[str, str], object]
+
+
+@contextmanager
+def refused(module: nn.Module) -> Iterator[None]:
+    """While open, a call of `module` that changes a plain Python value of the user's code raises CaptureError."""
+    before: list[_Snapshot] = []
+
+    def record(module: nn.Module, inputs: object) -> None:
+        before.append(_python_state(module))
+
+    def compare(module: nn.Module, inputs: object, output: object) -> None:
+        _check_unchanged(module, before.pop())
+
+    with _around_calls(module, record, compare):
+        yield
+
+
+@contextmanager
+def assignments_as_updates(module: nn.Module) -> Iterator[None]:
+    """While open, a call of `module` that assigns to a buffer (`self.mean = 0.9 * self.mean + ...`) writes into it.
+
+    torch.export drops such an assignment, and keeps a write.
+    """
+    before: list[dict[tuple[str, str], torch.Tensor | None]] = []
+
+    def record(module: nn.Module, inputs: object) -> None:
+        before.append({(p, n): b for p, m in module.named_modules() for n, b in m._buffers.items()})
+
+    def write(module: nn.Module, inputs: object, output: object) -> None:
+        """Write what the forward put in a buffer's place into the buffer itself."""
+        modules = dict(module.named_modules())
+        for (path, name), old in before.pop().items():
+            new = modules[path]._buffers.get(name)
+            if old is new:
+                continue
+            if old is None or new is None or (old.shape, old.dtype) != (new.shape, new.dtype):
+                raise CaptureError(
+                    f"{_line_that_changes(name, module)}: the buffer {name} is assigned a tensor of another shape or "
+                    "dtype. State keeps its shape and dtype; convert the new value, or make the buffer as it will be"
+                )
+            old.copy_(new.detach())
+            modules[path]._buffers[name] = old
+
+    with _around_calls(module, record, write):
+        yield
+
+
+@contextmanager
+def _around_calls(module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> Iterator[None]:
+    """Have `before` and `after` run around every call of `module`."""
+    hooks = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _python_state(module: nn.Module) -> _Snapshot:
+    """Plain values that the user's forwards could change: attributes, and what their functions see outside them."""
+    state: _Snapshot = {}
+    for path, submodule in module.named_modules():
+        if is_user_class(type(submodule)):
+            names = [n for n in vars(submodule) if n not in _INTERNAL]
+            state |= {(path, n): _fingerprint(vars(submodule)[n]) for n in names}
+    for function in _functions(module):
+        outside = _outer_values(function).items()
+        state |= {(where(function), n): _fingerprint(v) for n, v in outside if isinstance(v, _PLAIN)}
+    return state
+
+
+def _check_unchanged(module: nn.Module, before: _Snapshot) -> None:
+    after = _python_state(module)
+    modules = dict(module.named_modules())
+    for path, name in after:
+        if (path, name) in before and before[path, name] == after[path, name]:
+            continue
+        spelled = f"self.{name}" if path in modules else name
+        raise CaptureError(
+            f"{_line_that_changes(name, module)}: running the step changes {spelled}, a Python value. That would "
+            "happen once, at capture, and in no compiled step. Keep such state in a buffer (self.register_buffer) and "
+            "update it in place, or return it"
+        )
+
+
+_PLAIN = (bool, int, float, str, list, dict, set)
+
+
+def _fingerprint(value: object, depth: int = 0) -> object:
+    if isinstance(value, (bool, int, float, str, bytes, type(None))):
+        return (type(value).__name__, repr(value))
+    if depth > _DEPTH:
+        return id(value)
+    if isinstance(value, dict):
+        return (len(value), [(repr(k)[:_WIDTH], _fingerprint(v, depth + 1)) for k, v in list(value.items())[:_WIDTH]])
+    if isinstance(value, (list, tuple, set)):
+        return (len(value), [_fingerprint(v, depth + 1) for v in list(value)[:_WIDTH]])
+    if not isinstance(value, nn.Module) and is_user_class(type(value)):
+        return (id(value), _fingerprint(getattr(value, "__dict__", None), depth + 1))
+    return id(value)
+
+
+def _functions(module: nn.Module) -> list[FunctionType]:
+    """The user's functions that a call of `module` may run: methods, hooks, the loss, and what they name."""
+    found: dict[int, FunctionType] = {}
+    queue: list[object] = []
+    for submodule in module.modules():
+        queue += [submodule._forward_pre_hooks.values(), submodule._forward_hooks.values()]
+        queue.append(vars(submodule).get("_loss"))
+        queue += [f for n, f in vars(type(submodule)).items() if n != "__init__"]
+    while queue:
+        item = queue.pop()
+        if isinstance(item, FunctionType):
+            function = inspect.unwrap(item)
+            if id(function) not in found and is_user_file(function.__code__.co_filename):
+                found[id(function)] = function
+                queue += _outer_values(function).values()
+        elif isinstance(item, type({}.values())):
+            queue += item
+    return list(found.values())
+
+
+def _outer_values(function: FunctionType) -> dict[str, object]:
+    """Globals and variables of enclosing functions that `function` names."""
+    found = {n: function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # a variable that has no value yet
+            continue
+    return found
+
+
+def _line_that_changes(name: str, module: nn.Module) -> str:
+    writes = re.compile(
+        rf"\b{re.escape(name)}(\.\w+|\[[^\]]*\])*\s*"
+        r"([+\-*/%|&^]?=(?!=)|//=|\*\*=|\.(append|extend|insert|add|update|pop|popleft|remove|clear|setdefault|discard)\()"
+    )
+    functions = _functions(module)
+    for function in functions:
+        try:
+            lines, start = inspect.getsourcelines(function)
+        except OSError:
+            continue
+        for offset, line in enumerate(lines):
+            if writes.search(line):
+                return f"{function.__code__.co_filename}:{start + offset}: {line.strip()}"
+    return where(functions[0]) if functions else where(module)
+
+
+# --- the exported graph -------------------------------------------------------------------------------------------
+
+
+def check_graph(program: ExportedProgram) -> None:
+    """Refuse what only a run could know, and writes into anything but a buffer.
+
+    Raises:
+        CaptureError: a number or a shape taken from a tensor's values, or an input, a parameter or a constant
+            written in place; with the user's line.
+    """
+    specs = {s.arg.name: s for s in program.graph_signature.input_specs if hasattr(s.arg, "name")}
+    graph = FlatGraph(program.graph_module)
+    source: dict[object, InputSpec] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder" and graph.origins(node) == [node]:
+            source[node] = specs[node.name]
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if free_unbacked_symbols(node.meta.get("val")):
+            raise _unknown(node)
+        arguments = zip(node.args, node.target._schema.arguments, strict=False)
+        written = [origin for a, schema in arguments if _is_written(schema) for origin in graph.origins(a)]
+        for argument in written:
+            _check_write(node, source.get(argument))
+        of_first = [source[o] for o in graph.origins(node.args[0]) if o in source] if node.args else []
+        if (node.target.is_view or written) and of_first:
+            source[node] = of_first[0]
+
+
+def _unknown(node: torch.fx.Node) -> UserError:
+    if not isinstance(node.meta["val"], torch.Tensor):
+        return CaptureError(
+            f"{line_of(node)}\n  a tensor's value is taken out as a number (.item(), int(), float()), which is not "
+            "known at compile time. Keep it a tensor: arithmetic takes a tensor of no dimensions wherever it takes a "
+            "number"
+        )
+    return UnsupportedOpError(f"{line_of(node)}\n  {node.target}: {VALUES_AS_SHAPE} {KEEP_SHAPE}")
+
+
+def _is_written(argument: torch._C.Argument) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _check_write(node: torch.fx.Node, spec: InputSpec | None) -> None:
+    if spec is None or spec.kind is InputKind.BUFFER:
+        return
+    name = str(spec.target).split(".")[-1]
+    what, instead = {
+        InputKind.USER_INPUT: ("an input of the step", "Make a new tensor: x = x * 2 in place of x.mul_(2)"),
+        InputKind.PARAMETER: (
+            f"the parameter {name}",
+            ONLY_THE_OPTIMIZER,
+        ),
+    }.get(spec.kind, (f"the constant tensor {name}", "Register it with self.register_buffer(...) in __init__"))
+    raise CaptureError(f"{line_of(node)}\n  {node.target} writes into {what}. {instead}")

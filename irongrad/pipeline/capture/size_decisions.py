@@ -1,0 +1,44 @@
+"""Decisions that a model makes on sizes, and that PyTorch takes for granted.
+
+torch.export traces with sizes of two or more ("0/1 specialization", torch/fx/experimental/symbolic_shapes.py): there,
+`if x.shape[0] == 1` is false without a word, and a BatchNorm never finds the single row that it refuses. A call of size
+one would get the other branch. So what a model decides is kept beside the guards that PyTorch keeps.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import sympy
+import torch
+from torch._guards import SLoc
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, ShapeGuard
+
+from irongrad.diagnostics.source_lines import is_of_a_model
+
+
+class Decision(ShapeGuard):
+    """What a model found true of sizes, among the guards of the environment in which they are symbols."""
+
+
+@contextmanager
+def kept_decisions() -> Iterator[None]:
+    """While open, what the Python of a model asks of sizes is noted; after it, the answers are guards."""
+    plain = torch.SymBool.__bool__
+    found: list[tuple[ShapeEnv, Decision]] = []
+
+    def decided(question: torch.SymBool) -> bool:
+        answer: bool = plain(question)
+        if is_of_a_model(sys._getframe(1).f_code.co_filename):
+            asked = question.node.expr
+            true = asked if answer else sympy.Not(asked)
+            found.append((question.node.shape_env, Decision(true, SLoc(None, None), size_oblivious=False)))
+        return answer
+
+    with mock.patch.object(torch.SymBool, "__bool__", decided):
+        yield
+    for environment, guard in found:
+        environment.guards.append(guard)

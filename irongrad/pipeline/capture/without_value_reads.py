@@ -1,0 +1,238 @@
+"""Functions of PyTorch that look at a tensor's values where they need not, in a form that does not.
+
+They are written in C++ above the operators that a trace sees, so they are replaced where Python calls them: sizes
+found with `masked_select` that are known, checks of a weight's sign, a slice that starts at a tensor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+import irongrad.pipeline.capture.fake_shapes  # noqa: F401 (registers them)
+from irongrad.operators.decompositions.scatter import put_by_mask
+from irongrad.runtime.errors import UnsupportedOpError
+from irongrad.sizes.symbols import has_symbols
+
+_REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+class ValueFree(TorchFunctionMode):
+    """While open, calls of these functions do not look at values, nor do torch.distributions at their arguments'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._validated: list[bool] = []  # PyTorch may open one again while it is open
+
+    def __enter__(self) -> ValueFree:
+        self._validated.append(Distribution._validate_args)
+        Distribution.set_default_validate_args(False)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        Distribution.set_default_validate_args(self._validated.pop())
+        super().__exit__(*exception)
+
+    def __torch_function__(  # type: ignore[no-untyped-def]
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ):
+        """Call the replacement, or `func` where there is none for these arguments."""
+        kwargs = kwargs or {}
+        replacement = _REPLACED.get(func)
+        result = replacement(*args, **kwargs) if replacement is not None else NotImplemented
+        return func(*args, **kwargs) if result is NotImplemented else result
+
+
+def _replaces(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(replacement: Callable[..., Any]) -> Callable[..., Any]:
+        _REPLACED.update(dict.fromkeys(functions, replacement))
+        return replacement
+
+    return register
+
+
+@_replaces(torch.narrow, Tensor.narrow)
+def _narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
+    if not isinstance(start, Tensor):
+        return NotImplemented
+    start = torch.where(start < 0, start + input.shape[dim], start)
+    return input.index_select(dim, start + torch.arange(length, device=input.device))
+
+
+@_replaces(torch.tensor_split, Tensor.tensor_split)
+def _tensor_split(input: Tensor, places: int | Sequence[int] | Tensor, dim: int = 0) -> object:
+    if not isinstance(places, Tensor):
+        return NotImplemented
+    raise UnsupportedOpError(
+        "aten.tensor_split with a tensor of places cannot be compiled: the shapes of its results depend on values. "
+        "Give the places as a tuple of numbers"
+    )
+
+
+@_replaces(torch.combinations)
+def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    if r == 0:
+        return input.new_empty([0])
+    table = list(choose(range(input.shape[0]), r))
+    places = torch.tensor(table, dtype=torch.int64, device=input.device)
+    return input.index_select(0, places.reshape(-1)).reshape(-1, r)
+
+
+@_replaces(torch.cov, Tensor.cov)
+def _cov(
+    input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+) -> Tensor:
+    """The covariance of the rows, weighted by how often each column was seen and by how much it counts."""
+    rows = input.reshape(1, -1) if input.ndim < 2 else input
+    given = [w for w in (fweights, aweights) if w is not None]
+    weights = torch.stack([w.to(rows.dtype) for w in given]).prod(0) if given else rows.new_ones(rows.shape[1])
+    total = weights.sum()
+    centred = rows - ((rows * weights).sum(1) / total).unsqueeze(1)
+    lost = correction * (weights * aweights).sum() / total if aweights is not None else correction
+    norm = (total - lost).clamp_min(0)
+    if rows.shape[0] == 1:  # IREE 3.13.0 cannot pack a product of rank 0 for its tiles
+        return (centred * centred.conj() * weights).sum() / norm
+    return (centred @ (centred * weights).mT.conj()) / norm
+
+
+@_replaces(torch.corrcoef, Tensor.corrcoef)
+def _corrcoef(input: Tensor) -> Tensor:
+    covariance = _cov(input)
+    if covariance.ndim == 0:
+        return covariance / covariance
+    deviation = covariance.diagonal().sqrt()
+    return (covariance / deviation.unsqueeze(1) / deviation).clamp(-1, 1)
+
+
+@_replaces(torch.index_fill, Tensor.index_fill)
+def _index_fill(input: Tensor, dim: int, index: Tensor, value: float | Tensor) -> Tensor:
+    """The gradient of a tensor that is filled in counts the different indices."""
+    if not isinstance(value, Tensor) or not isinstance(dim, int):
+        return NotImplemented
+    if input.ndim == 0:
+        return torch.where((index == 0).any() | (index == -1).any(), value, input)
+    size = input.shape[dim]
+    index = torch.where(index < 0, index + size, index).reshape(-1, 1)
+    hit = (index == torch.arange(size, device=input.device)).any(0)
+    return torch.where(hit.reshape([-1] + [1] * (input.ndim - 1 - dim % input.ndim)), value, input)
+
+
+@_replaces(torch.index_put, Tensor.index_put)
+def _index_put(input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    if sum(i is not None for i in indices) != 1 or not any(_is_mask(i) for i in indices):
+        return NotImplemented
+    return put_by_mask(input, indices, values, accumulate)
+
+
+@_replaces(torch.index_put_, Tensor.index_put_)
+def _index_put_(input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    result = _index_put(input, indices, values, accumulate)
+    return result if result is NotImplemented else input.copy_(result)
+
+
+@_replaces(Tensor.__setitem__)
+def _setitem(input: Tensor, key: Any, value: Any) -> object:
+    keys = key if isinstance(key, tuple) else (key,)
+    if not _is_mask(keys[-1]) or any(k != slice(None) for k in keys[:-1]):
+        return NotImplemented
+    values = value if isinstance(value, Tensor) else torch.full([], value, dtype=input.dtype, device=input.device)
+    return input.copy_(put_by_mask(input, [*[None] * (len(keys) - 1), keys[-1]], values, False))
+
+
+@_replaces(functional.gaussian_nll_loss)
+def _gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """The functional of that name, which refuses negative variances; the gradient ignores the bound `eps`."""
+    if not isinstance(var, Tensor):
+        if var < 0:
+            raise ValueError("var has negative entry/entries")
+        var = var * torch.ones_like(input)
+    if var.shape == input.shape[:-1] and var.shape != input.shape:
+        var = var.unsqueeze(-1)
+    bounded = var.clone()
+    with torch.no_grad():
+        bounded.clamp_(min=eps)
+    loss = 0.5 * (bounded.log() + (input - target).square() / bounded)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+
+
+@_replaces(functional.ctc_loss)
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """A mean over lengths that are numbers: PyTorch fills a tensor with them in C++, where a trace has no memory."""
+    if isinstance(target_lengths, Tensor) or reduction != "mean":
+        return NotImplemented
+    losses = functional.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, "none", zero_infinity)
+    return (losses / torch.tensor(target_lengths, dtype=losses.dtype).clamp(min=1)).mean()
+
+
+def _is_mask(index: object) -> bool:
+    return isinstance(index, Tensor) and index.dtype is torch.bool
+
+
+# Composite in C++, where torch 2.13 reads symbolic sizes as numbers.
+
+
+@_replaces(functional.max_pool1d, torch.max_pool1d)
+def _max_pool1d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    if not has_symbols(input):
+        return NotImplemented
+    window = (kernel_size, stride or kernel_size, padding, dilation)
+    kernel, stride, padding, dilation = ((v,) if isinstance(v, int) else tuple(v) for v in window)
+    image = (1, *kernel), (1, *stride), (0, *padding), (1, *dilation), ceil_mode
+    if not return_indices:
+        return functional.max_pool2d(input.unsqueeze(-2), *image).squeeze(-2)
+    result, indices = functional.max_pool2d(input.unsqueeze(-2), *image, return_indices=True)
+    return result.squeeze(-2), indices.squeeze(-2)
+
+
+@_replaces(functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, torch.adaptive_avg_pool1d)
+def _adaptive_avg_pool(input: Tensor, output_size: Any) -> Tensor:
+    """Without the strides of an image of channels last, which a mean over all of it is given in eager."""
+    if not has_symbols(input):
+        return NotImplemented
+    pool = functional.adaptive_avg_pool1d if input.ndim == 3 else functional.adaptive_avg_pool2d
+    return pool(input.contiguous(), output_size)
+
+
+@_replaces(torch.take_along_dim, Tensor.take_along_dim)
+def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    if dim is None or not has_symbols(input) or input.ndim != indices.ndim:
+        return NotImplemented
+    d = dim % input.ndim
+    shape = [i if n == d or i != 1 else v for n, (v, i) in enumerate(zip(input.shape, indices.shape, strict=True))]
+    whole = [v if n == d or v != 1 else i for n, (v, i) in enumerate(zip(input.shape, indices.shape, strict=True))]
+    return input.expand(whole).gather(d, indices.expand(shape))

@@ -1,0 +1,148 @@
+"""`irongrad check`: what every operator of a step becomes, without compiling it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from irongrad.diagnostics.refusals import Refusal, gathered
+from irongrad.graph.step_graph import StepGraph
+from irongrad.operators.decompositions.registry import family_of
+from irongrad.operators.legalize.core_operators import CORE
+from irongrad.operators.legalize.legality import called, float64_refusals, history_of, nodes_of, refusals
+from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
+from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.differentiate.differentiate import differentiate
+from irongrad.pipeline.optimizer.update import add_optimizer
+from irongrad.pipeline.uncaptured_operators import probed
+from irongrad.step.train_step import TrainStep
+from irongrad.targets import Target
+
+CORE_OPERATOR = "core operator"
+PYTORCH = "PyTorch's decomposition"
+REFUSED = "refused"
+
+_PHASES = {"update": "update", "eval": "evaluation", "predict": "evaluation"}
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """One operator of one phase of a step.
+
+    Attributes:
+        phase: `forward`, `backward`, `update` or `evaluation`.
+        operator: its name in the captured graph, such as `aten.linear.default`.
+        count: how often it is there.
+        how: `core operator`, `IronGrad: FAMILY`, `your decomposition`, `PyTorch's decomposition` or `refused`.
+        into: how many of which core operators it becomes, before any pass.
+    """
+
+    phase: str
+    operator: str
+    count: int
+    how: str
+    into: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of a check.
+
+    Attributes:
+        lowerings: every operator, by phase.
+        refusals: everything that cannot be compiled.
+    """
+
+    lowerings: tuple[Lowering, ...]
+    refusals: tuple[Refusal, ...]
+
+
+def check(step: TrainStep, targets: Sequence[Target] = ()) -> Report:
+    """Capture `step` and look up every operator, without compiling.
+
+    A step that cannot be captured is run instead, so that what capture stops at is not all that is reported.
+
+    Args:
+        step: the step.
+        targets: what it would be compiled for.
+    """
+    graph: StepGraph | None = None
+    with gathered() as found:
+        graph = add_optimizer(differentiate(capture(step)))
+        found += refusals(graph)
+        found += _float64(graph, targets)
+    if graph is None:
+        graph, more = probed(step)
+        lines = {r.line for r in found}
+        found += [r for r in more if r.operator or r.line not in lines]
+    return Report(tuple(lowerings(graph)), tuple(_distinct(found)))
+
+
+def _float64(graph: StepGraph, targets: Sequence[Target]) -> list[Refusal]:
+    """What is refused for tensors of float64, after the passes, which leave fewer of them."""
+    if not float64_refusals(graph, targets):
+        return []
+    optimised = run_passes(graph, passes_at(DEFAULT_LEVEL), [t.backend for t in targets])
+    return float64_refusals(optimised, targets)
+
+
+def _distinct(found: Sequence[Refusal]) -> list[Refusal]:
+    """`found` without what is said of one operator at one line already."""
+    return list({(r.operator.partition(",")[0], r.line): r for r in reversed(found)}.values())[::-1]
+
+
+def lowerings(graph: StepGraph) -> list[Lowering]:
+    """Every operator of the functions of `graph` that the user's code, autograd or the optimizer called."""
+    calls: dict[tuple[str, str], dict[tuple[int, str], list[Node]]] = {}
+    for name in ("joint", "update", "eval", "predict"):
+        if name not in graph.functions:
+            continue
+        for node in nodes_of(graph.functions[name].graph):
+            if not (history := history_of(node)):
+                continue
+            origin = history[-1]
+            phase = _PHASES.get(name) or ("backward" if node.meta.get("autograd_backward") else "forward")
+            nodes = calls.setdefault((phase, _spelled(origin.target)), {})
+            nodes.setdefault((origin.graph_id, origin.name), []).append(node)
+    return [_lowering(phase, operator, list(found.values())) for (phase, operator), found in calls.items()]
+
+
+def _lowering(phase: str, operator: str, calls: list[list[Node]]) -> Lowering:
+    nodes = [n for call in calls for n in call if isinstance(n.target, torch._ops.OpOverload)]
+    into = Counter(str(n.target) for n in nodes)
+    return Lowering(phase, operator, len(calls), _how(operator, nodes), dict(into.most_common()))
+
+
+def _how(operator: str, nodes: list[Node]) -> str:
+    if any(str(n.target) not in CORE for n in nodes):
+        return REFUSED
+    if all(str(n.target) == operator for n in nodes):
+        return CORE_OPERATOR
+    families = {family_of(found) for n in nodes for name in _decomposed(n) if (found := _overload(name))} - {None}
+    if "user" in families:
+        return "your decomposition"
+    return f"IronGrad: {', '.join(sorted(map(str, families)))}" if families else PYTORCH
+
+
+def _decomposed(node: Node) -> set[str]:
+    """The operators in the history of `node` that became others."""
+    names = [str(node.target), *(h.target for h in history_of(node))]
+    return {before for after, before in itertools.pairwise(names) if after != before}
+
+
+def _spelled(target: str) -> str:
+    """Arithmetic of Python on a hyperparameter is called by its name."""
+    return called(target.removeprefix("<built-in function ").removesuffix(">"))
+
+
+def _overload(name: str) -> torch._ops.OpOverload | None:
+    parts = name.split(".")
+    if len(parts) != 3 or not hasattr(torch.ops, parts[0]):
+        return None
+    packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
+    return getattr(packet, parts[2], None)

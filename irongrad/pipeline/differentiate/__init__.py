@@ -1,0 +1,1 @@
+"""CapturedStep -> JointStep: forward and backward as one graph, for each bucket."""

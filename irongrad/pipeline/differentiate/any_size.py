@@ -1,0 +1,76 @@
+"""Running a captured graph once for every size of its named dimensions, which stay symbols in what is traced.
+
+What is traced is right for every size only where nothing asked what a size is: PyTorch answers from the example, and
+keeps the question as a guard. So the first operator that asks is refused, with its line. What the program itself needs
+of its sizes, as captured, is another matter: the entry points check it (`irongrad.sizes.limits`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from irongrad.diagnostics.source_lines import line_of
+from irongrad.graph.subgraphs import check_control_flow
+from irongrad.operators.legalize.retrace import Portable, interpret_eager
+from irongrad.pipeline.capture.capture import plain_operators
+from irongrad.runtime.errors import UnsupportedOpError
+from irongrad.sizes.dimensions import is_condition
+from irongrad.sizes.symbols import environment_of, names_in
+
+# What an exported graph asserts of sizes is what the entry points check.
+_ASSERTIONS = frozenset({torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default})
+
+
+def interpret_any_size(
+    graph: GraphModule, values: Sequence[torch.Tensor], known: Collection[Any] = ()
+) -> Sequence[torch.Tensor]:
+    """As `interpret_eager`, on fake tensors of which named dimensions are symbols.
+
+    Args:
+        graph: as captured.
+        values: its arguments.
+        known: conditions on named dimensions that calls are held to, in the form that `canonical` gives.
+
+    Raises:
+        UnsupportedOpError: an operator whose form depends on a size; with the user's line.
+    """
+    environment = environment_of(values)
+    if environment is None:
+        return interpret_eager(graph, values)
+    check_control_flow(graph)
+    with plain_operators():
+        outputs: Sequence[torch.Tensor] = _AnySize(graph, environment, known).run(*values, enable_io_processing=False)
+    return outputs
+
+
+class _AnySize(Portable):
+    def __init__(self, graph: GraphModule, environment: ShapeEnv, known: Collection[Any]) -> None:
+        super().__init__(graph)
+        self._environment = environment
+        self._known = known
+
+    def run_node(self, n: Node) -> Any:
+        """Run one node, and refuse what it asked of sizes."""
+        known = len(self._environment.guards)
+        if n.target in _ASSERTIONS:
+            return None
+        result = super().run_node(n)
+        names = names_in(self._environment)
+        asked = [guard.expr.xreplace(names) for guard in self._environment.guards[known:] if is_condition(guard)]
+        if new := [condition for condition in asked if condition.canonical not in self._known]:
+            raise UnsupportedOpError(self._refusal(n, new))
+        return result
+
+    def _refusal(self, node: Node, asked: Sequence[Any]) -> str:
+        listed = ", ".join(sorted({repr(str(s)) for condition in asked for s in condition.free_symbols}))
+        needs = ", ".join(map(str, asked))
+        return (
+            f"{line_of(node)}\n  {node.target} is compiled in another form where {needs} does not hold, so it cannot "
+            f"be compiled for every size of {listed}: leave {listed} out of dynamic=, so that its size is fixed, or "
+            "give buckets= without bucket_fallback, which pad to fixed sizes"
+        )

@@ -1,0 +1,375 @@
+"""CapturedStep -> JointStep: AOTAutograd's joint forward and backward graph, and the model's state by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import nn
+from torch._functorch._aot_autograd.descriptors import (
+    BufferAOTInput,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+from irongrad.diagnostics import source_lines
+from irongrad.graph.flat_graph import interpret_regions
+from irongrad.graph.step_graph import Function, StateTensor, Value
+from irongrad.graph.subgraphs import has_while_loop
+from irongrad.operators.legalize.complex_numbers import at_fixed_sizes, refuse_complex
+from irongrad.operators.legalize.random_state import random_state
+from irongrad.pipeline.capture.capture import CapturedStep, StepModule, loss_node, plain_operators
+from irongrad.pipeline.differentiate.inference import inference_program, inference_table
+from irongrad.pipeline.differentiate.specialise import Interpret, Program, specialise
+from irongrad.pipeline.differentiate.state_names import StateNames
+from irongrad.pipeline.guards.position_tables import table_conditions
+from irongrad.runtime.errors import CaptureError
+from irongrad.sizes.buckets import Bucket
+from irongrad.sizes.dimensions import (
+    derived_of,
+    dims_of,
+    guards_of,
+    holds,
+    named_sizes,
+    names_in_program,
+    names_of,
+    relations_of,
+    symbolic_inputs,
+)
+from irongrad.sizes.expressions import in_dimensions
+from irongrad.sizes.limits import Limits, limits_of, limits_up_to, spelled
+from irongrad.step.loss_scale import SCALE_VALUE, loss_scale_of
+from irongrad.step.train_step import TrainStep, micro_batches, sizes_of
+
+
+@dataclass(frozen=True)
+class JointStep:
+    """The differentiated step, before its optimizer.
+
+    Attributes:
+        captured: what it was made from.
+        state: parameters, buffers and constants of the model (and of a loss that is a module), the seed and count of
+            random draws, and the loss scale.
+        joint: state and inputs of a micro-batch -> updated buffers, loss, gradients (its part of the mean over all
+            micro-batches, scaled where there is a loss scale).
+        eval: state and inputs -> loss; None where it was not captured, as with `predict`.
+        predict: state and model inputs -> the model's outputs; None where there are none.
+        specialised: those three for every bucket, and for any size beside them, the largest bucket last; the three
+            above are its. Empty for a step without buckets.
+        output_sizes: of each result of `predict`, as numbers and expressions of named dimensions.
+        bucket_limits: the sizes that a call may have whatever its form; the buckets' own sizes limit it further.
+        limits: the sizes that functions of any size take; None where there are none.
+    """
+
+    captured: CapturedStep
+    state: tuple[StateTensor, ...]
+    joint: Function
+    eval: Function | None
+    predict: Function | None
+    specialised: tuple[Specialised, ...] = ()
+    output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    bucket_limits: Limits = field(default_factory=Limits)
+    limits: Limits | None = None
+
+
+@dataclass(frozen=True)
+class Specialised:
+    """`joint`, `eval` and `predict` of a step at the sizes of a bucket, with the true sizes as further arguments.
+
+    Without a bucket, for any size.
+    """
+
+    bucket: Bucket | None
+    joint: Function
+    eval: Function | None
+    predict: Function | None
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The functions of a step before they are traced at fixed sizes.
+
+    Attributes:
+        state: the tensors of the model, and of a loss that is a module, by name.
+        joint: as in `JointStep`, as are the others.
+        eval: as above.
+        predict: as above.
+    """
+
+    state: Mapping[str, StateTensor]
+    joint: Program
+    eval: Program | None
+    predict: Program | None
+
+
+def programs(captured: CapturedStep) -> Programs:
+    """Build the joint graph; parameters that no gradient reaches simply have none in the results.
+
+    Raises:
+        CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
+    """
+    step = captured.step
+    names = StateNames(StepModule(step))
+    refuse_complex({**step.inputs, **{n: t.initial for n, t in names.state.items()}})
+    joint = joint_program(captured, names)
+    evaluation, predict = None, None
+    table = inference_table(dynamic=bool(step.dynamic)) if captured.eval or captured.predict else {}
+    if captured.eval is not None:
+        evaluation = inference_program(captured.eval, names, step, table, tuple(step.inputs), ("loss",))
+    if captured.predict is not None:
+        predict = inference_program(
+            captured.predict, names, step, table, captured.predict_inputs, captured.output_names
+        )
+    return Programs(names.state, joint, evaluation, predict)
+
+
+def differentiate(captured: CapturedStep) -> JointStep:
+    """Build the functions of the step, at its own sizes or at those of its buckets.
+
+    Raises:
+        CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
+        UnsupportedOpError: an operator that cannot be compiled, or not padded exactly.
+    """
+    made = programs(captured)
+
+    needs: set[Any] = set()
+
+    def traced(program: Program, bucket: Bucket | None) -> Function:
+        function, new = specialise(program, bucket)
+        needs.update(new)
+        return function
+
+    def at(bucket: Bucket | None) -> tuple[Function, Function | None, Function | None]:
+        evaluation = traced(made.eval, bucket) if made.eval is not None else None
+        predict = traced(made.predict, bucket) if made.predict is not None else None
+        if predict is not None and captured.step.loss is None:
+            predict = _without_unused_inputs(predict)
+        return traced(made.joint, bucket), evaluation, predict
+
+    _check_buckets(made, captured.step.bucket_list)
+    *others, largest = captured.step.bucket_list or (None,)
+    functions = at(largest)
+    bucket_limits = _bucket_limits(made, needs, captured.step)  # which are the same in every bucket
+    specialised: tuple[Specialised, ...] = ()
+    if largest is not None:
+        beside: list[Bucket | None] = [None] if captured.step.bucket_fallback else []
+        specialised = (*(Specialised(b, *at(b)) for b in [*beside, *others]), Specialised(largest, *functions))
+    scale = loss_scale_of(captured.step)
+    state = (
+        *made.state.values(),
+        *random_state(functions, captured.step.seed),
+        *(scale.state(len(captured.step.optimizers)) if scale is not None else ()),
+    )
+    made_sizes = zip(made.predict.results, made.predict.sizes, strict=True) if made.predict is not None else ()
+    output_sizes = {r.name: sizes for r, sizes in made_sizes if r.kind == "output"}
+    return JointStep(captured, state, *functions, specialised, output_sizes, bucket_limits, _limits(made, captured))
+
+
+def _conditions(made: Programs) -> list[Any]:
+    """What has to be true of named dimensions for the graphs to be those of the programs."""
+    found = [program for program in (made.joint, made.eval, made.predict) if program is not None]
+    return [
+        condition
+        for program in found
+        for condition in (
+            *(in_dimensions(guard.xreplace(dict(program.names))) for guard in program.guards),
+            *relations_of(program.derived),
+        )
+    ]
+
+
+def _limits(made: Programs, captured: CapturedStep) -> Limits | None:
+    """The sizes that functions of any size take."""
+    step = captured.step
+    if not step.dynamic or (step.bucket_list and not step.bucket_fallback):
+        return None
+    conditions = _conditions(made)
+    for program in filter(None, (captured.train, captured.eval)):
+        conditions += table_conditions(program, names_in_program(program, step.inputs, step.dynamic))
+    return limits_of([*conditions, *step.conditions], list(sizes_of(step, step.inputs)))
+
+
+def _bucket_limits(made: Programs, needs: set[Any], step: TrainStep) -> Limits:
+    """The sizes that a step with buckets takes, within them.
+
+    Raises:
+        CaptureError: a bucket that holds no input.
+    """
+    buckets = step.bucket_list
+    if not buckets:
+        return Limits()
+    known = (*step.conditions, *relations_of(made.joint.derived))
+    largest = {name: max(bucket[name] for bucket in buckets) for name in buckets[0]}
+    limits = limits_up_to([*(need >= 0 for need in needs), *_conditions(made)], largest, step.conditions)
+    if gaps := [c for c in limits.conditions if len(c.free_symbols) == 1 and c not in known]:
+        needs_text = ", ".join(map(spelled, gaps))
+        names = ", ".join(sorted(repr(s.name) for c in gaps for s in c.free_symbols))
+        raise CaptureError(
+            f"this model or loss needs {needs_text}, which not all sizes up to the largest bucket {largest} satisfy. "
+            f"Say so in constraints=, or leave {names} out of dynamic"
+        )
+    for bucket in buckets:
+        for name, size in bucket.items():
+            if size < limits.smallest[name]:
+                raise CaptureError(
+                    f"bucket {dict(bucket)} holds no input: {name} must be at least {limits.smallest[name]}"
+                )
+    return limits
+
+
+def _check_buckets(made: Programs, buckets: Sequence[Bucket]) -> None:
+    """Refuse a bucket whose own sizes the program does not take; it runs at those.
+
+    Raises:
+        CaptureError: there is one.
+    """
+    equal = [c for c in _conditions(made) if isinstance(c, sympy.Eq) and len(c.free_symbols) > 1]
+    for condition in (*relations_of(made.joint.derived), *equal):
+        for bucket in buckets:
+            if not holds(condition, bucket):
+                raise CaptureError(
+                    f"the model or the loss needs {spelled(condition)}, and the bucket {dict(bucket)} runs at its own "
+                    "sizes. Choose sizes for which that holds, or a list of combinations; calls of others are refused"
+                )
+
+
+def joint_program(captured: CapturedStep, names: StateNames) -> Program:
+    """Forward and backward of a step by AOTAutograd.
+
+    Raises:
+        CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
+    """
+    exported = captured.train.module(check_guards=False)
+    _constants_as_buffers(exported)
+    interpret_regions(exported)
+    names.tie(exported)
+    count = captured.step.accumulate
+    inputs = micro_batches(captured.step.inputs, count)[0]
+    dynamic = captured.step.dynamic
+    try:
+        with ExitStack() as stack, plain_operators(), source_lines.quiet_export():
+            # The fake tensors of a while_loop need the symbols of torch.export's (torch 2.13, `while_loop.py`).
+            symbolic = bool(dynamic) or has_while_loop(captured.train.graph_module)
+            values = symbolic_inputs(captured.train) if symbolic else tuple(v.detach() for v in inputs.values())
+            joint = aot_export_joint_with_descriptors(stack, exported, values).graph_module
+    except Exception as error:
+        raise source_lines.capture_error(error, exported) from error
+    pairs = _joint_arguments(joint, exported, names, inputs)
+    arguments, examples = [value for value, _ in pairs], [example for _, example in pairs]
+    results, kept = _joint_results(joint, names, captured.output_names if captured.step.between else ())
+    if not any(r.kind == "gradient" for r in results):
+        raise CaptureError(_no_gradient(captured))
+
+    given = _fakes(joint, PlainAOTInput)
+    (tangent,) = (t.dtype for t in _fakes(joint, TangentAOTInput))
+    dims = dims_of(inputs, dynamic)
+    symbols = names_of(given, dims)
+    portable = at_fixed_sizes(joint, symbols)
+    scaled = captured.step.scaler is not None
+    if scaled:
+        arguments.append(SCALE_VALUE)
+        examples.append(torch.ones(()))
+
+    def run(interpret: Interpret, *values: torch.Tensor) -> list[torch.Tensor]:
+        taken, scale = (values[:-1], values[-1]) if scaled else (values, torch.ones((), dtype=tangent))
+        seed = scale / count if count > 1 else scale
+        outputs = interpret(portable, (*taken, seed.to(tangent)))
+        return [outputs[i] for i in kept]
+
+    sizes = tuple(named_sizes(joint.graph.output_node().args[0][i].meta["val"], symbols) for i in kept)
+    derived = derived_of(given, dims, symbols)
+    return Program(
+        run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic, guards_of(given), derived
+    )
+
+
+def _joint_arguments(
+    joint: torch.fx.GraphModule, exported: nn.Module, names: StateNames, inputs: Mapping[str, torch.Tensor]
+) -> list[tuple[Value, torch.Tensor]]:
+    """What the arguments stand for, but for the loss's gradient, each with an example."""
+    constants = {**dict(exported.named_buffers()), **dict(exported.named_parameters())}
+    taken: list[tuple[Value, torch.Tensor]] = []
+    for node in joint.graph.find_nodes(op="placeholder"):
+        match node.meta["desc"]:
+            case ParamAOTInput(target=path) | BufferAOTInput(target=path):
+                name = names.of(path) if path in names else names.constant(path, constants[path])
+                taken.append((Value("state", name), names.state[name].initial))
+            case PlainAOTInput(idx=index):
+                name = list(inputs)[index]
+                taken.append((Value("input", name), inputs[name]))
+            case TangentAOTInput():
+                pass
+            case other:
+                raise CaptureError(f"AOTAutograd made an argument that IronGrad does not know: {other}")
+    return taken
+
+
+def _fakes(joint: torch.fx.GraphModule, kind: type) -> list[torch.Tensor]:
+    """The fake tensors of the arguments of one kind."""
+    nodes = joint.graph.find_nodes(op="placeholder")
+    return [node.meta["val"] for node in nodes if isinstance(node.meta["desc"], kind)]
+
+
+def _constants_as_buffers(exported: nn.Module) -> None:
+    """Make the tensor constants of a forward arguments of its graph; AOTAutograd would write them into it."""
+    for module in exported.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor):
+                delattr(module, name)
+                module.register_buffer(name, value, persistent=False)
+
+
+def _no_gradient(captured: CapturedStep) -> str:
+    model = captured.step.model
+    if not any(p.requires_grad for p in model.parameters()):
+        return f"{source_lines.where(model)}: every parameter of the model is frozen (requires_grad=False)"
+    place = source_lines.line_of(loss_node(captured.train), otherwise=source_lines.where(model))
+    return f"{place}\n  no parameter gets a gradient. Is it computed under torch.no_grad(), or from detached tensors?"
+
+
+def _joint_results(
+    joint: torch.fx.GraphModule, names: StateNames, outputs: Sequence[str]
+) -> tuple[list[Value], list[int]]:
+    """What the results stand for: the loss, the model's `outputs`, updated buffers and gradients."""
+    output = joint.graph.output_node()
+    results: list[Value] = []
+    kept: list[int] = []
+    for index, (node, descriptor) in enumerate(zip(output.args[0], output.meta["desc"], strict=True)):
+        match descriptor:
+            case InputMutationAOTOutput(mutated_input=BufferAOTInput(target=path)):
+                value = Value("state", names.of(path))
+            case InputMutationAOTOutput(mutated_input=other):
+                raise CaptureError(f"the step writes into {other}; update a buffer in place, or return the new value")
+            case PlainAOTOutput(idx=number):
+                value = Value("output", ("loss", *outputs)[number])
+            case GradAOTOutput(grad_of=ParamAOTInput(target=path)) if node is not None:
+                value = Value("gradient", names.of(path))
+            case _:
+                continue
+        results.append(value)
+        kept.append(index)
+    return results, kept
+
+
+def _without_unused_inputs(function: Function) -> Function:
+    """Drop inputs that no result depends on: the labels of a model that makes its own loss."""
+    graph = copy.deepcopy(function.graph)
+    arguments: list[Value] = []
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    for node, argument in zip(placeholders, function.arguments, strict=True):
+        if argument.kind == "input" and not node.users:
+            graph.graph.erase_node(node)
+        else:
+            arguments.append(argument)
+    graph.recompile()
+    return Function(graph, tuple(arguments), function.results)

@@ -1,0 +1,77 @@
+"""The names of a step's state: PyTorch's own, one for tensors that are tied."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from irongrad.graph.step_graph import StateTensor
+from irongrad.operators.legalize.complex_numbers import refuse_complex
+from irongrad.pipeline.capture.capture import MODEL_PREFIX, StepModule
+from irongrad.runtime.manifest import Role
+
+
+def name_of(path: str) -> str:
+    """The state name of an attribute path of `StepModule`: the model's own name for it."""
+    return path.removeprefix(MODEL_PREFIX)
+
+
+class StateNames:
+    """PyTorch names of the step's tensors; all names of a tied tensor lead to the first of them."""
+
+    def __init__(self, module: StepModule) -> None:
+        self.state: dict[str, StateTensor] = {}
+        self._canonical: dict[str, str] = {}
+        first: dict[int, str] = {}
+        aliases: dict[str, list[str]] = {}
+        tensors: list[tuple[str, torch.Tensor]] = [
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        ]
+        for path, tensor in tensors:
+            name = name_of(path)
+            name = first.setdefault(id(tensor), name)
+            self._canonical[path] = name
+            if name != name_of(path):
+                aliases.setdefault(name, []).append(name_of(path))
+        for path, tensor in tensors:
+            name = self._canonical[path]
+            role = Role.PARAMETER if isinstance(tensor, nn.Parameter) else Role.BUFFER
+            initial = tensor.detach().cpu()
+            self.state[name] = StateTensor(name, role, initial, tuple(aliases.get(name, ())))
+
+    def of(self, path: str) -> str:
+        """The state name of an attribute path of the step module."""
+        return self._canonical[path]
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._canonical
+
+    def constant(self, path: str, tensor: torch.Tensor) -> str:
+        """Register a tensor constant of an exported graph and return its state name.
+
+        The programs of one step number their constants each for itself, so a path says nothing; equal ones are shared.
+        """
+        value = tensor.detach().cpu()
+        refuse_complex({path: value})
+        constants = [t for t in self.state.values() if t.role is Role.CONSTANT]
+        for known in constants:
+            if known.initial.dtype == value.dtype and torch.equal(known.initial, value):
+                return known.name
+        name = f"constant/{len(constants)}.{path.rpartition('.')[2]}"
+        self.state[name] = StateTensor(name, Role.CONSTANT, value)
+        return name
+
+    def tie(self, exported: nn.Module) -> None:
+        """Make tied tensors of an exported module one object again; torch.export gives each name its own."""
+        owners: dict[str, torch.Tensor] = {}
+        for path, name in self._canonical.items():
+            parent_path, _, attribute = path.rpartition(".")
+            try:
+                parent = exported.get_submodule(parent_path)
+                tensor = getattr(parent, attribute)
+            except AttributeError:
+                continue  # a tensor that the forward does not use is not in the exported module
+            shared = owners.setdefault(name, tensor)
+            if shared is not tensor:
+                setattr(parent, attribute, shared)

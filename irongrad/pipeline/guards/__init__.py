@@ -1,0 +1,1 @@
+"""Checks of the values of inputs: which indices are allowed, and where the module refuses others."""

@@ -1,0 +1,1 @@
+"""AssembledModule -> .vmfb: IREE's phases with our passes between them."""

@@ -1,0 +1,1 @@
+"""StepGraph -> ImportedStep: torch-mlir takes the graphs to linalg or StableHLO."""

@@ -1,0 +1,216 @@
+"""Import of PyTorch's control flow operators (cond, while_loop, scan, map) as regions of structured control flow.
+
+torch-mlir 20261001 imports `while_loop` alone, without its additional inputs, as calls of functions. Here the graph of
+a branch or of a loop's body is imported in place, into a region of `torch.prim.If` or `torch.prim.Loop`, which
+torch-mlir lowers to `scf.if`, `scf.while` and, where the number of iterations is a constant, to `scf.for`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch.fx import Graph, Node
+from torch_mlir.ir import Block, InsertionPoint, IntegerAttr, IntegerType, Location, Operation, Type, Value
+
+from irongrad.diagnostics.source_lines import line_of
+from irongrad.graph.nodes import graph_of
+from irongrad.graph.subgraphs import has_while_loop
+from irongrad.pipeline.lower.dynamic_slices import constant, convert, empty, read_row, sizes_of, write_row
+from irongrad.pipeline.lower.literals import SharedLiterals
+from irongrad.runtime.errors import UnsupportedOpError
+
+Body = Callable[[Value, Sequence[Value]], Sequence[Value]]
+
+
+class ControlFlowImporter(SharedLiterals):
+    """Imports the nodes of a graph, with the regions of its control flow."""
+
+    _in_loop = False
+
+    def _import_torch_op_overload(
+        self, loc: Location, node: Node, concrete_target: torch._ops.OpOverload | None = None
+    ) -> None:
+        """Import an operator; `x == x` as `x <= x`, the same value.
+
+        torch-mlir 20261001 folds the first to true (`AtenEqTensorOp::fold`), also where x is not a number; it is how
+        `isfinite` asks for that.
+        """
+        if node.target is torch.ops.aten.eq.Tensor and node.args[0] is node.args[1]:
+            concrete_target = torch.ops.aten.le.Tensor
+        super()._import_torch_op_overload(loc, node, concrete_target)
+
+    def _import_hop(self, loc: Location, node: Node, hop: HigherOrderOperator) -> None:
+        with loc:
+            super()._import_hop(loc, node, hop)
+
+    def _import_hop_cond(self, loc: Location, node: Node, hop: HigherOrderOperator) -> None:
+        predicate, *branches, operands = node.args
+        inputs = [self._argument(o) for o in operands]
+        if self._in_loop:
+            self._bind(node, self._selected(node, self._argument(predicate), branches, inputs))
+            return
+        chosen, kinds = self._argument(predicate), self._types(node)
+        # torch-mlir 20261001 makes an `arith.select` of two constants, and has no lowering for it.
+        found = [_constant_results(b, operands) for b in branches]
+        constants = [all(both) for both in zip(*found, strict=True)]
+        kept = [kind for kind, fixed in zip(kinds, constants, strict=True) if not fixed]
+        choice = Operation.create("torch.prim.If", results=kept, operands=[self._boolean(chosen)], regions=2)
+        for region, branch in zip(choice.regions, branches, strict=True):
+            with _block(region, []):
+                outputs = zip(self._inline(branch, inputs), constants, strict=True)
+                Operation.create("torch.prim.If.yield", operands=[value for value, fixed in outputs if not fixed])
+        selected = self._selected(node, chosen, branches, inputs) if any(constants) else kinds
+        made = iter(choice.results)
+        self._bind(node, [s if fixed else next(made) for s, fixed in zip(selected, constants, strict=True)])
+
+    def _selected(self, node: Node, predicate: Value, branches: Sequence[Node], inputs: Sequence[Value]) -> list[Value]:
+        """The results of both branches, one of them selected.
+
+        In a loop: there IREE 3.13.0 reads a condition on the host before it is computed ("transient buffer has not
+        been committed", or the wrong branch).
+
+        Raises:
+            UnsupportedOpError: a branch has a while_loop, which may never end where the branch is not taken.
+        """
+        if any(has_while_loop(graph_of(b).owning_module) for b in branches):
+            raise UnsupportedOpError(
+                f"{line_of(node)}: a while_loop in a branch of torch.cond cannot be compiled in a loop, where both "
+                "branches run. Put the choice into the condition of the while_loop"
+            )
+        true, false = (self._inline(b, inputs) for b in branches)
+        return [
+            Operation.create("torch.aten.where.self", results=[kind], operands=[predicate, a, b]).result
+            for kind, a, b in zip(self._types(node), true, false, strict=True)
+        ]
+
+    def _import_hop_while_loop(self, loc: Location, node: Node, hop: HigherOrderOperator) -> None:
+        condition, body, carried, additional = node.args
+        outer = [self._argument(a) for a in additional]
+        types = self._types(node)
+
+        def goes_on(values: Sequence[Value]) -> Value:
+            (result,) = self._inline(condition, [*values, *outer])
+            return self._boolean(result)
+
+        def loop(index: Value, initial: Sequence[Value]) -> Sequence[Value]:
+            operands = [self._integer(torch.iinfo(torch.int64).max), goes_on(initial), *initial]
+            made = Operation.create("torch.prim.Loop", results=types, operands=operands, regions=1)
+            with _block(made.regions[0], [self._cc.torch_int_type, *types]) as block:
+                after = self._inline(body, [*block.arguments[1:], *outer], in_loop=True)
+                Operation.create("torch.prim.Loop.condition", operands=[goes_on(after), *after])
+            return list(made.results)
+
+        # In a loop of one iteration, which is gone after lowering: torch-mlir 20261001 takes a loop whose first
+        # condition it can fold to true for one that goes on forever (`PrimLoopOp::isForLike`).
+        self._bind(node, self._counted(constant(1, self._c), [self._argument(c) for c in carried], loop))
+
+    def _import_hop_scan(self, loc: Location, node: Node, hop: HigherOrderOperator) -> None:
+        self._for_each(node, *node.args)
+
+    def _import_hop_map_impl(self, loc: Location, node: Node, hop: HigherOrderOperator) -> None:
+        body, sequences, additional = node.args
+        self._for_each(node, body, (), sequences, additional)
+
+    def _for_each(
+        self, node: Node, body: Node, carried: Sequence[Any], sequences: Sequence[Any], additional: Sequence[Any]
+    ) -> None:
+        """A loop over the first dimension of `sequences`; what `body` returns beside its carries is stacked.
+
+        Raises:
+            UnsupportedOpError: sizes vary.
+        """
+        if any(not isinstance(n, int) for v in node.meta["val"] for n in v.shape):
+            raise UnsupportedOpError(
+                f"{line_of(node)}: {node.target} over sizes that vary cannot be compiled. Leave its dimensions out of "
+                "dynamic=, so that their sizes are fixed"
+            )
+        outer = [self._argument(a) for a in additional]
+        stacked = [self._argument(s) for s in sequences]
+        initial = [self._argument(c) for c in carried]
+        length, size = sizes_of(stacked[0].type)[0], len(initial)
+        stacks = [empty(self._cc.get_vtensor_type(v.shape, v.dtype)) for v in node.meta["val"][size:]]
+
+        def step(index: Value, values: Sequence[Value]) -> Sequence[Value]:
+            rows = [read_row(s, index) for s in stacked]
+            results = self._inline(body, [*values[:size], *rows, *outer], in_loop=True)
+            written = zip(results[size:], values[size:], strict=True)
+            return [*results[:size], *(write_row(row, stack, index) for row, stack in written)]
+
+        self._bind(node, self._counted(constant(length, self._c), [*initial, *stacks], step))
+
+    def _counted(self, trips: Value, initial: Sequence[Value], step: Body) -> list[Value]:
+        """The values after `trips` applications of `step`, which takes the iteration's index too."""
+        true = Operation.create(
+            "torch.constant.bool",
+            results=[self._cc.torch_bool_type],
+            attributes={"value": IntegerAttr.get(IntegerType.get_signless(1, self._c), 1)},
+        ).result
+        types = [v.type for v in initial]
+        operands = [convert("torch_c.from_i64", trips, self._cc.torch_int_type), true, *initial]
+        loop = Operation.create("torch.prim.Loop", results=types, operands=operands, regions=1)
+        with _block(loop.regions[0], [self._cc.torch_int_type, *types]) as block:
+            index = convert("torch_c.to_i64", block.arguments[0], trips.type)
+            results = step(index, list(block.arguments)[1:])
+            Operation.create("torch.prim.Loop.condition", operands=[true, *results])
+        return list(loop.results)
+
+    def _inline(self, region: Node, inputs: Sequence[Value], *, in_loop: bool = False) -> list[Value]:
+        """Import the graph that the node `region` names here, on `inputs`, and return its results."""
+        graph = graph_of(region)
+        inner = type(self)(self.fx_importer, self._c, self._cc, InsertionPoint.current.block)
+        inner._in_loop = in_loop or self._in_loop
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        for placeholder, value in zip(placeholders, inputs, strict=True):
+            inner.bind_node_value(placeholder, value)
+        inner.import_nodes(graph.nodes, skip_placeholders_outputs=True)
+        results = graph.output_node().args[0]
+        return [inner._argument(r) for r in (results if isinstance(results, (list, tuple)) else [results])]
+
+    def _argument(self, argument: Any) -> Value:
+        return self._import_argument(Location.current, argument)
+
+    def _bind(self, node: Node, results: Sequence[Value]) -> None:
+        self._multi_result_nodes.add(node)
+        for index, value in enumerate(results):
+            self.bind_node_value(node, value, index)
+
+    def _types(self, node: Node) -> list[Type]:
+        return [self._cc.value_info_to_type(v) for v in node.meta["val"]]
+
+    def _boolean(self, value: Value) -> Value:
+        if value.type == self._cc.torch_bool_type:
+            return value
+        return convert("torch.aten.Bool.Tensor", value, self._cc.torch_bool_type)
+
+    def _integer(self, value: int) -> Value:
+        attributes = {"value": self._cc.integer_attr(value, 64)}
+        return Operation.create("torch.constant.int", [self._cc.torch_int_type], [], attributes).result
+
+
+def _constant_results(region: Node, operands: Sequence[Any]) -> list[bool]:
+    """Which results of the graph that `region` names, given `operands`, depend on nothing but constants."""
+    graph, known = graph_of(region), _constants(region.graph, [])
+    pairs = zip(graph.find_nodes(op="placeholder"), operands, strict=True)
+    constants = _constants(graph, [placeholder for placeholder, operand in pairs if operand in known])
+    results = graph.output_node().args[0]
+    return [r in constants for r in (results if isinstance(results, list | tuple) else [results])]
+
+
+def _constants(graph: Graph, given: Sequence[Node]) -> set[Node]:
+    """The nodes of `graph` that depend on nothing but constants, of which `given` are some."""
+    constants = set(given)
+    for node in graph.nodes:
+        if node.op == "get_attr" or (node.op == "call_function" and constants.issuperset(node.all_input_nodes)):
+            constants.add(node)
+    return constants
+
+
+@contextmanager
+def _block(region: Any, types: Sequence[Type]) -> Iterator[Block]:
+    block = Block.create_at_start(region, types)
+    with InsertionPoint(block):
+        yield block

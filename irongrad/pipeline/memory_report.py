@@ -1,0 +1,110 @@
+"""StepGraph -> MemorySpec: what a step keeps in memory, predicted before it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import PurePath
+
+import torch
+from torch.fx import Node
+
+from irongrad.diagnostics.source_lines import line_of
+from irongrad.graph.dtypes import numpy_name
+from irongrad.graph.step_graph import Function, StepGraph
+from irongrad.memory_model.early_updates import handed_on
+from irongrad.memory_model.fusion import Kernels
+from irongrad.memory_model.kernel_roles import is_constant, is_view, sources
+from irongrad.memory_model.liveness import Usage, usage
+from irongrad.memory_model.packed_operands import packs
+from irongrad.memory_model.values_between_functions import Handover, handovers
+from irongrad.passes.graph.rematerialise.recompute import is_backward, is_forward, original_names
+from irongrad.pipeline.assemble.interface import Interface, chain_of
+from irongrad.pipeline.memory_budget import Budget
+from irongrad.runtime.manifest import ForwardValue, MemorySpec
+
+
+def memory_of(
+    graph: StepGraph, interface: Interface, backends: Collection[str], budget: Budget | None = None
+) -> MemorySpec:
+    """The plan of the memory of every entry point of `graph` that computes something, at sizes that are known.
+
+    Args:
+        graph: the step graph.
+        interface: its entry points.
+        backends: what is compiled for; where several take different memory, it is what a CPU takes.
+        budget: what entry points that run the backward may take; None for no limit.
+    """
+    known = _known(graph)
+    found = handovers(graph)
+    usages = {name: _usage(f, found, packed=packs(backends)) for name, f in known.items()}
+    predicted = {e: _most(chain, usages) for e, chain in _chains(graph, interface).items()}
+    joint = known.get("joint")
+    values = tuple(_forward_values(joint, usages["joint"].grouping)) if joint is not None else ()
+    return MemorySpec(budget.asked if budget else "", predicted, values, limits_of(graph, interface, budget))
+
+
+def _usage(function: Function, found: Collection[Handover], *, packed: bool) -> Usage:
+    kept = handed_on(function.graph.graph, function.arguments, function.results, found)
+    return usage(function.graph.graph, kept, packed=packed)
+
+
+def limits_of(graph: StepGraph, interface: Interface, budget: Budget | None) -> dict[str, int]:
+    """The most bytes that entry points may take, those that run the backward; as `memory_of` takes them."""
+    if budget is None:
+        return {}
+    return {entry: budget.limit for entry, chain in _chains(graph, interface).items() if "joint" in chain}
+
+
+def _known(graph: StepGraph) -> dict[str, Function]:
+    """The functions whose sizes are known."""
+    return {name: f for name, f in graph.functions.items() if not f.of_any_size}
+
+
+def _chains(graph: StepGraph, interface: Interface) -> dict[str, tuple[str, ...]]:
+    """The functions that each entry point runs, where it runs any and their sizes are known."""
+    known = _known(graph)
+    chains = {e.name: chain_of(e.name, graph) for e in interface.entry_points}
+    return {name: chain for name, chain in chains.items() if chain and all(f in known for f in chain)}
+
+
+def _most(chain: tuple[str, ...], usages: Mapping[str, Usage]) -> int:
+    """The functions of a chain run one after the other; gradients that wait for others stay until the last is done."""
+    most = gradients = 0
+    for name in chain:
+        most = max(most, gradients + usages[name].total)
+        gradients += usages[name].left
+    return most
+
+
+def _forward_values(function: Function, grouping: Kernels) -> Iterator[ForwardValue]:
+    """The values of the forward pass that reach memory, and those that the backward computes again."""
+    graph = function.graph.graph
+    again = original_names(graph)
+    read = {s for b in graph.nodes if is_backward(b) for n in b.all_input_nodes for s in sources(n)}
+    for node in graph.nodes:
+        if not is_forward(node) or is_view(node) or is_constant(node):
+            continue
+        decision = "recomputed" if node.name in again else "saved" if node in read else "discarded"
+        if decision != "discarded" or (node in grouping.leader and grouping.is_stored(node)):
+            yield from _described(node, decision)
+
+
+def _described(node: Node, decision: str) -> Iterator[ForwardValue]:
+    """The value of `node`; the results of control flow one by one."""
+    values = torch.utils._pytree.tree_leaves(node.meta["val"])
+    for i, value in enumerate(values):
+        yield ForwardValue(
+            name=node.name if len(values) == 1 else f"{node.name}.{i}",
+            operator=str(node.target),
+            dtype=numpy_name(value.dtype),
+            shape=tuple(value.shape),
+            bytes=value.numel() * value.element_size(),
+            decision=decision,
+            line=_without_folders(line_of(node, otherwise="")),
+        )
+
+
+def _without_folders(line: str) -> str:
+    """`file:line: source` without where the file lies, which says nothing on another machine."""
+    file, separator, rest = line.partition(":")
+    return PurePath(file).name + separator + rest

@@ -1,0 +1,1 @@
+"""JointStep -> StepGraph: the traced update of the real optimizer."""

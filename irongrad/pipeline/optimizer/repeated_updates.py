@@ -1,0 +1,104 @@
+"""Parameters that an optimizer updates alike: the update of one is traced, and copied for the others.
+
+A network has hundreds of parameters of a few shapes. All of torch.optim treats each by itself (with `foreach=False`),
+so the graphs of two parameters of one group and one shape differ in nothing but what they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.fx import GraphModule, Node
+
+from irongrad.graph.step_graph import Value
+from irongrad.pipeline.optimizer.hyperparameters import groups_of
+from irongrad.pipeline.optimizer.state import State
+from irongrad.runtime.errors import InternalError
+
+
+def first_alike(
+    optimizers: Sequence[torch.optim.Optimizer], parameters: Mapping[str, torch.nn.Parameter], initial: State
+) -> dict[str, str]:
+    """For each parameter, the first that is updated like it: of its group and shape, with the same shared state.
+
+    An optimizer from elsewhere may let one parameter depend on another, so that none of its parameters are alike.
+    """
+    number = {
+        id(p): i if type(optimizer).__module__.startswith("torch.optim") else id(p)
+        for i, (optimizer, group) in enumerate(groups_of(optimizers))
+        for p in group["params"]
+    }
+    state: dict[str, list[object]] = {name: [] for name in parameters}
+    for (name, key), tensor in initial.items():
+        shared = tensor.name if tensor.aliases else None
+        state[name].append((key, tensor.initial.shape, tensor.initial.dtype, shared))
+    first: dict[object, str] = {}
+    return {
+        name: first.setdefault((number[id(p)], p.shape, p.dtype, *state[name]), name) for name, p in parameters.items()
+    }
+
+
+def copy_to_all(
+    graph: GraphModule,
+    arguments: Sequence[Value],
+    results: Sequence[Value],
+    alike: Mapping[str, str],
+    initial: State,
+) -> dict[Value, Node]:
+    """Add to a graph that updates the first of those alike the updates of all others.
+
+    Args:
+        graph: takes the parameters, gradients and state of all; its output stays as it is.
+        arguments: what its placeholders are.
+        results: what its results are; among them the `gradient` of every parameter, as the optimizer sees it.
+        alike: as from `first_alike`.
+        initial: the optimizer's state.
+
+    Returns:
+        The node of each new value, of those in `results` and of all others.
+
+    Raises:
+        InternalError: an update that reads another gradient than that in `results`.
+    """
+    given = dict(zip(arguments, (n for n in graph.graph.nodes if n.op == "placeholder"), strict=True))
+    output = graph.graph.output_node()
+    new = dict(zip(results, output.args[0], strict=True))
+    traced = [n for n in graph.graph.nodes if n.op == "call_function"]
+    own = {name: _own_values(name, initial) for name in alike}
+    firsts = dict.fromkeys(alike.values())
+    updates = {name: _depending(traced, [_read(v, given, new) for v in own[name]]) for name in firsts}
+    for name, first in alike.items():
+        if name == first:
+            continue
+        gradient = new[Value("gradient", first)]
+        if not any(gradient in node.all_input_nodes for node in updates[first]):
+            raise InternalError(f"the update of {first!r} does not read the gradient that it was traced with")
+        twin = {_read(a, given, new): _read(b, given, new) for a, b in zip(own[first], own[name], strict=True)}
+        with graph.graph.inserting_before(output):
+            for node in updates[first]:
+                twin[node] = graph.graph.node_copy(node, lambda n, twin=twin: twin.get(n, n))
+        for a, b in zip(own[first], own[name], strict=True):
+            if a in new and b not in new:
+                new[b] = twin.get(new[a], new[a])
+    return new
+
+
+def _own_values(name: str, initial: State) -> list[Value]:
+    """What is read for `name` alone: its clipped gradient, itself, and its state but for what its group shares."""
+    state = [t.name for (owner, _), t in initial.items() if owner == name and not t.aliases]
+    return [Value("gradient", name), *(Value("state", n) for n in (name, *state))]
+
+
+def _read(value: Value, given: Mapping[Value, Node], new: Mapping[Value, Node]) -> Node:
+    return new[value] if value.kind == "gradient" else given[value]
+
+
+def _depending(nodes: Sequence[Node], sources: Sequence[Node]) -> list[Node]:
+    found = set(sources)
+    depending = []
+    for node in nodes:
+        if node not in found and not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+            depending.append(node)
+    return depending

@@ -1,0 +1,137 @@
+"""A step with a part that only Python can do: its joint graph, cut between the model and the loss.
+
+`forward` computes the model's outputs, and `finish` everything else: the loss, the gradients, the new state. What the
+second reads of the first is *saved*, in globals of the module, so no value is computed twice but views and constants.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.fx import Graph, GraphModule, Node
+
+from irongrad.graph.step_graph import Function, StepGraph, Value
+from irongrad.memory_model.kernel_roles import is_constant, is_view
+from irongrad.runtime.errors import CaptureError
+from irongrad.step.train_step import TrainStep
+
+
+def pieces(step: TrainStep, between: Sequence[str]) -> TrainStep:
+    """`step` in two pieces, between which Python computes some of the loss's inputs from the model's outputs.
+
+    Its artifact has `forward`, from the model's inputs to its outputs in training mode, and `finish_step`, from the
+    other inputs to the loss, in place of `train_step`. Both are one training step: `finish_step` goes back through the
+    values of that forward, with its random numbers, and nothing is computed twice. `Session.run_pieces` calls both
+    with a function in between.
+
+    Args:
+        step: the whole step. Its example inputs have a value for what Python computes, too.
+        between: the names of those inputs.
+
+    Raises:
+        CaptureError: one is no input of the loss, or the step has buckets or micro-batches.
+    """
+    if not between:
+        raise CaptureError("between is empty: name the inputs of the loss that Python computes")
+    return replace(step, between=tuple(between))
+
+
+def cut(graph: StepGraph, between: Sequence[str]) -> StepGraph:
+    """`graph` with `forward` and `finish` in place of `joint`; as it is where nothing is `between`."""
+    if not between:
+        return graph
+    forward, finish = pieces_of(graph.functions["joint"])
+    rest = {name: f for name, f in graph.functions.items() if name != "joint"}
+    return replace(graph, functions={"forward": forward, "finish": finish, **rest})
+
+
+def pieces_of(joint: Function) -> tuple[Function, Function]:
+    """What computes the outputs of `joint` but its loss, and what computes its other results."""
+    arguments = dict(zip(_placeholders(joint.graph), joint.arguments, strict=True))
+    results = dict(zip(joint.results, _results(joint.graph), strict=True))
+    early = {v: n for v, n in results.items() if v.kind == "output" and v.name != "loss"}
+    late = {v: n for v, n in results.items() if v not in early}
+    border = _border(_with_parts(_ancestors(early.values(), ())), late.values(), arguments)
+    saved = {Value("saved", n.name): n for n in border}
+    source = _Source(joint.graph, arguments)
+    first = source.extracted(early | saved, {})
+    return first, source.extracted(late, {node: value for value, node in saved.items()})
+
+
+def _placeholders(graph: GraphModule) -> list[Node]:
+    return [n for n in graph.graph.nodes if n.op == "placeholder"]
+
+
+def _results(graph: GraphModule) -> list[Node]:
+    nodes: list[Node] = list(graph.graph.output_node().args[0])
+    return nodes
+
+
+def _ancestors(nodes: Iterable[Node], stops: Iterable[Node]) -> list[Node]:
+    """`nodes` and all that they are computed from, up to and with `stops`."""
+    ends, found, waiting = set(stops), dict[Node, None](), list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found[node] = None
+            waiting += [] if node in ends else node.all_input_nodes
+    return list(found)
+
+
+def _with_parts(nodes: Iterable[Node]) -> set[Node]:
+    """`nodes`, and each result of those that have several."""
+    given = set(nodes)
+    return given | {user for node in given for user in node.users if user.target is operator.getitem}
+
+
+def _border(early: set[Node], late: Iterable[Node], arguments: Mapping[Node, Value]) -> list[Node]:
+    """The values of `early` that the nodes of `late` are computed from, in the order of the graph."""
+    found: dict[Node, None] = {}
+    waiting, seen = list(late), set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        again = is_constant(node) or (is_view(node) and node.target is not operator.getitem)
+        if node in early and not again and not _is_state(node, arguments):
+            found[node] = None
+        else:
+            waiting += node.all_input_nodes
+    order = {n: i for i, n in enumerate(next(iter(arguments)).graph.nodes)}
+    return sorted(found, key=order.__getitem__)
+
+
+def _is_state(node: Node, arguments: Mapping[Node, Value]) -> bool:
+    return node in arguments and arguments[node].kind != "input"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A graph that others are taken from.
+
+    Attributes:
+        graph: the graph.
+        arguments: what its placeholders stand for.
+    """
+
+    graph: GraphModule
+    arguments: Mapping[Node, Value]
+
+    def extracted(self, results: Mapping[Value, Node], given: Mapping[Node, Value]) -> Function:
+        """The function that computes `results` from arguments, and from the nodes in `given`."""
+        needed = set(_ancestors(results.values(), given))
+        taken = {n: v for n, v in {**self.arguments, **given}.items() if n in needed}
+        made, new = Graph(), dict[Node, Node]()
+        for node in taken:
+            new[node] = made.placeholder(node.name)
+            new[node].meta = dict(node.meta)
+        for node in self.graph.graph.nodes:
+            if node in needed and node not in new:
+                new[node] = made.node_copy(node, new.__getitem__)
+        output: Any = made.output([new[n] for n in results.values()])
+        output.meta = dict(self.graph.graph.output_node().meta)
+        return Function(GraphModule(self.graph, made), tuple(taken.values()), tuple(results))

@@ -1,0 +1,142 @@
+"""What an optimizer holds for each parameter before its next step."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import ModuleType
+from unittest import mock
+
+import torch
+from torch import nn
+
+from irongrad.graph.step_graph import StateTensor
+from irongrad.pipeline.optimizer.hyperparameters import groups_of
+from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.manifest import Role
+
+# State that is one number for a parameter of any shape, and changes in lockstep within a parameter group.
+SCALAR_STATE = frozenset({"step", "mu_product", "mu", "eta"})
+
+# By parameter name and the optimizer's key for it; parameters may share a tensor.
+State = Mapping[tuple[str, str], StateTensor]
+
+
+def initial_state(
+    optimizers: Sequence[torch.optim.Optimizer], parameters: Mapping[str, torch.nn.Parameter]
+) -> dict[tuple[str, str], StateTensor]:
+    """What each optimizer holds for each parameter before its next step, by parameter name and key."""
+    originals = list(parameters.values())
+    # Parameters and gradients that are never written to take no memory, half of what this would touch.
+    shared = _all_read_only(optimizers)
+    memo: dict[int, object] = {id(p): nn.Parameter(p.detach()) for p in originals} if shared else {}
+    copies, twins = copy.deepcopy((list(optimizers), originals), memo)
+    for optimizer in copies:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+    for twin in twins:
+        twin.grad = torch.zeros((), dtype=twin.dtype).expand(twin.shape) if shared else torch.zeros_like(twin)
+    result: dict[tuple[str, str], StateTensor] = {}
+    for optimizer in copies:
+        _initialise(optimizer)
+        for name, twin in zip(parameters, twins, strict=True):
+            for key, value in optimizer.state.get(twin, {}).items():
+                if isinstance(value, torch.Tensor):
+                    full = f"optimizer/{key}/{name}"
+                    result[name, key] = StateTensor(full, Role.OPTIMIZER, value.detach().contiguous())
+    return _shared_scalars(result, _group_of(copies, parameters, twins))
+
+
+def _group_of(
+    optimizers: Sequence[torch.optim.Optimizer], names: Iterable[str], tensors: Iterable[torch.Tensor]
+) -> dict[str, int]:
+    """The number of the parameter group that holds each parameter."""
+    numbers = {id(p): i for i, (_, group) in enumerate(groups_of(optimizers)) for p in group["params"]}
+    return {n: numbers[id(t)] for n, t in zip(names, tensors, strict=True)}
+
+
+def _shared_scalars(
+    state: dict[tuple[str, str], StateTensor], group_of: Mapping[str, int]
+) -> dict[tuple[str, str], StateTensor]:
+    """Let parameters of one group share their step counts and other scalar state, which change in lockstep.
+
+    One counter in place of hundreds is one kernel in place of hundreds. The other names become aliases.
+    """
+    owners: dict[tuple[str, int, float], list[tuple[str, str]]] = {}
+    for (name, key), tensor in state.items():
+        if key in SCALAR_STATE:
+            owners.setdefault((key, group_of[name], float(tensor.initial)), []).append((name, key))
+    shared = dict(state)
+    for keys in owners.values():
+        first = state[keys[0]]
+        merged = replace(first, aliases=tuple(state[k].name for k in keys[1:]))
+        shared |= dict.fromkeys(keys, merged)
+    return shared
+
+
+def _all_read_only(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    """Whether none writes to a parameter or gradient when `_initialise` lets it make its state."""
+    return all(type(o).__module__.startswith("torch.optim") and _updates(o) for o in optimizers)
+
+
+def _updates(optimizer: torch.optim.Optimizer) -> list[tuple[ModuleType, str]]:
+    """The functions of torch.optim that compute its update: a module, and a name there."""
+    found = []
+    for cls in type(optimizer).__mro__:
+        # Not cls.__module__: some of torch.optim's classes give the package's name there.
+        path = getattr(vars(cls).get("__init__"), "__globals__", {}).get("__name__", "")
+        functional = path.rpartition(".")[2].lstrip("_")
+        if path.startswith("torch.optim.") and hasattr(sys.modules[path], functional):
+            found.append((sys.modules[path], functional))
+    return found
+
+
+def _initialise(optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer make its state, with the update itself replaced by nothing, and without the user's hooks."""
+    updates = _updates(optimizer)
+    if not updates and not optimizer.state:
+        _probe_foreign(optimizer)
+        return
+    if updates:
+        with ExitStack() as stack:
+            for module, name in updates:
+                stack.enter_context(mock.patch.object(module, name))
+            step = type(optimizer).step
+            getattr(step, "__wrapped__", step)(optimizer)
+    if isinstance(optimizer, torch.optim.SGD):
+        _zero_momentum(optimizer)
+
+
+def _probe_foreign(optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer from elsewhere: it may be used if it keeps no state, or has taken a step already."""
+    optimizer.step()
+    if optimizer.state:
+        raise CaptureError(
+            f"{type(optimizer).__name__} keeps state, and what that is before its first step cannot be known. Take one "
+            "eager step (or load a state dict) before compiling, so that its state exists"
+        )
+
+
+def _zero_momentum(optimizer: torch.optim.SGD) -> None:
+    """SGD's momentum buffer is the gradient itself at the first step: zeros, with no dampening then."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if "momentum_buffer" in state and state["momentum_buffer"] is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def distinct(state: State) -> tuple[StateTensor, ...]:
+    """The tensors of `state`, each once."""
+    return tuple({t.name: t for t in state.values()}.values())
+
+
+def steps_so_far(state: Sequence[StateTensor]) -> torch.Tensor:
+    """The step count that an optimizer's own state implies: its `step`, or 1 where momentum is not zero."""
+    counts = [int(t.initial.max()) for t in state if t.name.startswith("optimizer/step/")]
+    started = any(t.name.startswith("optimizer/momentum_buffer/") and bool(t.initial.any()) for t in state)
+    return torch.tensor(max([*counts, int(started)]), dtype=torch.int64)

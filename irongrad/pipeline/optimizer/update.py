@@ -1,0 +1,200 @@
+"""JointStep -> StepGraph: the optimizer's update beside the joint graph, and the state of both."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from irongrad.graph.step_graph import Function, StateTensor, StepGraph, Value, specialised_name
+from irongrad.operators.legalize.retrace import interpret, retrace
+from irongrad.operators.legalize.scalars import ScalarsToTensors
+from irongrad.passes.graph.dead_code import eliminate_dead_code
+from irongrad.pipeline.capture.capture import INFERENCE
+from irongrad.pipeline.differentiate.differentiate import JointStep, Specialised
+from irongrad.pipeline.optimizer.repeated_updates import copy_to_all
+from irongrad.pipeline.optimizer.state import steps_so_far
+from irongrad.pipeline.optimizer.trace import Update, trace_update
+from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.manifest import STEPS, Role
+from irongrad.step.loss_scale import SKIPPED_VALUE, LossScale, Values, loss_scale_of, scaled_update
+
+COUNT = Value("count", "accumulated")
+_STEPS = Value("state", STEPS)
+_MADE = Value("made", "updates")  # how many updates each optimizer made, inside a scaled update
+
+
+def add_optimizer(joint: JointStep) -> StepGraph:
+    """Trace the update and build the functions of the step graph.
+
+    Raises:
+        CaptureError: an optimizer whose state or update cannot be captured, or a hyperparameter that has the
+            name of an input.
+    """
+    update = trace_update(joint)
+    steps = StateTensor(STEPS, Role.COUNTER, steps_so_far(update.state))
+    state = (*joint.state, *update.state, steps)
+    inputs = joint.captured.step.inputs
+    hypers = _hypers(joint, update)
+    if clash := sorted(set(hypers) & set(inputs)):
+        raise CaptureError(f"inputs {clash} have the names of the optimizer's hyperparameters; rename the inputs")
+    functions = {
+        "joint": _joint_function(joint.joint, update),
+        "update": _update_function(joint, update),
+        "accumulate": _accumulate_function(joint, update),
+        "mean": _mean_function(joint, update),
+        **_inference(joint),
+    }
+    for made in joint.specialised[:-1]:  # those of the last have the plain names
+        functions[specialised_name("joint", made.bucket)] = _joint_function(made.joint, update)
+        functions |= {specialised_name(n, made.bucket): f for n, f in _inference(made).items()}
+    step = joint.captured.step
+    return StepGraph(
+        state,
+        update.parameters,
+        inputs,
+        hypers,
+        {h.name: h.default for h in update.fixed},
+        functions,
+        step.accumulate,
+        step.precision,
+        buckets=step.bucket_list,
+        dynamic=step.dynamic,
+        bucket_limits=joint.bucket_limits,
+        limits=joint.limits,
+        output_sizes=joint.output_sizes,
+    )
+
+
+def _inference(made: JointStep | Specialised) -> dict[str, Function]:
+    """The functions of evaluation and prediction that there are, by name."""
+    functions = {name: getattr(made, name) for name in INFERENCE}
+    return {name: function for name, function in functions.items() if function is not None}
+
+
+def _hypers(joint: JointStep, update: Update) -> dict[str, float]:
+    """The run-time hyperparameters of the update and their defaults."""
+    scale = loss_scale_of(joint.captured.step)
+    return {h.name: h.default for h in update.hypers} | dict(scale.hypers if scale is not None else {})
+
+
+def _update_arguments(update: Update, count: Value, scale: LossScale | None) -> list[Value]:
+    return [
+        *(Value("state", n) for n in update.parameters),
+        *(Value("gradient", n) for n in update.parameters),
+        *(Value("state", t.name) for t in update.state),
+        count,
+        *(scale.values if scale is not None else ()),
+        *(Value("hyper", h.name) for h in update.hypers),
+        *(Value("hyper", n) for n in (scale.hypers if scale is not None else ())),
+    ]
+
+
+def _update_results(update: Update) -> list[Value]:
+    return [*(Value("state", n) for n in update.parameters), *(Value("state", t.name) for t in update.state)]
+
+
+def _examples(joint: JointStep, update: Update) -> Values:
+    examples = {Value("state", t.name): t.initial for t in (*joint.state, *update.state)}
+    examples[_STEPS] = torch.zeros((), dtype=torch.int64)
+    examples[_MADE] = torch.zeros(len(joint.captured.step.optimizers), dtype=torch.int64)
+    examples |= {Value("hyper", n): torch.zeros((), dtype=torch.float64) for n in _hypers(joint, update)}
+    for kind in ("gradient", "accumulator"):
+        examples |= {Value(kind, n): examples[Value("state", n)] for n in update.parameters}
+    examples[COUNT] = torch.ones((), dtype=torch.float64)
+    examples |= {Value("input", n): t for n, t in joint.captured.step.inputs.items()}
+    return examples
+
+
+def _update_function(joint: JointStep, update: Update) -> Function:
+    """The update; the step count rises by one, also where the loss scale skips it."""
+    optimizers = len(joint.captured.step.optimizers)
+    scale = loss_scale_of(joint.captured.step)
+    if scale is None:
+        return _counted_update(joint, update, _STEPS)
+    plain = _counted_update(joint, update, _MADE)
+
+    def apply(values: Values) -> Values:
+        made = values[_STEPS].expand(optimizers)
+        if SKIPPED_VALUE in values:
+            made = made - values[SKIPPED_VALUE]
+        outputs = interpret(plain.graph, [made if a == _MADE else values[a] for a in plain.arguments])
+        return {r: t for r, t in zip(plain.results, outputs, strict=True) if r != _MADE}
+
+    rule = scaled_update(scale, update.owners, apply)
+    arguments = _update_arguments(update, _STEPS, scale)
+    results = [*_update_results(update), _STEPS, *(scale.values if scale.dynamic else ())]
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        values = dict(zip(arguments, tensors, strict=True))
+        new = rule(values) | {_STEPS: values[_STEPS] + 1}
+        return [new[r] for r in results]
+
+    examples = _examples(joint, update)
+    return Function(retrace(run, [examples[a] for a in arguments]), tuple(arguments), tuple(results))
+
+
+def _counted_update(joint: JointStep, update: Update, count: Value) -> Function:
+    """The update of all parameters, which raises `count`: one number, or one for each optimizer."""
+    arguments = _update_arguments(update, count, None)
+    traced = [*update.traced, count]
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        values = dict(zip(arguments, tensors, strict=True))
+        given = [values[a].expand(len(joint.captured.step.optimizers)) if a == count else values[a] for a in arguments]
+        outputs = ScalarsToTensors(update.graph).run(*given, enable_io_processing=False)
+        new = zip(update.traced, outputs, strict=True)
+        return [*(_like(values[v], t) if v.kind == "state" else t for v, t in new), values[count] + 1]
+
+    examples = _examples(joint, update)
+    graph = retrace(run, [examples[a] for a in arguments])
+    new = copy_to_all(graph, arguments, traced, update.alike, update.initial)
+    results = [*_update_results(update), count]
+    graph.graph.output_node().args = ([new[r] for r in results],)
+    eliminate_dead_code(graph)
+    graph.recompile()
+    return Function(graph, tuple(arguments), tuple(results))
+
+
+def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    return new.to(old.dtype).reshape(old.shape)
+
+
+def _joint_function(whole: Function, update: Update) -> Function:
+    """The joint graph without gradients of parameters that no optimizer holds."""
+    kept = [i for i, r in enumerate(whole.results) if r.kind != "gradient" or r.name in update.parameters]
+    if len(kept) == len(whole.results):
+        return whole
+    graph = copy.deepcopy(whole.graph)
+    output = graph.graph.output_node()
+    output.args = ([output.args[0][i] for i in kept],)
+    eliminate_dead_code(graph)
+    graph.recompile()
+    return Function(graph, whole.arguments, tuple(whole.results[i] for i in kept))
+
+
+def _accumulate_function(joint: JointStep, update: Update) -> Function:
+    """Gradients added to the accumulators."""
+    gradients = [Value("gradient", n) for n in update.parameters]
+    accumulators = [Value("accumulator", n) for n in update.parameters]
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        half = len(gradients)
+        return [total + gradient for gradient, total in zip(tensors[:half], tensors[half:], strict=True)]
+
+    examples = _examples(joint, update)
+    arguments = (*gradients, *accumulators)
+    return Function(retrace(run, [examples[a] for a in arguments]), arguments, tuple(accumulators))
+
+
+def _mean_function(joint: JointStep, update: Update) -> Function:
+    """Accumulated sums divided by their number."""
+    arguments = (*(Value("accumulator", n) for n in update.parameters), COUNT)
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        *sums, count = tensors
+        return [total / count for total in sums]
+
+    examples = _examples(joint, update)
+    results = tuple(Value("gradient", n) for n in update.parameters)
+    return Function(retrace(run, [examples[a] for a in arguments]), arguments, results)

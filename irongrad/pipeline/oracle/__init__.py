@@ -1,0 +1,1 @@
+"""The expected values of a step, from eager PyTorch in float64."""

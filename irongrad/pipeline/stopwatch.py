@@ -1,0 +1,174 @@
+"""How long functions of tensors take on this machine, each compiled by itself: what `--tune` chooses by."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import iree.runtime as ireert
+import msgspec
+import numpy as np
+import torch
+
+from irongrad.cache import Store
+from irongrad.cache.machine import host, sources
+from irongrad.graph.dtypes import to_numpy
+from irongrad.graph.step_graph import Function, StepGraph, Value
+from irongrad.operators.legalize.retrace import retrace
+from irongrad.passes import parse_passes, run_passes
+from irongrad.pipeline.iree.compile import CompiledModule, compile_module
+from irongrad.pipeline.lower.importer import import_functions
+from irongrad.pipeline.package import target_spec
+from irongrad.runtime.errors import UserError
+from irongrad.runtime.manifest import EntryPoint
+from irongrad.runtime.selection import why_not
+from irongrad.runtime.transfer import to_device
+from irongrad.targets import Target
+
+TIMING = "timing"
+
+# Each function runs so often, in turns with the others, and the fastest run counts: other work on the machine only ever
+# makes one slower.
+ROUNDS = 7
+_LEAST_SECONDS = 0.01  # of a round: what is faster runs several times in one
+
+# What a step's graph goes through too, and what a function is when it stands alone.
+_CLEAN_UP = "simplify,cse,layout,cse,dce"
+_TIMES = "times.msgpack"
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Measures functions on the devices of targets; what was measured before is looked up.
+
+    Attributes:
+        targets: what to compile for.
+        store: where times are kept; None for nowhere.
+        on_start: told of what is measured, before it is.
+    """
+
+    targets: tuple[Target, ...]
+    store: Store | None = None
+    on_start: Callable[[str], None] = lambda what: None
+
+    def __call__(
+        self, what: str, candidates: Mapping[str, Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor]
+    ) -> dict[str, float]:
+        """Measure `candidates`, functions of tensors like `operands`; on several targets, the sums of their times.
+
+        Raises:
+            UserError: a target cannot run on this machine.
+        """
+        seconds = dict.fromkeys(candidates, 0.0)
+        self.on_start(what)
+        for target in self.targets:
+            key = _key(what, tuple(candidates), operands, target)
+            times = self._known(key)
+            if times is None:
+                times = _measured(candidates, operands, target)
+                if self.store is not None:
+                    self.store.put(TIMING, key, {_TIMES: msgspec.msgpack.encode(times)})
+            seconds = {name: seconds[name] + times[name] for name in seconds}
+        return seconds
+
+    def _known(self, key: str) -> dict[str, float] | None:
+        with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
+            if self.store is not None and self.store.get(TIMING, key, Path(folder)):
+                with suppress(msgspec.DecodeError):
+                    return msgspec.msgpack.decode((Path(folder) / _TIMES).read_bytes(), type=dict[str, float])
+        return None
+
+
+def _key(what: str, names: Sequence[str], operands: Sequence[torch.Tensor], target: Target) -> str:
+    """Of everything that the times depend on: IronGrad's own files are among it."""
+    like = [(tuple(o.shape), str(o.dtype)) for o in operands]
+    versions = [version(p) for p in ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime")]
+    parts = (what, names, like, target, versions, host(), sources())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Module:
+    """Functions as a program of their own."""
+
+    bytecode: bytes
+    entry_points: tuple[EntryPoint, ...] = ()
+
+
+@cache
+def _why_not(target: Target) -> str:
+    """Why `target` cannot run on this machine, as a sum of two numbers shows; empty where it can."""
+    with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
+        compiled = _compiled([lambda x: x + x], [torch.empty(1, device="meta")], target, Path(folder))
+        return why_not(target_spec(compiled, target.name), Path(folder), target.device)
+
+
+def _compiled(
+    functions: Iterable[Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor], target: Target, scratch: Path
+) -> CompiledModule:
+    """One module of `functions` by number."""
+    named = {str(i): _function(fn, operands) for i, fn in enumerate(functions)}
+    graph = run_passes(StepGraph((), (), {}, {}, functions=named), parse_passes(_CLEAN_UP), [target.backend])
+    linalg = import_functions(graph, scratch).modules.linalg
+    return compile_module(_Module(linalg), target, scratch)
+
+
+def _measured(
+    candidates: Mapping[str, Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor], target: Target
+) -> dict[str, float]:
+    if reason := _why_not(target):
+        raise UserError(f"--tune measures on this machine, and the target {target.name} cannot run here: {reason}")
+    with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
+        compiled = _compiled(candidates.values(), operands, target, Path(folder))
+    device = ireert.get_device(target.device)
+    instance = ireert.VmInstance()
+    module = ireert.VmModule.copy_buffer(instance, compiled.vmfb)
+    context_ = ireert.VmContext(instance, modules=[ireert.create_hal_module(instance, device), module])
+    values = [to_device(device, to_numpy(_filled(o))) for o in operands]
+    calls = {name: _call(context_, module.lookup_function(f"graph.{i}"), values) for i, name in enumerate(candidates)}
+    return _fastest(calls)
+
+
+def _function(fn: Callable[..., torch.Tensor], operands: Sequence[torch.Tensor]) -> Function:
+    graph = retrace(lambda *tensors: [fn(*tensors)], operands)
+    arguments = tuple(Value("input", f"x{i}") for i in range(len(operands)))
+    return Function(graph, arguments, (Value("output", "result"),))
+
+
+def _filled(operand: torch.Tensor) -> torch.Tensor:
+    return torch.randn(operand.shape, dtype=operand.dtype, generator=torch.Generator().manual_seed(0))
+
+
+def _call(context: Any, function: Any, values: Sequence[Any]) -> Callable[[], None]:
+    def run() -> None:
+        arguments, results = ireert.VmVariantList(len(values)), ireert.VmVariantList(1)
+        for value in values:
+            arguments.push_ref(value)
+        context.invoke(function, arguments, results)
+
+    return run
+
+
+def _fastest(calls: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+    """Seconds of the fastest round of each, in turns; the first calls, which load code, do not count."""
+    repeats: dict[str, int] = {}
+    for name, call in calls.items():
+        call()
+        repeats[name] = max(1, int(_LEAST_SECONDS / max(_seconds(call, 1), 1e-9)))
+    rounds = [{name: _seconds(call, repeats[name]) for name, call in calls.items()} for _ in range(ROUNDS)]
+    return {name: float(np.min([r[name] for r in rounds])) for name in calls}
+
+
+def _seconds(call: Callable[[], None], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats

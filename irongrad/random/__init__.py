@@ -1,5 +1,0 @@
-"""Random numbers that are the same on every target: a counter-based generator, written as graph operators."""
-
-from irongrad.random.draws import Draws, draws, is_random, numbered, undrawable
-
-__all__ = ["Draws", "draws", "is_random", "numbered", "undrawable"]

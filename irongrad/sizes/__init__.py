@@ -1,0 +1,1 @@
+"""Sizes that vary: dimensions, buckets, relations, and expressions of them."""

@@ -1,0 +1,1 @@
+"""What the user hands over: `TrainStep`, its checks, and its checkpoints."""

@@ -1,0 +1,346 @@
+"""`TrainStep`: what the user hands to the compiler."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from irongrad.diagnostics.source_lines import where
+from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.manifest import STEPS_DIM, TICKET
+from irongrad.sizes.buckets import Bucket, combinations, smallest
+from irongrad.sizes.constraints import conditions_of
+from irongrad.sizes.expressions import symbol
+
+# What `TrainStep.precision` may be, and the dtype that autocast then takes.
+PRECISIONS = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """One training step of an ordinary PyTorch model.
+
+    Args:
+        model: any `nn.Module`. Tied weights, buffers and frozen parameters are kept as they are. The training
+            graph is captured with the modules' modes as they stand if `model.training` is true, else after
+            `model.train()`; evaluation and prediction always after `model.eval()`.
+        loss: `loss(model_output, *targets) -> scalar tensor`, a function or an `nn.Module`. None when the model
+            returns its own loss: a scalar tensor, or an output with the field or key `loss`
+            (as Hugging Face's ModelOutput has).
+        optimizer: a `torch.optim` optimizer over the model's parameters, or several over disjoint parts of
+            them. State that it already holds is taken over.
+        inputs: an example batch, name to tensor. Shapes and dtypes are compiled in; the values are used to
+            verify the result, so they should be valid (class indices in range, and so on).
+        model_inputs: names of the inputs that are handed to the model; the others go to the loss in the order
+            of `inputs`. By default, those that `model.forward` names as parameters; when it names none of
+            them, as many from the front as it has required positional parameters, handed over by position.
+        clip_grad_norm: the `max_norm` of `torch.nn.utils.clip_grad_norm_`, applied before the update.
+        clip_grad_value: the `clip_value` of `torch.nn.utils.clip_grad_value_`, applied before the update.
+        seed: of the random numbers that the step draws, for dropout and the like; `Session.seed` changes it.
+        precision: `f32`, `bf16` or `f16`. For the last two, model and loss run under `torch.autocast` of that dtype;
+            parameters, gradients and optimizer state stay as they are.
+        loss_scale: what the loss is multiplied with before the backward pass, and the gradients divided by after it. A
+            number is a fixed scale. A `torch.amp.GradScaler` is a dynamic one, with its options and its present scale:
+            a step whose gradients overflow is skipped. None is a new GradScaler for `f16`, and no scaling otherwise.
+        accumulate: into how many micro-batches, along the first dimension of every input, a step cuts its batch. One
+            after the other goes forward and backward, which takes the memory of one; the update is made from the mean
+            of their gradients, and the loss is the mean of their losses.
+        dynamic: names of the dimensions that vary from call to call: of each input, by position. Dimensions of one
+            name have one size in a call.
+        buckets: the sizes that the step is compiled for, by dimension, such as `{"B": [4, 8], "T": ig.pow2(16, 512)}`
+            for every combination of them; or a list of combinations. A call runs in the smallest that its inputs fit
+            into, and gives what the step gives without padding. Without them, the step is compiled once for every size
+            of its dynamic dimensions, and nothing is padded.
+        bucket_fallback: `dynamic` for a function of any size beside the buckets, for calls that none of them holds;
+            such calls are refused otherwise.
+        constraints: what holds of the sizes of every call, comparisons of dimensions and whole numbers such as
+            `"T % 8 == 0"` or `"S <= 2 * T"`; others are refused. Without them, only what the model itself needs.
+        between: names of the inputs that Python computes between the model and the loss; see `irongrad.pieces`.
+
+    Raises:
+        CaptureError: an input that is no tensor or has no usable name, an optimizer over other parameters, a precision
+            or loss scale that there is not, a batch that cannot be cut so.
+    """
+
+    model: nn.Module
+    loss: Callable[..., torch.Tensor] | None
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+    inputs: Mapping[str, torch.Tensor]
+    model_inputs: Sequence[str] | None = None
+    clip_grad_norm: float | None = None
+    clip_grad_value: float | None = None
+    seed: int = 0
+    precision: str = "f32"
+    loss_scale: float | torch.amp.GradScaler | None = None
+    accumulate: int = 1
+    dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    buckets: Mapping[str, Sequence[int]] | Sequence[Bucket] = ()
+    bucket_fallback: str = ""
+    constraints: Sequence[str] = ()
+    between: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        _check_inputs(self.inputs)
+        for name in self.model_inputs or ():
+            if name not in self.inputs:
+                raise CaptureError(f"model_inputs names {name!r}, which is not in inputs {list(self.inputs)}")
+        if not 0 <= self.seed < 2**63:
+            raise CaptureError(f"seed is {self.seed}; it must be an integer from 0 to 2**63 - 1")
+        if self.precision not in PRECISIONS:
+            raise CaptureError(f"precision is {self.precision!r}; it must be one of {', '.join(PRECISIONS)}")
+        _check_call(self)
+        _check_optimizers(self)
+        _check_loss_scale(self)
+        _check_accumulate(self)
+        _check_dynamic(self)
+        _check_between(self)
+
+    @property
+    def bucket_list(self) -> tuple[Bucket, ...]:
+        """Every bucket, the one with the fewest elements first; none for a step of fixed sizes."""
+        return combinations(self.buckets)
+
+    @property
+    def conditions(self) -> tuple[Any, ...]:
+        """What `constraints` say, as relations of named dimensions."""
+        return conditions_of(self.constraints, sizes_of(self, self.inputs))
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """The optimizers, always as a tuple."""
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            return (self.optimizer,)
+        return tuple(self.optimizer)
+
+    @property
+    def scaler(self) -> float | torch.amp.GradScaler | None:
+        """The loss scale that `loss_scale` and `precision` mean; None for none."""
+        if self.loss_scale is None:
+            return torch.amp.GradScaler("cpu") if self.precision == "f16" else None
+        if isinstance(self.loss_scale, torch.amp.GradScaler):
+            return self.loss_scale if self.loss_scale.is_enabled() else None
+        return float(self.loss_scale)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """A new context in which the model and the loss run."""
+        dtype = PRECISIONS[self.precision]
+        return nullcontext() if dtype is None else torch.autocast("cpu", dtype)
+
+
+def micro_batches(inputs: Mapping[str, torch.Tensor], count: int) -> list[dict[str, torch.Tensor]]:
+    """`inputs` cut into `count` equal parts along their first dimension; scalars go to every part."""
+    parts = {n: t.chunk(count) if t.ndim and count > 1 else (t,) * count for n, t in inputs.items()}
+    return [{n: part[i] for n, part in parts.items()} for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Call:
+    """How the inputs are handed to the model and the loss.
+
+    Attributes:
+        positional: names of inputs passed to the model by position.
+        keyword: names of inputs passed to the model by keyword.
+        targets: names of inputs passed to the loss after the model's output.
+    """
+
+    positional: tuple[str, ...]
+    keyword: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+def call_of(step: TrainStep) -> Call:
+    """Divide the inputs between model and loss, as `TrainStep.model_inputs` says."""
+    parameters = inspect.signature(step.model.forward).parameters
+    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = list(step.inputs)
+    chosen = list(step.model_inputs) if step.model_inputs is not None else None
+    if chosen is None and step.loss is None:
+        chosen = names
+    by_name = [n for n in (names if chosen is None else chosen) if n in parameters or (chosen and accepts_any)]
+    if by_name and (chosen is None or len(by_name) == len(chosen)):
+        return Call((), tuple(by_name), tuple(n for n in names if n not in by_name))
+    if chosen is None:
+        required = [
+            p
+            for p in parameters.values()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        chosen = names[: max(1, len(required))]
+    return Call(tuple(chosen), (), tuple(n for n in names if n not in chosen))
+
+
+def _check_inputs(inputs: Mapping[str, torch.Tensor]) -> None:
+    if not inputs:
+        raise CaptureError("inputs is empty: give an example batch, such as inputs={'x': x, 'y': y}")
+    for name, value in inputs.items():
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise CaptureError(f"input name {name!r} is not an identifier; it becomes an argument of the entry points")
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(
+                f"input {name!r} is a {type(value).__name__}, not a torch.Tensor. A Python number would become a "
+                "constant of the compiled step: pass torch.tensor(...) to keep it an input, or bind it in the model"
+            )
+
+
+def _check_call(step: TrainStep) -> None:
+    call = call_of(step)
+    _check_binds(step.model, call.positional, call.keyword, f"the model gets {_listed(call.positional + call.keyword)}")
+    if step.loss is not None:
+        arguments = ("model_output", *call.targets)
+        _check_binds(step.loss, arguments, (), f"the loss gets {_listed(arguments)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"({', '.join(names)})"
+
+
+def _check_binds(
+    thing: nn.Module | Callable[..., object], positional: Sequence[str], keyword: Sequence[str], given: str
+) -> None:
+    function = thing.forward if isinstance(thing, nn.Module) else thing
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function written in C has none
+        return
+    try:
+        signature.bind(*positional, **dict.fromkeys(keyword))
+    except TypeError as error:
+        raise CaptureError(
+            f"{where(thing)}: {given}, but its signature is {signature}: {error}. Which inputs go to the model is "
+            "TrainStep.model_inputs; the others go to the loss, in the order of TrainStep.inputs"
+        ) from None
+
+
+def _check_optimizers(step: TrainStep) -> None:
+    known = {id(p) for p in step.model.parameters()}
+    if isinstance(step.loss, nn.Module):
+        known |= {id(p) for p in step.loss.parameters()}
+    seen: set[int] = set()
+    for optimizer in step.optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise CaptureError(f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in known:
+                    raise CaptureError(
+                        f"{type(optimizer).__name__} holds a parameter of shape {tuple(parameter.shape)} that is not "
+                        "in the model (nor in the loss). Was the model copied, moved or loaded after the optimizer was "
+                        "made? Build the optimizer last, from model.parameters()"
+                    )
+                if id(parameter) in seen:
+                    raise CaptureError("two optimizers hold the same parameter; each may be updated by one only")
+                seen.add(id(parameter))
+    if not seen:
+        raise CaptureError("the optimizer holds no parameters")
+
+
+def _check_loss_scale(step: TrainStep) -> None:
+    scale = step.loss_scale
+    if isinstance(scale, int | float) and not (math.isfinite(scale) and scale > 0):
+        raise CaptureError(f"loss_scale is {scale}; it must be a positive number or a torch.amp.GradScaler")
+    if not isinstance(scale, int | float | torch.amp.GradScaler | None):
+        raise CaptureError(f"loss_scale is a {type(scale).__name__}; it must be a number or a torch.amp.GradScaler")
+    held = (p for o in step.optimizers for group in o.param_groups for p in group["params"])
+    if isinstance(step.scaler, torch.amp.GradScaler) and any(p.dtype == torch.float16 for p in held):
+        raise CaptureError(
+            "a GradScaler does not take float16 parameters: their gradients cannot be unscaled without overflow. Keep "
+            "the model in float32, and set precision='f16'"
+        )
+
+
+def _check_accumulate(step: TrainStep) -> None:
+    count = step.accumulate
+    if not (isinstance(count, int) and count > 0):
+        raise CaptureError(f"accumulate is {count!r}; it must be a positive integer")
+    sizes = {n: t.shape[0] for n, t in step.inputs.items() if t.ndim}
+    if count > 1 and (len(set(sizes.values())) != 1 or any(size % count for size in sizes.values())):
+        given = ", ".join(f"{n}: {size}" for n, size in sizes.items()) or "none"
+        raise CaptureError(
+            f"accumulate is {count}, so every input is cut into {count} equal parts along its first dimension, and all "
+            f"must have the same one, divisible by {count}; their sizes are {given}. Make what is not a part of the "
+            "batch a buffer of the model"
+        )
+
+
+def _check_between(step: TrainStep) -> None:
+    targets = call_of(step).targets if step.loss is not None else ()
+    for name in step.between:
+        if name not in targets:
+            raise CaptureError(
+                f"between names {name!r}; what Python computes of the model's outputs is an input of the loss, one of "
+                f"{list(targets)}"
+            )
+    if step.between and TICKET in step.inputs:
+        raise CaptureError(f"the input {TICKET!r} has the name of an argument of finish_step; rename it")
+    if step.between and (step.accumulate > 1 or step.dynamic):
+        raise CaptureError(
+            "a step in pieces has neither micro-batches nor sizes that vary: leave out accumulate and dynamic"
+        )
+
+
+def sizes_of(step: TrainStep, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """The sizes of the named dimensions of `step` in `inputs`."""
+    return {dim: inputs[n].shape[d] for n, dims in step.dynamic.items() if n in inputs for d, dim in dims.items()}
+
+
+def _check_dynamic(step: TrainStep) -> None:
+    found: dict[str, tuple[str, int]] = {}
+    for name, dims in step.dynamic.items():
+        if name not in step.inputs:
+            raise CaptureError(f"dynamic names {name!r}, which is not in inputs {list(step.inputs)}")
+        for d, dim in dims.items():
+            _check_dimension(step, name, d, dim, found)
+    if step.bucket_list and not found:
+        raise CaptureError("buckets need the dimensions that they are sizes of, such as dynamic={'x': {0: 'B'}}")
+    if step.bucket_fallback not in ("", "dynamic"):
+        raise CaptureError(f"bucket_fallback is {step.bucket_fallback!r}; it must be 'dynamic', or empty for none")
+    if step.bucket_fallback and not step.bucket_list:
+        raise CaptureError("bucket_fallback is for calls that no bucket holds, and the step has no buckets")
+    for bucket in step.bucket_list:
+        if set(bucket) != set(found) or any(not isinstance(s, int) or s < 1 for s in bucket.values()):
+            raise CaptureError(
+                f"bucket {dict(bucket)} is not a positive size for each of the dimensions {sorted(found)} of dynamic"
+            )
+    _check_constraints(step)
+    if found and step.accumulate > 1:
+        raise CaptureError("a step with dynamic dimensions cannot cut its batch into parts: leave accumulate at 1")
+    held_by_buckets = step.bucket_list and not step.bucket_fallback
+    if held_by_buckets and smallest(step.bucket_list, sizes_of(step, step.inputs)) is None:
+        raise CaptureError(
+            f"the example inputs have sizes {sizes_of(step, step.inputs)}, which no bucket of "
+            f"{[dict(b) for b in step.bucket_list]} holds"
+        )
+
+
+def _check_constraints(step: TrainStep) -> None:
+    given = sizes_of(step, step.inputs)
+    values = {symbol(name): size for name, size in given.items()}
+    for text in step.constraints:
+        if not all(condition.xreplace(values) for condition in conditions_of([text], given)):
+            raise CaptureError(f"the example inputs have sizes {given}, which do not satisfy the constraint {text!r}")
+
+
+def _check_dimension(step: TrainStep, name: str, d: int, dim: str, found: dict[str, tuple[str, int]]) -> None:
+    tensor = step.inputs[name]
+    if not (isinstance(dim, str) and dim.isidentifier()):
+        raise CaptureError(f"dynamic[{name!r}][{d}] is {dim!r}; a dimension's name is an identifier, such as 'B'")
+    if dim == STEPS_DIM:
+        raise CaptureError(f"dynamic[{name!r}][{d}] is {dim!r}, as the steps of train_steps are called; rename it")
+    if not 0 <= d < tensor.ndim:
+        raise CaptureError(f"dynamic[{name!r}] names dimension {d} of a tensor with {tensor.ndim}")
+    size = tensor.shape[d]
+    other, same = found.setdefault(dim, (name, size))
+    if same != size:
+        raise CaptureError(f"dimension {dim!r} is {same} in input {other!r} and {size} in input {name!r}")
+    if size < 2:
+        raise CaptureError(
+            f"dimension {dim!r} is {size} in the example input {name!r}. Give an example where it is 2 or more: "
+            "torch.export takes a size of 1 for a fixed one"
+        )

@@ -1,0 +1,39 @@
+"""What IREE allocates for a small graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from irongrad.memory_model.liveness import usage
+from irongrad.mlir.walk import parsed
+from irongrad.pipeline.dump import readable
+from irongrad.pipeline.iree.compile import COMMON_FLAGS, _compile_to_flow, _compile_to_stream
+from irongrad.pipeline.iree.report.peak_transients import transients_of
+from irongrad.pipeline.lower.importer import import_functions
+from irongrad.targets import parse_target
+
+# With AVX-512, whose tiles the model has.
+TARGET = parse_target("llvm-cpu:triple=x86_64-unknown-linux-gnu,cpu=znver4")
+
+
+@pytest.fixture(name="predicted_and_allocated", scope="session")
+def predicted_and_allocated_fixture(step_of: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Of a function of tensors: the bytes that the model predicts, and those of IREE's allocation; without results."""
+
+    def run(function: Callable[..., Any], *examples: torch.Tensor) -> tuple[int, int]:
+        step = step_of(function, *examples)
+        scratch = tmp_path_factory.mktemp("stream")
+        source = scratch / "step.mlir"
+        text = dict(readable(import_functions(step, scratch)))[".linalg.mlir"]
+        source.write_text(text.replace("@graph.call", "@call"))
+        flags = [*COMMON_FLAGS, *TARGET.flags]
+        _compile_to_flow(TARGET, flags, source)
+        with parsed(_compile_to_stream(TARGET, flags, source, scratch / "step.vmfb")) as stream:
+            (allocated,) = transients_of(stream).values() or (0,)
+        return usage(step.functions["call"].graph.graph).total, allocated
+
+    return run

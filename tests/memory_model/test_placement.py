@@ -1,0 +1,46 @@
+"""Places in one allocation."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from irongrad.memory_model.placement import ALIGNMENT, Placement, Span, aligned, most_at_once, place
+
+spans = st.lists(
+    st.builds(
+        lambda size, start, length: Span(size, start, start + length),
+        st.integers(1, 2000),
+        st.integers(0, 30),
+        st.integers(0, 12),
+    ),
+    max_size=25,
+)
+
+
+def test_nothing_takes_nothing():
+    assert place([]) == Placement((), 0)
+
+
+@given(spans)
+def test_what_is_there_at_the_same_time_lies_apart(items):
+    placement = place(items)
+    for (a, at), (b, there) in combinations(list(zip(items, placement.offsets, strict=True)), 2):
+        if a.start <= b.end and b.start <= a.end:
+            assert at + a.bytes <= there or there + b.bytes <= at
+    assert all(offset % ALIGNMENT == 0 for offset in placement.offsets)
+    ends = [offset + aligned(item.bytes) for item, offset in zip(items, placement.offsets, strict=True)]
+    assert placement.total == max(ends, default=0)
+
+
+@given(spans)
+def test_no_more_than_if_all_lay_apart_and_no_less_than_is_there_at_once(items):
+    assert most_at_once(items) <= place(items).total <= sum(aligned(i.bytes) for i in items)
+
+
+def test_a_small_value_that_comes_first_does_not_part_the_memory_of_large_ones():
+    """In the order in which they are written the small one lies in the middle of the memory that the last one needs."""
+    items = [Span(640, 0, 1), Span(64, 1, 3), Span(640, 2, 3), Span(1280, 4, 4), Span(64, 3, 4)]
+    assert place(items).total == most_at_once(items) == 1344

@@ -1,0 +1,147 @@
+"""Recurrent layers, unrolled and as scans, against ATen's, and over lengths that unrolling could not take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._ops import HigherOrderOperator
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import irongrad as ig
+from irongrad.frontends.compile_function import flat_function
+from irongrad.operators.decompositions.recurrent import LONGEST_UNROLLED, recurrent
+from irongrad.operators.legalize.retrace import retrace
+from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
+from irongrad.runtime.errors import UnsupportedOpError
+
+LENGTHS = {"unrolled": 3, "scan": LONGEST_UNROLLED + 2}
+
+LAYERS = [
+    nn.LSTM(3, 5),
+    nn.LSTM(3, 5, num_layers=2, bidirectional=True, proj_size=2),
+    nn.LSTM(3, 5, bias=False, batch_first=True, proj_size=2),
+    nn.GRU(3, 5),
+    nn.GRU(3, 5, num_layers=2, bidirectional=True, bias=False),
+    nn.RNN(3, 5, num_layers=2, batch_first=True),
+    nn.RNN(3, 5, bidirectional=True, nonlinearity="relu"),
+]
+
+
+def leaves(result: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    return torch.utils._pytree.tree_leaves(result)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_values_and_gradients_equal_atens(layer, length):
+    torch.manual_seed(0)
+    layer, steps = layer.double(), LENGTHS[length]
+    x = torch.randn(steps, steps, 3, dtype=torch.float64, requires_grad=True)
+    parameters = [x, *layer.parameters()]
+    expected = leaves(layer(x))
+    with recurrent_layers():
+        found = leaves(layer(x))
+    weights = [torch.randn_like(e) for e in expected]
+    of_expected = torch.autograd.grad(expected, parameters, weights)
+    of_found = torch.autograd.grad(found, parameters, weights)
+    for a, b in zip((*found, *of_found), (*expected, *of_expected), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("cell", "gates"), [("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)])
+def test_gradcheck(cell, gates):
+    generator = torch.Generator().manual_seed(0)
+
+    def make(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+    state = [make(2, 3) for _ in range(2 if cell == "lstm" else 1)]
+    inputs = (make(4, 2, gates * 3), make(gates * 3, 3), *state)
+    extra = [make(9)] if cell == "gru" else []
+    torch.autograd.gradcheck(
+        lambda x, w, *rest: recurrent(cell, x, list(rest[: len(state)]), [w, *rest[len(state) :]])[: len(state) + 1],
+        (*inputs, *extra),
+    )
+
+
+def penalised(x: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A gradient inside a loss."""
+    with torch.enable_grad():
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        out = recurrent("rnn_tanh", x, [h], [w])[0].sum()
+        (slope,) = torch.autograd.grad(out, x, create_graph=True)
+    return out + slope.square().sum()
+
+
+def test_second_derivatives_of_long_sequences_are_refused():
+    with pytest.raises(UnsupportedOpError, match="second derivative of a recurrent layer over 20 steps"):
+        flat_function(penalised, tuple(torch.randn(s) for s in ((20, 1, 2), (1, 2), (2, 2))), gradients=False)
+
+
+@pytest.mark.parametrize(("length", "loops"), [("unrolled", False), ("scan", True)])
+def test_only_long_sequences_are_loops(length, loops):
+    def fn(x, h, w):
+        return recurrent("rnn_tanh", x, [h], [w])
+
+    graph = retrace(fn, [torch.randn(LENGTHS[length], 2, 3), torch.randn(2, 3), torch.randn(3, 3)], decompose=True)
+    assert any(isinstance(n.target, HigherOrderOperator) for n in graph.graph.nodes) == loops
+
+
+def test_packed_sequences_are_refused():
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(3, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(pack_padded_sequence(x, torch.tensor([20, 7])))[0].data
+
+    with pytest.raises(UnsupportedOpError, match=r"(?s)_pack_padded_sequence.*padded sequences with a mask"):
+        ig.compile_function(Packed(), (torch.randn(20, 2, 3),))
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x)[0])
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.long = nn.LSTM(4, 3, num_layers=2, dropout=0.5)
+        self.short = nn.RNN(4, 3, num_layers=2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.long(x)[0].sum(0) + self.short(x[:6].transpose(0, 1))[0].sum(1).tanh()
+
+
+def test_dropout_between_layers(tmp_path):
+    """Compiling compares three steps, and so the draws, with eager's own."""
+    torch.manual_seed(0)
+    model = Dropping()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, lambda y: y.square().mean(), optimizer, {"x": torch.randn(40, 2, 4)})
+    ig.compile(step, tmp_path / "out", entry_points=("train_step",))
+
+
+def compile_tagger(steps: int, output: Path) -> int:
+    """Compile a step over so many time steps, which compares it with eager float64; the size of its module."""
+    torch.manual_seed(0)
+    model = Tagger()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, lambda y: y.square().mean(), optimizer, {"x": torch.randn(steps, 2, 4)})
+    ig.compile(step, output, entry_points=("train_step",))
+    return (output / "step.llvm-cpu.vmfb").stat().st_size
+
+
+@pytest.mark.slow
+def test_an_lstm_is_as_large_for_512_steps_as_for_64(tmp_path):
+    short, long = compile_tagger(64, tmp_path / "short"), compile_tagger(512, tmp_path / "long")
+    assert long < 1.25 * short

@@ -1,0 +1,135 @@
+"""Long sums, compiled: as close to float64 as eager float32 is, however many elements there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import irongrad as ig
+from irongrad.operators.decompositions import decomposition_table
+from irongrad.operators.decompositions.reductions import LONGEST_CHAIN
+from irongrad.operators.legalize import retrace
+from irongrad.runtime.errors import VerificationError
+from irongrad.runtime.golden import key_of
+from irongrad.runtime.tolerance import FACTOR
+
+MILLIONS = 2_000_000
+PRIME = 1_000_003
+
+
+class Reduced(nn.Module):
+    """A reduction of inputs times one parameter, so that its gradient is a long sum too."""
+
+    def __init__(self, reduce: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.reduce = reduce
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.reduce(x * self.scale)
+
+
+def positive(*shape: int) -> torch.Tensor:
+    """Sums of these have no cancellation, so that a relative error is a number of roundings."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.1
+
+
+REDUCTIONS = {
+    "mean of all": (lambda x: (x * x).mean(), positive(MILLIONS)),
+    "sum of a prime number": (lambda x: x.sum(), positive(PRIME)),
+    "several dimensions": (lambda x: x.sum((0, 2, 3)).square().mean(), positive(64, 8, 56, 56)),
+    "first dimension": (lambda x: x.mean(0).square().sum(), positive(MILLIONS // 8, 8)),
+    "dimensions that do not divide": (lambda x: x.sum((0, -1)).log().sum(), positive(997, 3, 1009)),
+    "variance": (lambda x: (x + 100.0).var((0, 2)).sum(), positive(4, 3, PRIME // 3)),
+    "standard deviation": (lambda x: torch.std_mean(x + 100.0, correction=0)[0], positive(MILLIONS)),
+    "norm": (lambda x: torch.linalg.vector_norm(x), positive(MILLIONS)),
+    "softmax": (lambda x: (x.softmax(-1) * torch.arange(2.0).repeat(PRIME // 20)).sum(), positive(3, PRIME // 20 * 2)),
+    "log_softmax": (lambda x: x.log_softmax(-1)[:, 7].sum(), positive(3, PRIME // 10)),
+    "product of matrices": (lambda x: (x @ x.T).sum(), positive(16, 65536)),
+}
+
+
+def compiled(step: ig.TrainStep, output: Path) -> dict[str, tuple[float, float]]:
+    """The error against float64 and what the number contract allows for each value of `train_step`."""
+    artifact = ig.compile(step, output, entry_points=("train_step",))
+    comparisons = artifact.reports["llvm-cpu"].comparisons
+    return {c.key: (c.error, c.allowed) for c in comparisons}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_long_sums_are_as_accurate_as_eager(name: str, tmp_path: Path) -> None:
+    reduce, x = REDUCTIONS[name]
+    model = Reduced(reduce)
+    step = ig.TrainStep(model, lambda out: out, torch.optim.SGD(model.parameters(), lr=1e-9), {"x": x})
+    errors = compiled(step, tmp_path / "artifact")
+    loss = abs(float(reduce(x.double() * 0.7)))
+    assert all(error <= allowed for error, allowed in errors.values())
+    assert errors[key_of("loss", 0)][0] <= 2e-6 * loss
+
+
+def test_sums_of_hundreds_are_as_accurate_as_eager() -> None:
+    """Root mean squares over many sums: what is allowed of the largest error would let chains of hundreds pass."""
+    x = positive(512, 768)
+
+    def sums(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(1), x.reshape(4, 128, 768).sum((0, 2)), x.T.sum(0), x.square().mean(1), x.var(1)
+
+    found = ig.compile_function(sums, (x,))(x.numpy())
+    for value, eager, exact in zip(found, sums(x), sums(x.double()), strict=True):
+        error = (torch.from_numpy(value) - exact).square().mean().sqrt()
+        assert error <= FACTOR * (eager - exact).square().mean().sqrt()
+
+
+def test_batch_norm_over_a_large_batch(tmp_path: Path) -> None:
+    """Statistics, running statistics and the backward's sums, around a mean that E[x^2] - E[x]^2 would lose."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 48 * 48, 1))
+    x = 300.0 + torch.randn(64, 4, 48, 48)
+    step = ig.TrainStep(model, lambda out: out.square().mean(), torch.optim.SGD(model.parameters(), lr=0.1), {"x": x})
+    errors = compiled(step, tmp_path / "artifact")
+    assert errors[key_of("state", 1, "0.running_mean")][0] <= 30.0 * 1e-6
+
+
+def test_weight_gradients_over_a_large_batch(tmp_path: Path) -> None:
+    """A linear layer's weight gradient is a product over all rows, 8191 of them here, and its bias' a sum."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 48), nn.Tanh(), nn.Linear(48, 8))
+    x, y = torch.randn(8191, 24), torch.randn(8191, 8)
+    step = ig.TrainStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), {"x": x, "y": y})
+    compiled(step, tmp_path / "artifact")
+
+
+def test_the_contract_refuses_one_long_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the levels the same mean fails verification, so the tests above can fail."""
+    table = {
+        op: f
+        for op, f in decomposition_table().items()
+        if f.__module__ != "irongrad.operators.decompositions.reductions"
+    }
+    monkeypatch.setattr(retrace, "decomposition_table", lambda: table)
+    reduce, x = REDUCTIONS["mean of all"]
+    model = Reduced(reduce)
+    step = ig.TrainStep(model, lambda out: out, torch.optim.SGD(model.parameters(), lr=1e-9), {"x": x})
+    with pytest.raises(VerificationError):
+        compiled(step, tmp_path / "artifact")
+
+
+def test_no_sum_of_the_graph_is_longer_than_a_chain() -> None:
+    def sums(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x.sum(), x.mean((0, 2)), x.var(0), torch.linalg.vector_norm(x, dim=2), x.sum(2, keepdim=True)]
+
+    graph = retrace.retrace(sums, [torch.empty(5003, 3, 2048)])
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.sum.dim_IntList:
+            before, after = node.args[0].meta["val"].numel(), node.meta["val"].numel()
+            assert before <= LONGEST_CHAIN * after
+
+
+def test_short_sums_stay_one_operator() -> None:
+    graph = retrace.retrace(lambda x: [x.sum(0), x.mean(0)], [torch.empty(LONGEST_CHAIN, 4)])
+    names = [n.target for n in graph.graph.nodes if n.op == "call_function"]
+    assert names == [torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.dim]

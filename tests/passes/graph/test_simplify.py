@@ -1,0 +1,404 @@
+"""Simplification: every rule with a proof, that it applies and that the numbers stay, infinities, nan and -0.0 too."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.fx import Interpreter
+
+from irongrad.passes.graph.simplify import RULES, Simplify, arithmetic, simplify
+from irongrad.passes.graph.simplify.patterns import Rule
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32)
+NUMBERS = (*FLOATS, *INTEGERS)
+BOOLEANS = (torch.bool,)
+SPECIAL = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-45, 3e38, 0.1, -7.3, 65504.0)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a proof draws its example from."""
+
+    draw: Any
+
+    def one_of(self, *values):
+        return self.draw(st.sampled_from(values))
+
+    def shape(self, least=0, most=4):
+        return self.draw(st.lists(st.integers(1, 3), min_size=least, max_size=most))
+
+    def tensor(self, shape=None, dtypes=FLOATS):
+        shape = self.shape() if shape is None else shape
+        dtype = self.one_of(*dtypes)
+        generator = torch.Generator().manual_seed(self.draw(st.integers(0, 999)))
+        if not dtype.is_floating_point:
+            return torch.randint(0, 5, shape, generator=generator).to(dtype)
+        special = torch.tensor(SPECIAL, dtype=torch.float64)
+        return special[torch.randint(0, len(SPECIAL), shape, generator=generator)].to(dtype)
+
+    def alike(self, count, shape=None, dtypes=FLOATS):
+        """Tensors of one shape and dtype."""
+        shape = self.shape() if shape is None else shape
+        dtype = self.one_of(*dtypes)
+        return [self.tensor(shape, (dtype,)) for _ in range(count)]
+
+    def broadcast(self, dtypes=FLOATS):
+        """A shape, a tensor of it, and one of the same dtype that expands to it."""
+        shape = self.shape(1)
+        dtype = self.one_of(*dtypes)
+        smaller = [s if self.draw(st.booleans()) else 1 for s in shape]
+        return shape, self.tensor(shape, (dtype,)), self.tensor(smaller, (dtype,))
+
+    def permutation(self, ndim):
+        return self.draw(st.permutations(range(ndim)))
+
+
+def _cast_chain(s):
+    narrow, wide = s.one_of(
+        (torch.float32, torch.float64), (torch.bfloat16, torch.float32), (torch.bool, torch.int64),
+        (torch.int32, torch.int64), (torch.int32, torch.float64), (torch.uint8, torch.float16),
+        (torch.uint16, torch.int32),
+    )  # fmt: skip
+    last = s.one_of(torch.float32, narrow)
+    cast = prims.convert_element_type.default
+    return lambda x: cast(cast(x, wide), last), [s.tensor(dtypes=(narrow,))]
+
+
+def _views(s):
+    x = s.tensor(s.shape(1))
+    steps = s.one_of(
+        lambda x: aten.squeeze.dim(aten.unsqueeze.default(x, 0), 0),
+        lambda x: aten.unsqueeze.default(aten.view.default(x, [-1]), 1),
+        lambda x: aten.view.default(aten.unsqueeze.default(x, -1), [1, -1]),
+        lambda x: prims.squeeze.default(aten.view.default(x, [1, -1, 1]), [0, 2]),
+    )
+    return steps, [x]
+
+
+def _unmoved(s):
+    shape = s.shape(2)
+    kept = [d for d in range(len(shape)) if shape[d] != 1]
+    order = s.permutation(len(shape))
+    rest = iter(kept)
+    order = [next(rest) if shape[d] != 1 else d for d in order]
+    return lambda x: aten.permute.default(x, order), [s.tensor(shape)]
+
+
+def _permuted_ones(s):
+    shape = s.shape(1, 3)
+    added = list(shape)
+    for _ in range(s.one_of(1, 2)):
+        added.insert(s.draw(st.integers(0, len(added))), 1)
+    order = s.permutation(len(added))
+    return lambda x: aten.permute.default(aten.view.default(x, added), order), [s.tensor(shape)]
+
+
+def _permutes(s):
+    x = s.tensor(s.shape(1))
+    first, second = s.permutation(x.ndim), [d - s.one_of(0, x.ndim) for d in s.permutation(x.ndim)]
+    return lambda x: aten.permute.default(aten.permute.default(x, first), second), [x]
+
+
+def _kept_sum(s):
+    x = s.tensor(s.shape(1), (torch.float32,))
+    dim = s.draw(st.integers(0, x.ndim - 1))
+    shape = [n for d, n in enumerate(x.shape) if d != dim]
+    return lambda x: aten.view.default(aten.sum.dim_IntList(x, [dim], True), shape), [x]
+
+
+def _view_of_a_square(s):
+    x = s.tensor(s.shape(1), (torch.float32, torch.int64))
+    return lambda x: aten.view.default(aten.mul.Tensor(x, x), [1, x.numel()]), [x]
+
+
+def _rows(s):
+    rows = s.one_of(2, 3, 5)
+    count = s.draw(st.integers(1, rows))
+    return lambda w: aten.embedding.default(w, aten.arange.start_step(0, count)), [s.tensor([rows, 2])]
+
+
+def _written_rows(s):
+    x = torch.randn(s.one_of(1, 2, 5), 3)
+
+    def fn(x):
+        return aten.index_put.default(
+            aten.full.default(list(x.shape), 0.0), [aten.arange.start_step(0, len(x))], x, True
+        )
+
+    return fn, [x]
+
+
+def _product(s):
+    rows, inner, columns = s.shape(3, 3)
+    return aten.bmm.default, [torch.randn(1, rows, inner), torch.randn(1, inner, columns)]
+
+
+def _full(x, value):
+    return aten.full.default(list(x.shape), value, dtype=x.dtype)
+
+
+def _boolean(value):
+    return aten.full.default([], value, dtype=torch.bool)
+
+
+def _binary(operator, dtypes=FLOATS):
+    """A proof of a rule about an operator of a tensor and an expanded one."""
+
+    def proof(s):
+        shape, x, y = s.broadcast(dtypes)
+        return lambda x, y: operator(x, aten.expand.default(y, shape)), [x, y]
+
+    return proof
+
+
+def _with_number(operator):
+    def proof(s):
+        shape, _, y = s.broadcast()
+        number = s.one_of(2, 0.3, -1.5)
+        return lambda y: operator(aten.expand.default(y, shape), number), [y]
+
+    return proof
+
+
+def _conditional(fn):
+    def proof(s):
+        shape, x, y = s.broadcast()
+        return lambda c, x, y: fn(c, x, aten.expand.default(y, shape)), [s.tensor(shape, BOOLEANS), x, y]
+
+    return proof
+
+
+def _elementwise(fn, dtypes=FLOATS, count=1):
+    """A proof by an expression of tensors of one shape and dtype."""
+    return lambda s: (fn, s.alike(count, dtypes=dtypes))
+
+
+def _row_of_a_stack(s):
+    dim, row = s.one_of(0, -1), s.one_of(0, 2, -1)
+    return lambda *parts: aten.select.int(aten.stack.default(list(parts), dim), dim, row), s.alike(3)
+
+
+def _joined(s):
+    """Parts that differ in the last dimension, and how long each is."""
+    sizes = s.one_of([1, 2, 3], [2, 2], [3, 1])
+    dtype = s.one_of(*NUMBERS)
+    return [s.tensor([2, size], (dtype,)) for size in sizes], sizes
+
+
+def _row_of_a_concatenation(s):
+    parts, sizes = _joined(s)
+    row = s.one_of(*range(-sum(sizes), sum(sizes)))
+    return lambda *parts: aten.select.int(aten.cat.default(list(parts), 1), 1, row), parts
+
+
+def _row_of_a_slice(s):
+    start, stop = s.one_of((0, 2), (1, 3), (-3, -1), (2, 2**63 - 1))
+    row = s.one_of(0, -1)
+    return lambda x: aten.select.int(aten.slice.Tensor(x, 0, start, stop), 0, row), [s.tensor([4, 2])]
+
+
+def _slice_of_a_part(s):
+    parts, sizes = _joined(s)
+    number = s.one_of(*range(len(sizes)))
+    start, stop = sum(sizes[:number]), sum(sizes[: number + 1])
+    low = s.one_of(*range(start, stop))
+    high = s.one_of(*range(low + 1, stop + 1))
+    return lambda *parts: aten.slice.Tensor(aten.cat.default(list(parts), 1), 1, low, high), parts
+
+
+def _split_of_joined(s):
+    parts, sizes = _joined(s)
+    number = s.one_of(*range(len(sizes)))
+    return lambda *parts: aten.split_with_sizes.default(aten.cat.default(list(parts), -1), sizes, -1)[number], parts
+
+
+PROOFS = {
+    "copy": lambda s: (s.one_of(aten.clone.default, aten.alias.default, aten.detach.default), [s.tensor()]),
+    "x * 1": lambda s: (s.one_of(lambda x: aten.mul.Tensor(x, 1), lambda x: aten.mul.Scalar(x, 1),
+                                 lambda x: aten.mul.Tensor(_full(x, 1), x)), [s.tensor(dtypes=NUMBERS)]),
+    "x - 0": _elementwise(lambda x: aten.sub.Tensor(x, 0), NUMBERS),
+    "integer + 0": _elementwise(lambda x: aten.add.Tensor(x, 0), INTEGERS),
+    "x + -y": _elementwise(lambda x, y: aten.add.Tensor(x, aten.neg.default(y)), NUMBERS, 2),
+    "x / expanded": _binary(aten.div.Tensor),
+    "expanded * number": _with_number(aten.mul.Tensor),
+    "expanded if c else y": _conditional(lambda c, x, y: aten.where.self(c, y, x)),
+    "x if c else expanded": _conditional(lambda c, x, y: aten.where.self(c, x, y)),
+    "x if True else y": _elementwise(lambda x, y: aten.where.self(_boolean(True), x, y), count=2),
+    "x if False else y": _elementwise(lambda x, y: aten.where.self(_boolean(False), x, y), count=2),
+    "pad by nothing": lambda s: (lambda x: aten.constant_pad_nd.default(x, [0, 0], 1.0), [s.tensor(s.shape(1))]),
+    "x / 1": _elementwise(lambda x: aten.div.Tensor(x, 1)),
+    "x ** 1": _elementwise(lambda x: aten.pow.Tensor_Scalar(x, 1), NUMBERS),
+    "x ** 2": _elementwise(lambda x: aten.pow.Tensor_Scalar(x, 2), NUMBERS),
+    "not x == number": _elementwise(lambda x: aten.bitwise_not.default(aten.eq.Scalar(x, 1)), NUMBERS),
+    "x and True": _elementwise(lambda x: aten.logical_and.default(x, _full(x, True)), BOOLEANS),
+    "cast to the same": _elementwise(lambda x: prims.convert_element_type.default(x, x.dtype), NUMBERS),
+    "cast of a widening cast": _cast_chain,
+    "x + expanded": _binary(aten.add.Tensor, NUMBERS),
+    "x * expanded": _binary(aten.mul.Tensor, NUMBERS),
+    "expanded / number": _with_number(aten.div.Tensor),
+    "view to the same": lambda s: (lambda x: aten.view.default(x, list(x.shape)), [s.tensor()]),
+    "view of a view": _views,
+    "view of a kept sum": _kept_sum,
+    "view of a square": _view_of_a_square,
+    "permute that moves nothing": _unmoved,
+    "permute of a permute": _permutes,
+    "permute of added ones": _permuted_ones,
+    "expand to the same": lambda s: (lambda x: aten.expand.default(x, [-1] * x.ndim), [s.tensor()]),
+    "whole slice": lambda s: (lambda x: aten.slice.Tensor(x, -1, 0, s.one_of(3, 2**63 - 1)), [s.tensor(s.shape(1))]),
+    "select from one": lambda s: (lambda x: aten.select.int(x, 1, s.one_of(0, -1)), [s.tensor([2, 1, 3])]),
+    "stack of one": lambda s: (lambda x: aten.stack.default([x], s.one_of(0, -1)), [s.tensor()]),
+    "rows in order": _rows,
+    "row of a stack": _row_of_a_stack,
+    "row of a concatenation": _row_of_a_concatenation,
+    "row of a slice": _row_of_a_slice,
+    "slice of a part": _slice_of_a_part,
+    "split where it was joined": _split_of_joined,
+    "concatenation of one": lambda s: (lambda x: aten.cat.default([x], s.one_of(0, -1)), [s.tensor(s.shape(1))]),
+    "write rows in order": _written_rows,
+    "batch of one product": _product,
+}  # fmt: skip
+
+
+def _prove(rule, step_of, data):
+    fn, tensors = PROOFS[rule.name](Source(data.draw))
+    before = step_of(fn, *tensors, decompose=False).functions["call"].graph
+    after = copy.deepcopy(before)
+    assert simplify(after, [rule]).stats == {rule.name: 1}
+    (expected,), (found,) = (Interpreter(g).run(*tensors, enable_io_processing=False) for g in (before, after))
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    if not rule.exact:
+        torch.testing.assert_close(found, expected, equal_nan=True)
+        return
+    assert torch.equal(found.isnan(), expected.isnan())
+    numbers = ~expected.isnan()
+    assert torch.equal(found[numbers], expected[numbers])
+    assert torch.equal(found[numbers].signbit(), expected[numbers].signbit())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_rule_holds(rule, step_of):
+    @settings(max_examples=8, deadline=None)
+    @given(st.data())
+    def prove(data):
+        _prove(rule, step_of, data)
+
+    prove()
+
+
+def test_every_proof_is_of_a_rule():
+    assert [r.name for r in RULES] == list(dict.fromkeys(r.name for r in RULES))
+    assert set(PROOFS) == {r.name for r in RULES}
+
+
+def test_what_lies_in_two_parts_stays(apply):
+    def fn(x, y):
+        whole = aten.cat.default([x, y], 0)
+        first, second = aten.split_with_sizes.default(whole, [3, 5], 0)
+        return aten.slice.Tensor(whole, 0, 3, 5), aten.slice.Tensor(whole, 0, 0, 3, 2), first, second
+
+    assert not apply(Simplify(), fn, torch.randn(4, 2), torch.randn(4, 2)).changed
+
+
+def test_a_wrong_rule_is_found(step_of, monkeypatch):
+    rule = Rule("x + 0", lambda x: arithmetic.add(x, 0), lambda x: x)
+    monkeypatch.setitem(PROOFS, rule.name, _elementwise(lambda x: aten.add.Tensor(x, 0)))
+
+    @settings(max_examples=30, deadline=None, derandomize=True, database=None)
+    @given(st.data())
+    def prove(data):
+        _prove(rule, step_of, data)
+
+    with pytest.raises(AssertionError):
+        prove()
+
+
+def test_what_the_backward_of_a_linear_layer_leaves_goes(apply):
+    def fn(x, w, b):
+        y = aten.add.Tensor(aten.mul.Tensor(x @ w.t(), 1), aten.mul.Tensor(b, 1))
+        return y.clone().view(5, 4).detach(), (x.t() @ y).t().t()
+
+    done = apply(Simplify(), fn, torch.randn(5, 3), torch.randn(4, 3), torch.randn(4))
+    assert done.operators == {"aten.permute.default": 2, "aten.mm.default": 2, "aten.add.Tensor": 1}
+    assert done.stats["x * 1"] == 2
+
+
+def test_a_rule_that_would_change_the_dtype_or_the_shape_does_not_apply(apply):
+    def fn(i, x):
+        return aten.mul.Tensor(i, 1.0), aten.mul.Tensor(aten.full.default([2, 3], 1.0), x)
+
+    assert not apply(Simplify(), fn, torch.tensor([1, 2, 3]), torch.randn(3)).changed
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, y: x + 0,  # -0.0 + 0 is 0.0
+        lambda x, y: x * 0,  # nan for infinities
+        lambda x, y: aten.add.Tensor(x, 0, alpha=2),
+        lambda x, y: prims.convert_element_type.default(
+            prims.convert_element_type.default(x, torch.float16), torch.float32
+        ),
+        lambda x, y: x.permute(1, 0),
+        lambda x, y: x[:, 1:],
+        lambda x, y: aten.constant_pad_nd.default(x, [1, -1]),
+    ],
+)
+def test_what_is_no_identity_stays(apply, fn):
+    assert not apply(Simplify(), fn, torch.randn(3, 3), torch.randn(3, 3), decompose=False).changed
+
+
+@pytest.mark.parametrize("x", [torch.arange(4), torch.tensor([True, False, True, False])])
+@pytest.mark.parametrize("y", [torch.tensor([0, 1, 128, 255], dtype=torch.uint8), torch.randn(4)])
+def test_a_negative_of_another_dtype_is_not_taken_away(apply, x, y):
+    """-y of an unsigned byte is a large one; and nothing is taken away from a boolean."""
+    assert not apply(Simplify(), lambda x, y: x + -y, x, y).changed
+
+
+def test_a_sum_that_another_user_needs_is_not_computed_twice(apply):
+    def fn(x):
+        total = aten.sum.dim_IntList(x, [1], True)
+        return aten.view.default(total, [3]), x - total
+
+    assert not apply(Simplify(), fn, torch.randn(3, 4)).changed
+
+
+def test_dead_code_and_bodies_of_control_flow(apply):
+    def fn(x):
+        return torch.cond(x.sum() > 0, lambda x: (x * 1).sin(), lambda x: x.t().t(), (x,))
+
+    assert apply(Simplify(), fn, torch.randn(3, 3)).stats["x * 1"] == 1
+
+
+@settings(max_examples=10, deadline=None)
+@given(choices=st.lists(st.integers(0, 7), min_size=1, max_size=12))
+def test_chains_of_views_collapse(apply, choices):
+    steps = [
+        lambda x: x.permute(2, 0, 1),
+        lambda x: x.permute(0, 2, 1),
+        lambda x: x.unsqueeze(1).permute(3, 1, 0, 2).squeeze(1),
+        lambda x: x.reshape(x.shape[0], -1).reshape(x.shape),
+        lambda x: x.reshape(-1).reshape(x.shape[1], x.shape[0], x.shape[2]),
+        lambda x: x.expand(2, *x.shape).sum(0),
+        lambda x: (x * 1).clone(),
+        lambda x: x.flatten().unflatten(0, x.shape),
+    ]
+
+    def fn(x):
+        for choice in choices:
+            x = steps[choice](x)
+        return x
+
+    done = apply(Simplify(), fn, torch.randn(2, 3, 4))
+    nodes = [n for n in done.after.graph.nodes if n.op == "call_function"]
+    chains = [(n.target, n.args[0].target) for n in nodes]
+    assert not any(a is b for a, b in chains)

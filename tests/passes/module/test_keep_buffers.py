@@ -1,0 +1,167 @@
+"""Memory over a limit is kept from call to call, and no call sees what another wrote there."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import iree.runtime as ireert
+import numpy as np
+import pytest
+import torch
+from iree.compiler import ir
+from torch import nn
+
+import irongrad as ig
+from irongrad.mlir.walk import bytecode_of, inside, parsed
+from irongrad.passes.module.keep_buffers import keep_memory
+from irongrad.pipeline.iree.compile import compile_module
+from irongrad.runtime import Session
+from irongrad.targets import llvm_cpu, parse_target
+
+FUNCTION = """
+util.global private mutable @state : !stream.resource<variable>
+util.func private @other()
+util.func public @f(%awaited: !stream.timepoint, %chosen: i1) {{
+  %size = arith.constant 4096 : index
+  %zero = arith.constant 0 : index
+  %byte = arith.constant 0 : i8
+  %memory, %there = stream.resource.alloca uninitialized await(%awaited) => !stream.resource<transient>{{%size}}
+      => !stream.timepoint
+  %new, %ready = stream.resource.alloca uninitialized await(%awaited) => !stream.resource<variable>{{%size}}
+      => !stream.timepoint
+  %both = stream.timepoint.join max(%there, %ready) => !stream.timepoint
+  %done = stream.cmd.execute await(%both) => with(%memory as %m: !stream.resource<transient>{{%size}},
+      %new as %n: !stream.resource<variable>{{%size}}) {{
+    stream.cmd.fill %byte, %m[%zero for %size] : i8 -> !stream.resource<transient>{{%size}}
+    stream.cmd.fill %byte, %n[%zero for %size] : i8 -> !stream.resource<variable>{{%size}}
+  }} => !stream.timepoint
+  {between}
+  %freed = stream.resource.dealloca await(%done) => %memory : !stream.resource<transient>{{%size}} => !stream.timepoint
+  {stored}
+  util.return
+}}
+"""
+STORED = "util.global.store %new, @state : !stream.resource<variable>"
+
+
+def allocations(module: ir.Module) -> list[str]:
+    """What functions still allocate in every call."""
+    found = [op for op in inside(module.operation) if op.name == "stream.resource.alloca"]
+    return [str(op.results[0].type).removeprefix("!stream.resource") for op in found]
+
+
+@pytest.mark.parametrize(
+    ("between", "stored", "least", "left"),
+    [
+        ("", STORED, 1024, []),
+        ("", STORED, 4096, ["<transient>", "<variable>"]),
+        ("util.call @other() : () -> ()", STORED, 1024, ["<transient>"]),
+        ("", f"scf.if %chosen {{ {STORED} }}", 1024, ["<variable>"]),
+    ],
+)
+def test_memory_is_kept_that_nothing_else_can_use(between: str, stored: str, least: int, left: list[str]) -> None:
+    with parsed(FUNCTION.format(between=between, stored=stored).encode()) as module:
+        keep_memory(module, least)
+        assert allocations(module) == left
+        assert module.operation.verify()
+
+
+def make_step() -> ig.TrainStep:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 3))
+    return ig.TrainStep(
+        model=model,
+        loss=nn.functional.cross_entropy,
+        optimizer=torch.optim.Adam(model.parameters()),
+        inputs={"x": torch.randn(40, 16), "y": torch.arange(40) % 3},
+    )
+
+
+def test_calls_in_any_order_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ig.compile(make_step(), tmp_path / "anew", cache=False)
+    monkeypatch.setattr(llvm_cpu, "_LARGEST_FREED", 0)
+    ig.compile(make_step(), tmp_path / "kept", cache=False)
+    monkeypatch.chdir(tmp_path)
+    anew, kept = (_results(ig.runtime.load(tmp_path / name)) for name in ("anew", "kept"))
+    assert anew.keys() == kept.keys()
+    for name, value in anew.items():
+        np.testing.assert_array_equal(kept[name], value, err_msg=name)
+
+
+def _results(session: Session) -> dict[str, Any]:
+    """What all functions that compute give, one after the other, and the state that they leave."""
+    x, y = (v.numpy() for v in make_step().inputs.values())
+    found: dict[str, Any] = {}
+    for turn in range(3):
+        found[f"train {turn}"] = session.train_step(x=x, y=y)
+        found[f"eval {turn}"] = session.eval_step(x=x, y=y)
+        session.grad_step(x=x, y=y)
+        session.apply_step()
+        found[f"predict {turn}"] = session.predict(x=x)
+        found[f"steps {turn}"] = session.train_steps(x=np.stack([x, x]), y=np.stack([y, y]))
+        session.save(Path(f"{turn}.safetensors"))
+    session.restore(Path("0.safetensors"))
+    for turn in range(2):
+        found[f"again {turn}"] = session.train_step(x=x, y=y)
+    session.reset()
+    found["after a reset"] = session.train_step(x=x, y=y)
+    return found | session.state()
+
+
+class Allocated(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t) for name in ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"]
+    ] + [(name, ctypes.c_size_t) for name in ("uordblks", "fordblks", "keepcost")]
+
+
+@dataclass(frozen=True)
+class Large:
+    """A portable module with an intermediate value of 128 MiB."""
+
+    entry_points = ()
+
+    @property
+    def bytecode(self) -> bytes:
+        """The module as bytecode."""
+        left, right, product, sums = (f"tensor<{s}xf32>" for s in ("4096x32", "32x8192", "4096x8192", "4096"))
+        text = f"""func.func @f(%a: {left}, %b: {right}) -> {sums} {{
+          %zero = arith.constant 0.0 : f32
+          %room = tensor.empty() : {product}
+          %zeros = linalg.fill ins(%zero : f32) outs(%room : {product}) -> {product}
+          %c = linalg.matmul ins(%a, %b : {left}, {right}) outs(%zeros : {product}) -> {product}
+          %less = tensor.empty() : {sums}
+          %none = linalg.fill ins(%zero : f32) outs(%less : {sums}) -> {sums}
+          %sums = linalg.reduce {{ arith.addf }} ins(%c : {product}) outs(%none : {sums}) dimensions = [1]
+          return %sums : {sums}
+        }}"""
+        with ir.Context():
+            return bytecode_of(ir.Module.parse(text))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc what is allocated")
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_iree_still_keeps_no_memory_over_64_mib(tmp_path: Path, is_kept: bool) -> None:
+    """When the first fails, nothing need be kept here."""
+    target = parse_target("llvm-cpu")
+    compiled = compile_module(Large(), target if is_kept else replace(target, largest_freed=None), tmp_path)
+    config = ireert.Config("local-task")
+    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
+    a, b = np.ones((4096, 32), np.float32), np.ones((32, 8192), np.float32)
+    before = _bytes_in_use()
+    np.testing.assert_array_equal(loaded.f(a, b).to_host(), 32.0 * 8192)
+    after = _bytes_in_use()
+    assert after - before < 2**20
+    assert compiled.statistics.transients["f"] >= 2**27
+
+
+def _bytes_in_use() -> int:
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Allocated
+    found = libc.mallinfo2()
+    return int(found.uordblks + found.hblkhd)

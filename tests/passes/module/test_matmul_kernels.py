@@ -1,0 +1,391 @@
+"""Large products of float32 have kernels of our own on a CPU of the architecture x86, and are right in any case."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import iree.runtime as ireert
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from iree.compiler import ir
+
+import irongrad as ig
+from irongrad.mlir.walk import bytecode_of, found_in, inside, loops_around, name_of, parsed
+from irongrad.passes.module import matmul_kernels
+from irongrad.passes.module.matmul_kernels import AVX2, AVX512, tile_for
+from irongrad.passes.module.matmul_kernels.tiling import Matrix, ProductKernel, Sizes, Steps, Tile
+from irongrad.pipeline.iree.compile import COMMON_FLAGS, _compile_to_flow, compile_module
+from irongrad.targets import parse_target
+
+AVX512_TARGET, AVX2_TARGET = "llvm-cpu:cpu=x86-64-v4", "llvm-cpu:cpu=x86-64-v3"
+SIZES = {"b": 3, "r": 128, "c": 96, "k": 128}
+
+# The letters of each operand as a product reads it, and of the left one as it lies in memory.
+CASES = {
+    "matrices": ("rk", "kc", "rk"),
+    "a transposed left operand": ("kr", "kc", "kr"),
+    "a transposed right operand": ("rk", "ck", "rk"),
+    "a batch": ("brk", "bkc", "brk"),
+    "a batch of transposed left operands": ("bkr", "bkc", "bkr"),
+    "a batch of transposed right operands": ("brk", "bck", "brk"),
+    "rows of a batch in turn": ("brk", "bkc", "rbk"),
+    "columns of a batch in turn": ("brk", "bkc", "kbr"),
+    "one left operand for a batch": ("brk", "bkc", "rk"),
+    "one row as often as needed": ("rk", "kc", "k"),
+    "one column as often as needed": ("rk", "kc", "r"),
+    "one column of a transposed left operand": ("kr", "kc", "k"),
+}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A portable module with a product of two matrices, or of a batch of them.
+
+    Attributes:
+        left: letters, as in `CASES`.
+        right: letters of the right operand.
+        given: letters of the left operand as the module is given it.
+        sizes: by letter.
+        kind: of the elements.
+        is_square: whether the left operand has the squares of what the module is given.
+        beginning: what the product is added to.
+    """
+
+    left: str
+    right: str
+    given: str
+    sizes: dict[str, int]
+    kind: str = "f32"
+    is_square: bool = False
+    beginning: float = 0.0
+    entry_points = ()
+
+    @property
+    def text(self) -> str:
+        """The module."""
+        batch = "b" * self.left.count("b")
+        result, loops = f"{batch}rc", f"{batch}rck"
+        given, left, right, out = map(self._type, (self.given, self.left, self.right, result))
+        dims = ", ".join(f"d{i}" for i in range(len(loops)))
+        maps = ", ".join(
+            f"affine_map<({dims}) -> ({', '.join(f'd{loops.index(x)}' for x in letters)})>"
+            for letters in (self.left, self.right, result)
+        )
+        spread = ", ".join(f"d{self.left.index(x)}" for x in self.given)
+        of_left = ", ".join(f"d{i}" for i in range(len(self.left)))
+        parallel = ", ".join('"parallel"' for _ in self.left)
+        return f"""func.func @f(%given: {given}, %b: {right}) -> {out} {{
+          %room = tensor.empty() : {left}
+          %a = linalg.generic {{
+              indexing_maps = [affine_map<({of_left}) -> ({spread})>, affine_map<({of_left}) -> ({of_left})>],
+              iterator_types = [{parallel}]
+          }} ins(%given : {given}) outs(%room : {left}) {{
+          ^bb0(%x: {self.kind}, %y: {self.kind}):
+            {f"%z = arith.mulf %x, %x : {self.kind}" if self.is_square else ""}
+            linalg.yield {"%z" if self.is_square else "%x"} : {self.kind}
+          }} -> {left}
+          %zero = arith.constant {self.beginning} : {self.kind}
+          %empty = tensor.empty() : {out}
+          %zeros = linalg.fill ins(%zero : {self.kind}) outs(%empty : {out}) -> {out}
+          %product = linalg.{"batch_" * bool(batch)}matmul indexing_maps = [{maps}]
+              ins(%a, %b : {left}, {right}) outs(%zeros : {out}) -> {out}
+          return %product : {out}
+        }}"""
+
+    def _type(self, letters: str) -> str:
+        return f"tensor<{''.join(f'{self.sizes[x]}x' for x in letters)}{self.kind}>"
+
+    @property
+    def bytecode(self) -> bytes:
+        """The module as bytecode."""
+        with ir.Context():
+            return bytecode_of(ir.Module.parse(self.text))
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No operand is so small that it is read where it lies."""
+    monkeypatch.setattr(matmul_kernels, "_NEAR", 0)
+
+
+@pytest.fixture(params=["in blocks", "where they lie"])
+def read(request: pytest.FixtureRequest) -> str:
+    """How operands are read."""
+    if request.param == "in blocks":
+        request.getfixturevalue("far")
+    return request.param
+
+
+LOOP = """func.func @f(%w: tensor<128x128xf32>, %x: tensor<128x128xf32>) -> tensor<128x128xf32> {
+  %first = arith.constant 0 : index
+  %last = arith.constant 9 : index
+  %step = arith.constant 1 : index
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<128x128xf32>
+  %zeros = linalg.fill ins(%zero : f32) outs(%empty : tensor<128x128xf32>) -> tensor<128x128xf32>
+  %end = scf.for %i = %first to %last step %step iter_args(%y = %x) -> tensor<128x128xf32> {
+    %z = linalg.matmul ins(%y, %w : tensor<128x128xf32>, tensor<128x128xf32>) outs(%zeros : tensor<128x128xf32>)
+        -> tensor<128x128xf32>
+    scf.yield %z : tensor<128x128xf32>
+  }
+  return %end : tensor<128x128xf32>
+}"""
+
+
+def _flow_of(module: bytes, directory: Path, target: str) -> bytes:
+    source, compiled_for = directory / "step.mlirbc", parse_target(target)
+    source.write_bytes(module)
+    return _compile_to_flow(compiled_for, [*COMMON_FLAGS, *compiled_for.flags], source)
+
+
+def launched(module: ir.Module) -> list[str]:
+    """The kernels of ours that a module launches, by name."""
+    ours = {name_of(op.operation) for op in module.body.operations if op.operation.name == "stream.executable"}
+    entry_points = [ir.ArrayAttr(op.attributes["entry_points"]) for op in found_in(module, "flow.dispatch")]
+    names = [ir.SymbolRefAttr(first).value[0] for (first,) in entry_points]
+    return [name for name in names if name in ours]
+
+
+def is_ours(product: Product, directory: Path, target: str) -> bool:
+    with parsed(_flow_of(product.bytecode, directory, target)) as module:
+        return len(launched(module)) == 1
+
+
+def result_of(product: Product, directory: Path, target: str, *arguments: np.ndarray) -> np.ndarray:
+    compiled = compile_module(product, parse_target(target), directory)
+    config = ireert.Config("local-sync")
+    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
+    return loaded.f(*arguments).to_host()
+
+
+def integers(product: Product) -> list[np.ndarray]:
+    """What a module may be given, of which sums are exact."""
+    shapes = ([product.sizes[x] for x in letters] for letters in (product.given, product.right))
+    return [np.random.default_rng(0).integers(-8, 8, shape).astype(np.float32) for shape in shapes]
+
+
+x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="code for x86")
+
+
+@pytest.mark.parametrize("target", [AVX512_TARGET, AVX2_TARGET])
+@pytest.mark.parametrize("case", CASES)
+def test_products_have_kernels_of_our_own(tmp_path: Path, case: str, target: str, read: str) -> None:
+    assert is_ours(Product(*CASES[case], SIZES), tmp_path, target)
+
+
+@x86
+@pytest.mark.parametrize("is_square", [False, True])
+@pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
+@pytest.mark.parametrize("case", CASES)
+def test_products_are_right(tmp_path: Path, case: str, target: str, is_square: bool, read: str) -> None:
+    product = Product(*CASES[case], SIZES, is_square=is_square)
+    a, b = integers(product)
+    ones = np.ones([SIZES[x] for x in product.left], np.float32)
+    letters = f"{product.given},{product.left},{product.right}->{'brc' if 'b' in product.left else 'rc'}"
+    exact = np.einsum(letters, a * a if is_square else a, ones, b)
+    np.testing.assert_array_equal(result_of(product, tmp_path, target, a, b), exact)
+
+
+@x86
+@pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [
+        ("a batch", {"r": 60}),
+        ("a batch", {"r": 61, "k": 131}),
+        ("a batch of transposed right operands", {"r": 131, "c": 48, "k": 75}),
+        ("a batch of transposed left operands", {"r": 144, "c": 64, "k": 77}),
+        ("matrices", {"r": 14, "c": 32, "k": 9001}),  # more summands than fit a cache
+        ("a transposed left operand", {"r": 80, "c": 64, "k": 4098}),
+    ],
+)
+def test_tiles_need_not_be_whole(tmp_path: Path, case: str, sizes: dict[str, int], target: str, read: str) -> None:
+    product = Product(*CASES[case], SIZES | sizes)
+    a, b = integers(product)
+    exact = np.einsum(f"{product.given},{product.right}->{'brc' if 'b' in product.left else 'rc'}", a, b)
+    np.testing.assert_array_equal(result_of(product, tmp_path, target, a, b), exact)
+    assert is_ours(product, tmp_path, target)
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "target"),
+    [
+        ({"r": 4, "k": 1024}, "f32", AVX512_TARGET),
+        ({"c": 80}, "f32", AVX512_TARGET),
+        ({"r": 8, "c": 32}, "f32", AVX512_TARGET),
+        ({"r": 4096, "k": 2}, "f32", AVX512_TARGET),
+        ({}, "f64", AVX512_TARGET),
+        ({}, "f32", "llvm-cpu:arch=aarch64"),
+        ({}, "f32", "llvm-cpu:cpu=x86-64"),
+    ],
+)
+def test_other_products_are_left_to_iree(tmp_path: Path, changed: dict[str, int], kind: str, target: str) -> None:
+    assert not is_ours(Product("brk", "bkc", "brk", SIZES | changed, kind), tmp_path, target)
+
+
+def test_what_is_added_to_something_is_left_to_iree(tmp_path: Path) -> None:
+    assert not is_ours(Product(*CASES["matrices"], SIZES, beginning=1.0), tmp_path, AVX512_TARGET)
+
+
+@pytest.mark.usefixtures("far")
+def test_rows_of_a_transposed_left_operand_need_not_divide(tmp_path: Path) -> None:
+    assert is_ours(Product("bkr", "bkc", "bkr", SIZES | {"r": 67}), tmp_path, AVX512_TARGET)
+
+
+def heads(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The gradient of a weight that makes heads."""
+    return x.permute(1, 3, 0, 2, 4).reshape(512, 384).T @ y
+
+
+def copies_in_no_order(flow: ir.Module) -> int:
+    """How many kernels copy in loops that are neither in the order of what they read nor of what they write."""
+    generics = [op for op in inside(flow.operation) if op.name == "linalg.generic"]
+    maps = [[m.value for m in ir.ArrayAttr(op.attributes["indexing_maps"])] for op in generics]
+    return sum(all(m != ir.AffineMap.get_identity(m.n_dims) for m in of_one) for of_one in maps)
+
+
+def test_what_is_turned_is_held_where_it_was_transposed(
+    flow_of: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the second fails, IREE leaves two transposes apart, or in an order, and nothing need be held."""
+    monkeypatch.setattr(matmul_kernels, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
+    given = torch.randn(3, 4, 2, 128, 64), torch.randn(512, 384)
+    with parsed(flow_of(heads, given)) as module:
+        assert len(launched(module)) == 1
+        assert copies_in_no_order(module) == 0
+    monkeypatch.setattr(matmul_kernels, "hold_behind", lambda value: value)
+    with parsed(flow_of(heads, given)) as module:
+        assert copies_in_no_order(module) > 0
+
+
+def kernels_of(product: Product, directory: Path) -> int:
+    """How many kernels a product takes."""
+    with parsed(_flow_of(product.bytecode, directory, AVX512_TARGET)) as module:
+        return len(found_in(module, "flow.dispatch"))
+
+
+@pytest.mark.parametrize(
+    ("case", "sizes", "kernels"),
+    [
+        ("matrices", {}, 1),
+        ("matrices", {"c": 1024}, 1),
+        ("matrices", {"c": 1056}, 2),  # 528 KiB
+        ("a transposed left operand", {}, 1),
+        ("a transposed left operand", {"r": 1024}, 1),
+        ("a transposed left operand", {"r": 1056}, 2),
+        ("a batch", {"b": 60}, 1),
+        ("a transposed right operand", {}, 2),
+    ],
+)
+def test_operands_of_half_a_mebibyte_are_read_where_they_lie(
+    tmp_path: Path, case: str, sizes: dict[str, int], kernels: int
+) -> None:
+    assert kernels_of(Product(*CASES[case], SIZES | sizes), tmp_path) == kernels
+
+
+@pytest.mark.parametrize(
+    ("added", "kernels"),
+    [
+        (lambda y, row, x: y + row, 2),  # blocks, and the product with the sum
+        (lambda y, row, x: row + y, 2),
+        (lambda y, row, x: y * row, 3),
+        (lambda y, row, x: y + x, 3),
+        (lambda y, row, x: y + row[:, None], 3),
+        (lambda y, row, x: (y + row, y), 3),
+    ],
+)
+def test_a_product_adds_its_bias(
+    flow_of: Callable[..., bytes], added: Callable[..., Any], kernels: int, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    monkeypatch.setattr(matmul_kernels, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
+    x, row = torch.randn(128, 128), torch.randn(128)
+    with parsed(flow_of(lambda x, row: added(x @ x, row, x), (x, row))) as module:
+        assert len(launched(module)) == 1
+        assert len(found_in(module, "flow.dispatch")) == kernels - (read == "where they lie")
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [lambda v: v[:, None].expand(128, 96), lambda v: v[None, :96].expand(128, 96), lambda v: v[0].expand(128, 96)],
+    ids=["columns", "rows", "one number"],
+)
+@pytest.mark.usefixtures("read")
+def test_a_right_operand_is_one_column_or_row_as_often_as_needed(
+    flow_of: Callable[..., bytes], spread: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the gradient of a sum over columns is."""
+    monkeypatch.setattr(matmul_kernels, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
+    examples = torch.randn(128, 128), torch.randn(128)
+    with parsed(flow_of(lambda x, v: x @ spread(v), examples)) as module:
+        assert len(launched(module)) == 1
+
+
+@pytest.mark.usefixtures("far")
+def test_blocks_of_what_a_loop_leaves_as_it_is_are_made_before_it(tmp_path: Path) -> None:
+    with ir.Context():
+        module = bytecode_of(ir.Module.parse(LOOP))
+    with parsed(_flow_of(module, tmp_path, AVX512_TARGET)) as flow:
+        kernels = found_in(flow, "flow.dispatch")
+        assert [bool(loops_around(kernel.block)) for kernel in kernels] == [False, True]
+
+
+@x86
+@pytest.mark.parametrize("summands", [128, 6000])
+def test_a_bias_is_added_once(summands: int) -> None:
+    rng = np.random.default_rng(0)
+    shapes = (61, summands), (summands, 96), (96,)
+    x, w, bias = (torch.from_numpy(rng.integers(-8, 8, shape).astype(np.float32)) for shape in shapes)
+    compiled = ig.compile_function(lambda x, w, bias: x @ w + bias, (x, w, bias), cache=False)
+    np.testing.assert_array_equal(np.asarray(compiled(x, w, bias)), (x @ w + bias).numpy())
+
+
+def test_products_that_are_alike_share_a_kernel(flow_of: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_kernels, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
+    x, y, z = (torch.randn(128, 128) for _ in range(3))
+    with parsed(flow_of(lambda x, y, z: (x @ y) @ z @ x.T, (x, y, z))) as module:
+        names = launched(module)
+        assert len(names) == 3
+        assert len(set(names)) == 2
+
+
+@given(
+    batch=st.integers(1, 20),
+    rows=st.integers(12, 3000),
+    columns=st.integers(1, 60),
+    summands=st.sampled_from([1, 64, 5000]),
+    tile=st.sampled_from([*AVX2, *AVX512]),
+)
+def test_threads_compute_nearly_equal_parts(batch: int, rows: int, columns: int, summands: int, tile: Tile) -> None:
+    nowhere = Matrix(0, 0, Steps(0), Steps(0))
+    sizes = Sizes(batch, rows, columns * tile.columns, summands)
+    kernel = ProductKernel(sizes, tile, nowhere, nowhere, adds_row=False)
+    strips, panels = kernel.part
+    parts = batch * -(-kernel.strips // strips) * -(-kernel.panels // panels)
+    assert 1 <= strips <= kernel.strips
+    assert 1 <= panels <= kernel.panels
+    work = strips * panels * tile.rows * tile.columns * sizes.summands
+    largest = strips == min(512 // tile.rows, kernel.strips) and panels == min(768 // tile.columns, kernel.panels)
+    assert parts <= 16 or work >= 1 << 18 or largest
+    if batch == 1 and work >= 1 << 19:  # then two threads have nearly equally much
+        at_a_time = 1 if parts < 16 else 8
+        longest = at_a_time * -(-parts // (2 * at_a_time)) * strips * panels
+        assert longest <= 0.75 * kernel.strips * kernel.panels
+
+
+@given(rows=st.integers(8, 300), columns=st.integers(1, 40))
+def test_the_tile_takes_the_fewest_instructions(rows: int, columns: int) -> None:
+    sizes = {"r": rows, "c": 32 * columns, "k": 1 << 14, "b": 4}
+    tile = tile_for(sizes, AVX512)
+    assert tile is not None
+    assert sizes["c"] % tile.columns == 0
+    taken = {
+        t: -(-rows // t.rows) * (32 * columns // t.columns) * (t.rows * t.vectors + t.rows + t.vectors) for t in AVX512
+    }
+    assert taken[tile] == min(taken[t] for t in AVX512 if sizes["c"] % t.columns == 0)

@@ -1,0 +1,266 @@
+"""Steps of which named dimensions have no fixed size: one graph, one compiled function, for all of them."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sympy
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._sympy.functions import Mod
+
+import irongrad as ig
+from irongrad.graph.step_graph import Function, Value
+from irongrad.operators.legalize.retrace import interpret_eager
+from irongrad.passes.base import Context
+from irongrad.passes.graph.simplify import Simplify
+from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.differentiate.differentiate import differentiate
+from irongrad.pipeline.driver import step_graph
+from irongrad.pipeline.lower.reshapes import joined_and_split
+from irongrad.runtime import Session
+from irongrad.runtime.commands import run_module
+from irongrad.runtime.errors import CaptureError, GuardError, UnsupportedOpError, UserError
+from irongrad.runtime.golden import read_golden
+from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
+from irongrad.runtime.manifest import GOLDEN
+from irongrad.runtime.session import initial_state
+from irongrad.sizes.expressions import symbol
+from irongrad.sizes.limits import limits_of, spelled
+
+Run = Callable[[list[str]], subprocess.CompletedProcess[str]]
+B, T = symbol("B"), symbol("T")
+NAMES = {"x": {0: "B", 1: "T"}, "y": {0: "B", 1: "T"}}
+
+
+class _Tagger(nn.Module):
+    """Attention between tokens, positions, and a batch norm over all of them: sums of every kind."""
+
+    def __init__(self, *, attends: bool = True) -> None:
+        super().__init__()
+        self.attends = attends
+        self.embedding, self.positions = nn.Embedding(9, 6), nn.Embedding(96, 6)
+        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embedding(x) + self.positions(torch.arange(x.shape[1]))
+        h = self.norm(h.transpose(1, 2)).transpose(1, 2)
+        return self.head(self._attended(h) if self.attends else h)
+
+    def _attended(self, h: Tensor) -> Tensor:
+        h = h.unflatten(2, (2, 3)).transpose(1, 2)
+        return F.scaled_dot_product_attention(h, h, h, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def _loss(tags: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(tags.flatten(0, 1), y.flatten(), ignore_index=2)
+
+
+def _batch(b: int, t: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(100 * b + t)
+    limits = {"x": 9, "y": 4}
+    return {n: torch.randint(0, limit, (b, t), generator=generator) for n, limit in limits.items()}
+
+
+def _step(*, attends: bool = True, **options: Any) -> ig.TrainStep:
+    torch.manual_seed(0)
+    model = _Tagger(attends=attends)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return ig.TrainStep(model, _loss, optimizer, _batch(3, 5), **{"dynamic": NAMES, **options})
+
+
+@pytest.fixture(scope="module")
+def joint() -> tuple[ig.TrainStep, Function]:
+    step = _step()
+    return step, differentiate(capture(step)).joint
+
+
+def _simplified(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    made = copy.deepcopy(graph)
+    assert Simplify().run(made, Context("joint")).changed
+    made.recompile()
+    return made
+
+
+@pytest.mark.parametrize("write", [lambda graph: graph, joined_and_split, _simplified])
+@pytest.mark.parametrize(("b", "t"), [(3, 5), (2, 1), (1, 7), (5, 90), (70, 2)])
+def test_one_graph_is_right_at_every_size(joint: tuple[ig.TrainStep, Function], b: int, t: int, write: Any):
+    step, function = joint
+    model, batch = copy.deepcopy(step.model).double(), _batch(b, t)
+    loss = _loss(model(batch["x"]), batch["y"])
+    loss.backward()
+    state = {**dict(step.model.named_parameters()), **dict(step.model.named_buffers())}
+    given = [batch[a.name] if a.kind == "input" else state[a.name].detach() for a in function.arguments]
+    graph = write(function.graph)
+    made = dict(zip(function.results, interpret_eager(graph, given), strict=True))  # nothing has strides
+    torch.testing.assert_close(made[Value("output", "loss")].double(), loss.detach(), rtol=1e-5, atol=1e-6)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(made[Value("gradient", name)].double(), parameter.grad, rtol=1e-4, atol=1e-6)
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(made[Value("state", name)].double(), buffer.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_reshapes_are_of_joined_and_split_dimensions(joint: tuple[ig.TrainStep, Function]):
+    aten = torch.ops.aten
+    before = [n for n in joint[1].graph.graph.nodes if n.target is aten.view.default]
+    after = joined_and_split(joint[1].graph)
+    left = [n for n in after.graph.nodes if n.target is aten.view.default]
+    assert len(before) > len(left)
+    assert all(isinstance(s, int) for n in left for s in n.meta["val"].shape)
+    assert any(n.target is torch.ops.prims.collapse.default for n in after.graph.nodes)
+
+
+def test_limits_are_intervals_where_they_can_be():
+    limits = limits_of([sympy.Le(T, 96), sympy.Ge(T, 3), sympy.Ne(B, 1), sympy.Lt(B * T, 1000)], ["B", "T"])
+    assert (limits.smallest, limits.largest) == ({"B": 2, "T": 3}, {"T": 96})
+    assert limits.conditions == (sympy.Lt(B * T, 1000),)
+    assert limits.allow({"B": 2, "T": 96})
+    assert not limits.allow({"B": 2, "T": 97})
+    assert not limits.allow({"B": 11, "T": 96})
+
+
+def test_a_table_of_positions_is_a_limit_and_so_is_a_batch_of_one():
+    limits = limits_of([sympy.Le(T, 96), sympy.Ne(B * T, 1)], ["B", "T"])
+    assert step_graph(_step(attends=False)).limits == limits
+    assert [spelled(c) for c in limits.conditions] == ["B*T != 1"]
+
+
+def test_a_multiple_is_a_condition_in_words():
+    (condition,) = limits_of([sympy.Eq(Mod(T, 8), 0)], ["T"]).conditions
+    assert spelled(condition) == "T a multiple of 8"
+
+
+def test_what_asks_for_a_size_is_refused_with_its_line():
+    model = nn.Sequential(nn.Conv1d(3, 3, 1), nn.AdaptiveAvgPool1d(4))
+    inputs = {"x": torch.randn(2, 3, 10)}
+    step = ig.TrainStep(
+        model, lambda out: out.square().mean(), torch.optim.SGD(model.parameters()), inputs, dynamic={"x": {2: "T"}}
+    )
+    with pytest.raises((UnsupportedOpError, CaptureError), match="'T'") as error:
+        step_graph(step)
+    assert "pool" in str(error.value)
+    assert "leave 'T' out of dynamic" in str(error.value)
+
+
+def test_a_fallback_needs_buckets_and_sizes_beyond_them():
+    with pytest.raises(CaptureError, match="the step has no buckets"):
+        _step(bucket_fallback="dynamic")
+    with pytest.raises(CaptureError, match="must be 'dynamic'"):
+        _step(buckets={"B": [4], "T": [8]}, bucket_fallback="pad")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"functions of any size leave B, T open: give buckets for B, T"),
+        ({"buckets": {"B": [4], "T": [8]}, "bucket_fallback": "dynamic"}, "leave out bucket_fallback"),
+    ],
+)
+@pytest.mark.parametrize("budget", [{"max_memory": "50%"}, {"passes": "dce,rematerialise{max_memory=50%}"}])
+def test_a_budget_of_memory_needs_known_sizes(
+    tmp_path: Path, options: dict[str, Any], message: str, budget: dict[str, str]
+):
+    with pytest.raises(UserError, match=f"max_memory needs known sizes.*{message}"):
+        ig.compile(_step(**options), tmp_path / "artifact", **budget)
+
+
+def test_the_route_over_stablehlo_needs_known_sizes(tmp_path: Path):
+    with pytest.raises(UserError, match="StableHLO needs known sizes, .* leave B, T open: give buckets for B, T, or"):
+        ig.compile(_step(), tmp_path / "artifact", route="stablehlo")
+
+
+def test_a_dimension_is_not_called_as_the_steps_are():
+    with pytest.raises(CaptureError, match="'K', as the steps of train_steps are called; rename it"):
+        _step(dynamic={"x": {1: "K"}, "y": {1: "K"}})
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    step = _step(attends=False, buckets={"B": [4], "T": [8]}, bucket_fallback="dynamic")
+    directory: Path = tmp_path_factory.mktemp("any_size") / "tagger"
+    ig.compile(step, directory, entry_points=["train_step", "train_steps", "eval_step", "reset"])
+    return directory
+
+
+@pytest.fixture(scope="module")
+def session(artifact: Path) -> Session:
+    return ig.runtime.load(artifact)
+
+
+def test_calls_that_no_bucket_holds_train_the_same_state(session: Session, trains_as_eager: Callable[..., None]):
+    batches = [_batch(b, t) for b, t in [(3, 5), (4, 9), (6, 4), (2, 8), (5, 70), (1, 96)]]
+    trains_as_eager(session, _step(attends=False), batches, rtol=1e-5, state=(1e-4, 1e-5))
+
+
+@pytest.mark.parametrize(("b", "t"), [(3, 5), (6, 11)])
+def test_many_steps_in_one_call_are_the_same_steps(session: Session, b: int, t: int):
+    batch = {n: v.numpy() for n, v in _batch(b, t).items()}
+    session.reset()
+    one_by_one = [session.train_step(**batch) for _ in range(3)]
+    expected = session.state()
+    session.reset()
+    made = session.train_steps(**{n: np.stack([v] * 3) for n, v in batch.items()})
+    np.testing.assert_allclose(made, one_by_one, rtol=1e-6)
+    for name, value in session.state().items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6, atol=1e-7)
+
+
+REFUSALS = [
+    (
+        {"x": (2, 97), "y": (2, 97)},
+        "x: dimension 1 (T) must be in [1, 96]; the step was not run; shape dimension 1 mismatch; expected 96 but "
+        "have 97",
+    ),
+    (
+        {"x": (2, 4), "y": (3, 4)},
+        "y: dimension 0 (B) must be as large as dimension 0 of x; the step was not run; shape dimension 0 mismatch; "
+        "expected 2 but have 3",
+    ),
+    (
+        {"x": (2, 9), "y": (2, 10)},
+        "y: dimension 1 (T) must be as large as dimension 1 of x; the step was not run; shape dimension 1 mismatch; "
+        "expected 9 but have 10",
+    ),
+]
+
+
+@pytest.mark.parametrize(("shapes", "message"), REFUSALS)
+def test_a_refusal_says_what_was_given_wherever_it_is_run(
+    artifact: Path, session: Session, iree_run: Run, shapes: dict[str, tuple[int, int]], message: str
+):
+    session.reset()
+    before = session.state()
+    with pytest.raises(GuardError) as error:
+        session.train_step(**{n: np.zeros(shape, np.int64) for n, shape in shapes.items()})
+    assert message in str(error.value)
+    for name, value in session.state().items():
+        np.testing.assert_array_equal(value, before[name])
+    values = {n: f"{shape[0]}x{shape[1]}xi64=0" for n, shape in shapes.items()}
+    alone = iree_run(run_module(session.manifest, artifact, "train_step", inputs=values))
+    assert alone.returncode != 0
+    assert message in alone.stderr
+
+
+def test_the_golden_checks_pass_and_refuse_in_the_same_words(
+    artifact: Path, session: Session, iree_run: Run, tmp_path: Path
+):
+    plan = make_plan(session.manifest, read_golden(artifact / GOLDEN), initial_state(artifact))
+    write_files(plan, session.manifest, tmp_path)
+    assert next(c for c in plan.checks if c.name.endswith("train_step.too_large.T")).refusal in REFUSALS[0][1]
+    for check in (c for c in plan.checks if ".train_step" in c.name):
+        command = [a.replace(ARTIFACT, str(artifact)).replace(FILES, str(tmp_path)) for a in check.command]
+        result = iree_run(command)
+        assert (result.returncode != 0) == bool(check.refusal), check.name
+        assert check.refusal in result.stderr
+
+
+def test_the_manifest_says_which_sizes_there_are(session: Session):
+    assert session.manifest.sizes == {"B": (1, None), "T": (1, 96)}

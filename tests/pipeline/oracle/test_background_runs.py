@@ -1,0 +1,124 @@
+"""The first runs of the oracle, in a thread of their own, are those that the main thread would make."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import irongrad as ig
+from irongrad.graph.step_graph import StepGraph
+from irongrad.pipeline import driver
+from irongrad.pipeline.capture.capture import CapturedStep, capture
+from irongrad.pipeline.driver import build
+from irongrad.pipeline.options import make_options
+from irongrad.pipeline.oracle import background_runs
+from irongrad.pipeline.oracle.background_runs import first_runs
+from irongrad.pipeline.oracle.expected_values import Expected
+from irongrad.pipeline.oracle.oracle import golden_runs
+from irongrad.runtime.errors import ToolchainError
+
+STEPS = 2
+
+
+def make_step(**choices: object) -> ig.TrainStep:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 4))
+    inputs = {"x": torch.randn(6, 4), "y": torch.randint(0, 4, (6,))}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return ig.TrainStep(model, nn.functional.cross_entropy, optimizer, inputs, **choices)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def captured() -> CapturedStep:
+    return capture(make_step())
+
+
+@pytest.fixture
+def graph() -> StepGraph:
+    return driver.step_graph(make_step())
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads in which runs begin."""
+    found: list[threading.Thread] = []
+    plain: Callable[..., object] = background_runs.golden_runs
+
+    def recorded(*arguments: object) -> object:
+        found.append(threading.current_thread())
+        return plain(*arguments)
+
+    monkeypatch.setattr(background_runs, "golden_runs", recorded)
+    return found
+
+
+def test_they_are_the_same_as_in_this_thread(
+    captured: CapturedStep, graph: StepGraph, threads: list[threading.Thread]
+) -> None:
+    here = Expected(golden_runs(captured, graph, STEPS))
+    with first_runs(captured, graph, STEPS) as runs:
+        own = runs().own
+        assert runs().own is own
+    assert threads != [threading.current_thread()]
+    assert not threads[0].is_alive()
+    assert own.golden.allowed == here.golden.allowed
+    for key, value in own.golden.expected.items():
+        np.testing.assert_array_equal(value, here.golden.expected[key])
+    # The rest of the runs are made here, when the thread has ended.
+    assert own.widest().allowed == here.widest().allowed
+
+
+def test_they_end_where_a_stage_fails(captured: CapturedStep, graph: StepGraph) -> None:
+    """Else this would take years."""
+    with pytest.raises(ZeroDivisionError), first_runs(captured, graph, 10**9):
+        raise ZeroDivisionError
+
+
+def test_an_error_of_theirs_is_raised_where_they_are_asked_for(
+    captured: CapturedStep, graph: StepGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def golden_runs(*arguments: object) -> object:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(background_runs, "golden_runs", golden_runs)
+    with first_runs(captured, graph, STEPS) as runs, pytest.raises(ZeroDivisionError):
+        runs()
+
+
+def test_a_build_begins_them_once_its_passes_have_run(
+    tmp_path: Path, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages: list[str] = []
+
+    def failing(*arguments: object) -> object:
+        stages.append("import")
+        raise ToolchainError("no")
+
+    def optimised(*arguments: object) -> object:
+        assert not threads
+        stages.append("passes")
+        return plain(*arguments)  # type: ignore[arg-type]
+
+    plain = driver._optimised
+    monkeypatch.setattr(driver, "_optimised", optimised)
+    monkeypatch.setattr(driver, "import_functions", failing)
+    with pytest.raises(ToolchainError):
+        build(make_step(), make_options(tmp_path / "artifact", cache=False))
+    assert stages == ["passes", "import"]
+    assert len(threads) == 1
+    assert not threads[0].is_alive()
+
+
+def test_each_bucket_is_run(tmp_path: Path, threads: list[threading.Thread]) -> None:
+    step = make_step(dynamic={"x": {0: "batch"}, "y": {0: "batch"}}, buckets=({"batch": 4}, {"batch": 8}))
+    artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",), cache=False)
+    assert len(threads) == 2
+    assert len(set(threads) - {threading.current_thread()}) == 1
+    certificate = artifact.manifest.targets[0].certificate
+    assert (certificate.steps, certificate.oracle) == (driver.GOLDEN_STEPS, "float64")

@@ -1,0 +1,43 @@
+"""Every bucket is verified, in sizes that run in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import irongrad as ig
+from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.differentiate.differentiate import differentiate
+from irongrad.pipeline.optimizer.update import add_optimizer
+from irongrad.pipeline.oracle.bucket_examples import at_other_sizes
+
+
+def step_with(buckets: list[int]) -> ig.TrainStep:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    return ig.TrainStep(
+        model=model,
+        loss=nn.functional.cross_entropy,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        inputs={"x": torch.randn(4, 4), "y": torch.randint(0, 3, (4,))},
+        dynamic={"x": {0: "B"}, "y": {0: "B"}},
+        buckets={"B": buckets},
+    )
+
+
+@pytest.mark.parametrize(("buckets", "sizes"), [([2, 4], [1]), ([1, 2, 4], [1, 2]), ([4, 8, 16], [7, 15])])
+def test_other_buckets_have_examples(buckets: list[int], sizes: list[int]) -> None:
+    captured = capture(step_with(buckets))
+    others = at_other_sizes(captured, add_optimizer(differentiate(captured)))
+    assert [o.step.inputs["x"].shape[0] for o in others] == sizes
+
+
+def test_a_bucket_of_one_trains(tmp_path: Path) -> None:
+    step = step_with([1, 4])
+    artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",))
+    loss = step.loss(step.model(step.inputs["x"][:1]), step.inputs["y"][:1])
+    inputs = {name: tensor[:1].numpy() for name, tensor in step.inputs.items()}
+    assert artifact.load().train_step(**inputs) == pytest.approx(loss.item(), rel=1e-5)

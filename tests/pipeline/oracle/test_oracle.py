@@ -1,0 +1,119 @@
+"""Eager runs beside the compiler, and the golden values that come of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import irongrad as ig
+from irongrad.frontends.compile_function import flat_function, golden_runs_of_function, trace_function
+from irongrad.graph.step_graph import StepGraph
+from irongrad.pipeline import package
+from irongrad.pipeline.capture.capture import CapturedStep
+from irongrad.pipeline.oracle import expected_values, oracle
+from irongrad.pipeline.oracle.eager_loss_scale import Skips
+from irongrad.pipeline.oracle.eager_run import half_of_the_threads, run_eager
+from irongrad.pipeline.package import Artifact
+from irongrad.runtime.errors import InternalError
+from irongrad.runtime.golden import Golden, kept, read_golden
+from irongrad.runtime.session import Session
+from irongrad.runtime.tolerance import NOISY_RUNS
+from irongrad.runtime.verification import Report, golden_steps
+
+
+def test_eager_leaves_cores_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = [6]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    with pytest.raises(ValueError, match="an eager run"), half_of_the_threads():
+        raise ValueError("an eager run that failed")
+    assert threads == [6, 3, 6]
+    threads[:] = [1]
+    with half_of_the_threads():
+        assert threads[-1] == 1
+
+
+def test_golden_values_that_are_not_stored_as_computed_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = Golden(1, "float64", {}, {"loss/0/": np.array(0.5)}, {"loss/0/": 1e-6})
+    package._write_golden(golden, tmp_path / "golden")
+    monkeypatch.setattr(package, "read_golden", lambda path: Golden(1, "float64", {}, {"loss/0/": np.array(0.6)}, {}))
+    with pytest.raises(InternalError, match="as they are stored"):
+        package._write_golden(golden, tmp_path / "golden")
+
+
+def test_an_artifact_keeps_the_golden_values_of_its_verification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of tensors that it keeps samples of; they are compared whole, each step once."""
+    torch.manual_seed(0)
+    model = nn.Linear(80, 60)
+    inputs = {"x": torch.randn(2, 80), "y": torch.randn(2, 60)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    seen: list[Golden] = []
+
+    def seeing(session: Session, golden: Golden) -> Report:
+        seen.append(golden)
+        return golden_steps(session, golden)
+
+    monkeypatch.setattr(expected_values, "golden_steps", seeing)
+    artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",))
+    (golden,) = seen
+    assert golden.expected["state/1/weight"].shape == (60, 80)
+    stored = read_golden(artifact.directory / "golden.safetensors")
+    assert stored.expected["state/1/weight"].shape == (4096,)
+    assert stored.allowed == kept(golden).allowed
+
+
+@pytest.mark.parametrize(("large", "steps"), [(10, 2), (1000, 3)])
+def test_large_steps_are_verified_over_fewer_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int, steps: int
+) -> None:
+    monkeypatch.setattr(oracle, "LARGE", large)
+    model = nn.Linear(5, 3)
+    inputs = {"x": torch.randn(4, 5), "y": torch.randn(4, 3)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.Adam(model.parameters()), inputs)
+    report = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",), cache=False).reports["llvm-cpu"]
+    assert report.steps == steps
+    assert any(c.key == f"state/{steps}/weight" for c in report.comparisons)
+
+
+def test_all_runs_are_made_for_a_target_that_cannot_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever verifies it later has what all of them allow; here the first is enough."""
+    model = nn.Linear(3, 2)
+    inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 2)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    seeds: list[int | None] = []
+
+    def seeing(captured: CapturedStep, graph: StepGraph, dtype: torch.dtype | None, *rest: Any) -> Skips:
+        if dtype is None:
+            seeds.append(rest[1])
+        return run_eager(captured, graph, dtype, *rest)
+
+    def compiled() -> Artifact:
+        seeds.clear()
+        return ig.compile(step, tmp_path / "artifact", entry_points=("train_step",), cache=False)
+
+    monkeypatch.setattr(oracle, "run_eager", seeing)
+    assert compiled().reports["llvm-cpu"].passed
+    assert seeds == [0]
+    monkeypatch.setattr(package, "why_not", lambda *arguments: "it is for another machine")
+    assert not compiled().reports
+    assert seeds == [*range(NOISY_RUNS), None]
+
+
+def test_a_noisy_run_may_leave_what_an_operator_takes() -> None:
+    """Binary cross-entropy takes no probability and no target above 1."""
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.binary_cross_entropy((x * 20).sigmoid(), (x > 0).float())
+
+    flat = flat_function(loss, (torch.tensor([1.0, -1.0, 2.0, 3.0]),), gradients=False)
+    *_, golden = golden_runs_of_function(flat, trace_function(flat, loss)[0])
+    assert all(0 < a < 1e-3 for a in golden.allowed.values())

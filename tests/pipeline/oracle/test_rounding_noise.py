@@ -1,0 +1,34 @@
+"""Noise in the last places of what eager PyTorch computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
+from irongrad.runtime.tolerance import NOISE_ULPS
+
+EPS = torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 50, 1000), (2, 1 << 18), (0, 4)])
+def test_noise_is_in_the_last_places_of_every_element(shape: tuple[int, ...]) -> None:
+    """However large a tensor is, and in whatever order it lies in memory."""
+    tensor = torch.ones(shape)
+    for start in (tensor, tensor.transpose(0, -1) if shape else tensor):
+        with RoundingNoise(0):
+            noisy = start * 1.0
+        off = (noisy - 1) / EPS
+        assert float(off.abs().max() if off.numel() else 0) <= NOISE_ULPS
+        assert (off != 0).double().mean() > 0.8 or off.numel() < 2
+
+
+def test_noise_spares_what_is_exact() -> None:
+    count, values = torch.tensor(3.0), torch.arange(1000.0)
+    with RoundingNoise(0):
+        count.add_(1)
+        moved = values.view(10, 100).t().clone()
+        mask = torch.bernoulli(torch.full((1000,), 0.5))
+    assert float(count) == 4.0
+    assert torch.equal(moved, values.view(10, 100).t())
+    assert set(mask.tolist()) == {0.0, 1.0}

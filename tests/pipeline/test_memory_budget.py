@@ -1,0 +1,127 @@
+"""A budget of memory is held by what IREE allocates."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import irongrad as ig
+from irongrad.memory_model.liveness import Usage
+from irongrad.passes import PassRecord, parse_passes, spelled
+from irongrad.passes.graph.rematerialise import Rematerialise
+from irongrad.pipeline.memory_budget import ROUNDS, OverBudgetError, asked_budget, budget_of, check_limits, tightened
+from irongrad.runtime.byte_sizes import bytes_in
+from irongrad.runtime.errors import UserError
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+PASSES = parse_passes("dce,rematerialise{max_memory=50%}")
+
+
+def record(before: int, after: int, function: str = "joint") -> PassRecord:
+    stats = {"recomputed": 3, "bytes before": before, "budget": before // 2, "bytes": after}
+    return PassRecord("rematerialise", function, 0.0, (9, 9), True, stats)
+
+
+def test_a_step_takes_what_its_largest_bucket_does() -> None:
+    budget = budget_of(PASSES, [record(1000, 480), record(400, 300, "joint@n16")])
+    assert budget is not None
+    assert (budget.limit, budget.unlimited, budget.planned, budget.is_smallest) == (500, 1000, 480, False)
+
+
+def test_without_a_budget_or_a_plan_there_is_no_limit() -> None:
+    assert asked_budget(parse_passes("dce,rematerialise")) is None
+    assert budget_of(parse_passes("dce,rematerialise"), [record(1000, 480)]) is None
+    assert budget_of(PASSES, []) is None
+
+
+def test_only_entry_points_with_a_limit_are_compared() -> None:
+    check_limits({"train_step": 500}, {"train_step": 500, "eval_step": 900})
+    with pytest.raises(OverBudgetError) as over:
+        check_limits({"train_step": 500, "grad_step": 500}, {"train_step": 520, "grad_step": 510})
+    assert over.value.allocated == 520
+
+
+def test_the_next_plan_is_less_by_what_was_missed_and_the_last_the_smallest() -> None:
+    budget = budget_of(PASSES, [record(1000, 480)])
+    ratios = []
+    for round_ in range(1, ROUNDS):
+        _, planned = tightened(PASSES, budget, [528] * round_)
+        assert isinstance(planned, Rematerialise)
+        assert planned.max_memory == "50%"
+        ratios.append(planned.ratio)
+        assert parse_passes(spelled(planned)) == (planned,)
+    assert ratios == [1.1] * (ROUNDS - 2) + [math.inf]
+
+
+def test_where_no_plan_is_smaller_the_least_that_was_reached_is_said() -> None:
+    passes = (PASSES[0], Rematerialise("50%", ratio=1.2))
+    budget = budget_of(passes, [record(100 * 1024, 42 * 1024)])
+    assert budget is not None
+    assert budget.is_smallest  # 42 times 1.2 is more than 50
+    with pytest.raises(UserError, match=r"fit into 50.0KiB. The smallest that was reached is 51.0KiB, of 100.0KiB"):
+        tightened(passes, budget, [52 * 1024, 51 * 1024, 53 * 1024])
+
+
+def make_step(**options: Any) -> ig.TrainStep:
+    """Layers whose backward can compute much again: GELU and normalisations between products."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)) for _ in range(3)]
+    model = nn.Sequential(*layers, nn.Linear(32, 4))
+    inputs = {"x": torch.randn(512, 32), "y": torch.randint(0, 4, (512,))}
+    return ig.TrainStep(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), inputs, **options)
+
+
+def compiled(directory: Path, max_memory: str, step: ig.TrainStep | None = None) -> tuple[int, int, float]:
+    """Of a step under a budget: what IREE allocates, what it may, and the ratio of its last plan."""
+    manifest = ig.compile(
+        step or make_step(), directory, entry_points=("train_step",), max_memory=max_memory, cache=False
+    ).manifest
+    assert manifest.memory is not None
+    assert manifest.memory.budget == max_memory
+    planned = asked_budget(parse_passes(",".join(manifest.passes)))
+    assert planned is not None
+    return manifest.targets[0].transients["train_step"], manifest.memory.limits["train_step"], planned.ratio
+
+
+def test_a_plan_that_takes_more_than_was_predicted_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = Usage.total.fget
+    assert total is not None
+    monkeypatch.setattr(Usage, "total", property(lambda usage: total(usage) * 8 // 10))
+    allocated, limit, ratio = compiled(tmp_path / "artifact", "95%")
+    assert allocated <= limit
+    assert ratio > 1
+
+
+def test_a_budget_that_no_plan_meets_is_refused_with_one_that_is_met(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--max-memory 10%: .* The smallest that was reached is ([\d.]+KiB)") as error:
+        compiled(tmp_path / "refused", "10%")
+    reached = re.search(r"reached is ([\d.]+KiB)", str(error.value))
+    assert reached is not None
+    allocated, limit, _ = compiled(tmp_path / "met", reached[1])
+    assert allocated <= limit == bytes_in(reached[1], 0)
+
+
+def test_with_buckets_the_largest_fits(tmp_path: Path) -> None:
+    buckets = {"dynamic": {"x": {0: "B"}, "y": {0: "B"}}, "buckets": {"B": [128, 512]}}
+    allocated, limit, _ = compiled(tmp_path / "artifact", "75%", make_step(**buckets))
+    assert limit / 2 < allocated <= limit
+
+
+def test_half_of_its_memory_is_enough_for_the_first_plans_of_the_largest_resnet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    step = importlib.import_module("memory").make_step("resnet18")
+    allocated, limit, ratio = compiled(tmp_path / "artifact", "50%", step)
+    assert limit * 0.9 < allocated <= limit
+    assert ratio == pytest.approx(1, abs=0.05)

@@ -1,0 +1,72 @@
+"""What a user says of sizes."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+import torch
+from torch import nn
+from torch.utils._sympy.functions import Mod
+
+import irongrad as ig
+from irongrad.runtime.errors import CaptureError
+from irongrad.sizes.constraints import conditions_of
+from irongrad.sizes.expressions import symbol
+from irongrad.sizes.limits import limits_up_to, multiple_of, spelled
+
+B, S, T = symbol("B"), symbol("S"), symbol("T")
+
+
+def test_comparisons_are_relations_of_dimensions():
+    assert conditions_of(["T % 8 == 0"], "T") == (sympy.Eq(Mod(T, 8), 0),)
+    assert conditions_of(["16 <= T <= 512", "S < 2 * T - 1"], "ST") == (
+        sympy.Le(16, T),
+        sympy.Le(T, 512),
+        sympy.Lt(S, 2 * T - 1),
+    )
+    assert conditions_of(["T >= 1 - 1"], "T") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("T", "no comparison of sizes, such as 'T % 8 == 0'"),
+        ("T is 8", "no comparison"),
+        ("T %", "no comparison"),
+        ("U == 8", "names 'U', which is no dimension of dynamic: T"),
+        ("T / 8 == 2", "'T / 8' in it"),
+        ("T == 8.0", "'8.0' in it"),
+        ("len(T) == 8", r"'len\(T\)' in it"),
+        ("T < 0", "no sizes satisfy"),
+    ],
+)
+def test_what_is_no_comparison_is_refused(text: str, reason: str):
+    with pytest.raises(CaptureError, match=reason):
+        conditions_of([text], ["T"])
+
+
+def test_declared_relations_are_taken_as_they_stand():
+    declared = conditions_of(["T != 5", "T <= 9", "T % 2 == 1"], "T")
+    limits = limits_up_to([sympy.Ne(T, 12)], {"T": 11}, declared)  # of which the first is always true
+    assert limits.largest == {"T": 9}
+    assert [n for n in range(1, 12) if limits.allow({"T": n})] == [1, 3, 7, 9]
+
+
+def test_a_multiple_is_one_in_words():
+    (condition,) = conditions_of(["T % 8 == 0"], "T")
+    assert multiple_of(condition) == (T, 8)
+    assert spelled(condition) == "T a multiple of 8"
+    assert multiple_of(sympy.Eq(Mod(T, 8), 1)) is None
+
+
+def test_an_example_satisfies_the_constraints():
+    model = nn.Linear(4, 4)
+    with pytest.raises(CaptureError, match=r"have sizes \{'T': 6\}, which do not satisfy the constraint 'T % 4 == 0'"):
+        ig.TrainStep(
+            model,
+            lambda out: out.square().mean(),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            {"input": torch.randn(6, 4)},
+            dynamic={"input": {0: "T"}},
+            constraints=["T % 4 == 0"],
+        )

@@ -1,0 +1,161 @@
+"""A compiled run goes on in eager PyTorch, and an eager run in compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn, optim
+
+import irongrad as ig
+from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
+from irongrad.pipeline.oracle.step_copies import twin_of
+from irongrad.pipeline.package import Artifact
+from irongrad.runtime.errors import ArtifactError
+
+Make = Callable[[list[nn.Parameter]], Any]
+
+
+class Net(nn.Module):
+    """Tied weights, BatchNorm, a frozen parameter and one that gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(10, 6), nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, 10)
+        self.head.weight = self.embed.weight
+        self.unused = nn.Linear(2, 2)
+        self.head.bias.requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.embed(tokens)).tanh())
+
+
+OPTIMIZERS: dict[str, Make] = {
+    "adam": lambda p: optim.Adam(p, lr=0.01),
+    "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.2),
+}
+
+
+def make_step(make: Make) -> ig.TrainStep:
+    torch.manual_seed(0)
+    model = Net()
+    inputs = {"tokens": torch.randint(0, 10, (12,)), "y": torch.randint(0, 10, (12,))}
+    return ig.TrainStep(model, nn.functional.cross_entropy, make(list(model.parameters())), inputs)
+
+
+@pytest.fixture(scope="module", params=OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Make, Artifact]:
+    directory = tmp_path_factory.mktemp("checkpoint") / "artifact"
+    return request.param, ig.compile(make_step(request.param), directory, entry_points=("train_step",))
+
+
+def train_eager(step: ig.TrainStep, steps: int, seed: int | None = None) -> dict[str, torch.Tensor]:
+    """Train in place; the state dict after it."""
+    dtype = next(step.model.parameters()).dtype
+    inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in step.inputs.items()}
+    with RoundingNoise(seed) if seed is not None else nullcontext():
+        for _ in range(steps):
+            step.optimizers[0].zero_grad()
+            step.loss(step.model(inputs["tokens"]), inputs["y"]).backward()
+            step.optimizers[0].step()
+    return {n: t.detach().clone() for n, t in step.model.state_dict().items()}
+
+
+def train_compiled(artifact: Artifact, step: ig.TrainStep, steps: int, checkpoint: Path | None = None) -> Any:
+    session = artifact.load(checkpoint=checkpoint)
+    for _ in range(steps):
+        session.train_step(**{n: t.numpy() for n, t in step.inputs.items()})
+    return session
+
+
+def references(make: Make, steps: int) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
+    exact = train_eager(twin_of(make_step(make), torch.float64), steps)
+    samples = [train_eager(twin_of(make_step(make), torch.float32), steps, seed) for seed in (None, 0, 1, 2)]
+    return exact, samples
+
+
+def test_state_dict_loads_strictly(pair: tuple[Make, Artifact], tmp_path: Path) -> None:
+    make, artifact = pair
+    path = tmp_path / "model.safetensors"
+    session = train_compiled(artifact, make_step(make), 2)
+    session.save(path)
+    model = Net()
+    wanted = model.state_dict().keys()
+    model.load_state_dict({n: t for n, t in load_file(path).items() if n in wanted}, strict=True)
+    for name, tensor in model.state_dict().items():
+        spec = next(s for s in session.manifest.state if name in (s.name, *s.aliases))
+        np.testing.assert_array_equal(tensor.numpy(), session.state()[spec.name])
+
+
+def test_compiled_then_eager(pair: tuple[Make, Artifact], tmp_path: Path, agree: Callable[..., None]) -> None:
+    make, artifact = pair
+    path = tmp_path / "half.safetensors"
+    train_compiled(artifact, make_step(make), 3).save(path)
+    step = make_step(make)
+    with torch.no_grad():
+        step.model.embed.weight.zero_()  # all of it must come from the checkpoint
+    loaded = ig.load_checkpoint(path, step.model, step.optimizer)
+    assert loaded.keys() == step.model.state_dict().keys()
+    found = train_eager(step, 3)
+    agree({n: t.numpy() for n, t in found.items()}, *references(make, 6))
+
+
+def test_eager_then_compiled(pair: tuple[Make, Artifact], tmp_path: Path, agree: Callable[..., None]) -> None:
+    make, artifact = pair
+    path = tmp_path / "half.safetensors"
+    step = make_step(make)
+    train_eager(step, 3)
+    ig.save_checkpoint(path, step.model, step.optimizer, artifact.directory)
+    state = train_compiled(artifact, step, 3, checkpoint=path).state()
+    exact, samples = references(make, 6)
+    exact.pop("head.weight")  # another name of embed.weight
+    agree(state, exact, samples)
+    assert state["irongrad/steps"] >= 4
+
+
+def test_fresh_optimizer_keeps_the_artifacts_state(pair: tuple[Make, Artifact], tmp_path: Path) -> None:
+    make, artifact = pair
+    step = make_step(make)
+    path = tmp_path / "fresh.safetensors"
+    ig.save_checkpoint(path, step.model, step.optimizer, artifact.directory)
+    found, initial = artifact.load(checkpoint=path).state(), artifact.load().state()
+    assert all((found[n] == initial[n]).all() for n in initial)
+
+
+def test_round_trip_changes_nothing(pair: tuple[Make, Artifact], tmp_path: Path) -> None:
+    make, artifact = pair
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    session = train_compiled(artifact, make_step(make), 2)
+    session.save(first)
+    step = make_step(make)
+    ig.load_checkpoint(first, step.model, step.optimizer)
+    ig.save_checkpoint(second, step.model, step.optimizer, artifact.directory)
+    before, after = load_file(first), load_file(second)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[n], after[n]) for n in before if n != "irongrad/steps")
+
+
+def test_another_model_is_refused(pair: tuple[Make, Artifact], tmp_path: Path) -> None:
+    make, artifact = pair
+    path = tmp_path / "model.safetensors"
+    artifact.load().save(path)
+    with pytest.raises(ArtifactError, match="checkpoint of another model"):
+        ig.load_checkpoint(path, nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(ArtifactError, match="the checkpoint .*nowhere does not exist"):
+        ig.load_checkpoint(tmp_path / "nowhere", Net())
+    with pytest.raises(ArtifactError, match="a parameter that is none of the model's"):
+        ig.load_checkpoint(path, Net(), optim.SGD(Net().parameters()))
+    step = make_step(make)
+    wide = Net()
+    wide.norm = nn.BatchNorm1d(7)
+    with pytest.raises(ArtifactError, match=r"norm.weight has shape \(7,\)"):
+        ig.save_checkpoint(path, wide, None, artifact.directory)
+    with pytest.raises(ArtifactError, match=r"has no embed.weight|has no "):
+        ig.save_checkpoint(path, nn.Linear(2, 2), step.optimizer, artifact.directory)
