@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from irongrad.operators.decompositions.registry import register_decomposition as register_decomposition
     from irongrad.padding.registry import register_padding_rule as register_padding_rule
     from irongrad.pipeline.driver import compile as compile
-    from irongrad.pipeline.optimizer.split_step import pieces as pieces
     from irongrad.sizes.buckets import choose_buckets as choose_buckets
     from irongrad.sizes.buckets import pow2 as pow2
     from irongrad.step.checkpoint import load_checkpoint as load_checkpoint
     from irongrad.step.checkpoint import save_checkpoint as save_checkpoint
     from irongrad.step.train_step import TrainStep as TrainStep
+    from irongrad.step.train_step import pieces as pieces
 
 __all__ = [
     "TrainStep",

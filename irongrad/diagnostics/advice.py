@@ -6,7 +6,12 @@ import re
 
 import torch
 
-from irongrad.diagnostics.source_lines import KEEP_SHAPE, VALUES_AS_SHAPE
+VALUES_AS_SHAPE = "a tensor's shape depends on values, such as that of x[mask], nonzero or unique."
+
+KEEP_SHAPE = "Keep the shape: multiply by the mask, or use torch.where(mask, x, 0)"
+
+ONLY_THE_OPTIMIZER = "Only the optimizer may update parameters; compute a new tensor"
+
 
 NO_LOWERING = "has no lowering: it is no core operator, and has no decomposition here"
 _REGISTER = "give it a decomposition with irongrad.register_decomposition({operator})(function)"

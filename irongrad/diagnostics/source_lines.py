@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
+from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.runtime.installed import PACKAGE
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
@@ -27,8 +27,8 @@ _LAYERS = str(Path(torch.__file__).parent / "nn")
 # Where the user's code is called from: the model and the loss, functions, and optimizers.
 _CALLERS = ("pipeline/capture/capture.py", "frontends/compile_function.py", "pipeline/optimizer/trace.py")
 _ENTRIES = tuple(str(PACKAGE / name) for name in _CALLERS)
-_LONGEST = 300
-_NODE = "\n\nWhile executing"  # what torch.fx appends to an exception: the graph's node and its stack trace
+LONGEST = 300
+NODE = "\n\nWhile executing"  # what torch.fx appends to an exception: the graph's node and its stack trace
 _LOCATED = re.compile(r"\S*:\d+: |\(\w")  # a message that begins with a line, or says that it is unknown
 
 
@@ -131,52 +131,11 @@ def forward_frames() -> Iterator[None]:
         yield
 
 
-def capture_error(error: Exception, module: object) -> UserError:
-    """Translate what torch.export raised into the user's line and what to write instead."""
-    from irongrad.diagnostics.advice import refused_at_capture
-
-    if isinstance(error, UnsupportedOpError):
-        return located(error, place_of(error, module))
-    if isinstance(error, UserError):
-        return type(error)(str(error).partition(_NODE)[0])
-    place = place_of(error, module)
-    if refused := refused_at_capture(error):
-        return UnsupportedOpError(f"{place}\n  {refused}")
-    return CaptureError(f"{place}\n  {_advice(type(error).__name__, str(error).strip())}")
-
-
 def located(error: UnsupportedOpError, otherwise: str = "(line unknown)") -> UnsupportedOpError:
     """`error` with the user's line before its message, unless it begins with one."""
-    text, _, node = str(error).partition(_NODE)
+    text, _, node = str(error).partition(NODE)
     if _LOCATED.match(text):
         return UnsupportedOpError(text)
     mine = [f for f in _FRAME.findall(node) if is_user_file(f[0])]
     place = f"{mine[-1][0]}:{mine[-1][1]}: {mine[-1][3].strip()}" if mine else otherwise
     return UnsupportedOpError(f"{place}\n  {text}")
-
-
-DECISION = (
-    "a Python decision (if, while, assert, bool(), int(), float()) depends on the value of a tensor, which is not "
-    "known at compile time. Write it with torch.where(condition, a, b), a mask, or torch.cond"
-)
-
-
-VALUES_AS_SHAPE = "a tensor's shape depends on values, such as that of x[mask], nonzero or unique."
-KEEP_SHAPE = "Keep the shape: multiply by the mask, or use torch.where(mask, x, 0)"
-
-ONLY_THE_OPTIMIZER = "Only the optimizer may update parameters; compute a new tensor"
-
-
-def _advice(kind: str, text: str) -> str:
-    first = (text.splitlines()[0] if text else kind)[:_LONGEST]
-    if "data-dependent" in text or "DataDependent" in kind or "control flow" in text.lower():
-        return DECISION
-    if "unbacked symbol" in text:
-        return f"{VALUES_AS_SHAPE} {KEEP_SHAPE}"
-    if ".numpy()" in text or ".tolist()" in text:
-        return "a tensor leaves PyTorch (.numpy(), .tolist()); its values are not known at compile time. Use torch"
-    if "a leaf Variable that requires grad" in text:
-        return f"an operator writes into a parameter. {ONLY_THE_OPTIMIZER}"
-    if "were assigned during export" in text:
-        return f"{first}. Register it with self.register_buffer(...) and update it in place, or return it"
-    return f"the step could not be captured: {kind}: {first}"

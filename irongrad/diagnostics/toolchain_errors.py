@@ -9,8 +9,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+from irongrad.diagnostics.portable_paths import absolute
 from irongrad.diagnostics.source_lines import is_user_file
-from irongrad.pipeline.lower.source_locations import absolute
 from irongrad.runtime.errors import IronGradError, ToolchainError, UnsupportedOpError
 
 _LOCATION = re.compile(r'"?([^"\s()<>]+\.py)"?:(\d+)(?::\d+)?')

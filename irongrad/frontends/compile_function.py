@@ -23,12 +23,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
 from irongrad.cache import default_store
-from irongrad.diagnostics import source_lines
+from irongrad.diagnostics import capture_errors, source_lines
 from irongrad.diagnostics.advice import DENSE
 from irongrad.diagnostics.refusals import refused_together
 from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.eager_control_flow import eager_control_flow
-from irongrad.graph.step_graph import Function, StepGraph, Value
+from irongrad.graph.step_graph import Function, Range, StepGraph, Value
 from irongrad.graph.subgraphs import check_control_flow
 from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.legalize.complex_numbers import in_reals, refuse_complex
@@ -39,12 +39,12 @@ from irongrad.operators.random import Draws
 from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
 from irongrad.pipeline.assemble.assemble import assemble
 from irongrad.pipeline.assemble.interface import describe_function
-from irongrad.pipeline.build_cache import compile_once
 from irongrad.pipeline.capture.capture import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.without_value_reads import ValueFree
-from irongrad.pipeline.guards.index_ranges import Range, function_ranges
+from irongrad.pipeline.guards.index_ranges import function_ranges
 from irongrad.pipeline.guards.range_checks import add_guards
+from irongrad.pipeline.iree.compile_cached import compile_once
 from irongrad.pipeline.lower.importer import import_functions
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.oracle.oracle import Spread, Values
@@ -198,7 +198,7 @@ def _located(fn: Callable[..., Any]) -> Iterator[None]:
     except UnsupportedOpError as error:
         raise UnsupportedOpError(f"{source_lines.place_of(error, fn)}: {error}") from error
     except Exception as error:
-        raise source_lines.capture_error(error, fn) from error
+        raise capture_errors.capture_error(error, fn) from error
 
 
 def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> tuple[StepGraph, list[Range]]:
@@ -217,7 +217,7 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> tuple[StepGrap
             traced = in_reals(traced)
         graph = retrace(functionalize(lambda *v: list(interpret_eager(traced, v))), examples)
     except Exception as error:
-        raise source_lines.capture_error(error, fn) from error
+        raise capture_errors.capture_error(error, fn) from error
     arguments = tuple(Value("input", n) for n in flat.examples)
     count = len(graph.graph.output_node().args[0])
     results = tuple(Value("output", f"result{i}") for i in range(count))

@@ -25,14 +25,13 @@ from torch.fx import Graph, GraphModule
 from irongrad.cache import default_store
 from irongrad.diagnostics.toolchain_errors import toolchain_error
 from irongrad.graph.dtypes import mlir_type
-from irongrad.graph.step_graph import Function, StateTensor, StepGraph, Value
+from irongrad.graph.step_graph import Function, Range, StateTensor, StepGraph, Value
 from irongrad.jax.bundle import Bundle, Port, read_bundle
 from irongrad.pipeline.assemble.assemble import assemble
 from irongrad.pipeline.assemble.interface import describe, selected
 from irongrad.pipeline.assemble.step_functions import torch_dtype
-from irongrad.pipeline.build_cache import compile_all
-from irongrad.pipeline.guards.index_ranges import Range
 from irongrad.pipeline.guards.range_checks import add_guards
+from irongrad.pipeline.iree.compile_cached import compile_all
 from irongrad.pipeline.lower.importer import ImportedStep, import_functions
 from irongrad.pipeline.lower.routes import Lowered
 from irongrad.pipeline.oracle.expected_values import Expected

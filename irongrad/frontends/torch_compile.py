@@ -31,10 +31,10 @@ from irongrad.operators.random import Draws, is_random
 from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
 from irongrad.pipeline.assemble.assemble import assemble
 from irongrad.pipeline.assemble.interface import describe_function
-from irongrad.pipeline.build_cache import compile_once
 from irongrad.pipeline.capture.capture import plain_operators
 from irongrad.pipeline.guards.index_ranges import function_ranges
 from irongrad.pipeline.guards.range_checks import add_guards
+from irongrad.pipeline.iree.compile_cached import compile_once
 from irongrad.pipeline.lower.importer import import_functions
 from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.runtime.manifest import SEED

@@ -14,7 +14,6 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from irongrad.graph import shape_only_tensors
-from irongrad.passes.base import kind_of
 from irongrad.sizes.symbols import has_symbols
 
 # A node that a pass makes is about the same user's line as the one it stands for.
@@ -139,3 +138,21 @@ def graph_of(region: Node) -> Graph:
     """The graph that the node `region` names: a branch, or the body of a loop."""
     graph: Graph = getattr(region.graph.owning_module, str(region.target)).graph
     return graph
+
+
+def kind_of(value: Any) -> Any:
+    """The sizes and dtype of a tensor, or of several, as what can be compared.
+
+    Sizes that are symbols are expressions: PyTorch would compare them as they are in the example.
+    """
+    if isinstance(value, torch.Tensor):
+        return tuple([s if type(s) is int else s.node.expr for s in value.shape]), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(map(kind_of, value))
+    return None
+
+
+def value_of(node: torch.fx.Node) -> torch.Tensor:
+    """The fake tensor that `node` gives."""
+    value: torch.Tensor = node.meta["val"]
+    return value

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -23,7 +23,11 @@ from torch.fx.traceback import get_current_meta, has_preserved_node_meta
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from irongrad.graph import shape_only_tensors
-from irongrad.operators.decompositions.registry import Decomposition, Operator
+
+Operator: TypeAlias = torch._ops.OperatorBase
+
+Decomposition: TypeAlias = Callable[..., object]
+
 
 # What a node has of the one that an interpreter runs, as torch.fx.proxy's TracerBase gives it.
 _INHERITED = ("stack_trace", "from_node", "autograd_backward", "nn_module_stack", "source_fn_stack")

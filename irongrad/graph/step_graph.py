@@ -168,3 +168,22 @@ class StepGraph:
     def tensor(self, name: str) -> StateTensor:
         """The state tensor called `name`."""
         return next(t for t in self.state if t.name == name)
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that an integer input may have.
+
+    Attributes:
+        input: its name.
+        minimum: the smallest, inclusive.
+        maximum: the largest, inclusive.
+        exempt: one more value that is accepted (`ignore_index`), or None.
+        limits: further largest values, expressions of named dimensions.
+    """
+
+    input: str
+    minimum: int
+    maximum: int
+    exempt: int | None = None
+    limits: tuple[Any, ...] = ()

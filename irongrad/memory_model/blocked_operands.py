@@ -10,8 +10,8 @@ import math
 import torch
 from torch.fx import Node
 
+from irongrad.memory_model.product_tiles import AVX512, is_near, tile_for
 from irongrad.memory_model.written_views import CONTRACTIONS, TRANSPOSES, joined, moves, order_of
-from irongrad.passes.module.matmul_kernels import AVX512, is_near, tile_for
 
 
 def reads_blocks(node: Node) -> bool:

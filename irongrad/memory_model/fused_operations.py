@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.fx import Graph, Node
 
+from irongrad.memory_model.fusion_limits import LARGEST, ROUNDS
 from irongrad.memory_model.kernel_roles import (
     inputs_of,
     is_cloned,
@@ -33,7 +34,6 @@ from irongrad.memory_model.kernel_roles import (
     sources,
 )
 from irongrad.memory_model.written_views import is_cut_up, strides_of
-from irongrad.passes.module.fuse_elementwise import LARGEST, ROUNDS
 
 aten = torch.ops.aten
 

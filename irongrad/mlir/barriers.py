@@ -10,22 +10,20 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.mlir.walk import inside
-
 BARRIER = "util.optimization_barrier"
-_MARK = "irongrad.held"
+MARK = "irongrad.held"
 _GRADIENT = "irongrad.gradient"
 
 
 def hold(value: Any, place: ir.InsertionPoint) -> Any:
     """`value` behind a barrier at `place`, in the value's own context."""
     with ir.Location.unknown(value.context), place:
-        return ir.Operation.create(BARRIER, [value.type], [value], {_MARK: ir.UnitAttr.get()}).result
+        return ir.Operation.create(BARRIER, [value.type], [value], {MARK: ir.UnitAttr.get()}).result
 
 
 def gradient_line(result: str, value: str, kind: str) -> str:
     """A line of MLIR that holds the gradient `value`, of type `kind`, and names it `result`."""
-    return f"{result} = {BARRIER} {{{_MARK}, {_GRADIENT}}} {value} : {kind}"
+    return f"{result} = {BARRIER} {{{MARK}, {_GRADIENT}}} {value} : {kind}"
 
 
 def is_gradient(operation: Any) -> bool:
@@ -45,13 +43,3 @@ def release(held: Any) -> None:
     barrier = held.owner
     held.replace_all_uses_with(barrier.operands[0])
     barrier.erase()
-
-
-def drop_barriers(module: ir.Module) -> None:
-    """Release all values of a module that are held.
-
-    Args:
-        module: in its own context.
-    """
-    for barrier in [op for op in inside(module.operation) if op.name == BARRIER and _MARK in op.attributes]:
-        release(barrier.results[0])

@@ -9,6 +9,9 @@ from iree.compiler import ir
 
 from irongrad.mlir.walk import name_of, text_of
 
+NO_MICROKERNELS = ', ukernels = "none"'
+
+
 _DEVICE = "__device_0"  # the global in which IREE keeps it
 
 
@@ -38,3 +41,9 @@ def cpu_of(module: ir.Module) -> tuple[str, tuple[str, ...]]:
     names = features.group(1).split(",") if features else []
     architecture = triple.group(1).replace("arm64", "aarch64") if triple else ""  # as Apple's triples have it
     return architecture, tuple(dict.fromkeys(n[1:] for n in names if n.startswith("+")))
+
+
+def has_microkernels(module: ir.Module) -> bool:
+    """Whether products of `module`, which is as a phase of IREE's leaves it, may be microkernels."""
+    device = device_of(module)
+    return device is None or NO_MICROKERNELS not in text_of(device)

@@ -12,6 +12,10 @@ from iree.compiler import ir
 from irongrad.mlir.linalg import is_elementwise
 from irongrad.mlir.walk import around, constant_of, inside, owner_of
 
+# What IREE allocates at once, `max_allocation_size`; what is more is left to it.
+LARGEST_ALLOCATION = 2**31 - 1
+
+
 # What is submitted to a device at once: commands, one after the other or in groups that run at the same time.
 RUN = "stream.cmd.execute"
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
 
 from iree.compiler import ir
+
+# How many operations the code of an executable is, which says so itself.
+OPERATIONS = "irongrad.operations"
+
 
 LOOPS = frozenset({"scf.for", "scf.while"})
 
@@ -115,3 +119,13 @@ def joined(timepoints: Sequence[Any], kind: ir.Type) -> Any:
     """A timepoint, made where operations are being inserted, that is reached when all of some are; at once, of none."""
     name = "stream.timepoint.join" if timepoints else "stream.timepoint.immediate"
     return ir.Operation.create(name, [kind], list(timepoints)).result
+
+
+def outside_loops(operation: Any, values: Iterable[Any]) -> Any:
+    """The outermost loop around `operation` that `values` are all from around; without one, `operation`."""
+    outermost = operation
+    for loop in loops_around(operation.block):
+        if any(loop in around(block_of(value)) for value in values):
+            break
+        outermost = loop
+    return outermost

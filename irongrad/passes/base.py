@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch.fx import GraphModule
@@ -111,21 +111,3 @@ class Lowering(ABC):
     @abstractmethod
     def lower_plainly(graph: GraphModule) -> None:
         """Write those operators in a form that the importer takes."""
-
-
-def kind_of(value: Any) -> Any:
-    """The sizes and dtype of a tensor, or of several, as what can be compared.
-
-    Sizes that are symbols are expressions: PyTorch would compare them as they are in the example.
-    """
-    if isinstance(value, torch.Tensor):
-        return tuple([s if type(s) is int else s.node.expr for s in value.shape]), value.dtype
-    if isinstance(value, (list, tuple)):
-        return tuple(map(kind_of, value))
-    return None
-
-
-def value_of(node: torch.fx.Node) -> torch.Tensor:
-    """The fake tensor that `node` gives."""
-    value: torch.Tensor = node.meta["val"]
-    return value

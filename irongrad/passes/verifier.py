@@ -12,9 +12,8 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
-from irongrad.graph.nodes import computed_value
+from irongrad.graph.nodes import computed_value, kind_of
 from irongrad.graph.purity import is_pure
-from irongrad.passes.base import kind_of
 from irongrad.passes.verify_control_flow import problem_of
 from irongrad.sizes.symbols import has_symbols
 

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from irongrad.passes.base import kind_of
+from irongrad.graph.nodes import kind_of
 
 control = torch.ops.higher_order
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,22 +12,14 @@ from irongrad.cache.artifacts import ARTIFACT, RECORD, restored
 from irongrad.cache.store import Store
 from irongrad.passes import PassRecord
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.iree.compile import Check, CompiledModule, compile_module, unchecked
-from irongrad.pipeline.iree.portable_module import PortableModule
 from irongrad.pipeline.iree.report.statistics import Statistics
 from irongrad.pipeline.package import Artifact
-from irongrad.pipeline.step_key import module_key, step_key
-from irongrad.runtime.errors import IronGradError
+from irongrad.pipeline.step_key import step_key
 from irongrad.runtime.manifest import MANIFEST, encoded
 from irongrad.runtime.verification import Report
-from irongrad.targets import Target
 
 if TYPE_CHECKING:
     from irongrad.pipeline.options import Options
-
-MODULE = "module"
-
-_COMPILED = "module.msgpack"
 
 
 @dataclass(frozen=True)
@@ -90,47 +77,3 @@ def place_of(captured: CapturedStep, options: Options, golden_steps: int) -> Pla
         return None
     key = step_key(captured, options, golden_steps)
     return Place(options.cache, key) if key is not None else None
-
-
-def compile_once(
-    store: Store | None, module: PortableModule, target: Target, scratch: Path, check: Check = unchecked
-) -> CompiledModule:
-    """`compile_module`, unless the same module was compiled for the same target before."""
-    if store is None:
-        return compile_module(module, target, scratch, check)
-    key = module_key(module.bytecode, target)
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        if store.get(MODULE, key, Path(folder)):
-            with suppress(msgspec.DecodeError):
-                found = msgspec.msgpack.decode((Path(folder) / _COMPILED).read_bytes(), type=CompiledModule)
-                check(found.statistics.transients)
-                return found
-    made = compile_module(module, target, scratch, check)
-    store.put(MODULE, key, {_COMPILED: msgspec.msgpack.encode(made)})
-    return made
-
-
-def compile_all(
-    store: Store | None,
-    module: PortableModule,
-    targets: Sequence[Target],
-    scratch: Path,
-    check: Check = unchecked,
-) -> list[CompiledModule]:
-    """`compile_once` for several targets side by side, each with files of its own; in the order of `targets`.
-
-    Raises:
-        IronGradError: a target failed, the first in order; with its name.
-    """
-
-    def compiled(number: int, target: Target) -> CompiledModule:
-        folder = scratch / f"target{number}"
-        folder.mkdir(exist_ok=True)
-        try:
-            return compile_once(store, module, target, folder, check)
-        except IronGradError as error:
-            raise type(error)(f"for the target {target.name!r}: {error}") from error
-
-    # Threads suffice, for the work is iree-compile's, a process each.
-    with ThreadPoolExecutor(min(len(targets), os.cpu_count() or 1)) as pool:
-        return list(pool.map(compiled, range(len(targets)), targets))

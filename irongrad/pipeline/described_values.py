@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from irongrad.diagnostics.portable_paths import portable
 from irongrad.diagnostics.source_lines import is_user_file
-from irongrad.pipeline.lower.source_locations import portable
 from irongrad.sizes.dimensions import is_condition, symbolic_inputs
 from irongrad.sizes.symbols import environment_of
 

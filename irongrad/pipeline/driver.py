@@ -15,20 +15,21 @@ from typing import Unpack
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from irongrad.diagnostics.refusals import refused_together
-from irongrad.graph.step_graph import StepGraph
+from irongrad.graph.step_graph import Range, StepGraph
 from irongrad.operators.legalize.legality import check_float64, check_operators
 from irongrad.passes import Pass, run_passes
 from irongrad.pipeline.assemble.assemble import AssembledModule, assemble
 from irongrad.pipeline.assemble.interface import Interface, describe, inference_of, selected
 from irongrad.pipeline.assemble.packed_state import pack_state
-from irongrad.pipeline.build_cache import BuildRecord, compile_all, place_of
+from irongrad.pipeline.build_cache import BuildRecord, place_of
 from irongrad.pipeline.build_run import Build, Run, StoppedEarly
 from irongrad.pipeline.capture.capture import CapturedStep, capture
 from irongrad.pipeline.differentiate.differentiate import JointStep, differentiate
 from irongrad.pipeline.gc_pause import few_collections
-from irongrad.pipeline.guards.index_ranges import Range, step_ranges
+from irongrad.pipeline.guards.index_ranges import step_ranges
 from irongrad.pipeline.guards.range_checks import add_guards
 from irongrad.pipeline.iree.compile import CompiledModule
+from irongrad.pipeline.iree.compile_cached import compile_all
 from irongrad.pipeline.lower.importer import ImportedStep, import_functions
 from irongrad.pipeline.memory_budget import OverBudgetError, budget_of, check_limits, tightened
 from irongrad.pipeline.memory_report import limits_of, memory_of

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from iree.compiler import ir
 
-from irongrad.pipeline.build_cache import compile_all
 from irongrad.pipeline.iree.compile import CompiledModule
+from irongrad.pipeline.iree.compile_cached import compile_all
 from irongrad.pipeline.package import Artifact, target_spec
 from irongrad.runtime.errors import ToolchainError, UserError, VerificationError
 from irongrad.runtime.golden import read_golden

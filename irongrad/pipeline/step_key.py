@@ -8,7 +8,6 @@ PyTorch's and IronGrad's; one of which more is known only to Python has no key.
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from dataclasses import fields
 from importlib.metadata import version
@@ -20,14 +19,12 @@ from torch.fx import GraphModule
 from torch.optim import optimizer as torch_optimizer
 
 from irongrad.cache.machine import host, sha256, sources
-from irongrad.operators.decompositions.registry import users_operators
+from irongrad.operators.decompositions.registry import LIBRARY, users_operators
 from irongrad.padding.registry import has_users_rules
 from irongrad.passes import Pass, spelled
-from irongrad.pipeline.capture.autograd_functions import LIBRARY
 from irongrad.pipeline.capture.capture import CapturedStep, StepModule
 from irongrad.pipeline.described_values import UnknownValueError, described, described_program
 from irongrad.step.train_step import TrainStep
-from irongrad.targets import Target
 
 if TYPE_CHECKING:
     from irongrad.pipeline.options import Options
@@ -66,11 +63,6 @@ def step_key(captured: CapturedStep, options: Options, golden_steps: int) -> str
         )
     except UnknownValueError:
         return None
-
-
-def module_key(bytecode: bytes, target: Target) -> str:
-    """The key of a .vmfb."""
-    return sha256(hashlib.sha256(bytecode).hexdigest(), target, version("iree-base-compiler"), host(), sources())
 
 
 def _step(step: TrainStep) -> Any:

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import Target
 from torch.fx.traceback import preserve_node_meta
 
-from irongrad.diagnostics import advice, source_lines
+from irongrad.diagnostics import advice, capture_errors, source_lines
 from irongrad.diagnostics.refusals import Refusal, gathered, refusal_of, refuse
 from irongrad.graph.step_graph import Function, StepGraph, Value
 from irongrad.operators.decompositions.registry import BeforeAutograd
@@ -28,11 +28,10 @@ from irongrad.operators.legalize.complex_numbers import in_reals
 from irongrad.operators.legalize.legality import refusals
 from irongrad.operators.legalize.random_state import trace
 from irongrad.operators.legalize.retrace import Portable, interpret_eager, traced
-from irongrad.pipeline.capture.capture import StepModule, capture, mode, plain_operators
+from irongrad.pipeline.capture.capture import StepModule, capture, mode, name_of, plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.differentiate.differentiate import differentiate
-from irongrad.pipeline.differentiate.state_names import name_of
 from irongrad.pipeline.optimizer.update import add_optimizer
 from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.step.train_step import TrainStep, micro_batches
@@ -108,10 +107,10 @@ class _WithoutValues(Portable):
         """Run one operator."""
         line = source_lines.line_of(self.node)
         if target is aten._local_scalar_dense.default:
-            reason, _, way_out = source_lines.DECISION.partition(". ")
+            reason, _, way_out = capture_errors.DECISION.partition(". ")
             refuse([Refusal("", line, reason, way_out)])
         elif _depends_on_values(self.node):
-            way_out = advice.known(str(target)) or source_lines.KEEP_SHAPE
+            way_out = advice.known(str(target)) or advice.KEEP_SHAPE
             refuse([Refusal(str(target), line, advice.reason(self.node.target), way_out)])
         else:
             try:

@@ -10,9 +10,9 @@ from typing import Any
 import sympy
 import torch
 from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeGuard
 from torch.utils._sympy.functions import Mod, PythonMod
 
-from irongrad.pipeline.capture.size_decisions import Decision
 from irongrad.runtime.errors import CaptureError
 from irongrad.sizes.expressions import in_dimensions, symbol, unit, unit_of
 from irongrad.sizes.symbols import Derived
@@ -215,3 +215,7 @@ def _of_strides(guard: Any) -> bool:
     place = getattr(guard.sloc.framework_loc, "filename", "")
     inside = place.endswith(("torch/_prims_common/__init__.py", "torch/_refs/__init__.py"))
     return inside and not isinstance(guard.expr, sympy.Eq)
+
+
+class Decision(ShapeGuard):
+    """What a model found true of sizes, among the guards of the environment in which they are symbols."""

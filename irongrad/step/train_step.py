@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from irongrad.runtime.manifest import STEPS_DIM, TICKET
 from irongrad.sizes.buckets import Bucket, combinations, smallest
 from irongrad.sizes.constraints import conditions_of
 from irongrad.sizes.expressions import symbol
+
+INFERENCE = ("eval", "predict")
+
 
 # What `TrainStep.precision` may be, and the dtype that autocast then takes.
 PRECISIONS = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -344,3 +347,23 @@ def _check_dimension(step: TrainStep, name: str, d: int, dim: str, found: dict[s
             f"dimension {dim!r} is {size} in the example input {name!r}. Give an example where it is 2 or more: "
             "torch.export takes a size of 1 for a fixed one"
         )
+
+
+def pieces(step: TrainStep, between: Sequence[str]) -> TrainStep:
+    """`step` in two pieces, between which Python computes some of the loss's inputs from the model's outputs.
+
+    Its artifact has `forward`, from the model's inputs to its outputs in training mode, and `finish_step`, from the
+    other inputs to the loss, in place of `train_step`. Both are one training step: `finish_step` goes back through the
+    values of that forward, with its random numbers, and nothing is computed twice. `Session.run_pieces` calls both
+    with a function in between.
+
+    Args:
+        step: the whole step. Its example inputs have a value for what Python computes, too.
+        between: the names of those inputs.
+
+    Raises:
+        CaptureError: one is no input of the loss, or the step has buckets or micro-batches.
+    """
+    if not between:
+        raise CaptureError("between is empty: name the inputs of the loss that Python computes")
+    return replace(step, between=tuple(between))

@@ -1,15 +1,6 @@
 """What IronGrad compiles for; one file a kind of target."""
 
-from irongrad.targets.base import (
-    DATA_TILING,
-    Kind,
-    Option,
-    Quirk,
-    Requirement,
-    Target,
-    kinds,
-    parse_target,
-    parse_targets,
-)
+from irongrad.targets.base import DATA_TILING, Kind, Option, Quirk, Requirement, Target
+from irongrad.targets.registry import kinds, parse_target, parse_targets
 
 __all__ = ["DATA_TILING", "Kind", "Option", "Quirk", "Requirement", "Target", "kinds", "parse_target", "parse_targets"]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-
-from irongrad.runtime.errors import UserError
 
 # Products of matrices on operands that are packed for them.
 DATA_TILING = "--iree-opt-data-tiling"
@@ -125,63 +121,3 @@ class Kind:
     options: tuple[Option, ...]
     make: Callable[[str, dict[str, str]], Target]
     quirks: tuple[Quirk, ...] = ()
-
-
-def parse_target(text: str) -> Target:
-    """Parse `llvm-cpu` or `llvm-cpu:cpu=x86-64-v3`.
-
-    Raises:
-        UserError: an unknown target, option or value, with what there is.
-    """
-    name, _, tail = text.partition(":")
-    known = {k.name: k for k in kinds()}
-    if name not in known:
-        raise UserError(f"unknown target {name!r}: this version compiles for {', '.join(known)}{_hint(name, known)}")
-    kind = known[name]
-    options: dict[str, str] = {}
-    for item in filter(None, tail.split(",")):
-        key, separator, value = item.partition("=")
-        if not separator:
-            raise UserError(f"target option {item!r} in {text!r} has no value; write {name}:{key}=VALUE")
-        _check(kind, key, value)
-        options[key] = value
-    # IronGradConfig.cmake makes the same names.
-    return kind.make(re.sub(r"[^\w.]+", "-", re.sub(r"[:,]\w+=", "-", text)), options)
-
-
-def parse_targets(texts: Sequence[str]) -> tuple[Target, ...]:
-    """Parse several targets of one artifact.
-
-    Raises:
-        UserError: as for `parse_target`, or two would have the same file.
-    """
-    targets = tuple(parse_target(t) for t in texts)
-    names = [t.name for t in targets]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"the target {name!r} is named twice")
-    return targets
-
-
-def kinds() -> tuple[Kind, ...]:
-    """All kinds of targets."""
-    from irongrad.targets import cuda, llvm_cpu, vulkan
-
-    return llvm_cpu.KIND, cuda.KIND, vulkan.KIND
-
-
-def _check(kind: Kind, key: str, value: str) -> None:
-    option = next((o for o in kind.options if o.name == key), None)
-    if option is None:
-        there = [o.name for o in kind.options]
-        raise UserError(f"target {kind.name!r} has no option {key!r}; it has {', '.join(there)}{_hint(key, there)}")
-    if option.values and value not in option.values:
-        raise UserError(
-            f"target {kind.name!r} has no {key} {value!r}; it has {', '.join(option.values)}"
-            f"{_hint(value, option.values)}"
-        )
-
-
-def _hint(name: str, known: Sequence[str] | dict[str, Kind]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -12,9 +12,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
 import irongrad as ig
+from irongrad.graph.nodes import kind_of
 from irongrad.operators.legalize import retrace as module
 from irongrad.operators.legalize.retrace import interpret, retrace
-from irongrad.passes.base import kind_of
 from irongrad.pipeline.capture.capture import capture
 from irongrad.pipeline.differentiate.differentiate import differentiate
 from irongrad.pipeline.optimizer.update import add_optimizer

@@ -10,9 +10,9 @@ import torch
 from torch.func import functionalize
 from torch.nn import functional as F
 
+from irongrad.graph.cleanup import merge_common_subexpressions
 from irongrad.operators.legalize.retrace import interpret, retrace
 from irongrad.operators.random import Draws
-from irongrad.passes.graph.common_subexpressions import merge_common_subexpressions
 from irongrad.passes.graph.convolutions.problem import Window, choice
 from irongrad.passes.graph.convolutions.products import met
 

@@ -16,9 +16,10 @@ import irongrad as ig
 from irongrad.cache import Store
 from irongrad.cache.artifacts import ARTIFACT
 from irongrad.pipeline import build_cache
-from irongrad.pipeline.build_cache import MODULE, Place
+from irongrad.pipeline.build_cache import Place
 from irongrad.pipeline.build_run import Build
 from irongrad.pipeline.driver import build
+from irongrad.pipeline.iree.compile_cached import MODULE
 from irongrad.pipeline.options import make_options
 from irongrad.runtime.verification import Report
 

@@ -9,8 +9,8 @@ from threading import Barrier
 import pytest
 
 from irongrad.pipeline import build_cache
-from irongrad.pipeline.build_cache import compile_all
 from irongrad.pipeline.iree.compile import compile_module
+from irongrad.pipeline.iree.compile_cached import compile_all
 from irongrad.runtime.errors import ToolchainError
 from irongrad.runtime.manifest import EntryPoint
 from irongrad.targets import parse_target

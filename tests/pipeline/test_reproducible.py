@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
+from irongrad.diagnostics.portable_paths import absolute, portable
 from irongrad.diagnostics.toolchain_errors import toolchain_error
 from irongrad.passes import DEFAULT_LEVEL, parse_passes, passes_at, spelled
-from irongrad.pipeline.lower.source_locations import absolute, portable
 from irongrad.runtime.manifest import read_manifest
 
 NET = """

@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 from importlib import import_module
 
+from irongrad.graph.recorder import Decomposition, Operator
 from irongrad.operators.decompositions.registry import (
-    Decomposition,
-    Operator,
     decomposes,
     family_of,
     keeps,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from irongrad.operators.decompositions.registry import Operator, decomposes
+from irongrad.graph.recorder import Operator
+from irongrad.operators.decompositions.registry import decomposes
 from irongrad.operators.decompositions.taps import Taps, apply_each, apply_each_transposed
 
 aten = torch.ops.aten

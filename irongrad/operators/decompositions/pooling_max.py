@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from irongrad.graph.recorder import Operator
 from irongrad.operators.decompositions.constants import constant
-from irongrad.operators.decompositions.registry import Operator, decomposes
+from irongrad.operators.decompositions.registry import decomposes
 from irongrad.operators.decompositions.windows import Places, adaptive, flat_places, sliding
 from irongrad.runtime.errors import UnsupportedOpError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import torch
 from torch._C import DispatchKey
@@ -11,10 +11,12 @@ from torch._decomp import get_decompositions
 from torch._library.custom_ops import OPDEFS, CustomOpDef
 from torch.overrides import TorchFunctionMode
 
+from irongrad.graph.recorder import Decomposition, Operator
 from irongrad.runtime.errors import UserError
 
-Operator: TypeAlias = torch._ops.OperatorBase
-Decomposition: TypeAlias = Callable[..., object]
+LIBRARY = "irongrad_functions"
+
+
 F = TypeVar("F", bound=Decomposition)
 
 _REGISTERED: dict[Operator, Decomposition] = {}

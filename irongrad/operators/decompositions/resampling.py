@@ -10,7 +10,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from irongrad.operators.decompositions.registry import Operator, decomposes
+from irongrad.graph.recorder import Operator
+from irongrad.operators.decompositions.registry import decomposes
 from irongrad.operators.decompositions.taps import Row, Taps, apply_each, apply_each_transposed
 
 aten = torch.ops.aten

@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_leaves
 from irongrad.diagnostics import source_lines
 from irongrad.diagnostics.advice import known
 from irongrad.diagnostics.refusals import Refusal, gathers, refuse
+from irongrad.graph.recorder import Decomposition, Operator
 from irongrad.operators.decompositions.pairs import Pair, pair_rules
 from irongrad.operators.decompositions.pairs.pair import real_dtype
-from irongrad.operators.decompositions.registry import Decomposition, Operator
 from irongrad.operators.legalize.retrace import Portable, interpret_eager, traced
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 

@@ -15,8 +15,8 @@ from irongrad.diagnostics import advice, source_lines
 from irongrad.diagnostics.refusals import Refusal, refuse, unsupported
 from irongrad.graph.dtypes import is_supported
 from irongrad.graph.step_graph import Function, StepGraph, Value
+from irongrad.operators.decompositions.registry import LIBRARY
 from irongrad.operators.legalize.core_operators import CONTROL_FLOW, CORE
-from irongrad.pipeline.capture.autograd_functions import LIBRARY
 from irongrad.targets import Target
 
 # What torch-mlir 20261001 imports of the arithmetic of sizes.
@@ -90,7 +90,7 @@ def _untraceable(node: Node) -> Refusal | None:
     values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
     if not symbols and all(v.layout is torch.strided for v in values if isinstance(v, torch.Tensor)):
         return None
-    instead = advice.known(str(target)) or (source_lines.KEEP_SHAPE if symbols else advice.advice(str(target)))
+    instead = advice.known(str(target)) or (advice.KEEP_SHAPE if symbols else advice.advice(str(target)))
     return Refusal(str(target), source_lines.line_of(node), advice.reason(target), instead)
 
 

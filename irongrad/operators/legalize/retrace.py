@@ -19,10 +19,9 @@ from torch.fx.traceback import preserve_node_meta
 
 from irongrad.diagnostics.refusals import gathers, refusal_of, refuse
 from irongrad.diagnostics.source_lines import line_of, located
-from irongrad.graph.recorder import record
+from irongrad.graph.recorder import Decomposition, Operator, record
 from irongrad.graph.subgraphs import aliases_allowed, check_control_flow, simplified
 from irongrad.operators.decompositions import decomposition_table, is_ours
-from irongrad.operators.decompositions.registry import Decomposition, Operator
 from irongrad.operators.legalize.empty_tensors import fold_empty_tensors
 from irongrad.operators.legalize.half_precision import is_computed_wider, rounded, widened
 from irongrad.operators.legalize.size_numbers import takes_numbers_of_sizes, without_numbers_of_sizes

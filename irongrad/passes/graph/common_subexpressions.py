@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
-from irongrad.graph.nodes import replace
-from irongrad.graph.purity import is_mergeable
+from irongrad.graph.cleanup import merge_common_subexpressions
 from irongrad.passes.base import Context, OfAnySize, PassResult
 
 
@@ -31,30 +29,8 @@ class CommonSubexpressions(OfAnySize):
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
-        return merge_common_subexpressions(graph)
-
-
-def merge_common_subexpressions(graph: GraphModule) -> PassResult:
-    """Replace every node by the first that computes the same."""
-    first: dict[Hashable, Node] = {}
-    merged = 0
-    for node in list(graph.graph.nodes):
-        if node.op not in ("call_function", "get_attr") or not is_mergeable(node):
-            continue
-        known = first.setdefault((node.op, node.target, _key(node.args), _key(node.kwargs)), node)
-        if known is not node:
-            replace(node, known)
-            merged += 1
-    return PassResult(merged > 0, {"merged": merged})
-
-
-def _key(value: Any) -> Hashable:
-    """Equal for equal arguments. Python takes 1, 1.0 and True for equal, and 0.0 and -0.0; an operator may not."""
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_key, value))
-    if isinstance(value, dict):
-        return tuple((k, _key(v)) for k, v in value.items())
-    return value if isinstance(value, Node) else (type(value), repr(value))
+        merged = merge_common_subexpressions(graph)
+        return PassResult(merged > 0, {"merged": merged})
 
 
 PASS = CommonSubexpressions

@@ -13,10 +13,10 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
 from irongrad.graph.float64_runs import widened
-from irongrad.graph.nodes import call
+from irongrad.graph.nodes import call, value_of
 from irongrad.graph.purity import is_mergeable
 from irongrad.operators.legalize.constants import SMALL
-from irongrad.passes.base import Context, PassResult, value_of
+from irongrad.passes.base import Context, PassResult
 from irongrad.passes.graph.simplify.patterns import drop
 
 aten, prims = torch.ops.aten, torch.ops.prims

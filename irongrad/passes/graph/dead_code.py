@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch.fx import GraphModule
 
-from irongrad.graph.purity import is_pure
+from irongrad.graph.cleanup import eliminate_dead_code
 from irongrad.passes.base import Context, OfAnySize, PassResult
 
 
@@ -28,20 +28,8 @@ class DeadCode(OfAnySize):
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
-        return eliminate_dead_code(graph)
-
-
-def eliminate_dead_code(graph: GraphModule) -> PassResult:
-    """Drop pure nodes without users, from the last to the first, and the bodies that only they named."""
-    removed = 0
-    for node in reversed(graph.graph.nodes):
-        if node.op in ("call_function", "get_attr") and not node.users and is_pure(node):
-            graph.graph.erase_node(node)
-            removed += 1
-    named = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
-    for name in [n for n, _ in graph.named_children() if n not in named]:
-        graph.delete_submodule(name)
-    return PassResult(removed > 0, {"removed": removed})
+        removed = eliminate_dead_code(graph)
+        return PassResult(removed > 0, {"removed": removed})
 
 
 PASS = DeadCode

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch.fx import GraphModule, Node
 
-from irongrad.graph.nodes import call
-from irongrad.passes.base import Context, PassResult, value_of
+from irongrad.graph.nodes import call, value_of
+from irongrad.passes.base import Context, PassResult
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

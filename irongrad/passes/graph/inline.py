@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from irongrad.graph.nodes import meta_of
-from irongrad.passes.base import value_of
-from irongrad.passes.graph.common_subexpressions import merge_common_subexpressions
+from irongrad.graph.cleanup import merge_common_subexpressions
+from irongrad.graph.nodes import meta_of, value_of
 from irongrad.passes.graph.record_function import record
 from irongrad.passes.graph.simplify import RULES, simplify
 

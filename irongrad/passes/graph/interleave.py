@@ -10,8 +10,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from irongrad.graph.nodes import replace
-from irongrad.passes.base import Context, PassResult, value_of
+from irongrad.graph.nodes import replace, value_of
+from irongrad.passes.base import Context, PassResult
 from irongrad.passes.graph.convolutions.problem import choice
 from irongrad.passes.graph.inline import inline
 

@@ -12,9 +12,9 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from irongrad.graph.nodes import call, sort_topologically
+from irongrad.graph.nodes import call, sort_topologically, value_of
 from irongrad.graph.purity import is_pure
-from irongrad.passes.base import Context, PassResult, value_of
+from irongrad.passes.base import Context, PassResult
 
 aten = torch.ops.aten
 prims = torch.ops.prims

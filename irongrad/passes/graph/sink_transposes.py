@@ -12,8 +12,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from irongrad.graph.nodes import call, replace
-from irongrad.passes.base import Context, PassResult, value_of
+from irongrad.graph.nodes import call, replace, value_of
+from irongrad.passes.base import Context, PassResult
 
 aten = torch.ops.aten
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import GraphModule, Node
 
-from irongrad.graph.nodes import call, replace
-from irongrad.passes.base import Context, PassResult, value_of
+from irongrad.graph.nodes import call, replace, value_of
+from irongrad.passes.base import Context, PassResult
 from irongrad.passes.graph.inline import inline
 
 aten = torch.ops.aten

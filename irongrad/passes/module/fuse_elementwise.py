@@ -13,22 +13,15 @@ from typing import Any
 
 from iree.compiler import ir, passmanager
 
+from irongrad.memory_model.fusion_limits import LARGEST, ROUNDS
 from irongrad.mlir.barriers import hold_behind, release
-from irongrad.mlir.linalg import PRODUCTS, inputs_of, is_elementwise, readers_of, reduces, size_of, source_of
+from irongrad.mlir.linalg import is_elementwise, readers_of, reduces, size_of
 from irongrad.mlir.walk import STORE, inside
 from irongrad.runtime.errors import InternalError
 
 # IREE's own order: first what one operation alone reads.
 _FUSE = "iree-dispatch-creation-elementwise-op-fusion,iree-flow-canonicalize,cse"
-ROUNDS = 8
 _FUSE_FOR_SEVERAL = f"iree-dispatch-creation-fuse-multi-use-elementwise-producer{{num-iterations={ROUNDS}}}"
-
-# Elements of the largest results that one kernel computes beside others. Larger ones are written and read while more
-# threads work, and what a kernel saves is little; with them a small GPT's step takes 1.04 as long.
-LARGEST = 4096
-
-# How many values a kernel with a product may read beside the product.
-_MOST_PACKED = 2
 
 
 def fuse_elementwise(module: ir.Module) -> None:
@@ -51,20 +44,6 @@ def fuse_elementwise(module: ir.Module) -> None:
         release(value)
 
 
-def keep_products_apart(module: ir.Module) -> None:
-    """Hold products whose elementwise reader reads many other values: a kernel of its own then computes that one.
-
-    With data tiling IREE 3.13.0 packs each value that is read beside a product in the product's kernel, which takes it
-    a quarter of a second of compile time each, and the step more than the kernel saves. docs/benchmarks.md has figures.
-
-    Args:
-        module: as above, with what is elementwise made one already.
-    """
-    for product in [op.results[0] for op in inside(module.operation) if op.name in PRODUCTS]:
-        if any(_beside(product, reader) > _MOST_PACKED for reader in readers_of(product)):
-            hold_behind(product)
-
-
 def _run(passes: str, module: ir.Module) -> None:
     with module.context:
         manager = passmanager.PassManager.parse(f"builtin.module(util.func({passes}))")
@@ -84,11 +63,3 @@ def _is_for_others(result: Any) -> bool:
     if any(map(reduces, readers)):
         return True
     return size_of(result) > LARGEST and not any(reader.name == STORE for reader in readers)
-
-
-def _beside(product: Any, reader: Any) -> int:
-    """How many values an elementwise reader of a product reads that are as large as the product, and others."""
-    if not is_elementwise(reader):
-        return 0
-    read = set(map(source_of, inputs_of(reader)))
-    return sum(value != product and size_of(value) == size_of(product) for value in read)

@@ -18,8 +18,8 @@ from typing import Any
 
 from iree.compiler import ir
 
+from irongrad.mlir.device import has_microkernels
 from irongrad.mlir.walk import inside, name_of, text_of
-from irongrad.passes.module.use_microkernels import has_microkernels
 
 # Executables are compiled side by side, one to a thread.
 EXECUTABLES = 8

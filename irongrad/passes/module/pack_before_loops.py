@@ -7,12 +7,9 @@ tests/passes/module/test_hoist_lookups.py tells when it no longer does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 from iree.compiler import ir
 
-from irongrad.mlir.walk import PACKING, around, block_of, found_in, loops_around
+from irongrad.mlir.walk import PACKING, found_in, outside_loops
 
 
 def pack_before_loops(module: ir.Module) -> None:
@@ -25,13 +22,3 @@ def pack_before_loops(module: ir.Module) -> None:
         place = outside_loops(operation, operation.operands)
         if place is not operation:
             operation.move_before(place)
-
-
-def outside_loops(operation: Any, values: Iterable[Any]) -> Any:
-    """The outermost loop around `operation` that `values` are all from around; without one, `operation`."""
-    outermost = operation
-    for loop in loops_around(operation.block):
-        if any(loop in around(block_of(value)) for value in values):
-            break
-        outermost = loop
-    return outermost

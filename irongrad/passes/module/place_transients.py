@@ -14,6 +14,7 @@ from typing import Any
 from iree.compiler import ir
 
 from irongrad.memory_model.placement import Span, most_at_once, place
+from irongrad.mlir.stream import LARGEST_ALLOCATION
 from irongrad.mlir.walk import constant_of, found_in, functions_of, inside
 
 _PACK = "stream.resource.pack"
@@ -21,9 +22,6 @@ _ALLOCATION = "stream.resource.alloca"
 _PART = "stream.resource.subview"
 _TRANSIENT = "!stream.resource<transient>"
 _MOMENTS = "lifetime_intervals"  # the first and the last of each value, one after the other
-
-# What IREE allocates at once, `max_allocation_size`; what is more is left to it.
-LARGEST_ALLOCATION = 2**31 - 1
 
 
 def lay_out(module: ir.Module, alignment: int) -> None:

@@ -26,9 +26,8 @@ from typing import Any
 from iree.compiler import ir
 
 from irongrad.memory_model.placement import aligned
-from irongrad.mlir.stream import RUN, Access, accesses, keeps_places
+from irongrad.mlir.stream import LARGEST_ALLOCATION, RUN, Access, accesses, keeps_places
 from irongrad.mlir.walk import LOAD, STORE, around, constant_of, global_of, inside, joined, loaded, name_of, owner_of
-from irongrad.passes.module.place_transients import LARGEST_ALLOCATION
 
 _AWAIT = "stream.timepoint.await"
 _ALLOCATION, _PART, _PACK = "stream.resource.alloca", "stream.resource.subview", "stream.resource.pack"

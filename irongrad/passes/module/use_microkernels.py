@@ -13,16 +13,14 @@ import re
 
 from iree.compiler import ir
 
-from irongrad.mlir.device import cpu_of, device_of
-from irongrad.mlir.walk import bytecode_of, parsed, text_of
+from irongrad.mlir.device import NO_MICROKERNELS, cpu_of, device_of
+from irongrad.mlir.walk import bytecode_of, parsed
 
 # The features of a CPU with either of which microkernels are faster, by the type of what is multiplied.
 _FASTER = {"bf16": {"avx512bf16", "bf16"}, "i8": {"avx2"}}
 
 # How IREE says, in the type of an operand, what a product multiplies.
 _MULTIPLIED = re.compile(rb"element_types = \[(\w+),")
-
-_NONE = ', ukernels = "none"'
 
 
 def with_microkernels(flow: bytes) -> bytes:
@@ -40,11 +38,5 @@ def with_microkernels(flow: bytes) -> bytes:
         if device is None or not any(names & set(features) for names in wanted):
             return flow
         value = str(device.attributes["initial_value"])
-        device.attributes["initial_value"] = ir.Attribute.parse(value.replace(_NONE, ""))
+        device.attributes["initial_value"] = ir.Attribute.parse(value.replace(NO_MICROKERNELS, ""))
         return bytecode_of(module)
-
-
-def has_microkernels(module: ir.Module) -> bool:
-    """Whether products of `module`, which is as a phase of IREE's leaves it, may be microkernels."""
-    device = device_of(module)
-    return device is None or _NONE not in text_of(device)

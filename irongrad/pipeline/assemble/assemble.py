@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from iree.compiler import ir
 
 from irongrad.graph.step_graph import StepGraph
-from irongrad.mlir.linalg import GENERIC
-from irongrad.mlir.walk import bytecode_of, inside
+from irongrad.mlir.walk import bytecode_of
+from irongrad.passes.module.drop_index_checks import _drop_checks
 from irongrad.passes.module.hoist_lookups import look_up_before_loops
 from irongrad.pipeline.assemble.entry_points import entry_point
 from irongrad.pipeline.assemble.interface import Interface, chain_of
@@ -67,17 +67,6 @@ def assemble(step: ImportedStep, interface: Interface) -> AssembledModule:
         if not module.operation.verify():
             raise InternalError("the assembled module does not verify")
         return AssembledModule(step.graph, interface, bytecode_of(module))
-
-
-def _drop_checks(functions: ir.Module) -> None:
-    """Leave out what torch-mlir 20261001 checks inside a gather's loops: that each index is one.
-
-    IREE 3.13.0 runs no such check, as devices cannot fail, but takes the gather's loops apart for it, and a kernel more
-    computes its indices. Those that a user gives are checked by the entry points.
-    """
-    loops = [op for op in inside(functions.operation) if op.name == GENERIC]
-    for check in [op for loop in loops for op in inside(loop) if op.name == "cf.assert"]:
-        check.erase()
 
 
 def _replace_declarations(module: ir.Module, functions: ir.Module) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from irongrad.graph.dtypes import numpy_name
-from irongrad.graph.step_graph import StepGraph
-from irongrad.pipeline.capture.capture import INFERENCE
-from irongrad.pipeline.guards.index_ranges import Range
+from irongrad.graph.step_graph import Range, StepGraph
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import OF_GRADIENTS, OF_STATE, STEPS_DIM, TICKET, EntryPoint, StateSpec, TensorSpec
+from irongrad.step.train_step import INFERENCE
 
 # The functions of the step graph that each entry point runs, one after the other.
 _CHAINS = {

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from irongrad.graph.cleanup import eliminate_dead_code
 from irongrad.graph.step_graph import Function, Pack, StepGraph, Value
-from irongrad.passes.graph.dead_code import eliminate_dead_code
 
 aten = torch.ops.aten
 

@@ -17,10 +17,9 @@ import torch
 from torch.autograd import Function
 
 from irongrad.diagnostics import source_lines
-from irongrad.operators.decompositions.registry import register_decomposition
+from irongrad.operators.decompositions.registry import LIBRARY, register_decomposition
 from irongrad.runtime.errors import CaptureError
 
-LIBRARY = "irongrad_functions"
 _numbers = itertools.count()
 _apply: Any = Function.apply.__func__
 

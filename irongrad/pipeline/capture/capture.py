@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from irongrad.diagnostics import source_lines
+from irongrad.diagnostics import capture_errors, source_lines
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.flat_graph import FlatGraph, is_inlined, regions_of
 from irongrad.graph.subgraphs import aliases_allowed
@@ -36,10 +36,9 @@ from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
-from irongrad.step.train_step import Call, TrainStep, call_of, micro_batches
+from irongrad.step.train_step import INFERENCE, Call, TrainStep, call_of, micro_batches
 
 MODEL_PREFIX = "model."
-INFERENCE = ("eval", "predict")
 
 
 @dataclass(frozen=True)
@@ -275,7 +274,7 @@ def export(
     except Exception as error:
         if names := specialised(str(error), dynamic):
             raise CaptureError(f"{source_lines.where(getattr(module, 'model', module))}\n  {fixed(names)}") from error
-        raise source_lines.capture_error(error, getattr(module, "model", module)) from error
+        raise capture_errors.capture_error(error, getattr(module, "model", module)) from error
     side_effects.check_graph(program)
     _refuse_undrawable(program.graph_module)
     return program
@@ -361,3 +360,8 @@ def _refuse_undrawable(graph: GraphModule, *, once: bool = True) -> None:
             reason = "draws random numbers in a branch or a loop. Draw them before it, and hand them in"
         if reason is not None:
             raise UnsupportedOpError(f"{source_lines.line_of(node)}: {node.target} {reason}")
+
+
+def name_of(path: str) -> str:
+    """The state name of an attribute path of `StepModule`: the model's own name for it."""
+    return path.removeprefix(MODEL_PREFIX)

@@ -6,8 +6,8 @@ import torch
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from irongrad.graph.recorder import Operator
 from irongrad.operators.decompositions.loss_ctc import Lengths, longest_target
-from irongrad.operators.decompositions.registry import Operator
 
 aten = torch.ops.aten
 

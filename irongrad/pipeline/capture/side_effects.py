@@ -18,15 +18,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from irongrad.diagnostics.source_lines import (
-    KEEP_SHAPE,
-    ONLY_THE_OPTIMIZER,
-    VALUES_AS_SHAPE,
-    is_user_class,
-    is_user_file,
-    line_of,
-    where,
-)
+from irongrad.diagnostics.advice import KEEP_SHAPE, ONLY_THE_OPTIMIZER, VALUES_AS_SHAPE
+from irongrad.diagnostics.source_lines import is_user_class, is_user_file, line_of, where
 from irongrad.graph.flat_graph import FlatGraph
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 

@@ -15,13 +15,10 @@ from unittest import mock
 import sympy
 import torch
 from torch._guards import SLoc
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, ShapeGuard
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from irongrad.diagnostics.source_lines import is_of_a_model
-
-
-class Decision(ShapeGuard):
-    """What a model found true of sizes, among the guards of the environment in which they are symbols."""
+from irongrad.sizes.dimensions import Decision
 
 
 @contextmanager

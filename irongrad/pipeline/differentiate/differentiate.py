@@ -22,7 +22,7 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-from irongrad.diagnostics import source_lines
+from irongrad.diagnostics import capture_errors, source_lines
 from irongrad.graph.flat_graph import interpret_regions
 from irongrad.graph.step_graph import Function, StateTensor, Value
 from irongrad.graph.subgraphs import has_while_loop
@@ -263,7 +263,7 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
             values = symbolic_inputs(captured.train) if symbolic else tuple(v.detach() for v in inputs.values())
             joint = aot_export_joint_with_descriptors(stack, exported, values).graph_module
     except Exception as error:
-        raise source_lines.capture_error(error, exported) from error
+        raise capture_errors.capture_error(error, exported) from error
     pairs = _joint_arguments(joint, exported, names, inputs)
     arguments, examples = [value for value, _ in pairs], [example for _, example in pairs]
     results, kept = _joint_results(joint, names, captured.output_names if captured.step.between else ())

@@ -7,13 +7,8 @@ from torch import nn
 
 from irongrad.graph.step_graph import StateTensor
 from irongrad.operators.legalize.complex_numbers import refuse_complex
-from irongrad.pipeline.capture.capture import MODEL_PREFIX, StepModule
+from irongrad.pipeline.capture.capture import StepModule, name_of
 from irongrad.runtime.manifest import Role
-
-
-def name_of(path: str) -> str:
-    """The state name of an attribute path of `StepModule`: the model's own name for it."""
-    return path.removeprefix(MODEL_PREFIX)
 
 
 class StateNames:

@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from irongrad.graph.flat_graph import FlatGraph
+from irongrad.graph.step_graph import Range
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.runtime.manifest import UNLIMITED
 from irongrad.sizes.dimensions import Names, named_size, names_in_program
@@ -63,25 +64,6 @@ _SAME_VALUES = frozenset(
         aten.unbind,
     )
 )
-
-
-@dataclass(frozen=True)
-class Range:
-    """The values that an integer input may have.
-
-    Attributes:
-        input: its name.
-        minimum: the smallest, inclusive.
-        maximum: the largest, inclusive.
-        exempt: one more value that is accepted (`ignore_index`), or None.
-        limits: further largest values, expressions of named dimensions.
-    """
-
-    input: str
-    minimum: int
-    maximum: int
-    exempt: int | None = None
-    limits: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from irongrad.graph.step_graph import Function, StepGraph, Value
+from irongrad.graph.step_graph import Function, Range, StepGraph, Value
 from irongrad.operators.legalize.retrace import retrace
-from irongrad.pipeline.guards.index_ranges import Range
 from irongrad.sizes.symbols import Dims
 
 

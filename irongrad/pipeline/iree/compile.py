@@ -13,12 +13,13 @@ import iree.compiler.tools.binaries as iree_binaries
 from iree.compiler import ir
 
 from irongrad.diagnostics.toolchain_errors import toolchain_error
-from irongrad.mlir.barriers import drop_barriers
 from irongrad.mlir.device import cpu_of
 from irongrad.mlir.walk import LOOPS, PACKING, bytecode_of, found_in, functions_of, inside, parsed
-from irongrad.passes.module.fuse_elementwise import fuse_elementwise, keep_products_apart
+from irongrad.passes.module.drop_barriers import drop_barriers
+from irongrad.passes.module.fuse_elementwise import fuse_elementwise
 from irongrad.passes.module.join_executables import join_executables, linking_flags
 from irongrad.passes.module.keep_buffers import keep_memory
+from irongrad.passes.module.keep_products_apart import keep_products_apart
 from irongrad.passes.module.loops_in_place import write_in_place
 from irongrad.passes.module.matmul_kernels import lay_out_products
 from irongrad.passes.module.pack_before_loops import pack_before_loops

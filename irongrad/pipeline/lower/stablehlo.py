@@ -11,10 +11,9 @@ from dataclasses import replace
 import torch
 from torch.fx import GraphModule
 
-from irongrad.graph.nodes import call
+from irongrad.graph.nodes import call, value_of
 from irongrad.graph.nodes import replace as replace_node
 from irongrad.graph.step_graph import StepGraph
-from irongrad.passes.base import value_of
 
 aten = torch.ops.aten
 

@@ -15,28 +15,6 @@ from torch.fx import Graph, GraphModule, Node
 
 from irongrad.graph.step_graph import Function, StepGraph, Value
 from irongrad.memory_model.kernel_roles import is_constant, is_view
-from irongrad.runtime.errors import CaptureError
-from irongrad.step.train_step import TrainStep
-
-
-def pieces(step: TrainStep, between: Sequence[str]) -> TrainStep:
-    """`step` in two pieces, between which Python computes some of the loss's inputs from the model's outputs.
-
-    Its artifact has `forward`, from the model's inputs to its outputs in training mode, and `finish_step`, from the
-    other inputs to the loss, in place of `train_step`. Both are one training step: `finish_step` goes back through the
-    values of that forward, with its random numbers, and nothing is computed twice. `Session.run_pieces` calls both
-    with a function in between.
-
-    Args:
-        step: the whole step. Its example inputs have a value for what Python computes, too.
-        between: the names of those inputs.
-
-    Raises:
-        CaptureError: one is no input of the loss, or the step has buckets or micro-batches.
-    """
-    if not between:
-        raise CaptureError("between is empty: name the inputs of the loss that Python computes")
-    return replace(step, between=tuple(between))
 
 
 def cut(graph: StepGraph, between: Sequence[str]) -> StepGraph:

@@ -25,11 +25,10 @@ from torch.nn.utils import clip_grad, clip_grad_norm_, clip_grad_value_
 from torch.overrides import TorchFunctionMode
 
 from irongrad.diagnostics.source_lines import is_user_class, user_frames
+from irongrad.graph.cleanup import merge_common_subexpressions
 from irongrad.graph.step_graph import StateTensor, Value
-from irongrad.passes.graph.common_subexpressions import merge_common_subexpressions
-from irongrad.pipeline.capture.capture import StepModule
+from irongrad.pipeline.capture.capture import StepModule, name_of
 from irongrad.pipeline.differentiate.differentiate import JointStep
-from irongrad.pipeline.differentiate.state_names import name_of
 from irongrad.pipeline.optimizer.hyperparameters import Hyper, groups_of, hyperparameters, with_values
 from irongrad.pipeline.optimizer.repeated_updates import first_alike
 from irongrad.pipeline.optimizer.state import SCALAR_STATE, State, distinct, initial_state

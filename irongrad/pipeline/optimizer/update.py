@@ -6,11 +6,10 @@ import copy
 
 import torch
 
+from irongrad.graph.cleanup import eliminate_dead_code
 from irongrad.graph.step_graph import Function, StateTensor, StepGraph, Value, specialised_name
 from irongrad.operators.legalize.retrace import interpret, retrace
 from irongrad.operators.legalize.scalars import ScalarsToTensors
-from irongrad.passes.graph.dead_code import eliminate_dead_code
-from irongrad.pipeline.capture.capture import INFERENCE
 from irongrad.pipeline.differentiate.differentiate import JointStep, Specialised
 from irongrad.pipeline.optimizer.repeated_updates import copy_to_all
 from irongrad.pipeline.optimizer.state import steps_so_far
@@ -18,6 +17,7 @@ from irongrad.pipeline.optimizer.trace import Update, trace_update
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import STEPS, Role
 from irongrad.step.loss_scale import SKIPPED_VALUE, LossScale, Values, loss_scale_of, scaled_update
+from irongrad.step.train_step import INFERENCE
 
 COUNT = Value("count", "accumulated")
 _STEPS = Value("state", STEPS)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from irongrad.frontends.compile_function import flat_function, trace_function
+from irongrad.graph.recorder import Decomposition, Operator
 from irongrad.operators.decompositions import decomposition_table
-from irongrad.operators.decompositions.registry import Decomposition, Operator
 from irongrad.operators.legalize import retrace
 from irongrad.pipeline.capture.capture import plain_operators
 

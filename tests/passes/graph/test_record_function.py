@@ -10,8 +10,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from irongrad.graph.nodes import kind_of
 from irongrad.operators.legalize.retrace import interpret, retrace
-from irongrad.passes.base import kind_of
 from irongrad.passes.graph.convolutions.forms import forms_of
 from irongrad.passes.graph.convolutions.problem import Problem, Window
 from irongrad.passes.graph.record_function import record

@@ -14,13 +14,13 @@ from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
+from irongrad.graph.cleanup import merge_common_subexpressions
 from irongrad.memory_model.fusion import kernels
 from irongrad.memory_model.kernel_roles import source
 from irongrad.memory_model.liveness import usage
 from irongrad.operators.legalize.retrace import interpret, retrace
 from irongrad.operators.random import Draws
 from irongrad.passes.base import Context
-from irongrad.passes.graph.common_subexpressions import merge_common_subexpressions
 from irongrad.passes.graph.rematerialise import Rematerialise, bytes_in
 from irongrad.passes.graph.rematerialise.order import separate_late_sums
 from irongrad.passes.graph.rematerialise.recompute import is_backward, is_cast, is_recomputed, recompute

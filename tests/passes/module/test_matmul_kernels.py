@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from iree.compiler import ir
 
 import irongrad as ig
+from irongrad.memory_model.product_tiles import AVX2, AVX512, Tile, tile_for
 from irongrad.mlir.walk import bytecode_of, found_in, inside, loops_around, name_of, parsed
 from irongrad.passes.module import matmul_kernels
-from irongrad.passes.module.matmul_kernels import AVX2, AVX512, tile_for
-from irongrad.passes.module.matmul_kernels.tiling import Matrix, ProductKernel, Sizes, Steps, Tile
+from irongrad.passes.module.matmul_kernels.tiling import Matrix, ProductKernel, Sizes, Steps
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, _compile_to_flow, compile_module
 from irongrad.targets import parse_target
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from iree.compiler import ir
 
+from irongrad.mlir.device import has_microkernels
 from irongrad.mlir.walk import bytecode_of, parsed
-from irongrad.passes.module.use_microkernels import has_microkernels, with_microkernels
+from irongrad.passes.module.use_microkernels import with_microkernels
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, compile_module
 from irongrad.targets import parse_target
 

@@ -16,9 +16,10 @@ from torch import nn
 from torch.nn import functional
 
 import irongrad as ig
+from irongrad.graph.step_graph import Range
 from irongrad.pipeline.capture.capture import capture
 from irongrad.pipeline.driver import build
-from irongrad.pipeline.guards.index_ranges import Range, step_ranges
+from irongrad.pipeline.guards.index_ranges import step_ranges
 from irongrad.pipeline.guards.range_checks import farthest
 from irongrad.pipeline.options import make_options
 from irongrad.runtime import Session

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import irongrad as ig
+from irongrad.graph.step_graph import Range
 from irongrad.pipeline.capture.capture import capture
-from irongrad.pipeline.guards.index_ranges import Range, step_ranges
+from irongrad.pipeline.guards.index_ranges import step_ranges
 from irongrad.runtime import Session
 from irongrad.runtime.errors import GuardError
 from irongrad.runtime.golden import read_golden

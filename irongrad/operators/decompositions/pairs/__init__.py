@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 from importlib import import_module
 
+from irongrad.graph.recorder import Operator
 from irongrad.operators.decompositions.pairs.pair import Pair, Rule, registered
-from irongrad.operators.decompositions.registry import Operator
 
 __all__ = ["Pair", "pair_rules"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from irongrad.graph.recorder import Operator
 from irongrad.operators.decompositions.pairs.pair import Pair, Rule, Value, as_pair, nonzero, on_pairs, real_dtype
-from irongrad.operators.decompositions.registry import Operator
 
 aten = torch.ops.aten
 prims = torch.ops.prims

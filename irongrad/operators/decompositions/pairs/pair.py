@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from irongrad.operators.decompositions.registry import Operator
+from irongrad.graph.recorder import Operator
 
 Number: TypeAlias = bool | int | float | complex
 Rule: TypeAlias = Callable[..., Any]

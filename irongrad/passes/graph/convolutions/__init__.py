@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch.fx import GraphModule, Node
 
-from irongrad.graph.nodes import call, replace
-from irongrad.passes.base import Context, Lowering, PassResult, Timer, value_of
+from irongrad.graph.nodes import call, replace, value_of
+from irongrad.passes.base import Context, Lowering, PassResult, Timer
 from irongrad.passes.graph.convolutions.choice import Costs, choices_of, fastest, measured
 from irongrad.passes.graph.convolutions.forms import Form, forms_of
 from irongrad.passes.graph.convolutions.problem import Problem

@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 import torch
 
-from irongrad.passes.base import Choice, Timer, value_of
+from irongrad.graph.nodes import value_of
+from irongrad.passes.base import Choice, Timer
 from irongrad.passes.graph.convolutions.forms import Form
 from irongrad.passes.graph.convolutions.problem import Kind, Problem
 from irongrad.passes.graph.convolutions.recognise import Task

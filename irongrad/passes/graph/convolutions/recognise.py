@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from irongrad.graph.nodes import value_of
 from irongrad.operators.decompositions.convolution import KEPT
 from irongrad.operators.decompositions.windows import each
-from irongrad.passes.base import value_of
 from irongrad.passes.graph.convolutions.problem import Kind, Problem, Window
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from irongrad.passes.base import value_of
+from irongrad.graph.nodes import value_of
 from irongrad.passes.graph.simplify.patterns import Expression, Rule, family
 from irongrad.passes.graph.simplify.views import expand, reshape, shape_of, used_once, view
 

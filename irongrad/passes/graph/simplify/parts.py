@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch.fx import Node
 
-from irongrad.passes.base import value_of
+from irongrad.graph.nodes import value_of
 from irongrad.passes.graph.simplify.patterns import Expression, Rule, family
 from irongrad.passes.graph.simplify.views import same_elements, select, shape_of, slice_
 

@@ -20,9 +20,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from irongrad.graph.nodes import call
+from irongrad.graph.nodes import call, kind_of, value_of
 from irongrad.graph.purity import is_mergeable
-from irongrad.passes.base import kind_of, value_of
 
 aten = torch.ops.aten
 

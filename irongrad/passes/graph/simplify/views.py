@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from irongrad.passes.base import value_of
+from irongrad.graph.nodes import value_of
 from irongrad.passes.graph.simplify.patterns import Expression, Rule, family
 
 aten, prims = torch.ops.aten, torch.ops.prims

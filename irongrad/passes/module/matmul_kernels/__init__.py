@@ -12,43 +12,22 @@ figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from iree.compiler import ir
 from iree.compiler.dialects import flow
 
+from irongrad.memory_model.product_tiles import TILES, WIDTH, Tile, is_near, tile_for
 from irongrad.mlir.barriers import hold_behind
 from irongrad.mlir.device import cpu_of
 from irongrad.mlir.linalg import GENERIC, PRODUCTS, inputs_of, is_elementwise, source_of
-from irongrad.mlir.walk import inside
-from irongrad.passes.module.matmul_kernels.tiling import Matrix, ProductKernel, Sizes, Steps, Tile
+from irongrad.mlir.walk import inside, outside_loops
+from irongrad.passes.module.matmul_kernels.tiling import Matrix, ProductKernel, Sizes, Steps
 from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, split
 from irongrad.passes.module.matmul_kernels.vector_code import add_executable
-from irongrad.passes.module.pack_before_loops import outside_loops
 
 _ARCHITECTURE = "x86_64"
-
-# What registers hold, by a feature that all CPUs with such registers have: results, one of each row's vectors of the
-# right operand, and a number of the left one. As many chains of additions are under way at once, which hides how long
-# each takes, 4 cycles, two of them in each.
-AVX512 = (Tile(6, 4, 16), Tile(4, 4, 16), Tile(8, 3, 16), Tile(8, 2, 16))
-AVX2 = (Tile(6, 2, 8),)
-_TILES = {"avx512f": AVX512, "fma": AVX2}
-
-# Columns of a block, at most: what is copied into it from one row is several cache lines.
-_WIDTH = 64
-
-# Bytes of the largest operand that is read where it lies, half of the second cache of the smallest such CPU.
-_NEAR = 1 << 19
-
-# Multiplications of the smallest product that has a kernel of ours, about 10 µs of one core. What IREE makes of smaller
-# ones is slower, but fewer kernels, as it computes in the product's what is elementwise before and behind it.
-_LEAST = 1 << 20
-
-# Summands of a product that is not bound by writing its result; IREE computes others with what reads them.
-_FEWEST = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +68,7 @@ def lay_out_products(module: ir.Module) -> None:
         module: as it is after IREE's phase `global-optimization`, in its own context.
     """
     architecture, features = cpu_of(module)
-    tiles = next((found for feature, found in _TILES.items() if feature in features), None)
+    tiles = next((found for feature, found in TILES.items() if feature in features), None)
     if architecture != _ARCHITECTURE or tiles is None:
         return
     found = [_product_of(op) for op in inside(module.operation) if op.name in PRODUCTS]
@@ -172,32 +151,6 @@ def _dimensions(indexing: Any) -> list[int]:
     return [x.position if isinstance(x, ir.AffineDimExpr) else -1 for x in indexing.results]
 
 
-def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile | None:
-    """What registers hold for a product; None where it is small, or has no whole tiles.
-
-    The best takes the fewest instructions for all results: of a summand it reads a number of each row, and vectors.
-
-    Args:
-        sizes: the numbers of rows, `r`, of columns, `c`, of summands, `k`, and of pairs of matrices, `b`.
-        tiles: to choose from.
-    """
-    if math.prod(sizes.values()) < _LEAST or sizes["k"] < _FEWEST:
-        return None
-    rows, columns = sizes["r"], sizes["c"]
-    whole = [t for t in tiles if columns % t.columns == 0 and rows >= t.rows]
-    return min(whole, key=lambda t: -(-rows // t.rows) * (columns // t.columns) * t.instructions, default=None)
-
-
-def is_near(sizes: Mapping[str, int], letters: str) -> bool:
-    """Whether an operand, or one of a batch, is so small that it is read where it lies.
-
-    Args:
-        sizes: as for `tile_for`.
-        letters: of its dimensions.
-    """
-    return 4 * math.prod(sizes[letter] for letter in letters if letter != "b") <= _NEAR
-
-
 def _launch(product: _Product, tile: Tile, kernels: _Kernels) -> tuple[Any, Any]:
     """Launch a kernel for a product, which adds a bias too; what it is in the place of, and its result."""
     operation, sizes = product.operation, product.sizes
@@ -241,7 +194,7 @@ def _in_blocks(product: _Product) -> tuple[Any, Matrix]:
     """The right operand in blocks of columns, and how they lie; made before loops that leave it as it is."""
     value, letters = product.right
     before, dimension = product.operation, letters.index("c")
-    width = math.gcd(value.type.shape[dimension], _WIDTH)
+    width = math.gcd(value.type.shape[dimension], WIDTH)
     with before.location, ir.InsertionPoint(outside_loops(before, [value])):
         pieces = split(value, dimension, width), letters.replace("c", "nc")
         blocks = copied(pieces, "b" * ("b" in letters) + "nkc")

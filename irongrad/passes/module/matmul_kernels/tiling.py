@@ -17,6 +17,8 @@ from itertools import product
 
 from iree.compiler import ir
 
+from irongrad.memory_model.product_tiles import Tile
+
 # Numbers of float32 in a cache line: blocks have a multiple of it.
 LINE = 16
 
@@ -72,31 +74,6 @@ class Matrix:
     batch: int
     outer: Steps
     summand: Steps
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Results that a kernel holds in registers at once.
-
-    Attributes:
-        rows: of them.
-        vectors: in each row.
-        width: numbers of a vector.
-    """
-
-    rows: int
-    vectors: int
-    width: int
-
-    @property
-    def columns(self) -> int:
-        """Of the results."""
-        return self.vectors * self.width
-
-    @property
-    def instructions(self) -> int:
-        """To add one summand to all results."""
-        return self.rows * self.vectors + self.rows + self.vectors
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import affine, arith, hal, memref, scf, stream, vector
 
-from irongrad.mlir.walk import inside
-from irongrad.passes.module.matmul_kernels.tiling import LINE, ProductKernel, Tile
-from irongrad.pipeline.iree.report.kernel_operations import OPERATIONS
+from irongrad.memory_model.product_tiles import Tile
+from irongrad.mlir.walk import OPERATIONS, inside
+from irongrad.passes.module.matmul_kernels.tiling import LINE, ProductKernel
 
 # How many summands ahead the right operand is fetched.
 _AHEAD = 8

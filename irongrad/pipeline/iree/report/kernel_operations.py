@@ -9,13 +9,10 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import linalg
 
-from irongrad.mlir.walk import BOUNDS, KERNELS, around, constant_of, found_in, inside, name_of
+from irongrad.mlir.walk import BOUNDS, KERNELS, OPERATIONS, around, constant_of, found_in, inside, name_of
 
 # IREE's own executables, and those of which it is given the code.
 _EXECUTABLES = frozenset({"flow.executable", "stream.executable"})
-
-# How many operations the code of an executable is, which says so itself.
-OPERATIONS = "irongrad.operations"
 
 
 @dataclass(frozen=True)

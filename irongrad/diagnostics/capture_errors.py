@@ -1,0 +1,39 @@
+"""What torch.export raises, as a message that names the user's line and what to write instead."""
+
+from __future__ import annotations
+
+from irongrad.diagnostics.advice import KEEP_SHAPE, ONLY_THE_OPTIMIZER, VALUES_AS_SHAPE, refused_at_capture
+from irongrad.diagnostics.source_lines import LONGEST, NODE, located, place_of
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
+
+DECISION = (
+    "a Python decision (if, while, assert, bool(), int(), float()) depends on the value of a tensor, which is not "
+    "known at compile time. Write it with torch.where(condition, a, b), a mask, or torch.cond"
+)
+
+
+def capture_error(error: Exception, module: object) -> UserError:
+    """Translate what torch.export raised into the user's line and what to write instead."""
+    if isinstance(error, UnsupportedOpError):
+        return located(error, place_of(error, module))
+    if isinstance(error, UserError):
+        return type(error)(str(error).partition(NODE)[0])
+    place = place_of(error, module)
+    if refused := refused_at_capture(error):
+        return UnsupportedOpError(f"{place}\n  {refused}")
+    return CaptureError(f"{place}\n  {_advice(type(error).__name__, str(error).strip())}")
+
+
+def _advice(kind: str, text: str) -> str:
+    first = (text.splitlines()[0] if text else kind)[:LONGEST]
+    if "data-dependent" in text or "DataDependent" in kind or "control flow" in text.lower():
+        return DECISION
+    if "unbacked symbol" in text:
+        return f"{VALUES_AS_SHAPE} {KEEP_SHAPE}"
+    if ".numpy()" in text or ".tolist()" in text:
+        return "a tensor leaves PyTorch (.numpy(), .tolist()); its values are not known at compile time. Use torch"
+    if "a leaf Variable that requires grad" in text:
+        return f"an operator writes into a parameter. {ONLY_THE_OPTIMIZER}"
+    if "were assigned during export" in text:
+        return f"{first}. Register it with self.register_buffer(...) and update it in place, or return it"
+    return f"the step could not be captured: {kind}: {first}"

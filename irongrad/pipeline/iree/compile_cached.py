@@ -1,0 +1,74 @@
+"""`compile_module`, unless the same module was compiled for the same target before."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from irongrad.cache.machine import host, sha256, sources
+from irongrad.cache.store import Store
+from irongrad.pipeline.iree.compile import Check, CompiledModule, compile_module, unchecked
+from irongrad.pipeline.iree.portable_module import PortableModule
+from irongrad.runtime.errors import IronGradError
+from irongrad.targets import Target
+
+MODULE = "module"
+
+_COMPILED = "module.msgpack"
+
+
+def compile_once(
+    store: Store | None, module: PortableModule, target: Target, scratch: Path, check: Check = unchecked
+) -> CompiledModule:
+    """`compile_module`, unless the same module was compiled for the same target before."""
+    if store is None:
+        return compile_module(module, target, scratch, check)
+    key = module_key(module.bytecode, target)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        if store.get(MODULE, key, Path(folder)):
+            with suppress(msgspec.DecodeError):
+                found = msgspec.msgpack.decode((Path(folder) / _COMPILED).read_bytes(), type=CompiledModule)
+                check(found.statistics.transients)
+                return found
+    made = compile_module(module, target, scratch, check)
+    store.put(MODULE, key, {_COMPILED: msgspec.msgpack.encode(made)})
+    return made
+
+
+def compile_all(
+    store: Store | None,
+    module: PortableModule,
+    targets: Sequence[Target],
+    scratch: Path,
+    check: Check = unchecked,
+) -> list[CompiledModule]:
+    """`compile_once` for several targets side by side, each with files of its own; in the order of `targets`.
+
+    Raises:
+        IronGradError: a target failed, the first in order; with its name.
+    """
+
+    def compiled(number: int, target: Target) -> CompiledModule:
+        folder = scratch / f"target{number}"
+        folder.mkdir(exist_ok=True)
+        try:
+            return compile_once(store, module, target, folder, check)
+        except IronGradError as error:
+            raise type(error)(f"for the target {target.name!r}: {error}") from error
+
+    # Threads suffice, for the work is iree-compile's, a process each.
+    with ThreadPoolExecutor(min(len(targets), os.cpu_count() or 1)) as pool:
+        return list(pool.map(compiled, range(len(targets)), targets))
+
+
+def module_key(bytecode: bytes, target: Target) -> str:
+    """The key of a .vmfb."""
+    return sha256(hashlib.sha256(bytecode).hexdigest(), target, version("iree-base-compiler"), host(), sources())
