@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from irongrad.graph.cleanup import merge_common_subexpressions
 from irongrad.operators.legalize.retrace import interpret, retrace
 from irongrad.operators.random import Draws
-from irongrad.passes.graph.convolutions.problem import Window, choice
+from irongrad.passes.graph.convolutions.problem import Window
 from irongrad.passes.graph.convolutions.products import met
+from irongrad.passes.stack_by_position import stack_by_position
 
 X, W = torch.randn(64, 32), torch.randn(32, 32)
 SQUARE = torch.randn(64, 64)
@@ -69,8 +70,8 @@ def _cut_once(x, w):
 
 def _rows_and_columns(x, w):
     """As above, of as many elements as what reads it."""
-    rows = choice([x.sin(), x.exp()], 0)
-    return [choice([rows[1] + rows[0], rows[1] - rows[0]], 1).flatten(0, 1) @ w]
+    rows = stack_by_position([x.sin(), x.exp()], 0)
+    return [stack_by_position([rows[1] + rows[0], rows[1] - rows[0]], 1).flatten(0, 1) @ w]
 
 
 def _places(x, w):

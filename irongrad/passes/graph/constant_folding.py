@@ -17,7 +17,7 @@ from irongrad.graph.nodes import call, value_of
 from irongrad.graph.purity import is_mergeable
 from irongrad.operators.legalize.constants import SMALL
 from irongrad.passes.base import Context, PassResult
-from irongrad.passes.graph.simplify.patterns import drop
+from irongrad.passes.rules.patterns import drop
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from irongrad.graph.nodes import call, replace, sort_topologically, value_of
 from irongrad.passes.base import Context, PassResult
-from irongrad.passes.graph.inline import inline
+from irongrad.passes.inline import inline
 
 aten = torch.ops.aten
 

@@ -12,8 +12,8 @@ from torch.fx import GraphModule, Node
 
 from irongrad.graph.nodes import replace, value_of
 from irongrad.passes.base import Context, PassResult
-from irongrad.passes.graph.convolutions.problem import choice
-from irongrad.passes.graph.inline import inline
+from irongrad.passes.inline import inline
+from irongrad.passes.stack_by_position import stack_by_position
 
 aten = torch.ops.aten
 
@@ -73,7 +73,7 @@ class _Together:
     dim: int
 
     def __call__(self, *parts: torch.Tensor) -> torch.Tensor:
-        result = choice(parts, self.dim)
+        result = stack_by_position(parts, self.dim)
         return result if self.operator is aten.stack.default else result.flatten(self.dim, self.dim + 1)
 
 

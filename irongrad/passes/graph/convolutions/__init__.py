@@ -15,7 +15,7 @@ from irongrad.passes.graph.convolutions.choice import Costs, choices_of, fastest
 from irongrad.passes.graph.convolutions.forms import Form, forms_of
 from irongrad.passes.graph.convolutions.problem import Problem
 from irongrad.passes.graph.convolutions.recognise import Task, tasks_of
-from irongrad.passes.graph.inline import inline
+from irongrad.passes.inline import inline
 
 aten = torch.ops.aten
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-import torch
-
 Kind: TypeAlias = Literal["forward", "input", "weight"]
 
 
@@ -94,20 +92,3 @@ class Problem:
         w = self.window
         moves = (("stride", w.stride), ("padding", w.padding), ("dilation", w.dilation))
         return " ".join([self.kind, operands, *(f"{name} {','.join(map(str, values))}" for name, values in moves)])
-
-
-def choice(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """`torch.stack(parts, dim)` as one elementwise function of the parts and of a position.
-
-    IREE 3.13.0 computes the parts of a stack by themselves and copies each to where it belongs; along an inner
-    dimension slowly.
-    """
-    if len(parts) == 1:
-        return parts[0].unsqueeze(dim)
-    shape = [1] * (parts[0].ndim + 1)
-    shape[dim] = len(parts)
-    place = torch.arange(len(parts)).reshape(shape)
-    *others, result = [part.unsqueeze(dim) for part in parts] if dim else parts  # broadcasting makes the first
-    for i, part in list(enumerate(others))[::-1]:
-        result = torch.where(place == i, part, result)
-    return result

@@ -14,7 +14,8 @@ import torch
 from torch.nn import functional as F
 
 from irongrad.operators.decompositions.reductions import LONGEST_PRODUCT
-from irongrad.passes.graph.convolutions.problem import Window, choice
+from irongrad.passes.graph.convolutions.problem import Window
+from irongrad.passes.stack_by_position import stack_by_position
 
 Tap: TypeAlias = tuple[int, ...]
 
@@ -92,7 +93,7 @@ def scattered(of_tap: Callable[[Tap], torch.Tensor], window: Window) -> torch.Te
         return reduce(torch.add, terms) if terms else some.new_zeros([some.shape[0], *counts, some.shape[3]])
 
     high, wide = (range(step) for step in window.stride)
-    both = choice([choice([phase(i, j) for j in wide], 3) for i in high], 2)
+    both = stack_by_position([stack_by_position([phase(i, j) for j in wide], 3) for i in high], 2)
     image = both.flatten(3, 4).flatten(1, 2)
     return image[:, : window.sizes[0], : window.sizes[1]].permute(0, 3, 1, 2)
 

@@ -19,7 +19,8 @@ from typing import TypeAlias
 import torch
 from torch.nn import functional as F
 
-from irongrad.passes.graph.convolutions.problem import Window, choice
+from irongrad.passes.graph.convolutions.problem import Window
+from irongrad.passes.stack_by_position import stack_by_position
 
 Parts: TypeAlias = Sequence[torch.Tensor]
 
@@ -50,8 +51,8 @@ def _filtered(
     for half, kernels in zip(_input_rows(x, padding, out, order), filters.split(8), strict=True):
         tiles = _input_tiles(half, order)
         places = (_matrices(tiles) @ kernels).unflatten(1, tiles.shape[2:5]).unflatten(0, (2, 4))
-        rows += choice(_outputs([places[:, j] for j in order]), 4)  # each [N, tiles, tiles, 2, channels]
-    both = choice(_outputs([rows[i] for i in order]), 2)  # [N, tiles, 2, tiles, 2, channels]
+        rows += stack_by_position(_outputs([places[:, j] for j in order]), 4)  # each [N, tiles, tiles, 2, channels]
+    both = stack_by_position(_outputs([rows[i] for i in order]), 2)  # [N, tiles, 2, tiles, 2, channels]
     image = both.flatten(3, 4).flatten(1, 2)
     return image[:, : out[0], : out[1]].permute(0, 3, 1, 2)
 
@@ -69,8 +70,8 @@ def winograd_weight_gradient(grad: torch.Tensor, x: torch.Tensor, window: Window
     for left, right in zip(spread, inputs, strict=True):
         product = _matrices(_output_tiles(left)).transpose(1, 2) @ _matrices(_input_tiles(right, _SAME))
         places = product.unflatten(0, (2, 4))
-        rows += choice(_filter_gradients([places[:, j] for j in range(4)]), 3)  # each [O, C, 3]
-    return choice(_filter_gradients(rows), 3)
+        rows += stack_by_position(_filter_gradients([places[:, j] for j in range(4)]), 3)  # each [O, C, 3]
+    return stack_by_position(_filter_gradients(rows), 3)
 
 
 def _matrices(tiles: torch.Tensor) -> torch.Tensor:
@@ -87,13 +88,13 @@ def _input_rows(x: torch.Tensor, padding: Sequence[int], out: Sequence[int], ord
     last = F.pad(x.permute(0, 2, 3, 1), (0, 0, *pads))
     halves = last.reshape(x.shape[0], height + 1, 2, width + 1, 2, x.shape[1])
     rows = _inputs(_overlapping(halves, 1, height))
-    return [choice([rows[i] for i in half], 0) for half in (order[:2], order[2:])]
+    return [stack_by_position([rows[i] for i in half], 0) for half in (order[:2], order[2:])]
 
 
 def _input_tiles(rows: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """Rows of tiles transformed along them too, the places of each in `order`: [rows, 4, N, tiles, tiles, C]."""
     columns = _inputs(_overlapping(rows, 3, rows.shape[3] - 1))
-    return choice([columns[j] for j in order], 1)
+    return stack_by_position([columns[j] for j in order], 1)
 
 
 def _overlapping(pairs: torch.Tensor, dim: int, count: int) -> Parts:
@@ -109,19 +110,19 @@ def _output_rows(grad: torch.Tensor) -> Parts:
     last = F.pad(last, (0, 0, 0, 2 * width - last.shape[2], 0, 2 * height - last.shape[1]))
     pairs = last.reshape(grad.shape[0], height, 2, width, 2, grad.shape[1])
     rows = _output_gradients([pairs[:, :, i] for i in range(2)])
-    return [choice(half, 0) for half in (rows[:2], rows[2:])]
+    return [stack_by_position(half, 0) for half in (rows[:2], rows[2:])]
 
 
 def _output_tiles(rows: torch.Tensor) -> torch.Tensor:
     """Rows of such tiles transformed along them too: [rows, 4, N, tiles, tiles, O]."""
-    return choice(_output_gradients([rows[:, :, :, :, j] for j in range(2)]), 1)
+    return stack_by_position(_output_gradients([rows[:, :, :, :, j] for j in range(2)]), 1)
 
 
 def _filters(weight: torch.Tensor) -> torch.Tensor:
     """The transformed weight, at each place [C, O]: [16, C, O]."""
     kernel = weight.permute(2, 3, 1, 0)
-    rows = choice(_kernels(list(kernel)), 0)
-    return choice(_kernels([rows[:, j] for j in range(3)]), 1).flatten(0, 1)
+    rows = stack_by_position(_kernels(list(kernel)), 0)
+    return stack_by_position(_kernels([rows[:, j] for j in range(3)]), 1).flatten(0, 1)
 
 
 def _inputs(d: Parts) -> Parts:

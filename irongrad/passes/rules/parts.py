@@ -14,8 +14,8 @@ import torch
 from torch.fx import Node
 
 from irongrad.graph.nodes import value_of
-from irongrad.passes.graph.simplify.patterns import Expression, Rule, family
-from irongrad.passes.graph.simplify.views import same_elements, select, shape_of, slice_
+from irongrad.passes.rules.patterns import Expression, Rule, family
+from irongrad.passes.rules.views import same_elements, select, shape_of, slice_
 
 aten = torch.ops.aten
 

@@ -12,8 +12,8 @@ import torch
 from torch.fx import Node
 
 from irongrad.graph.nodes import value_of
-from irongrad.passes.graph.simplify.patterns import Expression, Rule, family
-from irongrad.passes.graph.simplify.views import expand, reshape, shape_of, used_once, view
+from irongrad.passes.rules.patterns import Expression, Rule, family
+from irongrad.passes.rules.views import expand, reshape, shape_of, used_once, view
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from irongrad.graph.nodes import value_of
-from irongrad.passes.graph.simplify.patterns import Expression, Rule, family
+from irongrad.passes.rules.patterns import Expression, Rule, family
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -14,13 +14,13 @@ from irongrad.graph.nodes import kind_of
 from irongrad.operators.legalize.retrace import interpret, retrace
 from irongrad.passes.graph.convolutions.forms import forms_of
 from irongrad.passes.graph.convolutions.problem import Problem, Window
-from irongrad.passes.graph.record_function import record
-from irongrad.passes.graph.simplify import RULES, simplify
+from irongrad.passes.record_function import record
+from irongrad.passes.rules import RULES, apply_rules
 
 
 def spelled(graph: GraphModule) -> list[tuple[Any, ...]]:
     """Each node as its operator, its arguments and the type of its value, names aside."""
-    simplify(graph, RULES)
+    apply_rules(graph, RULES)
     numbers = {node: number for number, node in enumerate(graph.graph.nodes)}
 
     def argument(value: Any) -> Any:

@@ -10,8 +10,8 @@ from torch.fx import GraphModule, Node
 
 from irongrad.graph.cleanup import merge_common_subexpressions
 from irongrad.graph.nodes import meta_of, value_of
-from irongrad.passes.graph.record_function import record
-from irongrad.passes.graph.simplify import RULES, simplify
+from irongrad.passes.record_function import record
+from irongrad.passes.rules import RULES, apply_rules
 
 
 def inline(function: Callable[..., torch.Tensor], operands: Sequence[Node], like: Node) -> Node:
@@ -46,6 +46,6 @@ def _traced(
     function: Callable[..., torch.Tensor], operands: tuple[tuple[tuple[int, ...], torch.dtype], ...]
 ) -> GraphModule:
     graph = record(function, operands)
-    simplify(graph, RULES)
+    apply_rules(graph, RULES)
     merge_common_subexpressions(graph)
     return graph
