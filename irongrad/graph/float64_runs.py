@@ -1,4 +1,4 @@
-"""Running a graph with every floating-point tensor widened to float64, to tell a change of meaning from rounding."""
+"""Running a graph with every floating-point tensor in float64, to tell a change of meaning from rounding."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _WIDE[torch.complex64] = torch.complex128
 _EPS = torch.finfo(torch.float64).eps
 
 
-def run_wide(graph: GraphModule, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def run_in_float64(graph: GraphModule, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a functional graph in float64, whatever floating-point dtypes it asks for."""
     with torch.no_grad(), eager_control_flow(), _float64_by_default():
-        return _Wide(graph).outputs([widened(v) for v in values])
+        return _Wide(graph).outputs([in_float64(v) for v in values])
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def _float64_by_default() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def widened(value: Any) -> Any:
+def in_float64(value: Any) -> Any:
     """A tensor in float64, or complex128, where its dtype is narrower; likewise a dtype; anything else as it is."""
     if isinstance(value, torch.Tensor):
         return value.to(_WIDE.get(value.dtype, value.dtype))
@@ -67,20 +67,20 @@ class Eager(Interpreter):
 class _Wide(Eager):
     def fetch_attr(self, target: str) -> Any:
         """A constant in float64, or a body."""
-        return widened(super().fetch_attr(target))
+        return in_float64(super().fetch_attr(target))
 
     def run_node(self, n: Node) -> Any:
         """Run one node; the bits of a number are those of its own dtype."""
         if n.target is aten.view.dtype:
             (source,) = n.all_input_nodes
             narrow = self.env[source].to(source.meta["val"].dtype)
-            return widened(aten.view.dtype(narrow, n.args[1]))
+            return in_float64(aten.view.dtype(narrow, n.args[1]))
         return super().run_node(n)
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operator; where it takes a dtype, with float64 for a narrower one."""
-        args = tuple(widened(a) if isinstance(a, torch.dtype) else a for a in args)
-        kwargs = {k: widened(v) if isinstance(v, torch.dtype) else v for k, v in kwargs.items()}
+        args = tuple(in_float64(a) if isinstance(a, torch.dtype) else a for a in args)
+        kwargs = {k: in_float64(v) if isinstance(v, torch.dtype) else v for k, v in kwargs.items()}
         return super().call_function(target, args, kwargs)
 
 
@@ -97,7 +97,7 @@ def magnitudes(graph: GraphModule, values: Sequence[torch.Tensor], results: Sequ
         sign = torch.rand(value.shape, generator=generator, dtype=torch.float64).sub(0.5).sign()
         return value.double() * (1 + _EPS * sign) if value.is_floating_point() else value
 
-    moved = run_wide(graph, [shaken(v) for v in values])
+    moved = run_in_float64(graph, [shaken(v) for v in values])
     own = [_largest(r) for r in results]
     terms = [_largest(m.double() - r.double()) / _EPS for m, r in zip(moved, results, strict=True)]
     return [max(size, min(term, max(own))) for size, term in zip(own, terms, strict=True)]

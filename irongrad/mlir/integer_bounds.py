@@ -17,8 +17,8 @@ _MOVES = RESHAPES | {"tensor.extract_slice"}
 _CASTS = frozenset({"arith.index_cast", "arith.index_castui"})
 
 
-def largest(value: ir.Value) -> int | None:
-    """The largest that an integer, or an element of a tensor, can be; None where it is not known, or may be negative.
+def upper_bound(value: ir.Value) -> int | None:
+    """The largest value of an integer or of an element of a tensor; None if it is unknown or may be negative.
 
     Known are indices of loops over known sizes, constants, and sums and products of such.
     """
@@ -32,11 +32,11 @@ def largest(value: ir.Value) -> int | None:
         return _of_index(operation)
     if operation.name == GENERIC:
         inner = operation.regions[0].blocks[0].operations
-        return largest(inner[len(inner) - 1].operands[ir.OpResult(value).result_number])
+        return upper_bound(inner[len(inner) - 1].operands[ir.OpResult(value).result_number])
     if operation.name in _MOVES or operation.name in _CASTS:
-        return largest(operation.operands[0])
+        return upper_bound(operation.operands[0])
     if operation.name in ("arith.addi", "arith.muli"):
-        bounds = [largest(o) for o in operation.operands]
+        bounds = [upper_bound(o) for o in operation.operands]
         if None in bounds:
             return None
         one, other = bounds
@@ -51,7 +51,7 @@ def _of_argument(value: ir.BlockArgument) -> int | None:
     outer = value.owner.owner
     if outer.name != GENERIC or value.arg_number >= _inputs(outer):
         return None
-    return largest(outer.operands[value.arg_number])
+    return upper_bound(outer.operands[value.arg_number])
 
 
 def _of_index(index: ir.Operation) -> int | None:

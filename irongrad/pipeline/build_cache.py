@@ -38,7 +38,7 @@ class BuildRecord:
 
 
 @dataclass(frozen=True)
-class Place:
+class CacheEntry:
     """Where a build is kept.
 
     Attributes:
@@ -71,9 +71,9 @@ def _decoded(record: bytes) -> BuildRecord:
     return msgspec.msgpack.decode(record, type=BuildRecord)
 
 
-def place_of(captured: CapturedStep, options: Options, golden_steps: int) -> Place | None:
+def cache_entry(captured: CapturedStep, options: Options, golden_steps: int) -> CacheEntry | None:
     """Where the build of a captured step is kept; None where it has to run."""
     if options.cache is None or options.dump_dir is not None or options.stop_after is not None:
         return None
     key = step_key(captured, options, golden_steps)
-    return Place(options.cache, key) if key is not None else None
+    return CacheEntry(options.cache, key) if key is not None else None

@@ -48,7 +48,7 @@ class StoppedEarly(Exception):  # noqa: N818 (it is no error)
 
 
 @dataclass
-class Run:
+class BuildRun:
     """A run of the compiler, as far as it is; of what it is asked for as often as it is planned again, the last.
 
     Attributes:

@@ -21,8 +21,8 @@ from irongrad.passes import Pass, run_passes
 from irongrad.pipeline.assemble.assemble import AssembledModule, assemble
 from irongrad.pipeline.assemble.interface import Interface, describe, inference_of, selected
 from irongrad.pipeline.assemble.packed_state import pack_state
-from irongrad.pipeline.build_cache import BuildRecord, place_of
-from irongrad.pipeline.build_run import Build, Run, StoppedEarly
+from irongrad.pipeline.build_cache import BuildRecord, cache_entry
+from irongrad.pipeline.build_run import Build, BuildRun, StoppedEarly
 from irongrad.pipeline.capture.capture import CapturedStep, capture
 from irongrad.pipeline.differentiate.differentiate import JointStep, differentiate
 from irongrad.pipeline.gc_pause import few_collections
@@ -100,7 +100,7 @@ def compile(
 def build(step: TrainStep, options: Options) -> Build:
     """Run every stage."""
     check_choices(step, options.passes, options.route)
-    run = Run(options)
+    run = BuildRun(options)
     stage = run.stage
     with (
         tempfile.TemporaryDirectory(prefix="irongrad-") as directory,
@@ -110,9 +110,9 @@ def build(step: TrainStep, options: Options) -> Build:
         suppress(StoppedEarly),
     ):
         captured: CapturedStep = stage("capture", capture, step, inference_of(options.entry_points))
-        place = place_of(captured, options, GOLDEN_STEPS)
-        if place is not None and (found := place.load(options.output)) is not None:
-            return run.from_cache(*found, place.key)
+        entry = cache_entry(captured, options, GOLDEN_STEPS)
+        if entry is not None and (found := entry.load(options.output)) is not None:
+            return run.from_cache(*found, entry.key)
         keep_freed_memory()  # every run of the oracle, and of what is verified, allocates what the one before has freed
         with refused_together():
             joint: JointStep = stage("differentiate", differentiate, captured)
@@ -130,8 +130,8 @@ def build(step: TrainStep, options: Options) -> Build:
         artifact = stage("package", package, made.module, made.targets, origin, *expected)
         run.artifact = artifact
         record = BuildRecord(tuple(run.records), run.statistics, artifact.reports)
-        if place is not None and place.keep(artifact, record):
-            run.key = place.key
+        if entry is not None and entry.keep(artifact, record):
+            run.key = entry.key
     return run.result()
 
 
@@ -154,7 +154,9 @@ class _Compiled:
     initial: Path
 
 
-def _compiled(run: Run, captured: CapturedStep, whole: StepGraph, interface: Interface, scratch: Path) -> _Compiled:
+def _compiled(
+    run: BuildRun, captured: CapturedStep, whole: StepGraph, interface: Interface, scratch: Path
+) -> _Compiled:
     """Run the stages from `passes` to `compile`; again where IREE allocates more than the budget."""
     options, stage = run.options, run.stage
     passes, reached = options.passes, list[int]()
@@ -187,7 +189,7 @@ def _compiled(run: Run, captured: CapturedStep, whole: StepGraph, interface: Int
             graph = stage("passes", _optimised, whole, passes, run)
 
 
-def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: Run) -> StepGraph:
+def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: BuildRun) -> StepGraph:
     """Run `passes`, and store together what they update together.
 
     What they leave is all that devices without float64 have to do.

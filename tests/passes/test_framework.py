@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.graph.float64_runs import run_wide
+from irongrad.graph.float64_runs import run_in_float64
 from irongrad.graph.nodes import call, replace
 from irongrad.passes import PassResult, parse_passes, passes_at, registered, registry, run_passes, without
 from irongrad.passes.graph.common_subexpressions import CommonSubexpressions
@@ -293,7 +293,7 @@ def test_bisection_of_a_step_in_buckets():
 def test_fractions_of_integers_are_wide_too(step_of):
     """So that rounding to float32 is not taken for a change."""
     graph = step_of(lambda i: i.exp() + i / 3, torch.tensor([1, 2])).functions["call"].graph
-    (result,) = run_wide(graph, [torch.tensor([1, 2])])
+    (result,) = run_in_float64(graph, [torch.tensor([1, 2])])
     assert torch.equal(result, torch.tensor([1.0, 2.0], dtype=torch.float64).exp() + torch.tensor([1, 2]).double() / 3)
 
 

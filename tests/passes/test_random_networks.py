@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from irongrad.graph.float64_runs import differences, magnitudes, run_wide
+from irongrad.graph.float64_runs import differences, magnitudes, run_in_float64
 from irongrad.passes import passes_at
 from irongrad.passes.graph import convolutions
 from irongrad.pipeline.bisect.bisect import bisect
@@ -100,7 +100,7 @@ def test_random_networks_keep_their_numbers(seed, step_of, monkeypatch):
     step = step_of(torch.func.functionalize(outputs), *examples)
     graph = step.functions["call"].graph
     exact = outputs(*(e.double() for e in examples))
-    captured = run_wide(graph, examples)
+    captured = run_in_float64(graph, examples)
     assert max(differences(exact, captured, magnitudes(graph, examples, captured))) < 1e-6
 
     r = random.Random(seed)

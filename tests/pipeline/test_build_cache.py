@@ -16,9 +16,10 @@ import irongrad as ig
 from irongrad.cache import Store
 from irongrad.cache.artifacts import ARTIFACT
 from irongrad.pipeline import build_cache
-from irongrad.pipeline.build_cache import Place
+from irongrad.pipeline.build_cache import CacheEntry
 from irongrad.pipeline.build_run import Build
 from irongrad.pipeline.driver import build
+from irongrad.pipeline.iree import compile_cached
 from irongrad.pipeline.iree.compile_cached import MODULE
 from irongrad.pipeline.options import make_options
 from irongrad.runtime.verification import Report
@@ -53,13 +54,13 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Path, Build]
 def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The targets that iree-compile runs for."""
     ran: list[str] = []
-    original = build_cache.compile_module
+    original = compile_cached.compile_module
 
     def counted(module, target, scratch, check):
         ran.append(target.name)
         return original(module, target, scratch, check)
 
-    monkeypatch.setattr(build_cache, "compile_module", counted)
+    monkeypatch.setattr(compile_cached, "compile_module", counted)
     return ran
 
 
@@ -162,7 +163,7 @@ def test_what_was_not_verified_is_not_kept(first, tmp_path):
     manifest = replace(
         artifact.manifest, targets=tuple(replace(t, certificate=None) for t in artifact.manifest.targets)
     )
-    place = Place(Store(tmp_path / "cache", 2**30), "ab" * 32)
+    place = CacheEntry(Store(tmp_path / "cache", 2**30), "ab" * 32)
     record = build_cache.BuildRecord(made.passes, made.statistics, artifact.reports)
     place.keep(replace(artifact, manifest=manifest), record)
     assert place.load(tmp_path / "out") is None
@@ -175,7 +176,7 @@ def test_a_record_keeps_what_json_cannot(tmp_path, first):
     _, _, made = first
     report = made.artifact.reports["llvm-cpu"]
     infinite = Report((replace(report.comparisons[0], allowed=float("inf")),), report.steps, report.oracle)
-    place = Place(Store(tmp_path / "cache", 2**30), "ab" * 32)
+    place = CacheEntry(Store(tmp_path / "cache", 2**30), "ab" * 32)
     place.keep(made.artifact, build_cache.BuildRecord(made.passes, made.statistics, {"llvm-cpu": infinite}))
     assert place.load(tmp_path / "out")[1].reports["llvm-cpu"] == infinite
 

@@ -14,7 +14,7 @@ import safetensors.numpy
 from click.testing import CliRunner
 
 from irongrad.cli.rebuild import command
-from irongrad.pipeline import build_cache
+from irongrad.pipeline.iree import compile_cached
 from irongrad.pipeline.rebuild import rebuild
 from irongrad.runtime import Session
 from irongrad.runtime.errors import ArtifactError, ToolchainError, UserError, VerificationError
@@ -75,7 +75,7 @@ def test_wrong_numbers_leave_the_artifact_as_it_was(copy, monkeypatch):
         metadata = file.metadata()
     replace_file(copy, GOLDEN, safetensors.numpy.save(golden, metadata=metadata))
     manifest = read_manifest(copy)
-    monkeypatch.setattr(build_cache, "compile_module", _compiled_before(copy))
+    monkeypatch.setattr(compile_cached, "compile_module", _compiled_before(copy))
     before = files(copy)
     with pytest.raises(VerificationError, match=r"llvm-cpu, compiled again, disagrees .* loss/1/"):
         rebuild(copy)

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.cache import machine
 from irongrad.passes import PassResult
 from irongrad.pipeline import step_key
 from irongrad.pipeline.capture.capture import capture
@@ -244,28 +243,6 @@ def test_versions_sources_and_the_machine_change_the_keys(change, options, monke
     before = step_key.step_key(captured, options, 3)
     change(monkeypatch)
     assert step_key.step_key(captured, options, 3) != before
-
-
-@pytest.mark.parametrize("name", ["version", "sources", "host"])
-def test_the_key_of_a_module(name, monkeypatch):
-    target, other = parse_target("llvm-cpu"), parse_target("llvm-cpu:cpu=x86-64-v3")
-    before = step_key.module_key(b"module", target)
-    assert step_key.module_key(b"module", target) == before
-    assert len({before, step_key.module_key(b"nodule", target), step_key.module_key(b"module", other)}) == 3
-    monkeypatch.setattr(step_key, name, lambda *arguments: "other")
-    assert step_key.module_key(b"module", target) != before
-
-
-def test_the_key_of_the_sources_is_that_of_every_file(tmp_path, monkeypatch):
-    (tmp_path / "irongrad").mkdir()
-    (tmp_path / "irongrad" / "__init__.py").write_text("")
-    monkeypatch.setattr(machine, "PACKAGE", tmp_path / "irongrad")
-    found = [machine.sources.__wrapped__()]
-    (tmp_path / "irongrad" / "more.py").write_text("a = 1\n")
-    found.append(machine.sources.__wrapped__())
-    (tmp_path / "irongrad" / "more.py").write_text("a = 2\n")
-    found.append(machine.sources.__wrapped__())
-    assert len(set(found)) == 3
 
 
 class MySGD(torch.optim.SGD):

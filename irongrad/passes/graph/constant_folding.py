@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
-from irongrad.graph.float64_runs import widened
+from irongrad.graph.float64_runs import in_float64
 from irongrad.graph.nodes import call, value_of
 from irongrad.graph.purity import is_mergeable
 from irongrad.operators.legalize.constants import SMALL
@@ -71,7 +71,7 @@ class Constant:
         if self.is_splat:
             overflows = bool((self.wide.isfinite() & self.narrow.isinf()).any())
             return not overflows and _equal(self.wide.to(self.narrow.dtype), self.narrow)
-        return self.narrow.dtype is not torch.bool and _equal(widened(self.narrow), self.wide)
+        return self.narrow.dtype is not torch.bool and _equal(in_float64(self.narrow), self.wide)
 
 
 def fold_constants(graph: GraphModule, limit: int) -> PassResult:
@@ -153,11 +153,11 @@ def _evaluated(graph: GraphModule, node: Node, known: Mapping[Node, Constant], l
         return None
     if node.op == "get_attr":
         held = getattr(graph, str(node.target))
-        return _constant(held, widened(held)) if value.numel() <= limit else None
+        return _constant(held, in_float64(held)) if value.numel() <= limit else None
     if node.target in _FILLED:
         number = _FILLED[node.target](node)
         narrow = torch.full([1] * value.ndim, number, dtype=value.dtype)
-        return Constant(narrow, torch.full([1] * value.ndim, number, dtype=widened(value.dtype)))
+        return Constant(narrow, torch.full([1] * value.ndim, number, dtype=in_float64(value.dtype)))
     if not isinstance(node.target, OpOverload) or not is_mergeable(node) or _is_undefined(node.target):
         return None
     sources = node.all_input_nodes
@@ -193,7 +193,7 @@ def _run(node: Node, known: Mapping[Node, Constant], wide: bool, whole: bool) ->
 
     args, kwargs = map_arg((node.args, node.kwargs), value)
     if wide:
-        args, kwargs = tree_map(widened, (args, kwargs))
+        args, kwargs = tree_map(in_float64, (args, kwargs))
     assert callable(node.target)
     with torch.no_grad():
         result: torch.Tensor = node.target(*args, **kwargs)

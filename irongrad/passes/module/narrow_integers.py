@@ -21,7 +21,7 @@ import numpy as np
 from iree.compiler import ir
 
 from irongrad.diagnostics.toolchain_errors import toolchain_error
-from irongrad.mlir.integer_bounds import largest
+from irongrad.mlir.integer_bounds import upper_bound
 from irongrad.mlir.walk import bytecode_of
 from irongrad.runtime.errors import UnsupportedOpError
 
@@ -111,7 +111,7 @@ def _settle_shift(shift: ir.Operation) -> None:
     by = ir.IntegerAttr(count.owner.attributes["value"]).value
     if by < 32:
         return
-    bound = largest(shift.operands[0])
+    bound = upper_bound(shift.operands[0])
     if bound is None or bound > _INT32.max or shift.name == "arith.shli":
         raise UnsupportedOpError(
             f"the step shifts a number by {by}, which needs 64-bit integers, and the target's devices have none; "

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch.fx import GraphModule
 
-from irongrad.graph.float64_runs import differences, magnitudes, run_wide
+from irongrad.graph.float64_runs import differences, magnitudes, run_in_float64
 from irongrad.graph.step_graph import Function, StepGraph
 from irongrad.passes.base import Pass, Timer
 from irongrad.passes.manager import PassRecord, run_passes
@@ -100,13 +100,13 @@ class _Trial:
 
     def __init__(self, graph: GraphModule, values: list[torch.Tensor]) -> None:
         self._values = values
-        self._exact = run_wide(graph, values)
+        self._exact = run_in_float64(graph, values)
         self._sizes = magnitudes(graph, values, self._exact)
         self._bounds = Bounds(graph, values, self._exact)
 
     def measured(self, graph: GraphModule) -> list[tuple[int, float, float]]:
         """By result of the function as it is now: its place, its difference and its error, as in `Finding`."""
-        found = differences(self._exact, run_wide(graph, self._values), self._sizes)
+        found = differences(self._exact, run_in_float64(graph, self._values), self._sizes)
         return [(i, *both) for i, both in enumerate(zip(found, self._bounds.ratios(graph), strict=True))]
 
 

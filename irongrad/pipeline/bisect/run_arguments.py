@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from irongrad.graph.float64_runs import run_wide
+from irongrad.graph.float64_runs import run_in_float64
 from irongrad.graph.step_graph import Function, StepGraph, Value, base_name, specialised_name
 from irongrad.runtime.manifest import Role
 
@@ -80,7 +80,7 @@ def second_step(step: StepGraph, first: ValueOf) -> ValueOf:
     for name in _OF_A_STEP:
         if name in step.functions:
             function = step.functions[name]
-            results = run_wide(function.graph, arguments(step, name, before))
+            results = run_in_float64(function.graph, arguments(step, name, before))
             known.update(zip(function.results, results, strict=True))
     return _remembered(step, before)
 
@@ -102,7 +102,7 @@ def _remembered(step: StepGraph, make: ValueOf) -> ValueOf:
     def value_of(value: Value) -> torch.Tensor:
         if value not in held and value.kind == "saved":
             forward = step.functions["forward"]
-            results = run_wide(forward.graph, arguments(step, "forward", value_of))
+            results = run_in_float64(forward.graph, arguments(step, "forward", value_of))
             held.update((v, r) for v, r in zip(forward.results, results, strict=True) if v.kind == "saved")
         elif value not in held:
             held[value] = make(value)

@@ -37,14 +37,14 @@ def _example(graph: StepGraph, function: Function, name: str) -> torch.Tensor:
 
 def _check(ranges: Sequence[Range], examples: Sequence[torch.Tensor], dims: Sequence[Dims]) -> Function:
     def check(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        return [farthest(t, r) for t, r in zip(tensors, ranges, strict=True)]
+        return [most_out_of_range(t, r) for t, r in zip(tensors, ranges, strict=True)]
 
     arguments = tuple(Value("input", r.input) for r in ranges)
     results = tuple(Value("output", r.input) for r in ranges)
     return Function(retrace(check, examples, dims=dims), arguments, results)
 
 
-def farthest(tensor: torch.Tensor, limit: Range) -> torch.Tensor:
+def most_out_of_range(tensor: torch.Tensor, limit: Range) -> torch.Tensor:
     """The distance of a value from the smallest that is allowed: of one out of range, if there is any.
 
     Taken as unsigned numbers, distances of values that are too small are larger than all others. So one maximum finds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from irongrad.graph.float64_runs import differences, run_wide
+from irongrad.graph.float64_runs import differences, run_in_float64
 from irongrad.passes import run_passes
 from irongrad.passes.graph.common_subexpressions import CommonSubexpressions
 from irongrad.passes.graph.gradient_norm import GradientNorm
@@ -90,7 +90,7 @@ def test_clipped_updates_are_packed_and_their_norm_is_read_from_the_pack(step_of
     passes = [CommonSubexpressions(), MultiTensor(), GradientNorm()]
     done = run_passes(step, passes, on_pass=lambda number, record, function: records.append(record))
     assert [r.stats for r in records[1:]] == [{"tensors": 5, "updates": 1}, {"joined": 4}]
-    before, after = (run_wide(s.functions["update"].graph, examples) for s in (step, done))
+    before, after = (run_in_float64(s.functions["update"].graph, examples) for s in (step, done))
     difference = max(differences(before, after))
     assert difference < 1e-12
     concatenated = [n for n in done.functions["update"].graph.graph.nodes if n.target is aten.cat.default]

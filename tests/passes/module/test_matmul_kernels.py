@@ -20,7 +20,7 @@ import irongrad as ig
 from irongrad.memory_model.product_tiles import AVX2, AVX512, Tile, tile_for
 from irongrad.mlir.walk import bytecode_of, found_in, inside, loops_around, name_of, parsed
 from irongrad.passes.module import matmul_kernels
-from irongrad.passes.module.matmul_kernels.tiling import Matrix, ProductKernel, Sizes, Steps
+from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, _compile_to_flow, compile_module
 from irongrad.targets import parse_target
 
@@ -363,8 +363,8 @@ def test_products_that_are_alike_share_a_kernel(flow_of: Callable[..., bytes], m
     tile=st.sampled_from([*AVX2, *AVX512]),
 )
 def test_threads_compute_nearly_equal_parts(batch: int, rows: int, columns: int, summands: int, tile: Tile) -> None:
-    nowhere = Matrix(0, 0, Steps(0), Steps(0))
-    sizes = Sizes(batch, rows, columns * tile.columns, summands)
+    nowhere = Matrix(0, 0, Strides(0), Strides(0))
+    sizes = MatmulShape(batch, rows, columns * tile.columns, summands)
     kernel = ProductKernel(sizes, tile, nowhere, nowhere, adds_row=False)
     strips, panels = kernel.part
     parts = batch * -(-kernel.strips // strips) * -(-kernel.panels // panels)

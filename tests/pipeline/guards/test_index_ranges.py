@@ -20,7 +20,7 @@ from irongrad.graph.step_graph import Range
 from irongrad.pipeline.capture.capture import capture
 from irongrad.pipeline.driver import build
 from irongrad.pipeline.guards.index_ranges import step_ranges
-from irongrad.pipeline.guards.range_checks import farthest
+from irongrad.pipeline.guards.range_checks import most_out_of_range
 from irongrad.pipeline.options import make_options
 from irongrad.runtime import Session
 from irongrad.runtime.errors import GuardError
@@ -196,7 +196,7 @@ VALUES = st.one_of(st.integers(-12, 12), st.sampled_from([2**63 - 1, -(2**63), 2
 def test_a_check_measures_a_value_that_is_out_of_range(values: list[int], low: int, exempt: int | None) -> None:
     limit = Range("i", low, 5, exempt)
     wrong = [v for v in values if not low <= v <= 5 and v != exempt]
-    distance = int(farthest(torch.tensor(values), limit))
+    distance = int(most_out_of_range(torch.tensor(values), limit))
     assert (0 <= distance <= 5 - low) == (not wrong)
     found = (distance + low + 2**63) % 2**64 - 2**63  # distances wrap around at the ends of int64
     assert not wrong or found in wrong

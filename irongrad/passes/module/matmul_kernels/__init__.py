@@ -23,7 +23,7 @@ from irongrad.mlir.barriers import hold_behind
 from irongrad.mlir.device import cpu_of
 from irongrad.mlir.linalg import GENERIC, PRODUCTS, inputs_of, is_elementwise, source_of
 from irongrad.mlir.walk import inside, outside_loops
-from irongrad.passes.module.matmul_kernels.tiling import Matrix, ProductKernel, Sizes, Steps
+from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, split
 from irongrad.passes.module.matmul_kernels.vector_code import add_executable
 
@@ -160,7 +160,7 @@ def _launch(product: _Product, tile: Tile, kernels: _Kernels) -> tuple[Any, Any]
     added = _added_row(operation.results[0])
     last = operation if added is None else added.result.owner.operation
     row = [] if added is None else [added.row]
-    of_product = Sizes(sizes.get("b", 1), sizes["r"], sizes["c"], sizes["k"])
+    of_product = MatmulShape(sizes.get("b", 1), sizes["r"], sizes["c"], sizes["k"])
     kernel = ProductKernel(of_product, tile, left_matrix, right_matrix, adds_row=bool(row))
     with last.location, ir.InsertionPoint(last):
         kinds = [operation.results[0].type]
@@ -173,7 +173,7 @@ def _as_it_is(operand: Lettered, outer: str, product: _Product) -> tuple[Any, Ma
     value, letters = operand
     apart = {x: math.prod(product.sizes[y] for y in letters[i + 1 :]) for i, x in enumerate(letters)}
     elements = math.prod(value.type.shape)
-    return value, Matrix(elements, apart.get("b", 0), Steps(apart.get(outer, 0)), Steps(apart.get("k", 0)))
+    return value, Matrix(elements, apart.get("b", 0), Strides(apart.get(outer, 0)), Strides(apart.get("k", 0)))
 
 
 def _turned(product: _Product) -> Lettered:
@@ -199,7 +199,7 @@ def _in_blocks(product: _Product) -> tuple[Any, Matrix]:
         pieces = split(value, dimension, width), letters.replace("c", "nc")
         blocks = copied(pieces, "b" * ("b" in letters) + "nkc")
     of_matrix = product.sizes["c"] * product.sizes["k"]
-    steps = Steps(1, width, width * product.sizes["k"]), Steps(width)
+    steps = Strides(1, width, width * product.sizes["k"]), Strides(width)
     return blocks, Matrix(math.prod(value.type.shape), of_matrix * ("b" in letters), *steps)
 
 

@@ -38,7 +38,7 @@ _LEAST = 1 << 18
 
 
 @dataclass(frozen=True)
-class Steps:
+class Strides:
     """How far apart the elements of an operand are in memory along one dimension.
 
     Attributes:
@@ -72,12 +72,12 @@ class Matrix:
 
     elements: int
     batch: int
-    outer: Steps
-    summand: Steps
+    outer: Strides
+    summand: Strides
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MatmulShape:
     """Of a product.
 
     Attributes:
@@ -110,7 +110,7 @@ class ProductKernel:
         adds_row: whether a row is added to all rows of the result.
     """
 
-    sizes: Sizes
+    sizes: MatmulShape
     tile: Tile
     left: Matrix
     right: Matrix

@@ -8,7 +8,7 @@ from threading import Barrier
 
 import pytest
 
-from irongrad.pipeline import build_cache
+from irongrad.pipeline.iree import compile_cached
 from irongrad.pipeline.iree.compile import compile_module
 from irongrad.pipeline.iree.compile_cached import compile_all
 from irongrad.runtime.errors import ToolchainError
@@ -52,8 +52,8 @@ def test_targets_run_at_once_in_folders_of_their_own(tmp_path: Path, monkeypatch
         both.wait()
         return target
 
-    monkeypatch.setattr(build_cache, "compile_module", meet)
-    monkeypatch.setattr(build_cache.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(compile_cached, "compile_module", meet)
+    monkeypatch.setattr(compile_cached.os, "cpu_count", lambda: 2)
     targets = [parse_target("llvm-cpu"), parse_target("vulkan")]
     assert compile_all(None, Module(), targets, tmp_path) == targets
     assert len(folders) == 2
@@ -63,3 +63,13 @@ def test_the_first_target_that_fails_is_named(tmp_path: Path) -> None:
     targets = [parse_target("llvm-cpu"), replace(parse_target("vulkan"), flags=("--no-such-flag",))]
     with pytest.raises(ToolchainError, match="for the target 'vulkan': iree-compile failed: .*no-such-flag"):
         compile_all(None, Module(), targets, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["version", "sources", "host"])
+def test_the_key_of_a_module(name, monkeypatch):
+    target, other = parse_target("llvm-cpu"), parse_target("llvm-cpu:cpu=x86-64-v3")
+    before = compile_cached.module_key(b"module", target)
+    assert compile_cached.module_key(b"module", target) == before
+    assert len({before, compile_cached.module_key(b"nodule", target), compile_cached.module_key(b"module", other)}) == 3
+    monkeypatch.setattr(compile_cached, name, lambda *arguments: "other")
+    assert compile_cached.module_key(b"module", target) != before
