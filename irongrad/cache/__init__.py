@@ -1,7 +1,7 @@
-"""What was compiled before, on disk, under keys made of everything that it depends on.
+"""An on-disk cache of compiled steps; each key covers everything that the result depends on.
 
-`store.py` keeps files under a key and knows nothing of compilers; `keys.py` says what a compiled step depends on, and
-`builds.py` what is kept of it. docs/builds.md describes both for users.
+`store.py` keeps files under a key and knows nothing of compilers. `irongrad.pipeline.step_key` defines what a compiled
+step depends on, and `irongrad.pipeline.build_cache` what is kept of it. docs/builds.md describes both for users.
 """
 
 from irongrad.cache.store import Store, default_store

@@ -1,4 +1,4 @@
-"""Artifacts in the cache, and how one becomes a directory again; needs neither torch nor IREE."""
+"""Artifacts in the cache, and how one is restored to a directory; needs neither torch nor IREE."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from irongrad.runtime.manifest import Manifest, read_manifest
 from irongrad.runtime.staging import publish, staged
 
 ARTIFACT = "artifact"
-RECORD = "record.msgpack"  # JSON has no infinity
+RECORD = "record.msgpack"  # not JSON, which has no infinity
 
 T = TypeVar("T")
 
 
 def restored(store: Store, key: str, output: Path, read: Callable[[bytes], T]) -> tuple[Manifest, T] | None:
-    """Write the artifact under `key` to `output`; None where there is no whole one.
+    """Write the artifact under `key` to `output`; return None if the cache has no complete one.
 
     Args:
         store: the cache.
-        key: the artifact's.
-        output: the directory; what is there is replaced.
-        read: what to make of the record that was kept with it; raises `msgspec.DecodeError` where it is damaged.
+        key: the artifact's key.
+        output: the directory to write; its old contents are replaced.
+        read: decodes the record that was kept with the artifact; raises `msgspec.DecodeError` if the record is damaged.
+
+    Returns:
+        The artifact's manifest and its decoded record.
     """
     with staged(output) as staging:
         if not store.get(ARTIFACT, key, staging):

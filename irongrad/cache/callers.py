@@ -1,4 +1,4 @@
-"""Whose code it is that does something: Python's own, an installed package's, or the user's."""
+"""Whose code is running: Python's own, an installed package's, or the user's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-# What the code of importlib says of its file.
+# The file name of importlib's own code.
 IMPORTLIB = "<frozen importlib._bootstrap_external>"
 
 _OURS = (__file__, str(Path(__file__).with_name("tracer.py")))
@@ -19,20 +19,23 @@ _OURS = (__file__, str(Path(__file__).with_name("tracer.py")))
 
 @cache
 def _roots() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Where Python's own modules are, and where installed packages."""
+    """Return the directories of Python's own modules, and those of installed packages."""
     own = {sysconfig.get_path(n) + os.sep for n in ("stdlib", "platstdlib")}
     packages = {sysconfig.get_path(n) for n in ("purelib", "platlib")} | {*site.getsitepackages()}
     return tuple(own), tuple(p + os.sep for p in packages | {site.getusersitepackages()})
 
 
 def is_installed(path: str) -> bool:
-    """Whether a path is Python's own or an installed package's."""
+    """Return whether a path belongs to Python itself or to an installed package."""
     own, packages = _roots()
     return path.startswith(own) or path.startswith(packages)
 
 
 def package(file: str) -> str:
-    """The directory of installed packages that an extension module is in; its file, elsewhere."""
+    """Return the directory of the installed package that holds an extension module.
+
+    For a file elsewhere it returns the file itself, and for Python's own modules an empty string.
+    """
     own, packages = _roots()
     for root in packages:
         if file.startswith(root):
@@ -41,7 +44,7 @@ def package(file: str) -> str:
 
 
 def _files_of_callers() -> Iterator[str]:
-    """The files of the code that is running, the innermost first, without the tracer's."""
+    """Yield the files of the running code, the innermost first, without the tracer's own."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename not in _OURS:
@@ -50,15 +53,19 @@ def _files_of_callers() -> Iterator[str]:
 
 
 def asker() -> str:
-    """The file of the code for which Python's own modules do something."""
+    """Return the file of the innermost code that is not Python's own; empty if there is none.
+
+    Python's own modules act on behalf of that code.
+    """
     own, packages = _roots()
     return next((f for f in _files_of_callers() if f.startswith(packages) or not f.startswith((*own, "<frozen"))), "")
 
 
 def is_importing_a_package() -> bool:
-    """Whether what happens is part of the import of an installed package: it looks at the machine, or draws examples.
+    """Return whether the running code is part of the import of an installed package.
 
-    What it makes of that is its own affair; the step's code is what runs outside of it.
+    During its import a package may look at the machine or draw example numbers. How it uses them is its own affair:
+    only code that runs outside of such imports is the step's code.
     """
     its_code = False
     for file in _files_of_callers():

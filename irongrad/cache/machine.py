@@ -1,4 +1,4 @@
-"""What every key has: this machine's kind of CPU, and the sources of this package; found without torch."""
+"""The part that all keys share: this machine's kind of CPU, and this package's sources; works without torch."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 
 from irongrad.runtime.installed import PACKAGE
 
-# In Linux's /proc/cpuinfo: what the processor is, not what it is doing.
+# The fields of Linux's /proc/cpuinfo that describe the processor, not its current load.
 CPUINFO = "/proc/cpuinfo"
 _CPU = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "CPU variant", "Features", "isa")
 
 
 @functools.cache
 def sources() -> str:
-    """The sha256 of the package's own files."""
+    """Return the sha256 of the package's own files."""
     files = sorted(PACKAGE.rglob("*.py"))
     return sha256(*((p.relative_to(PACKAGE).as_posix(), p.read_bytes()) for p in files))
 
 
 @functools.cache
 def host() -> str:
-    """This machine's kind of CPU; where that cannot be read, its name."""
+    """Return a hash of this machine's kind of CPU, or of the machine's name if the kind cannot be read."""
     try:
         lines = Path(CPUINFO).read_text().partition("\n\n")[0].splitlines()
     except OSError:
@@ -32,5 +32,5 @@ def host() -> str:
 
 
 def sha256(*parts: object) -> str:
-    """The sha256 of how `parts` are printed."""
+    """Return the sha256 of the `repr` of `parts`."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()

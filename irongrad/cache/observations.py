@@ -1,7 +1,7 @@
-"""What a process can see of the file system, as text that tells later whether it would see the same.
+"""Observations of the file system as text, which tell later whether a process would see the same.
 
-An observation is the answer to a question about a path. Asking again and comparing is all that a recorded compile is
-checked by (`recordings.py`).
+An observation is the answer to a question about a path. A recorded compile stays valid while all its questions have the
+same answers (`recordings.py`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 ABSENT = "absent"
-# What is no file, directory or link: a device, a pipe.
+# The path is neither a file, a directory nor a link, but a device or a pipe.
 SPECIAL = "special"
 
-# Beside modules, what Python looks for in the directories of its path: the descriptions of installed packages.
+# Beside modules, Python looks up the metadata of installed packages in the directories of its path.
 _METADATA = (".dist-info", ".egg-info")
 
 
 class Question(StrEnum):
-    """What is asked about a path."""
+    """A question about a path."""
 
     CONTENT = "content"
     INSTALLED = "installed"
@@ -31,7 +31,7 @@ class Question(StrEnum):
 
 
 def content(path: str) -> str:
-    """The sha256 of a file; `ABSENT`, or what else it is."""
+    """Return the sha256 of a file, or a word for a path that is not a readable file, such as `ABSENT`."""
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
@@ -45,11 +45,11 @@ def content(path: str) -> str:
 
 
 def installed(path: str) -> str:
-    """The state of a file or directory that a package manager writes, as git's index tells whether a file changed.
+    """Return the state of a file or directory that a package manager writes, as git's index detects changed files.
 
-    The inode and the time of its change cannot be set back (git's Documentation/technical/racy-git.txt; core.trustctime
-    in git-config). That a file is written twice within one tick of the clock, which needs another rule there, is
-    nothing that happens to installed files after they were imported.
+    The inode and its change time cannot be set back (git's Documentation/technical/racy-git.txt; core.trustctime in
+    git-config). git needs another rule for a file that is written twice within one tick of the clock. That does not
+    happen to installed files after they were imported.
     """
     try:
         status = os.stat(path)
@@ -59,7 +59,7 @@ def installed(path: str) -> str:
 
 
 def kind(path: str) -> str:
-    """Whether a path is a file, a directory or a link, to what, and with which permissions."""
+    """Return the type and permissions of a path, and the target of a link."""
     try:
         link = os.readlink(path) if os.path.islink(path) else ""
         return f"{os.stat(path).st_mode} {link}"
@@ -68,7 +68,7 @@ def kind(path: str) -> str:
 
 
 def status(path: str) -> str:
-    """What a program can learn of a path without opening it; of a directory, its kind."""
+    """Return what a program can learn of a path without opening it; for a directory, only its kind."""
     try:
         found = os.stat(path)
     except OSError:
@@ -78,7 +78,7 @@ def status(path: str) -> str:
 
 
 def listing(path: str) -> str:
-    """The names in a directory, with the status of each."""
+    """Return a hash of the names in a directory, with the status of each."""
     found = names_in(path)
     if found is None:
         return ABSENT
@@ -96,7 +96,7 @@ ANSWERS: dict[Question, Callable[[str], str]] = {
 
 
 def names_in(directory: str) -> tuple[str, ...] | None:
-    """The names in a directory; None where there is none."""
+    """Return the names in a directory, or None if there is no such directory."""
     try:
         return tuple(os.listdir(directory))
     except OSError:
@@ -104,7 +104,10 @@ def names_in(directory: str) -> tuple[str, ...] | None:
 
 
 def importable(found: Iterable[str] | None, modules: Iterable[str]) -> tuple[str, ...] | None:
-    """Those of the names `found` in a directory that importing one of `modules` may find: `x.py`, `x.so`, `x/`, …"""
+    """Return the names of `found` that an import of one of `modules` may find: `x.py`, `x.so`, `x/`, ….
+
+    `found` holds the names in a directory. The metadata of installed packages is kept as well.
+    """
     if found is None:
         return None
     return tuple(sorted(n for n in found if n.partition(".")[0] in modules or n.endswith(_METADATA)))

@@ -1,14 +1,16 @@
-"""A command line that was run before, what it read then, and the artifact that came of it.
+"""Recordings of command lines: what each read when it ran, and the artifact that it produced.
 
-A process that compiles notes everything that it reads until its step is captured (`tracer.py`): the files that Python,
-the step's code and the packages open, look for or list, and every directory in which a module is searched. As long as
-all of that is as it was, capture would come to the same key, and the artifact under it is the result. Build Systems à
-la Carte (Mokhov, Mitchell and Peyton Jones, ICFP 2018, section 4.2) calls such records constructive traces; ccache's
-direct mode holds a compiler's command line and the hashes of the headers that it read in the same way (its manual, "How
-ccache works"), without noticing a header that a new one hides, for which modules are listed here.
+A process that compiles records everything that it reads until its step is captured (`tracer.py`). That is every file
+that Python, the step's code or a package opens, looks for or lists, and every directory that is searched for a module.
+While none of this changes, capture would produce the same key, so the artifact under that key is the result.
 
-What a process could see otherwise is in the key of its record, the command line's and its surroundings', or makes that
-there is none: the tracer says why.
+Build Systems à la Carte (Mokhov, Mitchell and Peyton Jones, ICFP 2018, section 4.2) calls such records constructive
+traces. ccache's direct mode works in the same way: it keeps a compiler's command line and the hashes of the headers
+that it read (its manual, "How ccache works"). It does not notice a new header that hides an old one. For modules this
+is noticed here, because the searched directories are listed.
+
+Everything else that a process can see is either in the key of its recording (the command line and its environment), or
+prevents a recording. The tracer gives the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from irongrad.cache.store import DIRECTORY_VARIABLE, SIZE_VARIABLE, Store, defau
 RECORDING = "recording"
 
 _FILE = "recording.msgpack"
-# Variables that say from where a command is called, or where the cache is; every other one is in the key.
+# Environment variables of the terminal, the session and make, and those that locate the cache. All others are in the
+# key.
 _IRRELEVANT = frozenset(
     {"_", "OLDPWD", "SHLVL", "TERM", "TERM_SESSION_ID", "COLORTERM", "COLUMNS", "LINES", "WINDOWID", "GPG_TTY"}
     | {"SSH_AGENT_PID", "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "STY", "TMUX", "TMUX_PANE"}
@@ -40,11 +43,11 @@ _IRRELEVANT = frozenset(
 
 @dataclass(frozen=True)
 class Search:
-    """What modules were looked for in a directory.
+    """The modules that were looked for in a directory.
 
     Attributes:
-        names: the modules, by the last parts of their names.
-        found: what the directory has for them; None where there is no such directory.
+        names: the last parts of the modules' names.
+        found: the directory's entries for these modules; None if there is no such directory.
     """
 
     names: tuple[str, ...]
@@ -53,18 +56,18 @@ class Search:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a process read.
+    """Everything that a process read.
 
     Attributes:
-        answers: to each question, by path (`observations.py`).
-        searched: by directory, what was imported from there, or not found.
+        answers: the answer to each question, by path (`observations.py`).
+        searched: the modules that were looked for, found or not, by directory.
     """
 
     answers: dict[Question, dict[str, str]]
     searched: dict[str, Search]
 
     def holds(self) -> bool:
-        """Whether a process would read the same now."""
+        """Return whether a process would read the same now."""
         for question, answers in self.answers.items():
             ask = ANSWERS[question]
             if any(ask(path) != answer for path, answer in answers.items()):
@@ -74,12 +77,12 @@ class Trace:
 
 @dataclass(frozen=True)
 class Recording:
-    """What a command line did.
+    """The result of a command line.
 
     Attributes:
         artifact: the key of the artifact that it wrote.
-        trace: what that depends on.
-        result: what the command says of it, encoded.
+        trace: everything that the artifact depends on.
+        result: the command's report on the artifact, encoded.
     """
 
     artifact: str
@@ -89,18 +92,18 @@ class Recording:
 
 @dataclass(frozen=True)
 class CommandPlace:
-    """Where the record of a command line is kept.
+    """The place of a command line's recording.
 
     Attributes:
         store: the cache.
-        key: the command line's.
+        key: the key of the command line.
     """
 
     store: Store
     key: str
 
     def recorded(self) -> Recording | None:
-        """What the command line did, if it would do it again; None where it has to run."""
+        """Return the recording if the command line would do the same again; None if it has to run."""
         with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
             if not self.store.get(RECORDING, self.key, Path(folder)):
                 return None
@@ -111,29 +114,30 @@ class CommandPlace:
         return found if found.trace.holds() else None
 
     def record(self, recording: Recording) -> None:
-        """Keep what the command line did, in place of what it did before."""
+        """Store a recording in place of the last one."""
         self.store.put(RECORDING, self.key, {_FILE: msgspec.msgpack.encode(recording)})
 
 
 def command_place(parameters: Mapping[str, object]) -> CommandPlace | None:
-    """Where the record of this process's command line is kept; None where there can be none.
+    """Return the place of the recording of this process's command line; None if it cannot be recorded.
 
-    A program that calls the command line as a function may have set up PyTorch in ways that no key has.
+    A program that calls the command line as a function may have set up PyTorch in ways that no key covers.
 
     Args:
-        parameters: the command line's, as they were parsed.
+        parameters: the parsed parameters of the command line.
     """
     store = default_store()
-    if store is None or "torch" in sys.modules or os.name != "posix":  # elsewhere os.path looks at files unseen
+    # elsewhere os.path inspects files without the tracer
+    if store is None or "torch" in sys.modules or os.name != "posix":
         return None
     return CommandPlace(store, command_key(parameters))
 
 
 def command_key(parameters: Mapping[str, object]) -> str:
-    """The key of this process's command line: all that the process has before it reads a file."""
+    """Return the key of this process's command line: everything that the process has before it reads a file."""
     environment = sorted(item for item in os.environ.items() if item[0] not in _IRRELEVANT)
     python = (sys.executable, sys.version, sys.flags, sys.orig_argv, sys.argv, sys.path, sys.warnoptions)
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     devices = sorted(str(p) for pattern in ("nvidia*", "dri/*", "kfd") for p in Path("/dev").glob(pattern))
-    given = sorted((name, str(value)) for name, value in parameters.items())
-    return sha256(given, os.getcwd(), environment, python, cores, devices, host(), sources())
+    options = sorted((name, str(value)) for name, value in parameters.items())
+    return sha256(options, os.getcwd(), environment, python, cores, devices, host(), sources())

@@ -1,8 +1,8 @@
-"""A directory of immutable entries, each some files under a key, of limited size.
+"""A directory of limited size with immutable entries; each entry is a set of files under a key.
 
-Processes share it without locks. An entry is one archive that is written beside its place and renamed into it, so that
-a reader sees a whole entry or none, whoever is killed when. It carries the sha256 of its files: one that is damaged all
-the same is no entry. What was not used for longest goes first.
+Processes share it without locks. An entry is one archive. It is written under a temporary name and renamed into place,
+so a reader sees a complete entry or none, even if a writer is killed. An archive carries the sha256 of its files, and a
+damaged entry counts as missing. The least recently used entry is evicted first.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ DIRECTORY_VARIABLE = "IRONGRAD_CACHE_DIR"
 SIZE_VARIABLE = "IRONGRAD_CACHE_SIZE"
 DEFAULT_SIZE = "10GiB"
 
-# In the path of every entry: another layout of entries begins anew.
+# Part of the path of every entry: a new layout of entries starts with an empty cache.
 _VERSION = "v1"
 _HASHES = "sha256.json"
 _TEMPORARY = ".new-"
-# No process writes on one entry for so long; what is older was left by one that was killed.
+# No process takes that long to write an entry. An older temporary file was left by a process that was killed.
 _ABANDONED_SECONDS = 3600.0
 _CHUNK = 1 << 20
 
@@ -43,9 +43,9 @@ class Entry:
     """One entry.
 
     Attributes:
-        kind: what it holds, such as `artifact`.
-        path: its archive.
-        size: in bytes.
+        kind: the kind of its contents, such as `artifact`.
+        path: the path of its archive.
+        size: its size in bytes.
         used: when it was last written or read, in seconds since the epoch.
     """
 
@@ -60,15 +60,15 @@ class Store:
     """A cache directory.
 
     Attributes:
-        directory: where it lies; made when something is kept.
-        limit: how many bytes it may hold.
+        directory: its path; the directory is created when the first entry is stored.
+        limit: the largest total size of all entries, in bytes.
     """
 
     directory: Path
     limit: int
 
     def get(self, kind: str, key: str, into: Path) -> bool:
-        """Write the files under `key` to the directory `into`; False where there is no whole entry."""
+        """Write the files under `key` to the directory `into`; return False if there is no complete entry."""
         path = self._path(kind, key)
         try:
             with zipfile.ZipFile(path) as archive:
@@ -76,20 +76,20 @@ class Store:
                 for name, sha256 in hashes.items():
                     if _extract(archive, name, into / name) != sha256:
                         raise zipfile.BadZipFile(name)
-        except OSError:  # there is none, or `into` cannot be written
+        except OSError:  # there is no entry, or `into` cannot be written
             return False
         except (EOFError, KeyError, ValueError, zipfile.BadZipFile):
             with suppress(OSError):
                 path.unlink()
             return False
-        with suppress(OSError):  # a cache may be there to be read only
+        with suppress(OSError):  # the cache may be read-only
             os.utime(path)
         return True
 
     def put(self, kind: str, key: str, files: Mapping[str, Path | bytes]) -> None:
-        """Keep `files`, by the name that each shall have; a directory that cannot be written is a warning.
+        """Store `files` under `key`, by their names in the entry; files larger than the limit are not stored.
 
-        A build that was not kept is as good as one that was.
+        If the directory cannot be written, this only warns: the build is good even if it is not stored.
         """
         if sum(len(f) if isinstance(f, bytes) else f.stat().st_size for f in files.values()) > self.limit:
             return
@@ -111,19 +111,19 @@ class Store:
             warnings.warn(f"the compile cache {self.directory} cannot be written: {error}", stacklevel=2)
 
     def entries(self) -> list[Entry]:
-        """Every entry, the one that was not used for longest first."""
+        """Return every entry, the least recently used first."""
         found: list[Entry] = []
         for path in self._root.glob("*/*/*"):
             try:
                 status = path.stat()
-            except FileNotFoundError:  # another process evicts
+            except FileNotFoundError:  # another process has evicted it
                 continue
             if not path.name.startswith(_TEMPORARY):
                 found.append(Entry(path.parent.parent.name, path, status.st_size, status.st_mtime))
         return sorted(found, key=lambda e: e.used)
 
     def clear(self) -> int:
-        """Remove everything; returns how many entries there were."""
+        """Remove all entries, and return their number."""
         count = len(self.entries())
         shutil.rmtree(self._root, ignore_errors=True)
         return count
@@ -136,7 +136,7 @@ class Store:
         return self._root / kind / key[:2] / key
 
     def _evict(self) -> None:
-        """Remove what killed processes left and, while there is too much, what was not used for longest."""
+        """Remove the temporary files of killed processes, then the least recently used entries above the limit."""
         for path in self._root.glob(f"*/*/{_TEMPORARY}*"):
             if _age(path) > _ABANDONED_SECONDS:
                 path.unlink(missing_ok=True)
@@ -150,17 +150,17 @@ class Store:
 
 
 def default_store() -> Store | None:
-    """The user's cache, as the environment says; None where it has no size.
+    """Return the user's cache as the environment configures it; None if its size limit is 0.
 
     Raises:
-        UserError: `IRONGRAD_CACHE_SIZE` is no size.
+        UserError: `IRONGRAD_CACHE_SIZE` is not a size.
     """
     limit = size_limit()
     return Store(default_directory(), limit) if limit else None
 
 
 def size_limit() -> int:
-    """How many bytes the user's cache may hold.
+    """Return the size limit of the user's cache in bytes.
 
     Raises:
         UserError: as `default_store`.
@@ -172,16 +172,16 @@ def size_limit() -> int:
 
 
 def default_directory() -> Path:
-    """Where the user's cache lies."""
-    if given := os.environ.get(DIRECTORY_VARIABLE):
-        return Path(given)
+    """Return the directory of the user's cache."""
+    if chosen := os.environ.get(DIRECTORY_VARIABLE):
+        return Path(chosen)
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("irongrad", appauthor=False))
 
 
 def _write(file: IO[bytes], files: Mapping[str, Path | bytes]) -> None:
-    """Write an archive; hashed is what was written, whatever happens to a file meanwhile."""
+    """Write an archive with hashes of the bytes written, so that they match even if a file changes meanwhile."""
     hashes: dict[str, str] = {}
     with zipfile.ZipFile(file, "w") as archive:
         for name, content in files.items():
@@ -195,7 +195,7 @@ def _opened(content: Path | bytes) -> IO[bytes]:
 
 
 def _copy(source: IO[bytes], target: IO[bytes]) -> str:
-    """Copy all that `source` has to `target`, and return its sha256."""
+    """Copy all of `source` to `target`, and return its sha256."""
     digest = hashlib.sha256()
     while chunk := source.read(_CHUNK):
         digest.update(chunk)

@@ -1,10 +1,12 @@
-"""Notes what this process reads, so that a later one can tell whether it would read the same.
+"""Record what this process reads, so that a later process can tell whether it would read the same.
 
-Python tells of every file that is opened and every directory that is listed (its audit events, PEP 578), and a finder
-before all others sees each module that is looked for. While the user's code runs, functions that look at a file without
-opening it are noted too, and what leaves no trace to compare, such as a connection or another process, makes that
-nothing is recorded. Code that is not Python could open files unseen. Of the packages that have such code, those are
-taken whose readers open files in Python or are named here; with another one nothing is recorded either.
+Python reports every file that is opened and every directory that is listed (its audit events, PEP 578). A finder in
+front of all others sees each module that is looked for. While the user's code runs, functions that inspect a file
+without opening it are recorded too. An action that leaves nothing to compare later, such as a connection or another
+process, prevents a recording.
+
+Native code could open files unseen. A package with native code is accepted only if its readers open files in Python or
+are listed here. Any other package with native code prevents a recording.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from irongrad.cache.observations import ANSWERS, SPECIAL, Question, importable, 
 from irongrad.cache.recordings import Search, Trace
 from irongrad.runtime.installed import PACKAGE
 
-# What a process does that nothing on disk shows, by audit event.
+# Audit events of actions that leave no trace on disk, with the words of the refusal.
 _REFUSED = {
     "builtins.input": "asks at the terminal",
     "ctypes.dlopen": "loads a library",
@@ -55,11 +57,12 @@ _LISTED = ("os.listdir", "os.scandir")
 _EVENTS = frozenset({"open", *_LISTED, *_REFUSED})
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
-# Functions that look at files without an audit event, in `os`.
+# Functions of `os` that inspect files without an audit event.
 _LOOKS = ("stat", "lstat", "access", "readlink")
-# Sources of numbers that no later process has; the generators themselves start at a seed (`cli.compile.load_step`).
+# Sources of random numbers that differ in every process. The generators themselves start at a seed
+# (`cli.compile.load_step`).
 _ENTROPY = (("os", "urandom"), ("random", "_urandom"), ("torch", "seed"))
-# Functions that open the files among their arguments outside of Python.
+# Functions whose native code opens the files among their arguments.
 _READERS = (
     ("safetensors", "safe_open"),
     ("torch", "from_file"),
@@ -68,26 +71,26 @@ _READERS = (
     ("torch.export.pt2_archive._package", "PT2ArchiveReader.__init__"),
     ("torch.package", "PackageImporter.__init__"),
 )
-# Packages with code that is not Python, but opens files nowhere else; Python's own, which tells, has no name. IREE's
-# Python imports yaml to look into linalg operations.
+# Packages whose native code opens no files but through the readers above. The empty name stands for Python's own
+# modules, which report their files. IREE's Python imports yaml to look into linalg operations.
 _KNOWN = frozenset(
     {"", "iree", "ml_dtypes", "msgspec", "numpy", "psutil", "safetensors", "scipy", "sklearn", "torch", "torch_mlir"}
     | {"yaml"}
 )
-# The one part of them that does: SciPy's reader of Matrix Market files, imported by its first call.
+# The exception in these packages: SciPy's reader of Matrix Market files, imported by its first call.
 _UNKNOWN_MODULES = ("scipy.io._fast_matrix_market._fmm_core",)
 
 _OWN = str(PACKAGE) + os.sep
 
 
 class Tracer:
-    """Notes what this process reads between `start` and `finish`.
+    """Records what this process reads between `start` and `finish`.
 
     Args:
-        known: further packages with code that is not Python, but of which what is used opens files nowhere else.
+        known: further packages with native code that is accepted, because the parts in use open files only in Python.
 
     Attributes:
-        refusal: why nothing can be recorded, a verb with its object; empty where it can.
+        refusal: why nothing can be recorded, a verb with its object; empty if a recording is possible.
     """
 
     def __init__(self, known: Iterable[str] = ()) -> None:
@@ -100,7 +103,7 @@ class Tracer:
         self._finder = _Finder(self)
 
     def start(self) -> None:
-        """Begin; one tracer at a time."""
+        """Start recording; only one tracer runs at a time."""
         for name, module in list(sys.modules.items()):
             parent = sys.modules.get(name.rpartition(".")[0])
             self.searched(name, sys.path if parent is None else getattr(parent, "__path__", ()))
@@ -112,14 +115,14 @@ class Tracer:
 
     @contextmanager
     def users_code(self) -> Iterator[None]:
-        """While the user's code runs."""
+        """Surround the run of the user's code, which is recorded more closely."""
         if self not in _RUNNING:
             yield
             return
         with ExitStack() as replaced:
             for name in _LOOKS:
                 replaced.enter_context(_replaced(os, name, self._looking))
-            for wrapped, places in ((self._unforeseen, _ENTROPY), (self._reading, _READERS)):
+            for wrapped, places in ((self._drawing, _ENTROPY), (self._reading, _READERS)):
                 for owner, name in (found for place in places for found in _places(*place)):
                     replaced.enter_context(_replaced(owner, name, wrapped))
             self._users = True
@@ -129,28 +132,28 @@ class Tracer:
                 self._users = False
 
     def stop(self) -> None:
-        """Note no more."""
+        """Stop recording."""
         if self in _RUNNING:
             _RUNNING.remove(self)
             sys.meta_path.remove(self._finder)
 
     def finish(self) -> Trace | None:
-        """What was read; None, with a `refusal`, where that does not tell what a later process would do."""
+        """Stop recording and return what was read; None, with a `refusal`, if that does not determine a later run."""
         self.stop()
         for module in list(sys.modules.values()):
             if isinstance(file := getattr(module, "__file__", None), str):
                 self._loaded(module.__name__, file)
         if not self.refusal and not self.trace().holds():
-            self.refusal = "reads what changed meanwhile"
+            self.refusal = "reads files that changed meanwhile"
         return None if self.refusal else self.trace()
 
     def trace(self) -> Trace:
-        """What was read so far."""
+        """Return what was read so far."""
         searched = {d: Search(tuple(sorted(s.names)), importable(s.found, s.names)) for d, s in self._searched.items()}
         return Trace(self._answers, searched)
 
     def searched(self, name: str, directories: Iterable[object]) -> None:
-        """Note that the module `name` is looked for in `directories`."""
+        """Record that the module `name` is looked for in `directories`."""
         with self._unheard():
             for directory in directories:
                 if isinstance(directory, str):
@@ -174,14 +177,14 @@ class Tracer:
             self._refuse(f"uses {module}")
 
     def heard(self, event: str, arguments: tuple[Any, ...], caller: str) -> None:
-        """Note an audit event that the code in the file `caller` is behind."""
+        """Record an audit event that the code in the file `caller` caused."""
         if self._is_asking():
             return
         with self._unheard():
             if event == "open":
                 self._opened(*arguments, by_import=caller == IMPORTLIB)
             elif caller == IMPORTLIB:
-                pass  # `searched` knows, and Python writes what it compiled
+                pass  # `searched` has recorded the import, and Python writes the bytecode
             elif event in _LISTED:
                 self._list(arguments[0], caller)
             elif self._users:
@@ -197,7 +200,7 @@ class Tracer:
         elif self._users and flags & _WRITES and name != os.devnull:
             self._refuse(f"writes {name}")
         elif self._users and mode is None and not os.path.isabs(name):
-            self._refuse(f"opens {name} relative to a directory")  # which os.open does not tell
+            self._refuse(f"opens {name} relative to a directory")  # the event of os.open does not name the directory
         elif not flags & _WRITES:
             self._read(name)
 
@@ -221,7 +224,10 @@ class Tracer:
             self._refuse(f"reads {path}")
 
     def _source(self, path: str) -> str:
-        """The source that a file of bytecode was made of, or will be; Python compares their times by the second."""
+        """Return the source of a bytecode file, whether or not the bytecode exists yet.
+
+        Python compares their times only to the second, so source that is newer than its bytecode is refused.
+        """
         if not path.endswith(".pyc"):
             return path
         with suppress(ValueError, OSError):
@@ -233,19 +239,19 @@ class Tracer:
         return path
 
     def _matters(self, path: str) -> bool:
-        """Whether what is at `path` can make a difference that no key has."""
+        """Return whether the contents of `path` can make a difference that no key covers."""
         if path.startswith(_OWN) or path == CPUINFO:
             return False
         if not path.startswith(("/proc/", "/sys/")):
             return True
-        if self._users:  # what the kernel says of the machine is always new
+        if self._users:  # what the kernel says of the machine changes all the time
             self._refuse(f"reads {path}")
         return False
 
     def _looking(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def look(path: Any, *arguments: Any, **options: Any) -> Any:
-            # linecache reads what it looks at, to print it.
+            # linecache inspects and reads source files only to print them.
             if not isinstance(path, int) and not self._is_asking() and _caller() != linecache.__file__:
                 with self._unheard():
                     self._looked(os.fsdecode(path), options)
@@ -257,7 +263,7 @@ class Tracer:
         if options.get("dir_fd") is not None:
             self._refuse("looks for a file in a directory that it has open")
         path = os.path.abspath(name)
-        if self._matters(path):  # IronGrad looks for what there is, and does not care how new
+        if self._matters(path):  # IronGrad itself only checks which files exist, not how new they are
             self._ask(Question.KIND if asker().startswith(_OWN) else Question.STATUS, path)
 
     def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -271,7 +277,7 @@ class Tracer:
 
         return read
 
-    def _unforeseen(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _drawing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def draw(*arguments: Any) -> Any:
             self._refuse("draws random numbers without a seed")
             return original(*arguments)
@@ -293,7 +299,7 @@ class Tracer:
 
     @contextmanager
     def _unheard(self) -> Iterator[None]:
-        """While the tracer itself reads."""
+        """Do not record while the tracer itself reads."""
         before, self._thread.asking = self._is_asking(), True
         try:
             yield
@@ -303,7 +309,12 @@ class Tracer:
 
 @dataclass
 class _Searched:
-    """A directory in which modules were looked for: what was in it at first, and their names."""
+    """A directory in which modules were looked for.
+
+    Attributes:
+        found: the names in the directory at the first search; None if there is no such directory.
+        names: the names of the modules.
+    """
 
     found: tuple[str, ...] | None
     names: set[str]
@@ -314,7 +325,7 @@ _RUNNING: list[Tracer] = []
 
 @cache
 def _install() -> None:
-    """Have Python tell of what it does; there is no way back."""
+    """Install the audit hook; Python cannot remove it again."""
     sys.addaudithook(_heard)
 
 
@@ -324,7 +335,7 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 class _Finder:
-    """Sees what is imported, and finds nothing."""
+    """A finder that sees every import and finds nothing."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -335,9 +346,9 @@ class _Finder:
 
 
 def _name_of(number: int) -> str | None:
-    """The file that is open under a number, perhaps by code that is not Python; None for a pipe, or where none can say.
+    """Return the path behind a file descriptor, which native code may have opened; None for a pipe or if unknown.
 
-    Linux's proc(5) has it.
+    Source: Linux's proc(5).
     """
     with suppress(OSError):
         name = os.readlink(f"/proc/self/fd/{number}")
@@ -346,12 +357,15 @@ def _name_of(number: int) -> str | None:
 
 
 def _caller() -> str:
-    """The file of what called the function that calls this one."""
+    """Return the file of the code that called the caller of this function."""
     return sys._getframe(2).f_code.co_filename
 
 
 def _places(module: str, path: str) -> list[tuple[Any, str]]:
-    """Each owner of what is at `path` in `module`, with its name there: also modules that have imported it."""
+    """Return each owner of the object at `path` in `module`, with its name there.
+
+    Modules that have imported the object are owners too.
+    """
     *parents, name = path.split(".")
     owner = reduce(getattr, parents, import_module(module))
     if parents:

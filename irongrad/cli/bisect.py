@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
+from rich.markup import escape
 from rich.table import Table
 
 from irongrad.cli.common import console, fallback_option, json_option, pass_options, precision_option, print_json
@@ -14,6 +15,7 @@ from irongrad.runtime.errors import InternalError
 
 if TYPE_CHECKING:
     from irongrad.pipeline.bisect.bisect import Finding
+    from irongrad.pipeline.module_bisect import ModuleFinding
 
 
 @click.command(
@@ -50,18 +52,22 @@ def command(
 
     The step's functions are run after every pass, at a first step and at a second: in float64, where rounding hides no
     change and is not taken for one, and in their own dtypes, where no more digits may be lost than in other runs of the
-    step itself. The exit code is 0 if no pass changes the numbers.
+    step itself. If none of these passes changes the numbers, the step is compiled and verified; if that fails, passes
+    over IREE's module are left out until it does not. The exit code is 0 if no pass changes the numbers.
     """
     from irongrad.cache import default_store
     from irongrad.passes import chosen_passes
     from irongrad.pipeline.bisect.bisect import bisect
     from irongrad.pipeline.driver import step_graph
+    from irongrad.pipeline.iree.phases import module_passes
     from irongrad.pipeline.lower.routes import known_route
+    from irongrad.pipeline.module_bisect import bisect_module_passes
     from irongrad.pipeline.options import check_choices
     from irongrad.pipeline.stopwatch import Stopwatch
     from irongrad.targets import parse_targets
 
-    chosen = chosen_passes(opt_level, passes, disable_passes, max_memory, known_route(route))
+    graph_passes = [name for name in disable_passes if name not in module_passes()]
+    chosen = chosen_passes(opt_level, passes, graph_passes, max_memory, known_route(route))
     devices = parse_targets(targets)
     with console.status("capture"):
         step = load_step(source, precision, bucket_fallback)
@@ -71,15 +77,22 @@ def command(
     with console.status("running the step after every pass"):
         found = bisect(graph, chosen, [d.backend for d in devices], timer)
     guilty = next((f for f in found if f.changes_numbers), None)
+    module = None
+    if guilty is None:
+        choices = {"opt_level": opt_level, "passes": passes, "disable_passes": disable_passes}
+        choices |= {"max_memory": max_memory, "tune": tune, "route": route}
+        with console.status("compiling and verifying the step"):
+            module = bisect_module_passes(load_step(source, precision, bucket_fallback), targets, choices)
     if as_json:
-        print_json({"changes": [asdict(f) for f in found], "first": asdict(guilty) if guilty else None})
+        changes, first = [asdict(f) for f in found], asdict(guilty) if guilty else None
+        print_json({"changes": changes, "first": first, "module": asdict(module) if module else None})
     else:
-        _print(found, guilty)
-    if guilty is not None:
+        _print(found, guilty, module)
+    if guilty is not None or (module is not None and module.failure):
         context.exit(InternalError.exit_code)
 
 
-def _print(found: tuple[Finding, ...], guilty: Finding | None) -> None:
+def _print(found: tuple[Finding, ...], guilty: Finding | None, module: ModuleFinding | None) -> None:
     table = Table("", "pass", "function", "step", "difference", "error", "in", box=None)
     for finding in found:
         style = "bold red" if finding.changes_numbers else ""
@@ -90,8 +103,9 @@ def _print(found: tuple[Finding, ...], guilty: Finding | None) -> None:
         )
     console.print(table)
     console.print("difference: in float64. error: in the step's own dtypes, of what is allowed.")
+    if module is not None:
+        _print_module(module)
     if guilty is None:
-        console.print("[green]no pass changes the numbers[/]: a disagreement comes from a later stage", highlight=False)
         return
     what = "changes the numbers" if guilty.changes_meaning else "loses digits"
     console.print(
@@ -99,3 +113,21 @@ def _print(found: tuple[Finding, ...], guilty: Finding | None) -> None:
         f"irongrad compile --dump-dir DIR shows the graph before and after",
         highlight=False,
     )
+
+
+def _print_module(module: ModuleFinding) -> None:
+    console.print("[green]no pass over the step graph changes the numbers[/]", highlight=False)
+    if not module.failure:
+        console.print("[green]the compiled step agrees with the oracle[/]", highlight=False)
+        return
+    console.print(f"[red]the compiled step fails[/]: {escape(module.failure)}", highlight=False, soft_wrap=True)
+    if module.guilty is None:
+        console.print(
+            "It fails without our passes over IREE's module, too: the fault is in what they are given, or in IREE."
+        )
+    else:
+        console.print(
+            f"[red]{module.guilty}[/] is the first pass over IREE's module with which it fails. --disable-pass "
+            f"{module.guilty} leaves it out; irongrad compile --dump-dir DIR shows the module after each pass",
+            highlight=False,
+        )

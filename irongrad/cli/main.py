@@ -23,6 +23,7 @@ VERBS = (
     "golden",
     "rebuild",
     "passes",
+    "opt",
     "bisect",
     "cache",
     "targets",

@@ -14,6 +14,7 @@ from irongrad.cli.common import console, json_option, print_json
 
 if TYPE_CHECKING:
     from irongrad.passes import Pass
+    from irongrad.passes.module_pass import ModulePass
 
 
 @click.command(
@@ -21,17 +22,22 @@ if TYPE_CHECKING:
 Example:
   irongrad passes
   irongrad passes cse
+  irongrad passes --iree
 """
 )
 @click.argument("name", required=False)
+@click.option("--iree", is_flag=True, help="The passes over IREE's module, by phase, not those over the step graph.")
 @json_option
-def command(name: str | None, as_json: bool) -> None:
+def command(name: str | None, iree: bool, as_json: bool) -> None:
     """List the passes with their options and the levels that they run at, or describe the one called NAME."""
+    if iree:
+        _show_phases(as_json)
+        return
     from irongrad.passes.pipelines import LEVELS, passes_at
-    from irongrad.passes.registry import all_passes, known_pass
+    from irongrad.passes.registry import all_passes
 
     levels = {level: [p.name for p in passes_at(level)] for level in LEVELS}
-    kinds = [known_pass(name)] if name is not None else list(all_passes().usable.values())
+    kinds = [_known(name)] if name is not None else list(all_passes().usable.values())
     rows = [_describe(kind, [level for level, names in levels.items() if kind.name in names]) for kind in kinds]
     if as_json:
         print_json({"passes": rows, "levels": levels, "broken": all_passes().broken})
@@ -41,10 +47,39 @@ def command(name: str | None, as_json: bool) -> None:
         _print(rows, levels, all_passes().broken)
 
 
-def _describe(kind: type[Pass], levels: list[int]) -> dict[str, Any]:
+def _known(name: str) -> type[Pass | ModulePass]:
+    from irongrad.passes.registry import known_pass
+    from irongrad.pipeline.iree.phases import module_passes
+
+    return module_passes().get(name) or known_pass(name)
+
+
+def _show_phases(as_json: bool) -> None:
+    """The table of phases and their passes."""
+    from irongrad.pipeline.iree.phases import PHASES
+
+    phases = [
+        {"phase": p.name, "reached": p.reached, "passes": [_describe(kind, []) for kind in p.passes]} for p in PHASES
+    ]
+    if as_json:
+        print_json({"phases": phases})
+        return
+    table = Table("phase", "reached by", "pass", "", box=None)
+    for phase in PHASES:
+        heads = [(phase.name, phase.reached)] + [("", "")] * len(phase.passes)
+        for (first, reached), kind in zip(heads, phase.passes, strict=False):
+            table.add_row(first, reached, kind.name, _summary(kind))
+    console.print(table)
+
+
+def _summary(kind: type[Pass | ModulePass]) -> str:
+    return (inspect.getdoc(kind) or "").partition("\n")[0]
+
+
+def _describe(kind: type[Pass | ModulePass], levels: list[int]) -> dict[str, Any]:
     text = inspect.getdoc(kind) or ""
     options = {f.name: {"type": str(f.type), "default": _default(f)} for f in fields(kind)}  # type: ignore[arg-type]
-    return {"name": kind.name, "summary": text.partition("\n")[0], "levels": levels, "options": options, "doc": text}
+    return {"name": kind.name, "summary": _summary(kind), "levels": levels, "options": options, "doc": text}
 
 
 def _default(option: Field[Any]) -> Any:

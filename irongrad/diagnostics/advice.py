@@ -1,4 +1,4 @@
-"""What to use in place of an operator that cannot be compiled."""
+"""Advice on what to use instead of an operator that cannot be compiled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONLY_THE_OPTIMIZER = "Only the optimizer may update parameters; compute a new te
 NO_LOWERING = "has no lowering: it is no core operator, and has no decomposition here"
 _REGISTER = "give it a decomposition with irongrad.register_decomposition({operator})(function)"
 
-# By the beginning of the operator's name without namespace and leading underscore; the longest that fits.
+# By a prefix of the operator's name without namespace and leading underscore; the longest match counts.
 _HINTS = {
     "bincount": "compare with torch.arange(n): (x[:, None] == torch.arange(n)).sum(0)",
     "eig": "torch.linalg.eigh, if the matrix is symmetric",
@@ -41,19 +41,19 @@ COMPLEX = "torch.view_as_real(x) outside the function and torch.view_as_complex(
 
 
 def advice(operator: str) -> str:
-    """What to use instead of `operator`, such as `aten.unique_dim.default`; a sentence without its full stop."""
+    """Return what to use instead of `operator`, such as `aten.unique_dim.default`: a sentence without its full stop."""
     return known(operator) or f"Write it with other operators, or {_REGISTER.format(operator=f'torch.ops.{operator}')}"
 
 
 def known(operator: str) -> str | None:
-    """What to use instead of `operator`, where that is known."""
+    """Return what to use instead of `operator`, if this module has a hint for it."""
     name = operator.partition(".")[2].lstrip("_")
     fitting = [prefix for prefix in _HINTS if name.startswith(prefix)]
     return f"Use {_HINTS[max(fitting, key=len)]}".replace("Use Keep", "Keep") if fitting else None
 
 
 def reason(target: torch._ops.OpOverload) -> str:
-    """Why `target` cannot be compiled."""
+    """Return why `target` cannot be compiled."""
     if target.namespace not in ("aten", "prims"):
         return "is a custom operator without a decomposition"
     if torch.Tag.nondeterministic_seeded in target.tags:
@@ -65,10 +65,10 @@ def reason(target: torch._ops.OpOverload) -> str:
     return NO_LOWERING
 
 
-# What PyTorch raises, with the operator, for one that has no shape before it has run, or no kernel or formula at all.
+# Exceptions that name the operator: its output shape depends on values, or it has no kernel or formula at all.
 _NAMED = frozenset({"DynamicOutputShapeException", "DataDependentOutputException", "UnsupportedOperatorException"})
 _NO_FORMULA = re.compile(r"trying to backward through (\S+?)(?:\.\w+)? but no autograd formula", re.IGNORECASE)
-# A size that torch.export named because it depends on values.
+# torch.export names a size that depends on values u0, u1, ...
 _UNKNOWN_SIZE = re.compile(r"size of tensor .*\(u\d+\)")
 _NO_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((\w+)::(\w+)\)>")
 _WRITES = re.compile(r"custom \(non-ATen\) operator whose output has alias annotations: (\w+)::(\w+)")
@@ -78,11 +78,11 @@ _NO_KERNEL = re.compile(
 
 
 def refused_at_capture(error: Exception) -> str | None:
-    """The operator that `error`, of PyTorch's tracing, is about, with reason and advice; None where it names none."""
+    """Return the operator that PyTorch's tracing error is about, with reason and advice; None if it names none."""
     target = getattr(error, "func", None)
     if type(error).__name__ in _NAMED and isinstance(target, torch._ops.OpOverload):
         if target is torch.ops.aten._local_scalar_dense.default:
-            return None  # a Python decision, which has its own words
+            return None  # a Python decision, for which `capture_errors` has a message
         return f"{target} {reason(target)}. {advice(str(target))}"
     text = str(error)
     if _UNKNOWN_SIZE.search(text):

@@ -1,4 +1,4 @@
-"""What torch.export raises, as a message that names the user's line and what to write instead."""
+"""Translate errors of torch.export into messages that name the user's line and what to write instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DECISION = (
 
 
 def capture_error(error: Exception, module: object) -> UserError:
-    """Translate what torch.export raised into the user's line and what to write instead."""
+    """Return the error that names the user's line and what to write instead of the code that failed."""
     if isinstance(error, UnsupportedOpError):
         return located(error, place_of(error, module))
     if isinstance(error, UserError):

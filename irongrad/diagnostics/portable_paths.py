@@ -1,4 +1,4 @@
-"""The name under which Python imports a file, in place of its path on this machine."""
+"""The name under which Python imports a file, used instead of its path on this machine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _paths: dict[str, str] = {}
 
 @functools.cache
 def portable(path: str) -> str:
-    """The file at `path` as it is imported; its name alone where no module is made of it.
+    """Return the import path of the file at `path`; only its file name if no module is loaded from it.
 
-    torch.fx numbers the code it makes (`<eval_with_key>.12`), which says how much was traced before.
+    torch.fx numbers the code that it generates (`<eval_with_key>.12`). The number is dropped, because it depends on how
+    much was traced before.
     """
     if path.startswith("<"):
         return path.partition(">")[0] + ">"
@@ -29,5 +30,5 @@ def portable(path: str) -> str:
 
 
 def absolute(name: str) -> str:
-    """The file that `portable` made `name` of in this process; `name` itself where it made none."""
+    """Return the file that `portable` turned into `name` in this process; `name` itself if there is none."""
     return _paths.get(name, name)

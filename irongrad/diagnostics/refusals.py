@@ -1,4 +1,4 @@
-"""What cannot be compiled: found in many places, and told to the user all at once."""
+"""Refusals of code that cannot be compiled: found in many places, and reported to the user together."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from irongrad.runtime.errors import UnsupportedOpError, UserError
 
-MOST = 10  # refusals in one message
+MOST = 10  # the most refusals in one message
 
-# Messages begin with the line and its source, and then the rest on a line of its own; or with the line alone.
+# A message begins with the line and its source, followed by a line break; or with the line only.
 _PLACED = re.compile(r"(?P<line>\S+:\d+(?:: [^\n]*)?|\([^\n]*\))\n\s*(?P<rest>.*)", re.DOTALL)
 _DEFINED = re.compile(r"(?P<line>\S+:\d+): (?P<rest>.*)", re.DOTALL)
 _OPERATOR = re.compile(r"(?P<operator>\w+\.\w+(?:\.\w+)?)(?P<colon>:?) (?P<rest>.*)", re.DOTALL)
@@ -23,9 +23,9 @@ class Refusal:
     """An operator, a value or a line of Python that cannot be compiled.
 
     Attributes:
-        operator: its name, such as `aten.unique_dim.default`; empty for what is no operator.
-        line: the user's line that it comes from; for an operator of the backward pass that of the forward.
-        reason: why, to be read after the name.
+        operator: its name, such as `aten.unique_dim.default`; empty if it is not an operator.
+        line: the user's line that it comes from. For an operator of the backward pass, the line of its forward.
+        reason: why it cannot be compiled, as the predicate of a sentence that begins with the name.
         advice: what to use instead, a sentence without its full stop.
     """
 
@@ -43,15 +43,15 @@ _found: ContextVar[list[Refusal] | None] = ContextVar("refusals", default=None)
 
 
 def gathers() -> bool:
-    """Whether refusals are gathered, so that what can go on after one should."""
+    """Whether refusals are being gathered, so that work which can continue after one should continue."""
     return _found.get() is not None
 
 
 def refuse(found: Sequence[Refusal]) -> None:
-    """Refuse all of `found`: now, or with all others where they are gathered.
+    """Refuse all of `found`: at once, or together with all others if refusals are being gathered.
 
     Raises:
-        UnsupportedOpError: they are not gathered.
+        UnsupportedOpError: refusals are not being gathered.
     """
     gathering = _found.get()
     if gathering is not None:
@@ -62,9 +62,9 @@ def refuse(found: Sequence[Refusal]) -> None:
 
 @contextmanager
 def gathered() -> Iterator[list[Refusal]]:
-    """While open, `refuse` adds to the list, and so does an error of the user's that ends it.
+    """While open, `refuse` adds to the list, and so does a `UserError` that ends the block.
 
-    What it is open for may be unfinished then.
+    In that case the work inside the block is unfinished.
     """
     with _gathering() as found:
         try:
@@ -76,10 +76,10 @@ def gathered() -> Iterator[list[Refusal]]:
 
 @contextmanager
 def refused_together() -> Iterator[None]:
-    """While open, refusals are gathered; all of them are raised at the end, as one error.
+    """While open, refusals are gathered; at the end all of them are raised as one error.
 
     Raises:
-        UnsupportedOpError: there are any.
+        UnsupportedOpError: there are refusals.
     """
     with _gathering() as found:
         try:
@@ -104,7 +104,7 @@ def _gathering() -> Iterator[list[Refusal]]:
 
 
 def unsupported(found: Sequence[Refusal]) -> UnsupportedOpError:
-    """One error for all of `found`."""
+    """Return one error for all of `found`."""
     if len(found) == 1:
         return UnsupportedOpError(str(found[0]))
     rows = [f"\n  {refusal}" for refusal in found[:MOST]]
@@ -113,7 +113,7 @@ def unsupported(found: Sequence[Refusal]) -> UnsupportedOpError:
 
 
 def refusal_of(error: UserError, line: str = "(line unknown)") -> Refusal:
-    """What `error` says, in parts; `line` is where, unless it says so itself."""
+    """Split the message of `error` into a refusal; `line` is its place, unless the message says so itself."""
     text = str(error)
     if placed := _PLACED.fullmatch(text) or _DEFINED.fullmatch(text):
         line, text = placed["line"], placed["rest"]

@@ -1,4 +1,4 @@
-"""Pointing at the user's own source: the lines behind graph nodes and exceptions."""
+"""Find the user's source lines behind graph nodes and exceptions."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _OURS = tuple(str(Path(p).resolve()) for p in (PACKAGE, Path(torch.__file__).parent))
 _LIBRARIES = tuple({sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")})
 _LAYERS = str(Path(torch.__file__).parent / "nn")
-# Where the user's code is called from: the model and the loss, functions, and optimizers.
+# The files that call the user's code: the model and the loss, functions, and optimizers.
 _CALLERS = ("pipeline/capture/capture.py", "frontends/compile_function.py", "pipeline/optimizer/trace.py")
 _ENTRIES = tuple(str(PACKAGE / name) for name in _CALLERS)
 LONGEST = 300
-NODE = "\n\nWhile executing"  # what torch.fx appends to an exception: the graph's node and its stack trace
-_LOCATED = re.compile(r"\S*:\d+: |\(\w")  # a message that begins with a line, or says that it is unknown
+NODE = "\n\nWhile executing"  # torch.fx appends this to an exception, then the node and its stack trace
+_LOCATED = re.compile(r"\S*:\d+: |\(\w")  # a message that begins with a line, or with "(line unknown)"
 
 
 def is_user_file(path: str) -> bool:
-    """Whether `path` is neither PyTorch, IronGrad, the standard library nor another installed package."""
+    """Whether `path` is neither of PyTorch, IronGrad, the standard library nor another installed package."""
     return not path.startswith("<") and not path.startswith(_OURS) and not path.startswith(_LIBRARIES)
 
 
@@ -46,10 +46,10 @@ def is_user_class(kind: type) -> bool:
 
 
 def line_of(node: torch.fx.Node, otherwise: str = "(line unknown)") -> str:
-    """`file:line: source` of the user's line that made `node`.
+    """Return `file:line: source` of the user's line that created `node`.
 
-    Where no user code is between the model and the operator (an `nn.Sequential` of layers), the path and class of
-    the layer; `otherwise` where that is unknown too.
+    If no user code lies between the model and the operator, as in an `nn.Sequential` of layers, return the path and
+    class of the layer. Return `otherwise` if that is unknown too.
     """
     frames = _FRAME.findall(node.meta.get("stack_trace") or node.stack_trace or "")
     if mine := [f for f in frames if is_user_file(f[0])]:
@@ -63,7 +63,7 @@ def line_of(node: torch.fx.Node, otherwise: str = "(line unknown)") -> str:
 
 
 def where(thing: object) -> str:
-    """`file:line` of the definition of a module's forward or of a function; its name where it is a library's."""
+    """Return `file:line` of the definition of a function or of a module's forward; its name if a library defines it."""
     function = thing.forward if isinstance(thing, nn.Module) else thing
     code: CodeType | None = getattr(inspect.unwrap(function), "__code__", None)  # type: ignore[arg-type]
     if code is None or not is_user_file(code.co_filename):
@@ -73,7 +73,7 @@ def where(thing: object) -> str:
 
 @contextmanager
 def quiet_export() -> Iterator[None]:
-    """Silence what torch.export and AOTAutograd log, print and warn about graphs that are then checked here."""
+    """Silence what torch.export and AOTAutograd log, print and warn about graphs that are checked here anyway."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -86,7 +86,10 @@ def quiet_export() -> Iterator[None]:
 
 @contextmanager
 def user_frames() -> Iterator[None]:
-    """Let traced nodes keep the stack frames of all code from the model or the loss inward, not of forwards only."""
+    """While open, traced nodes keep the stack frames of all code from the model or the loss inward.
+
+    PyTorch's tracer itself only keeps those of forwards.
+    """
 
     def kept(tracer: object, frames: traceback.StackSummary) -> traceback.StackSummary:
         return traceback.StackSummary.from_list(_inner(frames))
@@ -96,9 +99,9 @@ def user_frames() -> Iterator[None]:
 
 
 def _inner(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """The frames from where the user's code was entered, without IronGrad's and all of PyTorch's but its layers."""
+    """The frames after the entry into the user's code, without IronGrad's, and of PyTorch's only those of layers."""
     end = len(frames)
-    while end and not is_of_a_model(frames[end - 1].filename):  # among these may be modes of the callers'
+    while end and not is_of_a_model(frames[end - 1].filename):  # the innermost may be the callers' dispatch modes
         end -= 1
     entries = [i for i, f in enumerate(frames[:end]) if f.filename in _ENTRIES]
     inner = frames[entries[-1] + 1 : end] if entries else frames[:end]
@@ -106,12 +109,12 @@ def _inner(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSumm
 
 
 def is_of_a_model(path: str) -> bool:
-    """Whether `path` is the user's, another library's, or that of PyTorch's layers."""
+    """Whether `path` belongs to the user, to another library, or to PyTorch's layers."""
     return path.startswith(_LAYERS) or not path.startswith(_OURS)
 
 
 def place_of(error: Exception, thing: object) -> str:
-    """`file:line: source` of the user's line from which an error came, or where `thing` is defined."""
+    """Return `file:line: source` of the user's line from which an error came, or where `thing` is defined."""
     frames = traceback.extract_tb(error.__traceback__)
     mine = [f for f in frames if is_user_file(f.filename)] or [f for f in frames if f.filename.startswith(_LAYERS)]
     return f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else where(thing)
@@ -119,9 +122,9 @@ def place_of(error: Exception, thing: object) -> str:
 
 @contextmanager
 def forward_frames() -> Iterator[None]:
-    """Let the backward operators of a function that is traced keep the stack frames of the forward's.
+    """While open, the backward operators of a traced function keep the stack frames of their forward operators.
 
-    Autograd's anomaly mode asks torch.fx.traceback for the stack, which has that of an interpreted graph only.
+    Autograd's anomaly mode asks torch.fx.traceback for the stack, which only knows that of an interpreted graph.
     """
 
     def stack() -> list[str]:
@@ -132,7 +135,7 @@ def forward_frames() -> Iterator[None]:
 
 
 def located(error: UnsupportedOpError, otherwise: str = "(line unknown)") -> UnsupportedOpError:
-    """`error` with the user's line before its message, unless it begins with one."""
+    """Return `error` with the user's line before its message, unless the message begins with a line."""
     text, _, node = str(error).partition(NODE)
     if _LOCATED.match(text):
         return UnsupportedOpError(text)

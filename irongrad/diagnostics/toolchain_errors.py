@@ -1,4 +1,4 @@
-"""What a compiler printed, reduced to what helps: its first error, the user's line, the dumped module."""
+"""Reduce a compiler's output to what helps: its first error, the user's line, and the dumped module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from irongrad.diagnostics.source_lines import is_user_file
 from irongrad.runtime.errors import IronGradError, ToolchainError, UnsupportedOpError
 
 _LOCATION = re.compile(r'"?([^"\s()<>]+\.py)"?:(\d+)(?::\d+)?')
-# An operator that is no lowering's, or that torch-mlir has no record of.
+# An operator for which torch-mlir has no lowering, or which torch-mlir does not know.
 _OPERATOR = re.compile(
     r"failed to legalize operation '(torch\.(?:aten|prims?)\.[\w.]+)'"
     r'|"torch\.operator".*?name = "(torch\.[\w.]+)"'
@@ -24,7 +24,7 @@ _ERROR = re.compile(r"^.*\berror: .*$", re.MULTILINE)
 
 
 def toolchain_error(tool: str, result: subprocess.CompletedProcess[str], module: Path) -> ToolchainError:
-    """Describe a failed run of `tool` on the file `module`, which is copied to where it survives."""
+    """Describe a failed run of `tool` on the file `module`, which is copied to a directory that survives the run."""
     kept = Path(tempfile.mkdtemp(prefix="irongrad-")) / module.name
     shutil.copyfile(module, kept)
     output = result.stderr or result.stdout
@@ -41,7 +41,10 @@ def toolchain_error(tool: str, result: subprocess.CompletedProcess[str], module:
 
 
 def lowering_error(result: subprocess.CompletedProcess[str], module: Path) -> IronGradError:
-    """Describe a failed run of torch-mlir: an operator that it names is refused, the rest is a failed tool."""
+    """Describe a failed run of torch-mlir.
+
+    If torch-mlir names an operator, the error refuses the operator. Otherwise it reports a failed tool.
+    """
     output = result.stderr
     match = _OPERATOR.search(output)
     if match is None:

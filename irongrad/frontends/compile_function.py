@@ -33,19 +33,17 @@ from irongrad.graph.subgraphs import check_control_flow
 from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.legalize.complex_numbers import in_reals, refuse_complex
 from irongrad.operators.legalize.constants import constants_as_state
-from irongrad.operators.legalize.legality import check_float64, check_operators, check_values
+from irongrad.operators.legalize.legality import check_operators, check_values
 from irongrad.operators.legalize.retrace import interpret_eager, retrace
 from irongrad.operators.random import Draws
-from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
-from irongrad.pipeline.assemble.assemble import assemble
 from irongrad.pipeline.assemble.interface import describe_function
+from irongrad.pipeline.backend import optimised_function, portable_function
 from irongrad.pipeline.capture.capture import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.guards.index_ranges import function_ranges
 from irongrad.pipeline.guards.range_checks import add_guards
 from irongrad.pipeline.iree.compile_cached import compile_once
-from irongrad.pipeline.lower.importer import import_functions
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.oracle.oracle import Spread, Values
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
@@ -113,16 +111,14 @@ def compile_function(
         graph, ranges = trace_function(flat, fn)
         check_operators(graph)
     chosen = parse_target(target)
-    passes = passes_at(DEFAULT_LEVEL)
-    graph = run_passes(graph, passes, [chosen.backend])
-    check_float64(graph, [chosen])
+    graph, passes = optimised_function(graph, chosen)
     interface = describe_function(graph, ranges)
     expected = Expected(golden_runs_of_function(flat, graph))
     with ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="irongrad-function-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
-            module = assemble(import_functions(graph, Path(scratch)), interface)
+            module = portable_function(graph, interface, Path(scratch))
             compiled = compile_once(default_store() if cache else None, module, chosen, Path(scratch))
             origin = Origin([target], passes, function=FunctionSpec(flat.arguments, flat.result))
             initial = write_state(module, Path(scratch))

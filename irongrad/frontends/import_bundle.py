@@ -8,7 +8,6 @@ packaging are those of every step.
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,6 @@ import ml_dtypes
 import numpy as np
 import torch
 from iree.compiler import ir
-from iree.compiler.tools import binaries as iree_binaries
 from torch.fx import Graph, GraphModule
 
 from irongrad.cache import default_store
@@ -27,9 +25,10 @@ from irongrad.diagnostics.toolchain_errors import toolchain_error
 from irongrad.graph.dtypes import mlir_type
 from irongrad.graph.step_graph import Function, Range, StateTensor, StepGraph, Value
 from irongrad.jax.bundle import Bundle, Port, read_bundle
-from irongrad.pipeline.assemble.assemble import assemble
+from irongrad.mlir.tools import run_tool
 from irongrad.pipeline.assemble.interface import describe, selected
 from irongrad.pipeline.assemble.step_functions import torch_dtype
+from irongrad.pipeline.backend import portable_module
 from irongrad.pipeline.guards.range_checks import add_guards
 from irongrad.pipeline.iree.compile_cached import compile_all
 from irongrad.pipeline.lower.importer import ImportedStep, import_functions
@@ -81,7 +80,7 @@ def import_bundle(
     graph = selected(graph, interface)
     with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
         scratch = Path(folder)
-        module = assemble(lowered(bundle, graph, scratch), interface)
+        module = portable_module(lowered(bundle, graph, scratch), interface)
         store = default_store() if cache else None
         compiled = compile_all(store, module, targets, scratch)
         versions = {n: v for n, v in bundle.index.versions.items() if n in ("jax", "jaxlib")}
@@ -172,7 +171,7 @@ def _to_linalg(bundle: Bundle, name: str, scratch: Path) -> str:
     """The program `name` in linalg, as the private function `program`."""
     source = scratch / bundle.index.programs[name].file
     source.write_bytes(bundle.modules[name])
-    result = _iree_opt(_TO_LINALG, source)
+    result = run_tool("iree-opt", [_TO_LINALG, str(source)])
     if result.returncode != 0:
         error = toolchain_error("iree-opt", result, source)
         version = bundle.index.stablehlo
@@ -257,12 +256,7 @@ def _together(modules: Sequence[bytes]) -> bytes:
 
 def _inlined(module: bytes, source: Path) -> bytes:
     source.write_bytes(module)
-    result = _iree_opt(_INLINE, source)
+    result = run_tool("iree-opt", [_INLINE, str(source)])
     if result.returncode != 0:
         raise toolchain_error("iree-opt", result, source)
     return result.stdout.encode()
-
-
-def _iree_opt(option: str, source: Path) -> subprocess.CompletedProcess[str]:
-    tool = iree_binaries.find_tool("iree-opt")
-    return subprocess.run([tool, option, str(source)], capture_output=True, text=True, check=False)

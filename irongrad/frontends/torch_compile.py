@@ -28,14 +28,12 @@ from irongrad.operators.legalize.constants import constants_as_state
 from irongrad.operators.legalize.legality import check_operators, check_values
 from irongrad.operators.legalize.retrace import interpret_eager, retrace
 from irongrad.operators.random import Draws, is_random
-from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
-from irongrad.pipeline.assemble.assemble import assemble
 from irongrad.pipeline.assemble.interface import describe_function
+from irongrad.pipeline.backend import optimised_function, portable_function
 from irongrad.pipeline.capture.capture import plain_operators
 from irongrad.pipeline.guards.index_ranges import function_ranges
 from irongrad.pipeline.guards.range_checks import add_guards
 from irongrad.pipeline.iree.compile_cached import compile_once
-from irongrad.pipeline.lower.importer import import_functions
 from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.runtime.manifest import SEED
 from irongrad.targets import parse_target
@@ -142,10 +140,10 @@ class _Plan:
         check_values(self._graph)
         graph, target = self._step_graph(), parse_target("llvm-cpu")
         check_operators(graph)
-        graph = run_passes(graph, passes_at(DEFAULT_LEVEL), [target.backend])
+        graph, _ = optimised_function(graph, target)
         with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
             interface = describe_function(graph, self._ranges())
-            module = assemble(import_functions(graph, Path(scratch)), interface)
+            module = portable_function(graph, interface, Path(scratch))
             binary = compile_once(default_store(), module, target, Path(scratch))
         return TorchCall(module, binary.vmfb, [TensorLike.of(n.meta["val"]) for n in wanted])
 

@@ -1,4 +1,4 @@
-"""Two rewrites that every stage may use: drop dead nodes, and merge equal ones."""
+"""Two rewrites that every stage may use: drop dead nodes, and merge equal nodes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from irongrad.graph.purity import is_mergeable, is_pure
 
 
 def eliminate_dead_code(graph: GraphModule) -> int:
-    """Drop pure nodes without users, from the last to the first, and the bodies that only they named.
+    """Drop pure nodes without users, from the last to the first, and bodies of control flow that no node names.
 
     Returns:
-        How many nodes were dropped.
+        The number of nodes that were dropped.
     """
     removed = 0
     for node in reversed(graph.graph.nodes):
@@ -29,10 +29,10 @@ def eliminate_dead_code(graph: GraphModule) -> int:
 
 
 def merge_common_subexpressions(graph: GraphModule) -> int:
-    """Replace every node by the first that computes the same.
+    """Replace every node by the first node that computes the same value.
 
     Returns:
-        How many nodes were merged into another one.
+        The number of nodes that were merged.
     """
     first: dict[Hashable, Node] = {}
     merged = 0
@@ -47,7 +47,7 @@ def merge_common_subexpressions(graph: GraphModule) -> int:
 
 
 def _key(value: Any) -> Hashable:
-    """Equal for equal arguments. Python takes 1, 1.0 and True for equal, and 0.0 and -0.0; an operator may not."""
+    """A key that is equal for equal arguments. Unlike Python, it tells apart 1, 1.0 and True, and 0.0 and -0.0."""
     if isinstance(value, (list, tuple)):
         return tuple(map(_key, value))
     if isinstance(value, dict):

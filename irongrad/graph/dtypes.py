@@ -1,4 +1,4 @@
-"""torch dtypes, their numpy names (as the manifest has them) and their MLIR names."""
+"""The numpy names of torch dtypes, as the manifest spells them, and their MLIR names."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NAMES = {
     torch.uint8: ("uint8", "i8"),
     torch.bool: ("bool", "i1"),
 }
-# What an artifact holds, and only programs from elsewhere compute with.
-_FOREIGN = {
+# Dtypes that an artifact can hold, but only imported programs compute with.
+_IMPORTED_ONLY = {
     torch.uint16: ("uint16", "i16"),
     torch.uint32: ("uint32", "i32"),
     torch.uint64: ("uint64", "i64"),
 }
-_HELD = _NAMES | _FOREIGN
+_STORABLE = _NAMES | _IMPORTED_ONLY
 
 
 def is_supported(dtype: torch.dtype) -> bool:
@@ -37,27 +37,27 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 
 def numpy_name(dtype: torch.dtype) -> str:
-    """numpy's name (ml_dtypes' for bfloat16).
+    """Return numpy's name of a dtype, or ml_dtypes' for bfloat16.
 
     Raises:
-        CaptureError: a dtype that an artifact cannot hold.
+        CaptureError: an artifact cannot hold the dtype.
     """
-    if dtype not in _HELD:
+    if dtype not in _STORABLE:
         raise CaptureError(f"{dtype} tensors cannot be inputs, outputs or state of a compiled step")
-    return _HELD[dtype][0]
+    return _STORABLE[dtype][0]
 
 
 def mlir_type(shape: tuple[int | str | torch.SymInt, ...], dtype: torch.dtype) -> str:
-    """The tensor type in MLIR's syntax; one that is named, or a symbol, becomes `?`."""
+    """Return the tensor type in MLIR's syntax; a named or symbolic size becomes `?`."""
     numpy_name(dtype)
     dims = "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape)
-    return f"tensor<{dims}{_HELD[dtype][1]}>"
+    return f"tensor<{dims}{_STORABLE[dtype][1]}>"
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A contiguous numpy array of a tensor's values, on the CPU; bfloat16 becomes ml_dtypes' bfloat16."""
+    """Return a tensor's values as a contiguous numpy array on the CPU; bfloat16 becomes ml_dtypes' bfloat16."""
     plain = tensor.detach().cpu().contiguous().resolve_neg()
-    if plain._is_zerotensor():  # what autograd has for zeros without memory, such as the gradient of sgn
+    if plain._is_zerotensor():  # autograd's zeros without storage, such as the gradient of sgn
         plain = plain.clone()
     if plain.dtype == torch.bfloat16:
         return np.asarray(plain.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)

@@ -1,8 +1,8 @@
 """Control flow as plain Python, for the eager runs that compiled results are compared with.
 
 PyTorch runs its control flow operators through torch.compile, and differentiates them with graphs of its own. As Python
-loops and branches they are differentiated by eager autograd, operator by operator, which says independently what is
-right; and a mode that sees every operator, as `RoundingNoise` does, sees those inside too.
+loops and branches, they are differentiated by eager autograd, operator by operator. That is an independent reference. A
+dispatch mode such as `RoundingNoise` then also sees the operators inside.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Region = Callable[..., Any]
 
 @contextmanager
 def eager_control_flow() -> Iterator[None]:
-    """While open, cond, while_loop, scan and map run in Python."""
+    """While open, cond, while_loop, scan and map run as Python code."""
     operators = torch.ops.higher_order
     plain: dict[Any, Region] = {
         operators.cond: cond,
@@ -45,12 +45,12 @@ def _method(function: Region) -> Region:
 
 
 def cond(predicate: Any, true: Region, false: Region, operands: Sequence[Any] = ()) -> Any:
-    """`torch.ops.higher_order.cond`."""
+    """Run `torch.ops.higher_order.cond`."""
     return true(*operands) if predicate else false(*operands)
 
 
 def while_loop(condition: Region, body: Region, carried: Sequence[Any], additional: Sequence[Any]) -> Any:
-    """`torch.ops.higher_order.while_loop`."""
+    """Run `torch.ops.higher_order.while_loop`."""
     values = tuple(carried)
     while condition(*values, *additional):
         values = tuple(body(*values, *additional))
@@ -58,7 +58,7 @@ def while_loop(condition: Region, body: Region, carried: Sequence[Any], addition
 
 
 def scan(body: Region, carried: Sequence[Any], sequences: Sequence[Any], additional_inputs: Sequence[Any]) -> Any:
-    """`torch.ops.higher_order.scan`, of whose body the results may be nested."""
+    """Run `torch.ops.higher_order.scan`; the results of its body may be nested."""
     values, structure = list(carried), None
     rows: list[list[Any]] = []
     for slices in zip(*sequences, strict=True):
@@ -69,6 +69,6 @@ def scan(body: Region, carried: Sequence[Any], sequences: Sequence[Any], additio
 
 
 def map_rows(body: Region, sequences: Sequence[Any], additional: Sequence[Any]) -> Any:
-    """`torch.ops.higher_order.map_impl`."""
+    """Run `torch.ops.higher_order.map_impl`."""
     rows = [body(*slices, *additional) for slices in zip(*sequences, strict=True)]
     return tree_map(lambda *parts: torch.stack(parts), *rows)

@@ -1,7 +1,7 @@
-"""Reading an exported graph as one list of operators, whatever regions torch.export has put them into.
+"""Read an exported graph as one list of operators, whatever regions torch.export has put them into.
 
-Code under `torch.no_grad()` or `torch.autocast` becomes a graph of its own, called by a higher-order operator; so do
-the branches of torch.cond and the bodies of while_loop, scan and map.
+torch.export puts code under `torch.no_grad()` or `torch.autocast` into a graph of its own, which a higher-order
+operator calls. It does the same with the branches of torch.cond and the bodies of while_loop, scan and map.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ _INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
 
 
 class FlatGraph:
-    """The nodes of a graph, those inside regions in place of the region.
+    """The nodes of a graph, with every region replaced by the nodes inside it.
 
     Attributes:
-        nodes: all nodes in the order of execution: both branches one after the other, and a loop's body once.
+        nodes: all nodes in order of execution. Both branches of a cond are listed, one after the other, and a loop's
+            body once.
     """
 
     def __init__(self, graph: GraphModule) -> None:
@@ -31,10 +32,10 @@ class FlatGraph:
         self._add(graph)
 
     def origins(self, value: Any) -> list[Any]:
-        """The nodes that compute what `value`, a node or anything else, stands for inside or outside a region.
+        """Return the nodes that compute `value`, a node or any other argument, through the borders of regions.
 
-        The result of a choice stands for that of either branch, what a loop carries for its first value, and a row of
-        what it runs over for all of it.
+        The result of a cond has the origins of both branches. A loop's carry has those of its initial value. A row of a
+        sequence has those of the whole sequence.
         """
         if not (isinstance(value, Node) and value in self._origins):
             return [value]
@@ -65,7 +66,7 @@ def _outputs(region: GraphModule) -> Sequence[Any]:
 
 
 def region_of(graph: GraphModule, argument: object) -> GraphModule | None:
-    """The region of `graph` that an argument of a node names, if it names one."""
+    """Return the region of `graph` that an argument of a node names; None if it names none."""
     if not (isinstance(argument, Node) and argument.op == "get_attr"):
         return None
     target = getattr(graph, str(argument.target), None)
@@ -73,19 +74,23 @@ def region_of(graph: GraphModule, argument: object) -> GraphModule | None:
 
 
 def regions_of(graph: GraphModule, node: Node) -> list[GraphModule]:
-    """The regions of `graph` that `node` calls."""
+    """Return the regions of `graph` that `node` calls."""
     return [region for argument in node.args if (region := region_of(graph, argument)) is not None]
 
 
 def is_inlined(node: Node) -> bool:
-    """Whether the regions that `node` calls are part of its graph: branches and loops run any number of times."""
+    """Whether the regions that `node` calls are part of its graph.
+
+    Branches and loops are not: they run any number of times.
+    """
     return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.name() in _INLINED
 
 
 def interpret_regions(graph: GraphModule) -> None:
-    """Have what `graph` runs under `torch.autocast` or `torch.no_grad` keep the user's lines.
+    """Make the nodes that `graph` runs under `torch.autocast` or `torch.no_grad` keep the user's lines.
 
-    What traces an exported graph interprets it node by node, each with its line, but calls these regions as functions.
+    A tracer interprets an exported graph node by node, with the line of each node. But it calls these regions as plain
+    functions, unless they are interpreted too.
     """
     for node in filter(is_inlined, graph.graph.nodes):
         for region in regions_of(graph, node):

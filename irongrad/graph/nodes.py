@@ -1,4 +1,4 @@
-"""What passes rewrite graphs with."""
+"""Helpers with which passes rewrite graphs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.fx.node import map_arg
 from irongrad.graph import shape_only_tensors
 from irongrad.sizes.symbols import has_symbols
 
-# A node that a pass makes is about the same user's line as the one it stands for.
+# The metadata that a new node takes over from the node that it replaces, which has the same source line.
 _KEPT = ("stack_trace", "from_node", "autograd_backward", "nn_module_stack", "source_fn_stack", "seq_nr")
 
 
 def call(graph: Graph, operator: Callable[..., Any], *args: Any, like: Node, **kwargs: Any) -> Node:
-    """A call of `operator` at the graph's insertion point, with the value it gives and the line of `like`."""
+    """Add a call of `operator` at the graph's insertion point, with its fake value and the source line of `like`."""
     node = graph.call_function(operator, args, kwargs)
     node.meta = meta_of(like)
     node.meta["val"] = computed_value(node)
@@ -29,15 +29,15 @@ def call(graph: Graph, operator: Callable[..., Any], *args: Any, like: Node, **k
 
 
 def meta_of(node: Node) -> dict[str, Any]:
-    """What another node about the same user's line keeps of `node.meta`."""
+    """Return the part of `node.meta` that another node with the same source line keeps."""
     return {k: node.meta[k] for k in _KEPT if k in node.meta}
 
 
 def computed_value(node: Node) -> Any:
-    """The fake value that the operator of `node` gives for the values of its arguments.
+    """Return the fake value that the operator of `node` computes from the values of its arguments.
 
-    A graph's tensors have no strides, so its arguments are taken to be contiguous; and what is computed of the same
-    shapes again, as passes that write the same form a hundred times do, is not computed again.
+    Arguments are taken as contiguous, because tensors in a graph have no strides. Results are cached by operator and
+    shapes, because passes write the same form a hundred times.
     """
     mode = fake_mode_of(node)
     known = _COMPUTED.setdefault(mode, {})
@@ -66,7 +66,7 @@ def _is_tensor_of_known_size(node: Node) -> bool:
 
 
 def _arguments(node: Node, empty: Callable[..., torch.Tensor]) -> tuple[Any, Any]:
-    """What `node` calls its operator with; a tensor of the shape and dtype, made by `empty`, for each in the graph."""
+    """The arguments of `node`, with a tensor made by `empty` of the same shape and dtype for each node."""
 
     def value_of(argument: Node) -> Any:
         value = argument.meta["val"]
@@ -80,7 +80,7 @@ _COMPUTED: WeakKeyDictionary[FakeTensorMode, dict[Hashable, Any]] = WeakKeyDicti
 
 
 def _key(argument: Any) -> Hashable:
-    """Equal for arguments of equal types, shapes and dtypes, or constants that print the same."""
+    """A key that is equal for arguments of equal types, shapes and dtypes, or for constants that print the same."""
     if isinstance(argument, Node):
         return _key(argument.meta["val"])
     if isinstance(argument, torch.Tensor):
@@ -94,7 +94,7 @@ def _key(argument: Any) -> Hashable:
 
 
 def fake_mode_of(node: Node) -> FakeTensorMode:
-    """The mode of the fake tensors in the graph of `node`."""
+    """Return the mode of the fake tensors in the graph of `node`."""
     for other in node.graph.nodes:
         if isinstance(value := other.meta.get("val"), FakeTensor):
             return value.fake_mode
@@ -102,13 +102,13 @@ def fake_mode_of(node: Node) -> FakeTensorMode:
 
 
 def replace(node: Node, new: Node) -> None:
-    """Have every user of `node` use `new`, and drop `node`."""
+    """Replace `node` by `new` in all its users, and drop `node`."""
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
 
 
 def bodies(graph: GraphModule) -> Iterator[tuple[str, GraphModule]]:
-    """The bodies of control flow that `graph` names itself, by attribute."""
+    """Yield the bodies of control flow that `graph` itself names, by attribute."""
     for node in graph.graph.nodes:
         body = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(body, GraphModule):
@@ -116,7 +116,7 @@ def bodies(graph: GraphModule) -> Iterator[tuple[str, GraphModule]]:
 
 
 def sort_topologically(graph: Graph) -> None:
-    """Move nodes behind what they use; those that are already there keep their order."""
+    """Move nodes after the nodes that they use; otherwise nodes keep their order."""
     placed: set[Node] = set()
     waiting: dict[Node, list[Node]] = {}
     ready = list(reversed(graph.nodes))
@@ -135,15 +135,15 @@ def sort_topologically(graph: Graph) -> None:
 
 
 def graph_of(region: Node) -> Graph:
-    """The graph that the node `region` names: a branch, or the body of a loop."""
+    """Return the graph that the node `region` names: a branch, or the body of a loop."""
     graph: Graph = getattr(region.graph.owning_module, str(region.target)).graph
     return graph
 
 
 def kind_of(value: Any) -> Any:
-    """The sizes and dtype of a tensor, or of several, as what can be compared.
+    """Return the sizes and dtype of a tensor, or of each of several tensors, in a form that can be compared.
 
-    Sizes that are symbols are expressions: PyTorch would compare them as they are in the example.
+    A symbolic size is returned as its expression: PyTorch would compare it by its value in the example.
     """
     if isinstance(value, torch.Tensor):
         return tuple([s if type(s) is int else s.node.expr for s in value.shape]), value.dtype
@@ -153,6 +153,6 @@ def kind_of(value: Any) -> Any:
 
 
 def value_of(node: torch.fx.Node) -> torch.Tensor:
-    """The fake tensor that `node` gives."""
+    """Return the fake tensor that `node` computes."""
     value: torch.Tensor = node.meta["val"]
     return value

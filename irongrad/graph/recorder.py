@@ -1,8 +1,8 @@
-"""Writing down what a function of tensors computes, operator by operator.
+"""Record the operators that a function of tensors calls as a graph.
 
-`make_fx` does that for any function, by way of proxies and a fake tensor mode: a millisecond an operator. Where sizes
-are numbers and no values are read it is enough to ask each operator's meta kernel for its result, and to add a node to
-a graph: a fifth of the time.
+`make_fx` records any function, through proxies and a fake tensor mode. That takes a millisecond for each operator. If
+sizes are numbers and no values are read, it suffices to run each operator's meta kernel and to add a node to a graph.
+That takes a fifth of the time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Operator: TypeAlias = torch._ops.OperatorBase
 Decomposition: TypeAlias = Callable[..., object]
 
 
-# What a node has of the one that an interpreter runs, as torch.fx.proxy's TracerBase gives it.
+# The metadata that a node inherits from the node that an interpreter runs, as in torch.fx.proxy's TracerBase.
 _INHERITED = ("stack_trace", "from_node", "autograd_backward", "nn_module_stack", "source_fn_stack")
 
 
@@ -39,14 +39,14 @@ def record(
     table: Mapping[Operator, Decomposition],
     mode: FakeTensorMode,
 ) -> GraphModule:
-    """The graph of `function` on tensors of `kinds`: their sizes and dtypes.
+    """Record the graph of `function` on tensors of `kinds`.
 
     Args:
-        function: functional; a tensor with values is a constant to it. An operator without a meta kernel, or one of
-            higher order, ends in some exception.
-        kinds: of its arguments.
-        table: how to expand operators.
-        mode: of the values in the graph.
+        function: functional; a tensor with values is a constant in the graph. An operator without a meta kernel, or a
+            higher-order one, raises some exception.
+        kinds: the sizes and dtype of each argument.
+        table: the decompositions of operators.
+        mode: the mode of the fake values in the graph.
     """
     recorder = Recorder(table, mode)
     arguments = [
@@ -63,10 +63,11 @@ def record(
 class Recorder(TorchDispatchMode):
     """While open, adds a node to `graph` for each operator that is called.
 
-    Its tensors are fake ones on the CPU, so that functions see nothing unusual. Each has a twin without storage.
+    The tensors that functions see are fake tensors on the CPU, which behave as usual. Each of them has a *twin*: a
+    tensor without storage that the meta kernels read.
 
     Attributes:
-        graph: what was called so far.
+        graph: the calls so far.
         constants: tensors that are attributes of the graph's module, by name.
     """
 
@@ -78,15 +79,15 @@ class Recorder(TorchDispatchMode):
         self._mode = mode
         self._nodes: dict[int, Node] = {}
         self._twins: dict[int, torch.Tensor] = {}
-        self._fakes: dict[int, FakeTensor] = {}  # by identity of the twin; what is here keeps its identity
+        self._fakes: dict[int, FakeTensor] = {}  # by the twin's id; the reference keeps the fake tensor's own id valid
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch.compile is kept out of `__torch_dispatch__`, at each call: nothing is compiled here."""
+        """Whether torch.compile must skip `__torch_dispatch__`, checked at each call; nothing is compiled here."""
         return False
 
     def holds(self, twin: torch.Tensor, node: Node) -> FakeTensor:
-        """The tensor whose twin this is, which comes from `node`."""
+        """Return the fake tensor whose twin is `twin`, and record that `node` computes it."""
         fake = self._fakes.get(id(twin))
         if fake is None:
             fake = shape_only_tensors.faked(twin, self._mode)
@@ -96,24 +97,25 @@ class Recorder(TorchDispatchMode):
         return fake
 
     def node_of(self, value: torch.Tensor) -> Node:
-        """Where `value` comes from."""
-        self._know(value)
+        """Return the node that computes `value`."""
+        self._register_constant(value)
         return self._nodes[id(value)]
 
     def found(self, value: torch.Tensor) -> Node | None:
-        """As `node_of`; None for a constant."""
+        """Return the node that computes `value`; None for a constant."""
         return self._nodes.get(id(value)) if isinstance(value, FakeTensor) else None
 
     def another(self, like: torch.Tensor, node: Node) -> torch.Tensor:
-        """A tensor like another, which comes from `node`."""
+        """Return a tensor of the shape and dtype of `like` that `node` computes."""
         with torch._C._DisableTorchDispatch():
             twin = shape_only_tensors.empty(like.shape, like.dtype)
         return self.holds(twin, node)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Decompose an operator that is decomposed, or else record it.
+        """Decompose an operator if it has a decomposition, else record it.
 
-        Inside a decomposition the dispatcher no longer expands composite operators by itself: `decompose` does.
+        Inside a decomposition the dispatcher no longer expands composite operators, so this method calls `decompose`
+        for them.
         """
         if func is torch.ops.prim.device.default:
             return shape_only_tensors.CPU
@@ -126,16 +128,16 @@ class Recorder(TorchDispatchMode):
                     return result
         twins, named = map_aggregate((args, kwargs), self._twin_or_value)
         result = shape_only_tensors.result_of(func, twins, named)
-        if func is torch.ops.aten.lift_fresh.default or _ends_what_makes(func, args, self._nodes):
+        if func is torch.ops.aten.lift_fresh.default or _is_final_detach(func, args, self._nodes):
             return self.holds(result, self.node_of(args[0]))
         return self._add(func, args, kwargs, result)
 
     def _add(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        node = self._called(func, *map_aggregate((args, kwargs), self._node_or_value))
+        node = self._call_node(func, *map_aggregate((args, kwargs), self._node_or_value))
         if isinstance(result, torch.Tensor):
             return self.holds(result, node)
         parts = [
-            self.holds(part, self._called(operator.getitem, (node, number), {}))
+            self.holds(part, self._call_node(operator.getitem, (node, number), {}))
             if isinstance(part, torch.Tensor)
             else part
             for number, part in enumerate(result)
@@ -143,13 +145,13 @@ class Recorder(TorchDispatchMode):
         node.meta["val"] = type(result)(parts)
         return node.meta["val"]
 
-    def _called(self, func: Any, args: Any, kwargs: Any) -> Node:
+    def _call_node(self, func: Any, args: Any, kwargs: Any) -> Node:
         packet = getattr(func, "overloadpacket", func)
         name = self.graph._target_to_str(packet.__name__)  # as make_fx names them: without the overload
         return _inheriting(self.graph.create_node("call_function", func, args, kwargs, name))
 
-    def _know(self, value: torch.Tensor) -> None:
-        """Make a tensor with values a constant, unless it is one already."""
+    def _register_constant(self, value: torch.Tensor) -> None:
+        """Make a tensor with values a constant of the graph, unless it is one already."""
         if not isinstance(value, FakeTensor) and id(value) not in self._nodes:
             name = f"_tensor_constant{len(self.constants)}"
             self.constants[name] = value
@@ -160,7 +162,7 @@ class Recorder(TorchDispatchMode):
     def _twin_or_value(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        self._know(value)
+        self._register_constant(value)
         return self._twins[id(value)]
 
     def _node_or_value(self, value: Any) -> Any:
@@ -168,7 +170,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def without_table(self) -> Iterator[None]:
-        """While open, operators are not expanded."""
+        """While open, operators are not decomposed."""
         table, self._table = self._table, {}
         try:
             yield
@@ -178,33 +180,33 @@ class Recorder(TorchDispatchMode):
 
 @cache
 def _expansion_of(func: Any) -> Callable[..., Any] | None:
-    """What a composite operator is made of."""
+    """The function that expands a composite operator; None for any other operator."""
     return func.decompose if func._can_decompose() else None
 
 
 def _inheriting(node: Node) -> Node:
-    """`node`, with what it has of the one that an interpreter runs."""
+    """`node`, with the metadata of the node that an interpreter is running."""
     if has_preserved_node_meta():
         meta = get_current_meta()
         node.meta |= {name: meta[name] for name in _INHERITED if name in meta}
     return node
 
 
-def _ends_what_makes(func: Any, args: Any, nodes: Mapping[int, Node]) -> bool:
-    """Whether it is the `detach` with which `torch.arange` ends, and whatever makes a tensor of no other."""
+def _is_final_detach(func: Any, args: Any, nodes: Mapping[int, Node]) -> bool:
+    """Whether the call is the `detach` with which functions end that create a tensor, such as `torch.arange`."""
     if func is not torch.ops.aten.detach.default or (node := nodes.get(id(args[0]))) is None:
         return False
     return node.op == "call_function" and not node.all_input_nodes
 
 
 def current() -> Recorder | None:
-    """The recorder that is open, if any."""
+    """Return the recorder that is open, if any."""
     return next((m for m in reversed(_get_current_dispatch_mode_stack()) if isinstance(m, Recorder)), None)
 
 
 @contextmanager
 def undecomposed() -> Iterator[None]:
-    """While open, operators are traced as they are, by `make_fx` or a recorder: what decomposes one may call it."""
+    """While open, `make_fx` or a recorder keeps operators whole, so that a decomposition may call its operator."""
     recorder = current()
     with decompose({}) if recorder is None else recorder.without_table():
         yield

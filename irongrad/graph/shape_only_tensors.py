@@ -1,6 +1,6 @@
-"""Tensors that are a shape and a dtype alone, and what operators give for them: by meta kernels, without a fake mode.
+"""Tensors that have only a shape and a dtype, and the results of operators on them, without a fake tensor mode.
 
-A fake tensor's dispatch ends in the same kernels, and takes twenty times as long.
+The results come from meta kernels. A fake tensor's dispatch ends in the same kernels, and takes twenty times as long.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _META = torch.device("meta")
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous tensor without storage."""
+    """Return a contiguous tensor without storage."""
     return torch.empty(shape, dtype=dtype, device=_META)
 
 
 def result_of(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What `operator` gives for tensors without storage; what it makes of no tensor has none either.
+    """Return the result of `operator` on tensors without storage; its results have no storage either.
 
-    Elementwise operators are asked once for arguments of the same kinds: their meta kernels are written in Python, and
-    a form that a pass writes, or the update of many parameters, calls the same few again and again.
+    Results of elementwise operators are cached by the kinds of their arguments. Their meta kernels are written in
+    Python, and passes call the same few of them again and again.
 
     Raises:
-        NotImplementedError: PyTorch has no meta kernel for it.
+        NotImplementedError: PyTorch has no meta kernel for the operator.
     """
     if not _is_elementwise(operator):
         return operator(*args, **{**kwargs, **({"device": _META} if _takes_device(operator) else {})})
@@ -38,12 +38,12 @@ def result_of(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 class _Kind(NamedTuple):
-    """What there is to know of a tensor without storage.
+    """Everything that is known of a tensor without storage.
 
     Attributes:
-        shape: its sizes.
-        stride: as `torch.Tensor.stride` has it, which results may take over.
-        dtype: of its elements.
+        shape: the sizes.
+        stride: the strides, as in `torch.Tensor.stride`; results may take them over.
+        dtype: the dtype of the elements.
     """
 
     shape: tuple[int, ...]
@@ -52,16 +52,16 @@ class _Kind(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _Kind:
-        """The kind of `tensor`."""
+        """Return the kind of `tensor`."""
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     def empty(self) -> torch.Tensor:
-        """A tensor of this kind."""
+        """Return a tensor of this kind."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=_META)
 
 
 def _kinds(values: Iterable[Any]) -> tuple[_Kind | tuple[type, Any], ...]:
-    """Tensors by kind; other values with their types, as 1, 1.0 and True are equal."""
+    """The kinds of tensors; other values with their types, because 1, 1.0 and True are equal in Python."""
     return tuple(_Kind.of(v) if isinstance(v, torch.Tensor) else (type(v), v) for v in values)
 
 
@@ -73,7 +73,7 @@ def _elementwise(operator: OpOverload, args: tuple[Any, ...], names: tuple[str, 
 
 @cache
 def _is_elementwise(operator: OpOverload) -> bool:
-    """Whether it makes one new tensor, element by element, of tensors and numbers."""
+    """Whether the operator computes one new tensor, element by element, from tensors and numbers."""
     schema = operator._schema
     return (
         torch.Tag.pointwise in operator.tags
@@ -90,7 +90,7 @@ def _takes_device(operator: OpOverload) -> bool:
 
 
 def faked(result: Any, mode: FakeTensorMode) -> Any:
-    """`result` as values of a graph have it: each tensor a fake one of `mode`, on the CPU."""
-    if isinstance(result, torch.Tensor):  # as most are
+    """Return `result` as values in a graph are: each tensor a fake one of `mode`, on the CPU."""
+    if isinstance(result, torch.Tensor):  # the common case
         return FakeTensor(mode, result, CPU)
     return tree_map_only(torch.Tensor, lambda tensor: FakeTensor(mode, tensor, CPU), result)

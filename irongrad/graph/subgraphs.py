@@ -1,4 +1,4 @@
-"""Graphs inside graphs: the branches of cond, the bodies of while_loop, scan and map."""
+"""Graphs inside graphs (*regions*): the branches of cond, and the bodies of while_loop, scan and map."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ _BACKWARD_OF_WHILE_LOOP = WhileLoopAutogradOp.backward
 
 @contextmanager
 def aliases_allowed() -> Iterator[None]:
-    """While open, a region may get one tensor, or views of it, in several places, and may return what it got.
+    """While open, a region may get one tensor, or views of it, in several places, and may return its arguments.
 
-    PyTorch refuses that, lest a write to one of them changes the others; a region that writes to what it gets is
-    refused with or without aliases. Where it does not refuse, torch 2.13 traces the body of a scan that starts with
-    one tensor in two places on one fake tensor, and takes either for the other (`clone_input` clones no fake tensor).
+    PyTorch refuses both, because a write to one alias would change the others. Here, regions that write to their
+    arguments are refused anyway, with or without aliases. Where PyTorch does not refuse, torch 2.13 is wrong for a scan
+    that starts with one tensor in two places. It traces the body with one fake tensor for both, and takes either for
+    the other (`clone_input` clones no fake tensor).
 
-    Nor do strides matter: see `_metadata`. And each region is traced for its own sizes: Dynamo takes one that differs
-    from an earlier trace's, of another model, for one that varies, and refuses what is fixed beside it.
+    Strides do not matter either: see `_metadata`. Each region is traced for its own sizes. Otherwise Dynamo takes a
+    size that differs from an earlier trace, even of another model, as dynamic, and refuses a fixed size next to it.
     """
     check = utils.has_potential_input_alias_or_mutation
 
@@ -58,15 +59,16 @@ def aliases_allowed() -> Iterator[None]:
             "torch._dynamo.output_graph.SubgraphTracer.has_aliasing", return_value=SimpleNamespace(has_aliasing=False)
         ),
         mock.patch.object(utils, "prepare_fw_with_masks_all_requires_grad", _with_every_gradient),
-        mock.patch.object(WhileLoopAutogradOp, "backward", staticmethod(_of_while_loop)),
+        mock.patch.object(WhileLoopAutogradOp, "backward", staticmethod(_while_loop_backward)),
     ):
         yield
 
 
 def _with_every_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, and of which of its results a backward is given a gradient: of all, also of integers.
+    """`function`, and a mask of the results for which the backward gets a gradient: all tensors, including integers.
 
-    torch 2.13 leaves out those of integers, which it is given, and ends with "outs_to_grad length != tangents length".
+    torch 2.13 leaves integers out of the mask although their gradients are passed. It then fails with "outs_to_grad
+    length != tangents length".
     """
     masked = prepare_fw_with_masks_all_requires_grad(function)
 
@@ -77,32 +79,32 @@ def _with_every_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _of_while_loop(ctx: Any, *gradients: Any) -> Any:
-    """The backward of while_loop, which is given no gradients of integers; `_check` refuses it by name."""
+def _while_loop_backward(ctx: Any, *gradients: Any) -> Any:
+    """Run the backward of while_loop, which gets no gradients of integers; `_check` refuses it by name."""
     with mock.patch.object(utils, "prepare_fw_with_masks_all_requires_grad", prepare_fw_with_masks_all_requires_grad):
         return _BACKWARD_OF_WHILE_LOOP(ctx, *gradients)
 
 
 def _metadata(tensor: torch.Tensor, **kwargs: Any) -> Any:
-    """What results of both branches, or of all iterations, have in common; not their strides.
+    """The metadata that must agree between both branches, or between all iterations: all but strides.
 
-    torch 2.13 refuses those that are stored in different orders. Here all tensors are arrays.
+    torch 2.13 refuses results that are stored in different orders. Here all tensors are contiguous.
     """
     return _extract_tensor_metadata(tensor.contiguous(), **kwargs)
 
 
 def _merged(true: Any, false: Any, mode: FakeTensorMode) -> Any:
-    """A result of a cond, without strides, as `_metadata` has none."""
+    """A result of a cond, without strides, as in `_metadata`."""
     return _merge_output(*(t.contiguous() if isinstance(t, torch.Tensor) else t for t in (true, false)), mode)
 
 
 def simplified(graph: GraphModule, passes: Sequence[Callable[[GraphModule], None]]) -> GraphModule:
-    """`graph` and all its regions without dead code, after `passes`.
+    """Apply `passes` to `graph` and all its regions, and drop dead code.
 
-    A node without a stack trace, as those of a backward have, gets that of the operator whose region it is in.
+    A node without a stack trace, such as a node of a backward, gets that of the operator whose region it is in.
 
     Raises:
-        UnsupportedOpError: a region's operator that cannot be compiled.
+        UnsupportedOpError: a region has an operator that cannot be compiled.
     """
     for node in graph.graph.nodes:
         if not isinstance(node.target, HigherOrderOperator):
@@ -117,7 +119,7 @@ def simplified(graph: GraphModule, passes: Sequence[Callable[[GraphModule], None
     for transform in passes:
         transform(graph)
     graph.graph.eliminate_dead_code()
-    return _make_graph_module(graph, graph.graph)  # without the regions of what was dead
+    return _make_graph_module(graph, graph.graph)  # drops the regions of dead nodes
 
 
 def has_while_loop(graph: GraphModule) -> bool:
@@ -137,7 +139,7 @@ def _check_closed(region: GraphModule, node: Node) -> None:
     for name, value in region.named_buffers(recurse=False):
         if isinstance(value, FakeTensor):
             raise InternalError(
-                f"{line_of(node)}: the region of {node.target} takes the tensor {name} from around it; it has to be "
+                f"{line_of(node)}: the region of {node.target} reads the tensor {name} from outside it; it has to be "
                 "among the inputs"
             )
 
@@ -146,7 +148,7 @@ def check_control_flow(graph: GraphModule) -> None:
     """Refuse operators of control flow that cannot be compiled.
 
     Raises:
-        UnsupportedOpError: the first of them, with the user's line.
+        UnsupportedOpError: there is such an operator; names the first, with the user's line.
     """
     for node in graph.graph.nodes:
         if isinstance(node.target, HigherOrderOperator):

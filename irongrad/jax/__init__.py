@@ -1,4 +1,4 @@
-"""From JAX to a bundle that `irongrad import` compiles. The only part of IronGrad that imports JAX.
+"""Export JAX training steps as bundles for `irongrad import`; the only part of IronGrad that imports JAX.
 
 import irongrad.jax
 

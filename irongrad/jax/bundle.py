@@ -1,13 +1,14 @@
-"""A bundle: what leaves JAX. A directory that holds a training step as StableHLO, its state, and its golden values.
+"""A bundle: a directory with a training step from JAX as StableHLO, its initial state, and its golden values.
 
-    bundle.json            what this module describes
-    step.stablehlo         the step as a portable artifact of StableHLO (openxla.org/stablehlo/bytecode); so are
-    eval.stablehlo         the functions beside it, where there are any
+    bundle.json            the index that this module describes
+    step.stablehlo         the step as a portable artifact of StableHLO (openxla.org/stablehlo/bytecode)
+    eval.stablehlo         functions beside the step, if there are any, in the same format
     predict.stablehlo
     state.safetensors      the initial state by name
-    golden.safetensors     inputs, and what JAX made of them in float64 (`irongrad.runtime.golden`)
+    golden.safetensors     inputs, and JAX's float64 results for them (`irongrad.runtime.golden`)
 
-`irongrad.jax` writes one where JAX is, and `irongrad import` reads it where the compiler is. Neither needs the other.
+`irongrad.jax` writes a bundle where JAX is installed, and `irongrad import` reads it where the compiler is installed.
+Neither needs the other.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Port:
     """An argument or a result of a program.
 
     Attributes:
-        kind: `state`, `input`, `hyper` or `output`, as those of `irongrad.graph.step_graph.Value`.
-        name: of the state tensor, input, hyperparameter or output.
+        kind: `state`, `input`, `hyper` or `output`, the kinds of `irongrad.graph.step_graph.Value`.
+        name: the name of the state tensor, input, hyperparameter or output.
         dtype: numpy's name of its element type.
         shape: its dimensions.
     """
@@ -54,9 +55,9 @@ class Program:
     """One exported function.
 
     Attributes:
-        file: the file of its module.
-        arguments: of the module's `main`, in order.
-        results: of the module's `main`, in order.
+        file: the name of the file that holds its module.
+        arguments: the arguments of the module's `main`, in order.
+        results: the results of the module's `main`, in order.
     """
 
     file: str
@@ -66,16 +67,16 @@ class Program:
 
 @dataclass(frozen=True)
 class Index:
-    """What a bundle says of itself.
+    """The contents of `bundle.json`.
 
     Attributes:
-        format_version: of the bundle's layout.
+        format_version: the version of the bundle's layout.
         state: all state tensors.
-        inputs: of the step, with the ranges that were declared.
-        hypers: its hyperparameters and their defaults.
-        programs: `step`, and `eval` and `predict` where there are any.
-        versions: of Python and the packages that made it.
-        stablehlo: the version of StableHLO that the modules are written in.
+        inputs: the inputs of the step, with their declared ranges.
+        hypers: the hyperparameters of the step, with their defaults.
+        programs: `step`, and `eval` and `predict` if the user gave them.
+        versions: the versions of Python and of the packages that made the bundle.
+        stablehlo: the version of StableHLO in which the modules are written.
     """
 
     format_version: int
@@ -89,13 +90,13 @@ class Index:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A whole bundle in memory.
+    """A complete bundle in memory.
 
     Attributes:
-        index: what it says of itself.
+        index: its index.
         modules: the bytes of each program's module, by program.
         state: the initial state by name.
-        golden: inputs and expected values.
+        golden: the inputs and expected values.
     """
 
     index: Index
@@ -105,7 +106,7 @@ class Bundle:
 
 
 def is_bundle(directory: Path) -> bool:
-    """Whether `directory` looks like a bundle."""
+    """Return whether `directory` looks like a bundle."""
     return (directory / INDEX).is_file()
 
 
@@ -124,7 +125,7 @@ def read_bundle(directory: Path) -> Bundle:
     """Read the bundle in `directory`.
 
     Raises:
-        ArtifactError: it is none, is damaged, or of another format version.
+        ArtifactError: the directory holds no bundle, or the bundle is damaged or of another format version.
     """
     path = directory / INDEX
     try:

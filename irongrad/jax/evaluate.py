@@ -1,9 +1,9 @@
-"""A JAX program run again with other arithmetic: in float64, or in its own dtypes with random rounding.
+"""Evaluate a JAX program with other arithmetic: in float64, or in its own dtypes with random rounding.
 
-A traced program (a jaxpr) has explicit dtypes, so running the user's Python under JAX's 64-bit mode would be another
-program: other random bits, and float32 wherever the code says so. Here the traced program itself is evaluated,
-operation by operation: with every floating-point value in float64 (`Wide`), or with every computed one multiplied by
-1 + u (`Noise`), as `irongrad.pipeline.oracle.rounding_noise.RoundingNoise` does to eager PyTorch.
+A traced program (a jaxpr) has explicit dtypes. Under JAX's 64-bit mode the user's Python would be another program: it
+would draw other random bits, and use float32 wherever the code says so. So this module evaluates the traced program
+itself, operation by operation. `Wide` keeps every floating-point value in float64. `Noise` multiplies every computed
+floating-point value by 1 + u, as `irongrad.pipeline.oracle.rounding_noise.RoundingNoise` does in eager PyTorch.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ from jax.extend import core
 
 from irongrad.runtime.tolerance import NOISE_ULPS, NOISE_ULPS_OF_HALVES
 
-# Operations that only call another program, which is evaluated in their place.
+# Operations that only call another program; the called program is evaluated in their place.
 _CALLS = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"}
 )
-# Operations that move values or choose among them, and round nothing.
+# Operations that move or select values, and round nothing.
 _EXACT = frozenset(
     {"reshape", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "slice", "dynamic_slice", "concatenate"}
     | {"gather", "rev", "pad", "select_n", "max", "min", "neg", "abs", "sign", "reduce_max", "reduce_min", "copy"}
     | {"stop_gradient", "dynamic_update_slice", "optimization_barrier", "split", "iota", "sort"}
 )
-# What uniform random numbers are made of random bits with, exactly: rounding them would move a draw.
-_OF_DRAWS = frozenset({"sub", "add", "mul", "max", "reshape", "broadcast_in_dim", "bitcast_convert_type", "jit"})
+# Operations that turn random bits into uniform random numbers, exactly. Noise on their results would change a draw.
+_DRAW_OPERATIONS = frozenset({"sub", "add", "mul", "max", "reshape", "broadcast_in_dim", "bitcast_convert_type", "jit"})
 _STRETCH = 1 << 15
 
 
 class Arithmetic(Protocol):
-    """How values are represented, and what happens to the results of an operation."""
+    """The representation of values, and the rounding of results."""
 
     def dtype(self, dtype: Any) -> Any:
-        """The dtype in which a value of `dtype` is kept."""
+        """Return the dtype in which a value of `dtype` is kept."""
         ...
 
     def rounded(self, value: Any) -> Any:
-        """A computed value."""
+        """Return a computed value as this arithmetic rounds it."""
         ...
 
 
 @dataclass(frozen=True)
 class Wide:
-    """Floating-point values in float64."""
+    """Arithmetic that keeps floating-point values in float64."""
 
     def dtype(self, dtype: Any) -> Any:
-        """float64 in place of every floating-point dtype."""
+        """Return float64 for every floating-point dtype, and `dtype` otherwise."""
         return np.dtype(np.float64) if is_float(dtype) else dtype
 
     def rounded(self, value: Any) -> Any:
-        """As it is."""
+        """Return `value` unchanged."""
         return value
 
 
 class Noise:
-    """Values in their own dtypes, every computed one up to `NOISE_ULPS` last-place units off at random.
+    """Arithmetic in the program's own dtypes with random rounding errors of up to `NOISE_ULPS` last-place units.
 
-    `table` has random numbers in [-1, 1], of which each operation takes another stretch; a traced array, so that one
-    compiled program serves every seed.
+    `table` holds random numbers in [-1, 1]; each operation takes another stretch of it. It is a traced array, so that
+    one compiled program serves every seed.
     """
 
     def __init__(self, table: Any) -> None:
@@ -72,11 +72,11 @@ class Noise:
         self._taken = 0
 
     def dtype(self, dtype: Any) -> Any:
-        """The same."""
+        """Return `dtype` unchanged."""
         return dtype
 
     def rounded(self, value: Any) -> Any:
-        """`value` with noise, if it is a floating-point one."""
+        """Return `value` with noise if it is floating-point, else unchanged."""
         if not is_float(value.dtype):
             return value
         size = int(np.prod(value.shape))
@@ -89,17 +89,17 @@ class Noise:
 
 
 def noise_table(seed: int) -> np.ndarray[Any, Any]:
-    """The random numbers of a `Noise`."""
+    """Return the random numbers of a `Noise`, as a float32 array."""
     return np.random.default_rng(seed).uniform(-1, 1, 2 * _STRETCH).astype(np.float32)
 
 
 def is_float(dtype: Any) -> bool:
-    """Whether `dtype` is floating-point, the narrow ones of ml_dtypes too."""
+    """Return whether `dtype` is floating-point, including the narrow dtypes of ml_dtypes."""
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
 def evaluate(program: core.ClosedJaxpr, arguments: Sequence[Any], arithmetic: Arithmetic) -> list[Any]:
-    """Run `program` on arguments that are represented as `arithmetic` does."""
+    """Run `program` under `arithmetic`, on arguments that are already in its representation."""
     return _evaluate(program.jaxpr, [_represented(c, arithmetic) for c in program.consts], arguments, arithmetic)
 
 
@@ -127,13 +127,13 @@ def _evaluate(
 
 
 def _is_draw(equation: core.JaxprEqn, drawn: set[Any]) -> bool:
-    """Whether the results are random bits as numbers, or made of such alone without rounding."""
-    if equation.primitive.name not in _OF_DRAWS:
+    """Return whether the results are random bits as numbers, or exact functions of such numbers alone."""
+    if equation.primitive.name not in _DRAW_OPERATIONS:
         return False
     if equation.primitive.name == "bitcast_convert_type":
         return True
-    given = [a for a in equation.invars if not isinstance(a, core.Literal) and is_float(a.aval.dtype)]
-    return bool(given) and all(a in drawn for a in given)
+    operands = [a for a in equation.invars if not isinstance(a, core.Literal) and is_float(a.aval.dtype)]
+    return bool(operands) and all(a in drawn for a in operands)
 
 
 def _represented(value: Any, arithmetic: Arithmetic) -> Any:
@@ -141,21 +141,21 @@ def _represented(value: Any, arithmetic: Arithmetic) -> Any:
     return value if dtype == value.dtype else lax.convert_element_type(value, dtype)
 
 
-def _run(equation: core.JaxprEqn, given: list[Any], arithmetic: Arithmetic) -> list[Any]:
+def _run(equation: core.JaxprEqn, operands: list[Any], arithmetic: Arithmetic) -> list[Any]:
     name, parameters = equation.primitive.name, equation.params
     if name in _CALLS:
         program = parameters.get("jaxpr", parameters.get("call_jaxpr"))
-        return _evaluate(*_open(program, arithmetic), given, arithmetic)
+        return _evaluate(*_open(program, arithmetic), operands, arithmetic)
     if name in _CONTROL_FLOW:
-        return list(_CONTROL_FLOW[name](parameters, given, arithmetic))
+        return list(_CONTROL_FLOW[name](parameters, operands, arithmetic))
     if name == "bitcast_convert_type":
-        # The bits are those of the program's own dtype.
-        own = [lax.convert_element_type(v, a.aval.dtype) for v, a in zip(given, equation.invars, strict=True)]
+        # Reinterpret the bits of the program's own dtype, not those of the wider one.
+        own = [lax.convert_element_type(v, a.aval.dtype) for v, a in zip(operands, equation.invars, strict=True)]
         return [_represented(equation.primitive.bind(*own, **parameters), arithmetic)]
     if name == "reduce_precision" and isinstance(arithmetic, Wide):
-        return given
+        return operands
     changed = {k: _parameter(v, arithmetic) for k, v in parameters.items()}
-    results = equation.primitive.bind(*given, **changed)
+    results = equation.primitive.bind(*operands, **changed)
     return list(results) if equation.primitive.multiple_results else [results]
 
 
@@ -166,7 +166,7 @@ def _open(program: Any, arithmetic: Arithmetic) -> tuple[core.Jaxpr, list[Any]]:
 
 
 def _parameter(value: Any, arithmetic: Arithmetic) -> Any:
-    """A parameter of an operation: dtypes as the arithmetic has them, and programs (of a scatter, say) with them."""
+    """Convert the dtypes in a parameter of an operation, and in its programs (of a scatter, say)."""
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return arithmetic.dtype(np.dtype(value))
     if isinstance(value, core.ClosedJaxpr):
@@ -179,17 +179,17 @@ def _parameter(value: Any, arithmetic: Arithmetic) -> Any:
 
 
 def _retraced(program: core.ClosedJaxpr, arithmetic: Arithmetic) -> core.ClosedJaxpr:
-    """`program` on other dtypes, without noise: it combines the elements of a reduction."""
+    """Retrace `program` on the dtypes of `arithmetic`, without noise: it combines the elements of a reduction."""
     if not isinstance(arithmetic, Wide):
         return program
     kinds = [jax.ShapeDtypeStruct(v.aval.shape, arithmetic.dtype(v.aval.dtype)) for v in program.jaxpr.invars]
-    traced: core.ClosedJaxpr = jax.make_jaxpr(lambda *given: evaluate(program, given, arithmetic))(*kinds)
+    traced: core.ClosedJaxpr = jax.make_jaxpr(lambda *operands: evaluate(program, operands, arithmetic))(*kinds)
     return traced
 
 
-def _scan(parameters: dict[str, Any], given: list[Any], arithmetic: Arithmetic) -> Any:
+def _scan(parameters: dict[str, Any], operands: list[Any], arithmetic: Arithmetic) -> Any:
     constants, carry = parameters["num_consts"], parameters["num_carry"]
-    fixed, begun, stacked = given[:constants], given[constants : constants + carry], given[constants + carry :]
+    fixed, begun, stacked = operands[:constants], operands[constants : constants + carry], operands[constants + carry :]
 
     def body(carried: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
         results = evaluate(parameters["jaxpr"], [*fixed, *carried, *row], arithmetic)
@@ -201,9 +201,9 @@ def _scan(parameters: dict[str, Any], given: list[Any], arithmetic: Arithmetic) 
     return [*ended, *rows]
 
 
-def _while(parameters: dict[str, Any], given: list[Any], arithmetic: Arithmetic) -> Any:
+def _while(parameters: dict[str, Any], operands: list[Any], arithmetic: Arithmetic) -> Any:
     tested, looped = parameters["cond_nconsts"], parameters["body_nconsts"]
-    of_test, of_body, begun = given[:tested], given[tested : tested + looped], given[tested + looped :]
+    of_test, of_body, begun = operands[:tested], operands[tested : tested + looped], operands[tested + looped :]
     return lax.while_loop(
         lambda carried: evaluate(parameters["cond_jaxpr"], [*of_test, *carried], arithmetic)[0],
         lambda carried: evaluate(parameters["body_jaxpr"], [*of_body, *carried], arithmetic),

@@ -1,4 +1,4 @@
-"""`export_step`: a JAX training step -> a bundle (`irongrad.jax.bundle`)."""
+"""`export_step`: export a JAX training step as a bundle (`irongrad.jax.bundle`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.installed import VERSION
 from irongrad.runtime.manifest import HyperSpec, TensorSpec
 
-# What every StableHLO consumer may call without a definition being known: sharding annotations, which say nothing here.
+# Custom calls that every StableHLO consumer accepts without a definition: sharding annotations, which mean nothing
+# here.
 _HARMLESS = frozenset({"Sharding", "annotate_device_placement"})
 _CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @([\w.$]+)")
 _FUNCTION = re.compile(r"func\.func \w+ @([\w.$]+)")
@@ -42,24 +43,24 @@ def export_step(
     ranges: Mapping[str, tuple[int, int]] | None = None,
     stablehlo_version: str | None = None,
 ) -> None:
-    """Write a bundle that `irongrad import` makes an artifact of.
+    """Write a bundle that `irongrad import` compiles to an artifact.
 
     Args:
         step: `step(state, **inputs, **hypers) -> (new state, loss)`, jitted or not; donated arguments are allowed.
         state: everything that lasts between steps, as one pytree: parameters, optimizer state, statistics, random keys.
         inputs: example inputs by name. Shapes and dtypes are compiled in; the values are used to verify the result.
         path: the directory to write.
-        hypers: numbers that are inputs of every step, with defaults.
+        hypers: hyperparameters that are inputs of every step, with their defaults.
         evaluate: `evaluate(state, **inputs) -> loss`, for the entry point `eval_step`.
         predict: `predict(state, **some inputs) -> arrays`, for the entry point `predict`.
-        ranges: the smallest and the largest valid value of integer inputs; the compiled step refuses others. JAX
-            itself clamps an index, or reads NaN.
-        stablehlo_version: of the modules, `1.13.0` for instance, for an IREE that reads no newer ones. By default that
-            of twelve weeks ago, as `jax.export` has it.
+        ranges: the smallest and the largest valid value of integer inputs; the compiled step refuses all others. JAX
+            itself clamps an index that is out of range, or reads NaN.
+        stablehlo_version: the StableHLO version of the modules, such as `1.13.0`, for an IREE that cannot read newer
+            ones. By default it is the version of twelve weeks ago, as in `jax.export`.
 
     Raises:
-        CaptureError: the functions do not take and return what they must.
-        UnsupportedOpError: the step calls something that StableHLO does not define, or has sizes that vary.
+        CaptureError: a function does not take or return what it must.
+        UnsupportedOpError: the step calls a function that StableHLO does not define, or has varying sizes.
     """
     flat = flat_state(state)
     arrays = {name: _input(name, value) for name, value in inputs.items()}
@@ -107,7 +108,7 @@ def _spec(name: str, array: np.ndarray[Any, Any], ranges: Mapping[str, tuple[int
 
 
 def _exported(name: str, program: FlatProgram, stablehlo_version: str | None) -> tuple[bytes, Program]:
-    """A program's module, and which of its arguments the module takes: JAX drops those that nothing reads."""
+    """Return a program's module, and the arguments that the module takes: JAX drops arguments that nothing reads."""
     exported = jax.export.export(jax.jit(program.run), platforms=["cpu"])(*map(placeholder, program.arguments))
     text = exported.mlir_module()
     _check_calls(text)
@@ -124,10 +125,10 @@ def _exported(name: str, program: FlatProgram, stablehlo_version: str | None) ->
 
 
 def _check_calls(text: str) -> None:
-    """Refuse calls of what only one backend of JAX defines.
+    """Refuse custom calls that only one backend of JAX defines.
 
     Raises:
-        UnsupportedOpError: with its name and the user's line.
+        UnsupportedOpError: names the call and the user's line.
     """
     lines = text.splitlines()
     for number, line in enumerate(lines):
@@ -141,7 +142,10 @@ def _check_calls(text: str) -> None:
 
 
 def _users_line(number: int, lines: Sequence[str], locations: Mapping[str, str]) -> str:
-    """The line of Python of an operation, or of a call of the function that it is in: JAX drops those of its own."""
+    """Return the user's line for an operation, or for a call of the function that holds it.
+
+    JAX leaves out the lines of its own code.
+    """
     at = _AT.search(lines[number])
     if at is not None and (place := _line_of(at[1], locations)):
         return place
@@ -151,7 +155,7 @@ def _users_line(number: int, lines: Sequence[str], locations: Mapping[str, str])
 
 
 def _line_of(name: str, locations: Mapping[str, str]) -> str:
-    """The first line of a Python file that a location of MLIR mentions."""
+    """Return the first line of a Python file that an MLIR location mentions."""
     text = locations.get(name, "")
     if line := _LINE.search(text):
         return f"{line[1]}:{line[2]}: "
@@ -159,6 +163,6 @@ def _line_of(name: str, locations: Mapping[str, str]) -> str:
 
 
 def _version_of(module: bytes) -> str:
-    """The version of StableHLO in the header of a portable artifact."""
+    """Return the version of StableHLO in the header of a portable artifact."""
     found = re.search(rb"StableHLO_v([\d.]+)", module[:64])
     return found[1].decode() if found else ""

@@ -1,4 +1,4 @@
-"""A user's JAX functions over flat lists of named arrays."""
+"""A user's JAX functions as functions over flat lists of named arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import STEPS, HyperSpec, Role, StateSpec, TensorSpec
 
-# dtypes that an artifact can hold, by numpy's name.
+# The dtypes that an artifact can hold, by numpy's name.
 _DTYPES = frozenset(
     {"float64", "float32", "float16", "bfloat16", "bool"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
@@ -25,13 +25,14 @@ _DTYPES = frozenset(
 
 @dataclass(frozen=True)
 class State:
-    """The state as a flat list of arrays.
+    """The user's state as a flat list of arrays.
 
     Attributes:
-        specs: what each is called, and what it is.
-        arrays: initial values.
-        tree: the structure of the user's value.
-        keys: the implementation of each array that is a typed random key to the user; None for others.
+        specs: the name, shape, dtype and role of each array.
+        arrays: the initial values.
+        tree: the pytree structure of the user's value.
+        keys: for each array, the random generator's implementation if the user's leaf is a typed random key; None
+            otherwise.
     """
 
     specs: tuple[StateSpec, ...]
@@ -40,7 +41,7 @@ class State:
     keys: tuple[Any, ...]
 
     def build(self, arrays: Sequence[Any]) -> Any:
-        """The user's value made of flat arrays."""
+        """Rebuild the user's value from flat arrays."""
         leaves = [
             a if k is None else jax.random.wrap_key_data(a, impl=k) for a, k in zip(arrays, self.keys, strict=True)
         ]
@@ -52,9 +53,9 @@ class FlatProgram:
     """One function over flat lists of arrays.
 
     Attributes:
-        run: arrays -> arrays.
-        arguments: what it takes, in order.
-        results: what it returns, in order.
+        run: the function, arrays -> arrays.
+        arguments: its arguments, in order.
+        results: its results, in order.
     """
 
     run: Callable[..., list[Any]]
@@ -62,20 +63,23 @@ class FlatProgram:
     results: tuple[Port, ...]
 
     def traced(self) -> Any:
-        """The program as a jaxpr."""
+        """Trace the program to a jaxpr."""
         return jax.make_jaxpr(self.run)(*map(placeholder, self.arguments))
 
 
 def placeholder(port: Port) -> jax.ShapeDtypeStruct:
-    """What stands for an argument when a program is traced; hyperparameters are weakly typed, as Python's floats."""
+    """Return the abstract value that stands for an argument while a program is traced.
+
+    Hyperparameters are weakly typed, like Python's floats.
+    """
     return jax.ShapeDtypeStruct(port.shape, port.dtype, weak_type=port.kind == "hyper")
 
 
 def flat_state(value: Any) -> State:
-    """Take the user's state apart.
+    """Flatten the user's state into named arrays.
 
     Raises:
-        CaptureError: a leaf that is no array, or two of one name.
+        CaptureError: a leaf is not an array, or two leaves have the same name.
     """
     paths, tree = jax.tree_util.tree_flatten_with_path(value)
     specs: list[StateSpec] = []
@@ -92,7 +96,7 @@ def flat_state(value: Any) -> State:
 
 
 def _plain(leaf: Any, name: str) -> tuple[Array, Any]:
-    """A leaf as an array, and which random generator it is a key of."""
+    """Return a leaf as an array, and its random generator's implementation if the leaf is a typed random key."""
     try:
         array = jnp.asarray(leaf)
     except TypeError as error:
@@ -104,17 +108,17 @@ def _plain(leaf: Any, name: str) -> tuple[Array, Any]:
 
 
 def check_dtype(dtype: Any, what: str) -> None:
-    """Refuse what an artifact cannot hold.
+    """Refuse a dtype that an artifact cannot hold.
 
     Raises:
-        CaptureError: naming it.
+        CaptureError: names the value and its dtype.
     """
     if np.dtype(dtype).name not in _DTYPES:
         raise CaptureError(f"{what} is {np.dtype(dtype).name}, which an artifact cannot hold")
 
 
 def _role(name: str, data: Array, key: Any) -> Role:
-    """By the names that Flax's TrainState and Optax's examples have; it is shown, and nothing depends on it."""
+    """Guess the role from the names in Flax's TrainState and Optax's examples; it is only displayed."""
     top = name.partition("/")[0]
     if key is not None or (data.dtype == np.uint32 and data.shape in ((2,), (4,))):
         return Role.RANDOM
@@ -128,18 +132,20 @@ def _role(name: str, data: Array, key: Any) -> Role:
 def flat_step(
     step: Callable[..., Any], state: State, inputs: Sequence[TensorSpec], hypers: Sequence[HyperSpec]
 ) -> FlatProgram:
-    """`step(state, **inputs, **hypers) -> (state, loss)` over flat lists; the results are the loss, then the state.
+    """Return `step(state, **inputs, **hypers) -> (state, loss)` as a function over flat lists.
+
+    Its results are the loss, then the state.
 
     Raises:
-        CaptureError: it does not take or return that.
+        CaptureError: the step does not take these arguments or does not return these results.
     """
     ports = _arguments(step, "the step", state, inputs, hypers)
 
     def run(*values: Any) -> list[Any]:
-        made = _call(step, state, ports, values)
-        if not (isinstance(made, tuple) and len(made) == 2):
-            raise CaptureError(f"the step returned {_shown(made)}; it must return the pair (new state, loss)")
-        new, loss = made
+        returned = _call(step, state, ports, values)
+        if not (isinstance(returned, tuple) and len(returned) == 2):
+            raise CaptureError(f"the step returned {_shown(returned)}; it must return the pair (new state, loss)")
+        new, loss = returned
         if not _is_number(loss):
             raise CaptureError(f"the loss is {_shown(loss)}; it must be one floating-point number")
         return [jnp.asarray(loss), *_new_state(new, state)]
@@ -150,7 +156,10 @@ def flat_step(
 
 
 def flat_function(function: Callable[..., Any], what: str, state: State, inputs: Sequence[TensorSpec]) -> FlatProgram:
-    """`function(state, **inputs)`, which changes no state, over flat lists; `eval` gives the one output `loss`."""
+    """Return `function(state, **inputs)`, which does not change the state, as a function over flat lists.
+
+    `eval` has the single output `loss`.
+    """
     ports = _arguments(function, what, state, inputs, ())
     names: list[str] = []
 
@@ -159,10 +168,10 @@ def flat_function(function: Callable[..., Any], what: str, state: State, inputs:
         names[:] = ["loss"] if what == "eval" else [_output_name(p) for p, _ in paths]
         return [jnp.asarray(leaf) for _, leaf in paths]
 
-    made = jax.eval_shape(run, *map(placeholder, ports))
-    if what == "eval" and [m.shape for m in made] != [()]:
-        raise CaptureError(f"eval must return the loss alone, one number; it returned {len(made)} arrays")
-    results = tuple(Port("output", n, m.dtype.name, m.shape) for n, m in zip(names, made, strict=True))
+    returned = jax.eval_shape(run, *map(placeholder, ports))
+    if what == "eval" and [m.shape for m in returned] != [()]:
+        raise CaptureError(f"eval must return the loss alone, one number; it returned {len(returned)} arrays")
+    results = tuple(Port("output", n, m.dtype.name, m.shape) for n, m in zip(names, returned, strict=True))
     return FlatProgram(run, ports, results)
 
 
@@ -174,18 +183,18 @@ def _output_name(path: Any) -> str:
 def _arguments(
     function: Callable[..., Any], what: str, state: State, inputs: Sequence[TensorSpec], hypers: Sequence[HyperSpec]
 ) -> tuple[Port, ...]:
-    given = [Port("input", s.name, s.dtype, tuple(map(int, s.shape))) for s in inputs]
-    given += [Port("hyper", h.name, "float32", ()) for h in hypers]
+    ports = [Port("input", s.name, s.dtype, tuple(map(int, s.shape))) for s in inputs]
+    ports += [Port("hyper", h.name, "float32", ()) for h in hypers]
     _, *parameters = inspect.signature(function).parameters.values()
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         names = [p.name for p in parameters]
-        unknown = [p.name for p in parameters if p.default is p.empty and p.name not in (g.name for g in given)]
+        unknown = [p.name for p in parameters if p.default is p.empty and p.name not in (g.name for g in ports)]
         if unknown:
             raise CaptureError(f"{what} takes {unknown[0]!r}, which is neither an input nor a hyperparameter")
-        if what == "the step" and (extra := [g.name for g in given if g.name not in names]):
+        if what == "the step" and (extra := [g.name for g in ports if g.name not in names]):
             raise CaptureError(f"{what} takes no argument {extra[0]!r}; it takes {', '.join(names) or 'none'}")
-        given = [g for g in given if g.name in names]
-    return (*_state_ports(state), *given)
+        ports = [g for g in ports if g.name in names]
+    return (*_state_ports(state), *ports)
 
 
 def _state_ports(state: State) -> tuple[Port, ...]:

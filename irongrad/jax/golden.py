@@ -1,4 +1,4 @@
-"""Golden values of a JAX step: its own program in float64, and how far from that its own arithmetic may be."""
+"""Golden values of a JAX step: its own program in float64, with tolerances from runs in its own arithmetic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from irongrad.runtime.tolerance import NOISY_RUNS, allowed_error
 from irongrad.runtime.verification import largest_error
 
 GOLDEN_STEPS = 3
-# Each program runs a few times and no more: XLA takes half as long to compile it like this.
+# Each program runs only a few times, and XLA compiles it in half the time at this level.
 _QUICK = {"xla_backend_optimization_level": 0}
 ORACLE = "JAX in float64"
 
@@ -29,12 +29,12 @@ Runs = Mapping[str, Callable[..., Sequence[Any]]]
 def golden_of(
     programs: Mapping[str, FlatProgram], state: State, inputs: Mapping[str, Array], hypers: Mapping[str, float]
 ) -> Golden:
-    """Run the step as it is, in float64 and with random rounding; expected values and allowed errors."""
+    """Run the step unchanged, in float64 and with random rounding; return expected values and their tolerances."""
     traced = {name: program.traced() for name, program in programs.items()}
-    given = {**inputs, **hypers}
+    arguments = {**inputs, **hypers}
 
     def values(runs: Runs, wide: bool) -> dict[str, Array]:
-        return _values(programs, runs, state, given, wide=wide)
+        return _values(programs, runs, state, arguments, wide=wide)
 
     with jax.enable_x64(True):
         wide = {n: jax.jit(lambda *a, t=t: evaluate(t, a, Wide()), compiler_options=_QUICK) for n, t in traced.items()}
@@ -50,19 +50,22 @@ def golden_of(
         samples.append(values({n: lambda *a, f=f, t=table: f(t, *a) for n, f in noisy.items()}, False))
     eps = _epsilons(programs)
     allowed = {
-        key: allowed_error(value, max(largest_error(s[key], value) for s in samples), eps[_tensor(key)])
+        key: allowed_error(value, max(largest_error(s[key], value) for s in samples), eps[_without_step(key)])
         for key, value in exact.items()
     }
     return Golden(GOLDEN_STEPS, ORACLE, dict(inputs), exact, allowed)
 
 
 def _values(
-    programs: Mapping[str, FlatProgram], runs: Runs, state: State, given: Mapping[str, Any], *, wide: bool
+    programs: Mapping[str, FlatProgram], runs: Runs, state: State, arguments: Mapping[str, Any], *, wide: bool
 ) -> dict[str, Array]:
-    """Every value of `GOLDEN_STEPS` steps under its golden key, as float64."""
+    """Return every value of `GOLDEN_STEPS` steps as float64, by golden key."""
     found: dict[str, Array] = {}
-    now = {s.name: _as(a, wide) for s, a in zip(state.specs, state.arrays, strict=True)}
-    outside = {n: _as(np.asarray(v, None if isinstance(v, np.ndarray) else np.float32), wide) for n, v in given.items()}
+    now = {s.name: _widened_if(a, wide) for s, a in zip(state.specs, state.arrays, strict=True)}
+    outside = {
+        n: _widened_if(np.asarray(v, None if isinstance(v, np.ndarray) else np.float32), wide)
+        for n, v in arguments.items()
+    }
 
     def run(name: str) -> list[tuple[Port, Any]]:
         ports = programs[name].arguments
@@ -81,7 +84,7 @@ def _values(
     return found
 
 
-def _as(value: Array, wide: bool) -> Array:
+def _widened_if(value: Array, wide: bool) -> Array:
     return value.astype(np.float64) if wide and is_float(value.dtype) else value
 
 
@@ -89,14 +92,14 @@ def _wide(value: Any) -> Array:
     return np.asarray(value).astype(np.float64)
 
 
-def _tensor(key: str) -> str:
-    """The kind and name of a golden value, whatever step it is of."""
+def _without_step(key: str) -> str:
+    """Return the kind and name of a golden key, without its step."""
     kind, _, name = key.split("/", 2)
     return f"{kind}/{name}"
 
 
 def _epsilons(programs: Mapping[str, FlatProgram]) -> dict[str, float]:
-    """The machine epsilon of each value's dtype, by `_tensor`; 0 for integers and booleans."""
+    """Return the machine epsilon of each value's dtype, by `_without_step`; 0 for integers and booleans."""
     found = {f"state/{STEPS}": 0.0}
     for program, results in ((n, p.results) for n, p in programs.items()):
         for port in results:

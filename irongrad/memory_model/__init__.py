@@ -1,1 +1,1 @@
-"""What a step keeps in memory, when, and what it would cost to compute it again."""
+"""A model of the memory of a step: which values are in memory, when, and what recomputing them costs."""

@@ -1,6 +1,6 @@
-"""What contractions read in blocks, or turned (`passes/module/matmul_kernels`), on a CPU with AVX-512.
+"""Which operands contractions copy into blocks, or transpose (`passes/module/matmul_kernels`), on a CPU with AVX-512.
 
-With AVX2 alone tiles have fewer columns, so that a few more products have kernels of ours.
+With AVX2 alone, tiles have fewer columns, so a few more products have kernels of ours.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from irongrad.memory_model.written_views import CONTRACTIONS, TRANSPOSES, joined
 
 
 def reads_blocks(node: Node) -> bool:
-    """Whether `node` is a contraction of blocks: a kernel of its own, which computes nothing else."""
+    """Whether `node` is a contraction of blocks, which our own kernel computes without fusing anything else."""
     if node.target not in CONTRACTIONS:
         return False
     values = [n.meta["val"] for n in (*node.args[-2:], node)]
@@ -25,13 +25,13 @@ def reads_blocks(node: Node) -> bool:
 
 
 def turns_left(contraction: Node) -> bool:
-    """Whether a contraction has its left operand turned."""
-    return _is_turned(contraction.args[-2]) and not is_near(_sizes(contraction), "rk")
+    """Whether a contraction copies its left operand with rows and columns transposed."""
+    return _is_transposed(contraction.args[-2]) and not is_near(_sizes(contraction), "rk")
 
 
 def has_blocks_of_columns(contraction: Node) -> bool:
-    """Whether a contraction reads its right operand in blocks."""
-    return _is_turned(contraction.args[-1]) or not is_near(_sizes(contraction), "kc")
+    """Whether a contraction copies its right operand into blocks of columns."""
+    return _is_transposed(contraction.args[-1]) or not is_near(_sizes(contraction), "kc")
 
 
 def _sizes(contraction: Node) -> dict[str, int]:
@@ -39,8 +39,8 @@ def _sizes(contraction: Node) -> dict[str, int]:
     return {"b": math.prod(batch), "r": rows, "c": columns, "k": contraction.args[-2].meta["val"].shape[-1]}
 
 
-def _is_turned(operand: Node) -> bool:
-    """Whether the last dimension of an operand is another in memory."""
+def _is_transposed(operand: Node) -> bool:
+    """Whether the last dimension of an operand is not the last one in memory."""
     if not (operand.target in TRANSPOSES and moves(operand)):
         return False
     order = order_of(operand)
@@ -48,6 +48,6 @@ def _is_turned(operand: Node) -> bool:
 
 
 def is_written_in_order(operand: Node) -> bool:
-    """Whether an operand is a reshaped transpose, which is written out before."""
+    """Whether an operand is a reshaped transpose, which IREE writes to memory before the contraction."""
     source = joined(operand)
     return source is not operand and source.target in TRANSPOSES and moves(source)

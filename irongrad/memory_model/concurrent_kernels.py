@@ -1,6 +1,6 @@
-"""What IREE 3.13.0 runs at the same time.
+"""The steps that IREE 3.13.0 runs at the same time, as waves.
 
-The values of a wave are all in memory until its last step is done.
+All values of a wave stay in memory until its last step is done.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from irongrad.memory_model.kernel_steps import Step
 
 
 def waves_of(steps: Sequence[Step]) -> dict[Step, int]:
-    """Divide `steps` into waves: from the last on, each joins the wave after it unless a step in there needs it.
+    """Divide `steps` into waves of steps that run at the same time.
 
-    `partitionRegionConcurrencyReference` of IREE (compiler/src/iree/compiler/Dialect/Stream/Analysis/Partitioning/
-    ReferencePartitioning.cpp), where it favors the least memory.
+    The steps are visited from the last to the first. Each joins the wave after it, unless a step of that wave needs it.
+    This is `partitionRegionConcurrencyReference` of IREE (compiler/src/iree/compiler/Dialect/Stream/Analysis/
+    Partitioning/ReferencePartitioning.cpp), when it favors the least memory.
 
     Args:
         steps: in the order in which they run.
 
     Returns:
-        The number of its wave, by step, in the order of `steps`.
+        The number of each step's wave, in the order of `steps`.
     """
     from_end: dict[Step, int] = {}
     wave = 0

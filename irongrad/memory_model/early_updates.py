@@ -1,4 +1,4 @@
-"""Steps of an update that run between those that compute its gradients (`passes/module/update_early.py`)."""
+"""Update steps that run between the steps that compute gradients (`passes/module/update_early.py`)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from irongrad.memory_model.values_between_functions import Handover
 
 @dataclass(frozen=True)
 class HandedOn:
-    """Results that another graph reads on.
+    """Results of a graph that another graph reads.
 
     Attributes:
-        nodes: those that lie in one memory.
-        written: the results that are computed before that memory is free.
-        read: the arguments that are read before it is.
-        kernels: as of a `Handover`.
+        nodes: the results that share one buffer.
+        written: the results that must be computed before the buffer is free.
+        read: the arguments that must be read before the buffer is free.
+        kernels: as in `Handover`.
     """
 
     nodes: frozenset[Node]
@@ -34,14 +34,14 @@ class HandedOn:
 
 @dataclass(frozen=True)
 class Reading:
-    """How results are read on.
+    """How another graph reads results that share one buffer.
 
     Attributes:
-        node: the first of them.
-        bytes: of all of them.
+        node: the first of the results.
+        bytes: the size of all of them.
         writes: the steps that write them.
-        step: what reads them first.
-        awaited: the steps that are done before their memory is free.
+        step: the first step that reads them.
+        awaited: the steps that must be done before the buffer is free.
     """
 
     node: Node
@@ -54,14 +54,21 @@ class Reading:
 def handed_on(
     graph: Graph, arguments: Sequence[Value], results: Sequence[Value], found: Collection[Handover]
 ) -> list[HandedOn]:
-    """What a function computes for another one, of all that its step's do; other results have memory of their own."""
+    """Values that one function of the step hands to another. All other results have their own buffers.
+
+    Args:
+        graph: the graph of the function that computes the values.
+        arguments: what its placeholders stand for.
+        results: what its outputs stand for.
+        found: the handovers of the step.
+    """
     computed = dict(zip(results, map(source, graph.output_node().args[0]), strict=True))
-    given = dict(zip(arguments, graph.find_nodes(op="placeholder"), strict=True))
+    placeholders = dict(zip(arguments, graph.find_nodes(op="placeholder"), strict=True))
     return [
         HandedOn(
             frozenset(computed[value] for value in handover.gradients),
             frozenset(computed[value] for value in handover.awaited if value in computed),
-            frozenset(given[value] for value in handover.awaited if value in given),
+            frozenset(placeholders[value] for value in handover.awaited if value in placeholders),
             handover.kernels,
         )
         for handover in found
@@ -72,45 +79,49 @@ def handed_on(
 def with_readings(
     steps: Sequence[Step], kept: Collection[HandedOn], grouping: Kernels
 ) -> tuple[list[Step], list[Reading]]:
-    """The steps of a graph and, between them, what first reads each of the results that are `kept`.
+    """The steps of a graph and, between them, the steps that first read the `kept` results.
 
-    That is the update itself, right behind all that it waits for, where it waits for no other gradients. Where it does,
-    it is what adds those up, as for their norm, right behind the gradient.
+    If an update waits for no other gradients, these steps are the update itself, directly after everything it waits
+    for. Otherwise they add up the gradients, as for their norm, directly after each gradient.
+
+    Returns:
+        All steps in order, and how each of the `kept` results is read.
     """
     running: dict[Node, list[Step]] = defaultdict(list)
     for step in steps:
         if step.kernel is not None:
             running[step.kernel].append(step)
-    last_reader = {value: kernel for kernel in running for value in grouping.reads(kernel)}  # as they run in order
+    # Kernels come in run order, so the last reader of a value stays.
+    last_reader = {value: kernel for kernel in running for value in grouping.reads(kernel)}
     position = {step: i for i, step in enumerate(steps)}
     found: list[Reading] = []
     behind: dict[int, list[Step]] = defaultdict(list)
     for group in kept:
-        nodes = _computed(group.nodes, grouping)
-        writes = tuple(_writing(nodes, running, grouping))
+        nodes = _in_run_order(group.nodes, grouping)
+        writes = tuple(_writers(nodes, running, grouping))
         if writes:
             read = (step for node in group.read if node in last_reader for step in running[last_reader[node]])
-            awaited = (*_writing(_computed(group.written, grouping), running, grouping), *read)
-            reads = _one_after_the_other(group.kernels, writes)
+            awaited = (*_writers(_in_run_order(group.written, grouping), running, grouping), *read)
+            reads = _chain_of_steps(group.kernels, writes)
             behind[max(position[s] for s in (awaited if group.written == group.nodes else writes))] += reads
             found.append(Reading(nodes[0], sum(map(bytes_of, nodes)), writes, reads[0], awaited))
     return [each for i, step in enumerate(steps) for each in (step, *behind[i])], found
 
 
-def _computed(nodes: Set[Node], grouping: Kernels) -> list[Node]:
-    """Those of some nodes that kernels compute, in order."""
+def _in_run_order(nodes: Set[Node], grouping: Kernels) -> list[Node]:
+    """Those of `nodes` that kernels compute, in the order in which they run."""
     return sorted((n for n in nodes if n in grouping.leader), key=grouping.position.__getitem__)
 
 
-def _writing(nodes: Sequence[Node], running: Mapping[Node, list[Step]], grouping: Kernels) -> Iterator[Step]:
-    """The steps that write results; the kernels of a concatenation's parts may be all that does so."""
+def _writers(nodes: Sequence[Node], running: Mapping[Node, list[Step]], grouping: Kernels) -> Iterator[Step]:
+    """The steps that write results; a concatenation may be written only by the kernels of its parts."""
     for node in nodes:
         head = grouping.leader[node]
         for kernel in [head] if head in running else grouping.operations.producers(head):
             yield from running.get(kernel, ())
 
 
-def _one_after_the_other(count: int, first_needs: Collection[Step]) -> list[Step]:
+def _chain_of_steps(count: int, first_needs: Collection[Step]) -> list[Step]:
     steps: list[Step] = []
     needs = frozenset(first_needs)
     for _ in range(count):

@@ -1,14 +1,14 @@
-"""Which elementwise code becomes one operation, before IREE divides a graph into kernels.
+"""Which elementwise nodes IREE fuses into one operation, before it divides a graph into kernels.
 
 A model of two passes of IREE 3.13.0 (compiler/src/iree/compiler/DispatchCreation):
 
-* `ElementwiseOpFusion.cpp`: an elementwise node that one operation alone reads is computed in that; in a reduction only
-  if it has the shape of what that reduces, with no dimensions merged in between.
-* `FuseMultiUseElementwiseProducer.cpp`: elementwise code that several operations read is computed in the first of them
-  if that is elementwise and of its shape. An operation takes in one such producer at a time, in two rounds; before
-  them in more, as far as `irongrad.passes.module.fuse_elementwise` says.
+* `ElementwiseOpFusion.cpp` fuses an elementwise node into the operation that alone reads it. A reduction fuses only
+  with a node that has the shape of its input, with no dimensions merged in between.
+* `FuseMultiUseElementwiseProducer.cpp` fuses an elementwise producer with several readers into the first of them, if
+  that is elementwise and has the same shape. An operation fuses with one such producer at a time, in two rounds.
+  `irongrad.passes.module.fuse_elementwise` runs more rounds before these, within its own limits.
 
-What `RaiseSpecialOps.cpp` takes for a softmax is one operation, which computes nothing else.
+A softmax that `RaiseSpecialOps.cpp` recognises is one operation, which computes nothing else.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from irongrad.memory_model.written_views import is_cut_up, strides_of
 
 aten = torch.ops.aten
 
-# Values that a kernel may read and write (kIreeMaxOperandCount in FusionUtils.h).
+# The most values that a kernel may read and write together (kIreeMaxOperandCount in FusionUtils.h).
 MOST_OPERANDS = 16
 _ROUNDS = 2
 
 
 class Operations:
-    """The nodes of a graph by operation.
+    """The nodes of a graph, grouped into operations.
 
     Attributes:
-        leader: by node that is computed, the node that stands for its operation: the last one.
-        members: by leader, the nodes of its operation.
-        position: of every node in the graph.
-        read: by node that is computed, the values that it reads, but for constants; in order.
-        readers: by node that is computed, the nodes that read its value; the output among them.
+        leader: for each computed node, the node that stands for its operation: the last one.
+        members: for each leader, the nodes of its operation.
+        position: the index of every node in the graph.
+        read: for each computed node, the values that it reads, in order, without constants.
+        readers: for each computed node, the nodes that read its value, including the output.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -75,39 +75,39 @@ class Operations:
                     break
 
     def is_elementwise(self, head: Node) -> bool:
-        """Whether an operation is elementwise code."""
+        """Whether the operation of `head` is elementwise code."""
         return is_pointwise(head) and len(softmax_of(head)) == 0
 
     def reading(self, nodes: Iterable[Node]) -> set[Node]:
-        """The operations, and the output, that read values of `nodes`."""
+        """The operations that read values of `nodes`; also the output if it does."""
         return {self.leader.get(r, r) for n in nodes for r in self.readers[n]}
 
     def producers(self, head: Node) -> dict[Node, None]:
-        """The other operations whose values that of `head` reads, in order."""
+        """The other operations whose values the operation of `head` reads, in order."""
         values = self.operands(self.members[head])
         return {self.leader[v]: None for v in values if v in self.leader}
 
     def merge(self, head: Node, into: Node) -> None:
-        """Compute the operation of `head` in another."""
+        """Fuse the operation of `head` into the operation `into`."""
         for node in self.members.pop(head):
-            self._put(node, into)
+            self._assign(node, into)
 
     def operands(self, nodes: Iterable[Node]) -> dict[Node, None]:
-        """The values that `nodes` read and none of them computes, but for constants; in order."""
+        """The values that `nodes` read and do not compute themselves, in order, without constants."""
         inside = dict.fromkeys(nodes)
         return {value: None for n in inside for value in self.read[n] if value not in inside}
 
     def _add(self, node: Node, head: Node) -> None:
-        self._put(node, head)
+        self._assign(node, head)
         self.read[node] = tuple(s for n in inputs_of(node) for s in sources(n) if not is_constant(s))
         self.readers[node] = tuple(readers(node))
 
-    def _put(self, node: Node, head: Node) -> None:
+    def _assign(self, node: Node, head: Node) -> None:
         self.leader[node] = head
         self.members.setdefault(head, []).append(node)
 
     def _take_in_producers(self) -> bool:
-        """One round of taking in the elementwise operations that one other alone reads; whether there were any."""
+        """Run one round that fuses elementwise operations into their only reader; return whether any were fused."""
         before = len(self.members)
         for head in sorted(self.members, key=self.position.__getitem__):
             if head in self.members and (is_reduction(head) or self.is_elementwise(head)):
@@ -117,7 +117,7 @@ class Operations:
         return len(self.members) < before
 
     def _is_read_by(self, producer: Node, head: Node) -> bool:
-        """Whether `head` alone reads the elementwise operation of `producer`, and can compute it."""
+        """Whether `head` is the only reader of the elementwise operation of `producer`, and may fuse with it."""
         if not self.is_elementwise(producer) or self.reading(self.members[producer]) - {producer} != {head}:
             return False
         if is_reduction(head) and not _is_reduced_whole(producer, head):
@@ -125,7 +125,7 @@ class Operations:
         return self._has_room(producer, head)
 
     def _merge_producers(self, is_such: Callable[[Node], bool]) -> bool:
-        """One round of taking in producers that several operations read, if they are such; whether there were any."""
+        """Run one round that fuses producers with several readers, if `is_such` holds; return whether any fused."""
         taken: dict[Node, Node] = {}
         for head in sorted(self.members, key=self.position.__getitem__):
             if self.is_elementwise(head):
@@ -138,14 +138,14 @@ class Operations:
         return bool(taken)
 
     def _is_for_all(self, head: Node) -> bool:
-        """Whether an operation is elementwise, and what others read of it small and read by no reduction."""
+        """Whether an operation is elementwise, no reduction reads it, and the values that others read are small."""
         inside = self.members[head]
         if not self.is_elementwise(head) or any(map(is_reduction, self.reading(inside))):
             return False
         return all(shape_of(n).numel() <= LARGEST for n in inside if self.reading([n]) - {head})
 
     def _is_first_read_by(self, producer: Node, head: Node) -> bool:
-        """Whether `head` is the first to read the elementwise operation of `producer`, and can compute it."""
+        """Whether `head` is the first reader of the elementwise operation of `producer`, and may fuse with it."""
         if shape_of(producer).numel() != shape_of(head).numel():
             return False
         first = min(self.reading(self.members[producer]) - {producer}, key=self.position.__getitem__)
@@ -157,7 +157,7 @@ class Operations:
 
 
 def softmax_of(last: Node) -> tuple[Node, ...]:
-    """The nodes of a softmax whose last one is `last`; none where that is no softmax."""
+    """The nodes of the softmax that ends with `last`; empty if no softmax does."""
     if last.target is not aten.div.Tensor or not all(isinstance(a, Node) for a in last.args):
         return ()
     exponential, total = last.args
@@ -173,7 +173,7 @@ def softmax_of(last: Node) -> tuple[Node, ...]:
 
 
 def _is_reduced_whole(node: Node, reduction: Node) -> bool:
-    """Whether `reduction` reduces values of the shape of `node`, with no dimensions of it merged in between."""
+    """Whether the input of `reduction` has the size of `node`, with no dimensions merged in between."""
     reduced = reduction.args[0]
     if shape_of(reduced).numel() != shape_of(node).numel():
         return False
@@ -186,7 +186,7 @@ def _is_reduced_whole(node: Node, reduction: Node) -> bool:
 
 
 def _merges(before: torch.Size, after: torch.Size) -> bool:
-    """Whether a reshape makes one dimension of several."""
+    """Whether a reshape merges several dimensions into one."""
     if before.numel() != after.numel() or sorted(before) == sorted(after):
         return False
     return not strides_of(before) <= strides_of(after)

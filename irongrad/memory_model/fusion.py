@@ -1,15 +1,15 @@
-"""Which operations IREE computes in one kernel, and in which order kernels run.
+"""Which operations IREE fuses into one kernel, and in which order kernels run.
 
 A model of dispatch formation in IREE 3.13.0 (`fuseRootsWithConsumers` in FormDispatchRegions.cpp, in
-compiler/src/iree/compiler/DispatchCreation), made to predict bytes. Every operation (`operations.py`) is a kernel, and
-a contraction, convolution or reduction computes in its kernel the elementwise operation that alone reads it; and so on
-with what alone reads that. Not, where
+compiler/src/iree/compiler/DispatchCreation), made to predict bytes. Every operation (`fused_operations.py`) is a
+kernel. The kernel of a contraction, convolution or reduction also computes its only reader, if that is an elementwise
+operation, and then the only reader of that operation, and so on. The other inputs of a fused reader are computed before
+the kernel. IREE does not fuse a reader if
 
-* that reads something else that depends on the kernel (`hasTransitiveDependencyOnFusionGroup`). What else it reads is
-  then computed before the kernel;
-* it has more dimensions than what is reduced, or another size than the product;
+* another input of the reader depends on the kernel (`hasTransitiveDependencyOnFusionGroup`);
+* the reader has more dimensions than the input of the reduction, or another size than the product;
 * the kernel would read and write more than 16 values;
-* the contraction reads blocks (`blocks.py`).
+* the contraction reads blocks (`blocked_operands.py`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Kernels:
     """Which kernel computes which node.
 
     Attributes:
-        operations: the nodes by kernel.
-        members: by a node that stands for a kernel, its nodes, in the order in which kernels run.
-        position: of every node in that order.
+        operations: the operations, with the readers and operands of their nodes.
+        members: the nodes of each kernel, by the node that stands for it, in the order in which kernels run.
+        position: the index of every node in that order.
         of_blocks: the contractions that read blocks.
     """
 
@@ -42,15 +42,15 @@ class Kernels:
 
     @property
     def leader(self) -> dict[Node, Node]:
-        """By node that is computed, the node that stands for its kernel."""
+        """For each computed node, the node that stands for its kernel."""
         return self.operations.leader
 
     def runs_at(self, node: Node) -> int:
-        """When `node` is computed; its own position where it is no kernel's, such as the output."""
+        """The position of the kernel that computes `node`; the node's own if it has no kernel, such as the output."""
         return self.position[self.leader.get(node, node)]
 
     def is_stored(self, node: Node) -> bool:
-        """Whether the value of `node` reaches memory: somebody outside its kernel reads it."""
+        """Whether the value of `node` is written to memory, because another kernel or the output reads it."""
         head = self.leader[node]
         return any(self.leader.get(r) is not head for r in self.operations.readers[node])
 
@@ -60,7 +60,7 @@ class Kernels:
 
 
 def kernels(graph: Graph, *, packed: bool) -> Kernels:
-    """Group the nodes of `graph` into kernels; contractions read blocks where their operands are `packed`."""
+    """Group the nodes of `graph` into kernels; large contractions read blocks if operands are `packed`."""
     of_blocks = frozenset(n for n in graph.nodes if reads_blocks(n)) if packed else frozenset()
     forming = _Forming(graph)
     found = forming.operations
@@ -72,14 +72,14 @@ def kernels(graph: Graph, *, packed: bool) -> Kernels:
 
 
 def _fits(root: Node, head: Node) -> bool:
-    """Whether what the kernel of `root` goes over is as much as elementwise `head` does."""
+    """Whether the iteration space of elementwise `head` fits that of the kernel of `root`."""
     if is_reduction(root):
         return _dimensions(head) <= _dimensions(root.args[0])
     return bytes_of(head) == bytes_of(root) and not _cuts_columns(root, head)
 
 
 def _is_reshaped_product(node: Node) -> bool:
-    """Whether `node` reads a product with its dimensions divided: `SinkReshapes.cpp` gives it those of the product."""
+    """Whether `node` reads a product with divided dimensions: `SinkReshapes.cpp` gives it the product's dimensions."""
     products = ((n, source(n)) for n in node.all_input_nodes)
     return any(p.target in CONTRACTIONS and _dimensions(n) > _dimensions(p) for n, p in products)
 
@@ -89,19 +89,19 @@ def _dimensions(node: Node) -> int:
 
 
 def _cuts_columns(root: Node, head: Node) -> bool:
-    """Whether a reshape between a contraction and what reads it divides the last dimension."""
+    """Whether a reshape between a contraction and its reader divides the last dimension."""
     if root.target not in CONTRACTIONS:
         return False
     return bool(shape_of(head)[-1:] != shape_of(root)[-1:])
 
 
 class _Forming:
-    """Kernels while they take in what reads them.
+    """Kernels while they fuse with their readers.
 
     Attributes:
         operations: the kernels so far.
         order: all nodes in the order in which their kernels run.
-        position: by node, its place in `order`.
+        position: the index of each node in `order`.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -110,27 +110,27 @@ class _Forming:
         self.position = dict(self.operations.position)
 
     def absorb(self, root: Node) -> None:
-        """Compute in the kernel of `root` the elementwise operation that alone reads it, and so on."""
+        """Fuse the only reader of `root` into its kernel if it is elementwise, then the only reader of that, and so on."""
         last = [root]
         while (head := self._only_reader(last, root)) is not None:
             if not self.operations.is_elementwise(head) or not _fits(root, head):
                 return
             if is_reduction(root) and any(map(_is_reshaped_product, self.operations.members[head])):
                 return
-            late = self._late(root, head)
-            if late is None or self._operands(root, head) > MOST_OPERANDS:
+            late = self._also_needed(root, head)
+            if late is None or self._operand_count(root, head) > MOST_OPERANDS:
                 return
-            self._move(late, root)
+            self._move_before(late, root)
             last = list(self.operations.members[head])
             self.operations.merge(head, root)
 
     def _only_reader(self, last: list[Node], root: Node) -> Node | None:
-        """The other kernel, or output, that alone reads values of the nodes `last` of the kernel of `root`."""
+        """The kernel or output that alone reads the nodes `last` of the kernel of `root`; None if there are several."""
         reading = self.operations.reading(last) - {root}
         return next(iter(reading)) if len(reading) == 1 else None
 
-    def _late(self, root: Node, head: Node) -> set[Node] | None:
-        """The nodes of kernels after `root` that the kernel of `head` needs besides; None where one needs `root`."""
+    def _also_needed(self, root: Node, head: Node) -> set[Node] | None:
+        """The nodes of kernels after `root` that the kernel of `head` also needs; None if one of them needs `root`."""
         found: set[Node] = set()
         stack = list(self.operations.producers(head).keys() - {root})
         while stack:
@@ -142,14 +142,14 @@ class _Forming:
                 stack.extend(self.operations.producers(kernel))
         return {n for kernel in found for n in self.operations.members[kernel]}
 
-    def _operands(self, root: Node, head: Node) -> int:
-        """How many values the kernels of `root` and `head` would read and write as one."""
+    def _operand_count(self, root: Node, head: Node) -> int:
+        """The number of values that the kernels of `root` and `head` would read and write if they were fused."""
         inside = {*self.operations.members[root], *self.operations.members[head]}
         written = {n for n in inside if not inside.issuperset(self.operations.readers[n])}
         return len(self.operations.operands(inside)) + len(written)
 
-    def _move(self, nodes: set[Node], root: Node) -> None:
-        """Have `nodes` run right before `root`."""
+    def _move_before(self, nodes: set[Node], root: Node) -> None:
+        """Move `nodes` directly before `root`."""
         if nodes:
             others = [n for n in self.order if n not in nodes]
             place = others.index(root)

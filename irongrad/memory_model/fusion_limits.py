@@ -1,10 +1,10 @@
-"""How far elementwise operations that several others read are fused: the pass and the memory model agree on it."""
+"""Limits of fusing elementwise operations with several readers, shared by the pass and the memory model."""
 
 from __future__ import annotations
 
 # Rounds of fusing a producer with its consumers.
 ROUNDS = 8
 
-# Elements of the largest results that one kernel computes beside others. Larger ones are written and read while more
-# threads work, and what a kernel saves is little; with them a small GPT's step takes 1.04 as long.
+# Elements of the largest result that a kernel computes beside other results. More threads work on larger results when
+# they are written and read, and one kernel less saves little. Without this limit a small GPT's step takes 1.04 as long.
 LARGEST = 4096

@@ -1,16 +1,17 @@
-"""What IREE makes of a node: a view of memory, elementwise code, or the root of a kernel.
+"""The role that IREE gives to a node: a view of memory, elementwise code, or the root of a kernel.
 
-* A view of a value is that value: reshapes, slices, and transposes, which are folded into the kernel that reads them;
-  but for those of `written.py`, which are kernels of their own.
-* Everything that is neither a view nor elementwise is the *root* of a kernel of its own.
-* Elementwise code whose value is boolean, such as a dropout's mask, and a cast to a wider dtype, is computed in every
-  kernel that reads it (`areFusableAsElementwiseOps` in FusionUtils.cpp, "to avoid i1 buffers", and `isBitExtendOp`):
-  what it reads is stored in its place.
-* What loops alone read, and a row at a time, is computed there, a row at a time, if it is elementwise code, a gather or
-  in another order: IREE moves the slice before it (BubbleUpExtractSlices.cpp).
+* A view shares the memory of its source. Views are reshapes, slices and transposes, which IREE folds into the kernel
+  that reads them. Exceptions are the views of `written_views.py`, which have kernels of their own.
+* Every node that is neither a view nor elementwise is the *root* of a kernel of its own.
+* Elementwise code with a boolean value, such as a dropout's mask, is recomputed in every kernel that reads it. So is a
+  cast to a wider dtype. IREE stores the inputs instead (`areFusableAsElementwiseOps` in FusionUtils.cpp, "to avoid i1
+  buffers", and `isBitExtendOp`).
+* A value that only loops read, one row at a time, is computed in the loops, one row at a time, if it is elementwise
+  code or a reordering: IREE moves the slice before it (BubbleUpExtractSlices.cpp). Lookups in tables, and code that
+  depends on them, are excluded (`passes/module/hoist_lookups.py`).
 * Each result of a loop or a branch is a value of its own.
-* Constants are written by whoever reads them, and elementwise code of constants alone is one: it is computed once and
-  for all (`--iree-opt-const-expr-hoisting`), or, as it reads nothing, by each reader.
+* Each reader of a constant writes it. Elementwise code of constants alone is a constant too: IREE computes it once and
+  for all (`--iree-opt-const-expr-hoisting`), or in each reader, as it has no inputs.
 """
 
 from __future__ import annotations
@@ -70,24 +71,24 @@ REDUCTIONS: frozenset[Any] = frozenset(
     }
 )
 
-# A gather of whole rows is one loop over the result for IREE, as elementwise code is.
+# IREE compiles a gather of whole rows to one loop over the result, as it does elementwise code.
 _GATHERS: frozenset[Any] = frozenset({aten.index_select.default})
 
-# What loops read that look rows up, or compute with those, is computed before they run:
+# If a loop reads rows that these look up, or that depend on such rows, they are computed before the loop runs:
 # irongrad/passes/module/hoist_lookups.py.
 _LOOKUPS: frozenset[Any] = frozenset(
     {aten.embedding.default, aten.gather.default, aten.index.Tensor, aten.index_select.default}
 )
 
-# By loop, which of its arguments are the sequences that it reads a row at a time.
+# By loop operator, the index of the argument that holds the sequences. The loop reads them one row at a time.
 SEQUENCES: dict[Any, int] = {torch.ops.higher_order.scan: 2, torch.ops.higher_order.map_impl: 1}
 
-# Operators that change the dtype alone.
+# Operators that change only the dtype.
 CASTS: frozenset[Any] = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 
 
 def is_view(node: Node) -> bool:
-    """Whether the value of `node` is the memory of its first argument, or a part of it."""
+    """Whether the value of `node` shares the memory of its first argument, or a part of it."""
     viewed = node.op == "call_function" and node.target in VIEWS
     return viewed and not (is_written_out(node) or is_joined_anew(node) or is_item(node))
 
@@ -98,7 +99,7 @@ def is_control(node: Node) -> bool:
 
 
 def bodies_of(node: Node) -> list[Graph]:
-    """The graphs that a loop or a branch runs; of a `while_loop` the condition first."""
+    """The graphs that a loop or a branch runs; for a `while_loop` the condition comes first."""
     return [graph_of(n) for n in node.args if isinstance(n, Node) and n.op == "get_attr"]
 
 
@@ -108,20 +109,20 @@ def is_item(node: Node) -> bool:
 
 
 def is_constant(node: Node) -> bool:
-    """Whether the value of `node` depends on nothing."""
+    """Whether the value of `node` depends on no argument of the graph."""
     if node not in _CONSTANT:
         literal = node.op == "get_attr" or (node.op == "call_function" and node.target in CONSTANTS)
         _CONSTANT[node] = literal or (is_pointwise(node) and all(is_constant(source(n)) for n in node.all_input_nodes))
     return _CONSTANT[node]
 
 
-# What was found. No node changes from one to the other here: copies read what their originals do.
+# Caches. A node keeps its role while graphs are rewritten, because a copy reads the same values as its original.
 _CONSTANT: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
 _LOOKED_UP: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
 
 
 def is_cloned(node: Node) -> bool:
-    """Whether `node` is computed in every kernel that reads it: a boolean in elementwise code, or a wider cast."""
+    """Whether every kernel that reads `node` recomputes it: a boolean, a cast to a wider dtype, or rows for loops."""
     if is_read_by_rows(node):
         return True
     value = node.meta.get("val")
@@ -133,7 +134,7 @@ def is_cloned(node: Node) -> bool:
 
 
 def is_read_by_rows(node: Node) -> bool:
-    """Whether `node` is computed in the loops that read it, and nothing else does: a row at a time."""
+    """Whether only loops read `node`, one row at a time, so that they compute it themselves."""
     if not any(node.graph.find_nodes(op="call_function", target=loop, sort=False) for loop in SEQUENCES):
         return False
     seen, stack = {node}, [node]
@@ -151,13 +152,13 @@ def is_read_by_rows(node: Node) -> bool:
 
 
 def _is_by_elements(node: Node) -> bool:
-    """Whether each element of `node` is one that it reads, or computed of those in its place."""
+    """Whether each element of `node` is an input's element, or is computed from the inputs' elements in its place."""
     computed = node.target is aten.flip.default or (node.target not in VIEWS and is_pointwise(node))
     return node.op == "call_function" and (is_view(node) or computed)
 
 
 def _looks_up(node: Node) -> bool:
-    """Whether the elements of `node` are looked up, or computed of some that are."""
+    """Whether the elements of `node` are looked up in a table, or computed from such elements."""
     if node not in _LOOKED_UP:
         computed_of_some = _is_by_elements(node) and any(map(_looks_up, node.all_input_nodes))
         _LOOKED_UP[node] = node.target in _LOOKUPS or computed_of_some
@@ -165,13 +166,13 @@ def _looks_up(node: Node) -> bool:
 
 
 def _reads_whole_rows(loop: Node, node: Node) -> bool:
-    """Whether a loop reads `node` as one of its sequences, and no slices of its rows."""
+    """Whether a loop reads `node` only as a sequence, and does not slice its rows."""
     place = SEQUENCES[loop.target]
-    if any(node in _leaves(given) for i, given in enumerate(loop.args) if i != place):
+    if any(node in _leaves(argument) for i, argument in enumerate(loop.args) if i != place):
         return False
     (body,) = bodies_of(loop)
     rows = body.find_nodes(op="placeholder")[len(_leaves(loop.args[1])) if place == 2 else 0 :]
-    read = [row for given, row in zip(_leaves(loop.args[place]), rows, strict=False) if given is node]
+    read = [row for argument, row in zip(_leaves(loop.args[place]), rows, strict=False) if argument is node]
     return not any(u.target in CUTS or u.target is aten.split_with_sizes.default for row in read for u in row.users)
 
 
@@ -188,7 +189,7 @@ def widens(node: Node) -> bool:
 
 
 def sources(node: Node) -> Iterator[Node]:
-    """The nodes whose memory is read where the value of `node` is."""
+    """The nodes whose memory is read when the value of `node` is read."""
     seen: set[Node] = set()
     stack = [node]
     while stack:
@@ -202,13 +203,13 @@ def sources(node: Node) -> Iterator[Node]:
 
 
 def inputs_of(node: Node) -> list[Node]:
-    """The arguments that `node` is computed from: the parts, where it is a concatenation made anew."""
+    """The arguments from which `node` is computed; for a reshaped concatenation that IREE rebuilds, its parts."""
     whole = joined(node) if is_joined_anew(node) else node
     return list(whole.all_input_nodes)
 
 
 def is_pointwise(node: Node) -> bool:
-    """Whether each element of the value of `node` depends on single elements of its arguments."""
+    """Whether each element of the value of `node` depends on a single element of each argument."""
     if node.op != "call_function":
         return False
     if node.target in VIEWS:
@@ -220,31 +221,31 @@ def is_pointwise(node: Node) -> bool:
 
 
 def is_root(node: Node) -> bool:
-    """Whether `node` is computed by a kernel of its own, with whatever is fused into that."""
+    """Whether `node` has a kernel of its own, into which other nodes may be fused."""
     return node.op == "call_function" and not (is_view(node) or is_constant(node) or is_pointwise(node))
 
 
 def source(node: Node) -> Node:
-    """The node whose memory the value of `node` is."""
+    """The node whose memory holds the value of `node`."""
     while is_view(node):
         node = node.args[0]
     return node
 
 
 def bytes_of(node: Node) -> int:
-    """The size of the value of `node`."""
+    """The size of the value of `node` in bytes; the sum if it has several values."""
     values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
     return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
 
 
 def shape_of(node: Node) -> torch.Size:
-    """The shape of the value of `node`, or of the first of several."""
+    """The shape of the value of `node`; of the first value if it has several."""
     values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
     return next((v.shape for v in values if isinstance(v, torch.Tensor)), torch.Size())
 
 
 def readers(node: Node) -> list[Node]:
-    """The nodes that read the value of `node`, itself or through views or masks; the output among them, if it does."""
+    """The nodes that read the value of `node`, directly or through views and recomputed code; also the output node."""
     found: dict[Node, None] = {}
     seen: set[Node] = set()
     stack = [u for u in node.users if not is_joined_anew(u)]
@@ -255,7 +256,7 @@ def readers(node: Node) -> list[Node]:
         seen.add(user)
         if is_view(user) or is_cloned(user):
             stack.extend(u for u in user.users if not is_joined_anew(u))
-        elif not is_constant(user):  # such as full_like, which reads a shape alone
+        elif not is_constant(user):  # a constant such as full_like reads only the shape
             found[user] = None
             found |= dict.fromkeys(forms_of(user))
     return list(found)

@@ -1,13 +1,14 @@
-"""What runs, step by step, and the memory that each step reads and writes.
+"""The steps that run, and the buffers that each step reads and writes.
 
-A model of what IREE 3.13.0 makes of kernels (`fusion.py`) when it lowers them to its stream dialect:
+A model of how IREE 3.13.0 lowers kernels (`fusion.py`) to its stream dialect:
 
-* A contraction's operands are packed by steps of their own (`packing.py`).
-* A concatenation is memory that is there before a step for each part copies that into it. Where the parts lie side by
-  side, these run at once; else one after the other, as IREE takes them to overlap (`ResourceHazardAnalysis`).
-* A padded value is memory, unless it is a result, that is cleared before a step copies the value into it. The input
-  of a convolution with a padding is one, and taken again where another node pads the same value alike.
-* A loop writes what it stacks into memory that is there before it (`control.py`).
+* Steps of their own pack the operands of a contraction (`packed_operands.py`).
+* A concatenation has a buffer, into which one step per part copies the part. If the parts are contiguous, these steps
+  run at the same time. If not, they run one after the other, because IREE assumes that they overlap
+  (`ResourceHazardAnalysis`).
+* A padded value has a buffer, unless it is a result. One step clears the buffer, and the next copies the value into it.
+  The input of a convolution with padding is a padded value. Nodes that pad the same value alike share the buffer.
+* A loop writes the rows that it stacks into buffers that are allocated before it (`loops_and_branches.py`).
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Memory that holds a value, or a form of one.
+    """A buffer that holds a value, as it is or in another form.
 
     Attributes:
-        node: the value's.
-        bytes: its size, in whole cache lines.
-        is_made_again: whether each submission that reads it makes it for itself, as it does packed arguments.
+        node: the node that has the value.
+        bytes: the size in bytes, rounded up to whole cache lines.
+        is_made_again: whether each submission that reads the buffer computes it again, as it packs arguments again.
     """
 
     node: Node
@@ -47,13 +48,13 @@ class Buffer:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What IREE runs at once: a kernel, a packing, an allocation, or a copy.
+    """A unit that IREE schedules: a kernel, a packing, an allocation, or a copy.
 
     Attributes:
-        kernel: the kernel that it is of; None of a packing.
-        reads: the memory that it reads.
-        writes: the memory that it writes.
-        needs: the steps that have to be done before.
+        kernel: the kernel to which the step belongs; None for a step without one, such as a packing.
+        reads: the buffers that the step reads.
+        writes: the buffers that the step writes.
+        needs: the steps that must be done before.
     """
 
     kernel: Node | None
@@ -65,14 +66,14 @@ class Step:
 def steps_of(
     graph: Graph, grouping: Kernels, results: Set[Node], demands: Mapping[Node, Demand], *, packed: bool
 ) -> list[Step]:
-    """All that runs, in order. Arguments and `results` have no buffers.
+    """The steps of a graph, in order. Arguments and `results` have no buffers.
 
     Args:
         graph: the graph.
         grouping: its kernels.
-        results: the values that it returns.
-        demands: what its loops and branches take.
-        packed: whether operands of contractions are.
+        results: the values that the graph returns.
+        demands: the memory that its loops and branches take.
+        packed: whether the operands of contractions are packed.
     """
     lowering = _Lowering(graph, grouping, results, demands, packings(grouping) if packed else [])
     for head in grouping.members:
@@ -81,7 +82,7 @@ def steps_of(
 
 
 class _Lowering:
-    """The steps so far, and the memory that they write."""
+    """The steps so far, and the buffers that they write."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class _Lowering:
         self._writers: dict[Buffer, list[Step]] = defaultdict(list)
 
     def lower(self, head: Node) -> None:
-        """Add the steps of a kernel, if they are not there."""
+        """Add the steps of a kernel, unless they have been added."""
         if head not in self._lowered:
             self._prepare(head)
             if head in self._parts_of_joins:
@@ -124,7 +125,7 @@ class _Lowering:
             self._pack(packing)
 
     def _place(self, head: Node, join: Node) -> None:
-        """Have the kernel of `head` write to its place in a concatenation, which has all parts before it by then."""
+        """Let the kernel of `head` write to its place in a concatenation, after all parts before it are copied."""
         for part in inputs_of(join):
             kernel = self._grouping.leader.get(source(part))
             if kernel is head:
@@ -134,7 +135,7 @@ class _Lowering:
             self._copy(part, join)
 
     def _lower_first(self, value: Node) -> None:
-        """Add the steps of all that `value` is computed from."""
+        """Add the steps of all kernels on which `value` depends."""
         stack = [self._grouping.leader[v] for v in sources(value) if v in self._grouping.leader]
         needed: set[Node] = set()
         while stack:
@@ -178,14 +179,14 @@ class _Lowering:
         self._add(None, memory, [buffer])
 
     def _join(self, head: Node) -> None:
-        """A concatenation, part by part."""
+        """Add the steps of a concatenation, part by part."""
         for part in inputs_of(head):
             self._copy(part, head)
 
     def _copy(self, part: Node, join: Node) -> None:
-        """Copy a part to its place in a concatenation, where it is not."""
+        """Copy a part to its place in a concatenation, unless it is there."""
         if source(part) not in self._places and part not in self._copied[join]:
-            before = self._copied[join].values() if not _lies_side_by_side(join) else ()
+            before = self._copied[join].values() if not _has_contiguous_parts(join) else ()
             step = self._add(join, self._memory_of(sources(part)), self._memory_for(join), before)
             self._copied[join][part] = step
 
@@ -201,7 +202,7 @@ class _Lowering:
             self._add(head, self._memory_of(sources(head.all_input_nodes[0])), [buffer], [cleared])
 
     def _run(self, head: Node, demand: Demand) -> None:
-        """A loop or a branch."""
+        """Add the steps of a loop or a branch."""
         items = {n.args[1]: n for n in self._grouping.members[head] if n is not head}
         before = [Buffer(head, aligned(size)) for size in demand.begins]
         after = [Buffer(head, aligned(demand.inside))]
@@ -219,7 +220,7 @@ class _Lowering:
         self._add(head, [*self._memory_of(self._grouping.reads(head)), *before], after)
 
     def _compute(self, head: Node) -> None:
-        """A kernel."""
+        """Add the step of a kernel."""
         reads = set(self._memory_of(self._grouping.reads(head)))
         if head.target is aten.convolution.default and any(head.args[4]):
             reads -= set(self._memory_of(sources(head.args[0])))
@@ -229,7 +230,7 @@ class _Lowering:
         self._add(head, reads, [b for n in self._grouping.members[head] for b in self._memory_for(n)])
 
     def _memory_for(self, node: Node) -> tuple[Buffer, ...]:
-        """Memory for the value of `node`, as it is or packed or as a part; none where nothing reads it from memory."""
+        """The buffer for the value of `node`, plain, packed or as a part; empty if nothing reads it from memory."""
         if node in self._results or not self._grouping.is_stored(node):
             return ()
         if node in self._values:
@@ -248,10 +249,10 @@ class _Lowering:
 
 
 def _parts_of_joins(grouping: Kernels) -> dict[Node, Node]:
-    """By kernel that computes one piece of a concatenation, and nothing else, that concatenation."""
+    """For each kernel that computes only one contiguous part of a concatenation, that concatenation."""
     found: dict[Node, Node] = {}
     for head in grouping.members:
-        if (is_join(head) or is_joined_anew(head)) and _lies_side_by_side(head):
+        if (is_join(head) or is_joined_anew(head)) and _has_contiguous_parts(head):
             for part in inputs_of(head):
                 value = source(part)
                 if value in grouping.leader and readers(value) == [head] and bytes_of(value) == bytes_of(part):
@@ -261,14 +262,14 @@ def _parts_of_joins(grouping: Kernels) -> dict[Node, Node]:
     return found
 
 
-def _lies_side_by_side(join: Node) -> bool:
-    """Whether each part of a concatenation is one piece of its memory."""
+def _has_contiguous_parts(join: Node) -> bool:
+    """Whether each part of a concatenation is contiguous in its memory."""
     whole = joined(join)
     return bool(math.prod(whole.meta["val"].shape[: dim_of(whole)]) == 1)
 
 
 def _pads(graph: Graph) -> dict[Hashable, Node]:
-    """By padding, the node that its memory is of: one that has the padded value, or else a convolution."""
+    """For each padding, the node that owns its buffer: the node with the padded value, or else a convolution."""
     found: dict[Hashable, Node] = {}
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         if any(node.args[4]):
@@ -288,7 +289,7 @@ def _padding_of_input(convolution: Node) -> Hashable:
 
 
 def _padded_bytes(node: Node) -> int:
-    """The size of a padded value, or of the padded input of a convolution."""
+    """The size in bytes of a padded value, or of the padded input of a convolution."""
     if node.target is aten.constant_pad_nd.default:
         return bytes_of(node)
     value = node.args[0].meta["val"]

@@ -1,4 +1,4 @@
-"""How many bytes of values are in memory at every moment of a graph."""
+"""How many bytes of values are live at each moment of a graph."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from irongrad.memory_model.written_views import is_in_place
 
 @dataclass(frozen=True)
 class Lifetime:
-    """Memory that holds a value.
+    """The live range of a buffer that holds a value.
 
     Attributes:
-        node: the value's.
-        bytes: its size.
-        start: the moment from which it is there: kernels that run at the same time are one moment.
-        end: the last moment at which it is.
-        is_apart: whether it is an allocation of its own, as other submissions read it.
+        node: the node that has the value.
+        bytes: the size of the buffer.
+        start: the first moment at which the buffer is live. Kernels that run at the same time are one moment.
+        end: the last moment at which the buffer is live.
+        is_apart: whether the buffer is an allocation of its own, because other submissions read it.
     """
 
     node: Node
@@ -39,20 +39,20 @@ class Lifetime:
     is_apart: bool = False
 
     def is_in(self, moments: range) -> bool:
-        """Whether it is there at one of some moments that follow each other."""
+        """Whether the buffer is live at any of these consecutive moments."""
         return self.start < moments.stop and moments.start <= self.end
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The memory of a graph.
+    """The memory that a graph uses.
 
     Attributes:
-        lifetimes: of every value that reaches memory, but for arguments and results that no graph reads on.
-        computed: by moment, the kernels that run then.
-        grouping: which kernel computes which node.
+        lifetimes: the live ranges of all values in memory, except arguments, and results that no other graph reads.
+        computed: the kernels that run at each moment.
+        grouping: the kernels of the graph, with the nodes that they compute.
         submissions: the moments of each submission, and of each loop and branch.
-        left: bytes of what another graph reads on that are there when this one is through.
+        left: the bytes of values for another graph that are still live when this one has run.
     """
 
     lifetimes: tuple[Lifetime, ...]
@@ -62,7 +62,7 @@ class Usage:
     left: int
 
     def curve(self) -> list[int]:
-        """Bytes in memory at every moment."""
+        """The live bytes at every moment."""
         length = 1 + max((item.end for item in self.lifetimes), default=0)
         change = [0] * (length + 1)
         for item in self.lifetimes:
@@ -76,29 +76,35 @@ class Usage:
 
     @property
     def peak(self) -> int:
-        """The most bytes in memory at once."""
+        """The peak of live bytes."""
         return max(self.curve(), default=0)
 
     @property
     def total(self) -> int:
-        """The most that is allocated at once."""
+        """The peak of allocated bytes."""
         apart = [item for item in self.lifetimes if item.is_apart]
-        return max((self._placed(m) + sum(i.bytes for i in apart if i.is_in(m)) for m in self.submissions), default=0)
+        return max(
+            (self._shared_bytes(m) + sum(i.bytes for i in apart if i.is_in(m)) for m in self.submissions),
+            default=0,
+        )
 
-    def _placed(self, moments: range) -> int:
-        """The size of the one allocation in which all that is not apart is placed."""
+    def _shared_bytes(self, moments: range) -> int:
+        """The size of the shared allocation, which holds all buffers that are not allocations of their own."""
         inside = (i for i in self.lifetimes if not i.is_apart and i.start in moments)
         return place([Span(i.bytes, i.start, i.end) for i in inside]).total
 
     def at(self, moment: int) -> list[Lifetime]:
-        """What is in memory at a moment."""
+        """The buffers that are live at a moment."""
         return [item for item in self.lifetimes if item.start <= moment <= item.end]
 
 
 def usage(graph: Graph, kept: Collection[HandedOn] = (), *, packed: bool = True) -> Usage:
-    """The memory that `graph` uses, with what is `kept` for another graph.
+    """The memory that `graph` uses.
 
-    Operands of contractions are `packed` (`packing.packs`) or are not.
+    Args:
+        graph: the graph.
+        kept: the results that stay in memory for another graph.
+        packed: whether operands of contractions are packed (`packed_operands.packs`).
     """
     return _usage(graph, kept, set(), packed, waves_of)
 
@@ -110,10 +116,10 @@ def _usage(
     packed: bool,
     moments_of: Callable[[Sequence[Step]], dict[Step, int]],
 ) -> Usage:
-    """As `usage`, of a graph of whose results `written` are written into memory before they are copied."""
+    """As `usage`; the results in `written` are built in buffers, and then copied."""
     results = {source(n) for n in graph.output_node().all_input_nodes} - written
     grouping = kernels(graph, packed=packed)
-    demands = {n: demand_of(n, partial(_inside, packed)) for n in graph.nodes if is_control(n)}
+    demands = {n: demand_of(n, partial(_body_bytes, packed)) for n in graph.nodes if is_control(n)}
     steps, readings = with_readings(steps_of(graph, grouping, results, demands, packed=packed), kept, grouping)
     moments: dict[Step, int] = {}
     submissions: list[range] = []
@@ -126,7 +132,7 @@ def _usage(
     for step in steps:
         if step.kernel is not None:
             computed[moments[step]].append(step.kernel)
-    read_on = tuple(_kept(reading, moments, submissions) for reading in readings)
+    read_on = tuple(_handed_on_lifetime(reading, moments, submissions) for reading in readings)
     return Usage(
         (*_lifetimes(steps, moments, submissions), *read_on),
         tuple(map(tuple, computed)),
@@ -136,10 +142,10 @@ def _usage(
     )
 
 
-def _inside(packed: bool, body: Graph, rows: Sequence[int]) -> int:
-    """The bytes that a loop's body, or a branch, takes, which runs its kernels one after the other.
+def _body_bytes(packed: bool, body: Graph, rows: Sequence[int]) -> int:
+    """The bytes that the body of a loop or a branch takes; its kernels run one after the other.
 
-    A concatenation that is a row of a stack is made first, and then copied there.
+    A concatenation that is a row of a stack is built in a buffer first, and then copied to the stack.
     """
     results = body.output_node().args[0]
     written = {source(results[i]) for i in rows if is_in_place(source(results[i]))}
@@ -147,33 +153,33 @@ def _inside(packed: bool, body: Graph, rows: Sequence[int]) -> int:
 
 
 def _lifetimes(steps: Sequence[Step], moments: Mapping[Step, int], submissions: Sequence[range]) -> Iterator[Lifetime]:
-    """Of all memory, in the order in which it is first written."""
+    """The live ranges of all buffers, in the order in which they are first written."""
     used: dict[Buffer, list[int]] = {}
     for step in sorted(steps, key=moments.__getitem__):
         for buffer in (*step.writes, *step.reads):
             used.setdefault(buffer, []).append(moments[step])
     for buffer, at in used.items():
-        first, last = _around(submissions, at[0]), _around(submissions, at[-1])
+        first, last = _submission_at(submissions, at[0]), _submission_at(submissions, at[-1])
         if first == last:
             yield Lifetime(buffer.node, buffer.bytes, at[0], at[-1])
         elif buffer.is_made_again:
-            for each in dict.fromkeys(_around(submissions, moment) for moment in at[1:]):
+            for each in dict.fromkeys(_submission_at(submissions, moment) for moment in at[1:]):
                 inside = [moment for moment in at if moment in each]
                 yield Lifetime(buffer.node, buffer.bytes, max(each.start, inside[0] - 1), inside[-1])
         else:
             yield Lifetime(buffer.node, buffer.bytes, first.start, last.stop - 1, is_apart=True)
 
 
-def _kept(reading: Reading, moments: Mapping[Step, int], submissions: Sequence[range]) -> Lifetime:
-    """Of results that another graph reads: from when on they are written until that has all that it needs."""
+def _handed_on_lifetime(reading: Reading, moments: Mapping[Step, int], submissions: Sequence[range]) -> Lifetime:
+    """The live range of results for another graph: from the first write until that graph needs them no more."""
     start = min(moments[step] for step in reading.writes)
-    last, first = submissions[-1], _around(submissions, start)
+    last, first = submissions[-1], _submission_at(submissions, start)
     if first != last or any(step.kernel is not None and is_control(step.kernel) for step in reading.writes):
         return Lifetime(reading.node, reading.bytes, first.start, last.stop - 1, is_apart=True)
     end = max(moments[reading.step], *(moments[step] + 1 for step in reading.awaited))
     return Lifetime(reading.node, reading.bytes, start, min(end, last.stop - 1))
 
 
-def _around(submissions: Sequence[range], moment: int) -> range:
-    """The moments of the submission that `moment` is one of."""
+def _submission_at(submissions: Sequence[range], moment: int) -> range:
+    """The moments of the submission that contains `moment`."""
     return submissions[bisect(submissions, moment, key=lambda moments: moments.start) - 1]

@@ -1,13 +1,13 @@
-"""What a loop or a branch takes while it runs, and what of that its results are.
+"""The memory that a loop or a branch takes while it runs, and the part of it that holds the results.
 
-IREE 3.13.0 runs the bodies of loops and branches apart from what is around them (`submissions.py`). As they are
-compiled here (`pipeline/lower/control_flow.py`, `passes/module/loops_in_place.py`):
+IREE 3.13.0 runs the bodies of loops and branches apart from the code around them (`submissions.py`). IronGrad compiles
+them (`pipeline/lower/control_flow.py`, `passes/module/loops_in_place.py`) so that:
 
-* What a loop stacks, row by row, is memory that is there before it, and its result.
-* A carry that is computed has new memory in every iteration, beside that of the one before; and a `while_loop` copies
-  it where it reads it.
-* A loop begins with memory of its own where it begins with a constant.
-* A branch has memory for its results.
+* The rows that a loop stacks are written to a buffer that is allocated before the loop and is its result.
+* A carry that the body computes gets a new buffer in every iteration, beside that of the iteration before. A
+  `while_loop` also copies the carry where it reads it.
+* A carry that begins with a constant gets a buffer before the loop.
+* A branch allocates buffers for its results.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _OPERATORS = torch.ops.higher_order
 
 @dataclass(frozen=True)
 class Demand:
-    """Bytes of a loop, or of a branch.
+    """The memory that a loop or a branch takes, in bytes.
 
     Attributes:
-        stacks: by result, of memory that is there before and is written in place.
-        begins: of constants that it begins with.
-        made: by result, of memory that it makes for it.
-        inside: of all else, while it runs.
+        stacks: by result, the size of the buffer that is allocated before the loop and written in place.
+        begins: the sizes of the constants with which the carries begin.
+        made: by result, the size of the buffer that the loop or branch allocates for it.
+        inside: the size of everything else that is allocated while it runs.
     """
 
     stacks: Mapping[int, int]
@@ -42,25 +42,25 @@ class Demand:
 
 
 def demand_of(node: Node, inside: Callable[[Graph, Sequence[int]], int]) -> Demand:
-    """What a loop or a branch takes.
+    """The memory that a loop or a branch takes.
 
     Args:
-        node: it.
-        inside: the bytes that a graph takes, given which of its results are rows of a stack.
+        node: the loop or the branch.
+        inside: returns the bytes that a body takes, given which of its results are rows of a stack.
     """
     count = len(node.meta["val"])
     carries = _carries_of(node)
     rows = range(len(carries), count) if node.target in SEQUENCES else range(0)
     sizes = [v.numel() * v.element_size() if isinstance(v, torch.Tensor) else 0 for v in node.meta["val"]]
-    made = {i: sizes[i] for i in range(count) if i not in rows and _is_computed(node, i)}
+    computed = {i: sizes[i] for i in range(count) if i not in rows and _is_computed(node, i)}
     most = max(inside(body, rows) for body in bodies_of(node))
     copies = {_OPERATORS.cond: 0, _OPERATORS.while_loop: 2}.get(node.target, 1)
     begins = tuple(bytes_of(c) for c in carries if isinstance(c, Node) and is_constant(source(c)))
-    return Demand({i: sizes[i] for i in rows}, begins, made, most + copies * sum(made.values()))
+    return Demand({i: sizes[i] for i in rows}, begins, computed, most + copies * sum(computed.values()))
 
 
 def iterations_of(node: Node) -> int:
-    """How often the body of a loop runs, where that is known; else 1."""
+    """The number of iterations of a loop, if it is known; otherwise 1."""
     if node.target not in SEQUENCES:
         return 1
     first, *_ = node.args[SEQUENCES[node.target]]
@@ -68,13 +68,13 @@ def iterations_of(node: Node) -> int:
 
 
 def _carries_of(node: Node) -> list[Any]:
-    """What a loop begins with."""
+    """The values with which the carries of a loop begin."""
     place = {_OPERATORS.scan: 1, _OPERATORS.while_loop: 2}.get(node.target)
     return list(node.args[place]) if place is not None else []
 
 
 def _is_computed(node: Node, place: int) -> bool:
-    """Whether a body computes a result, and does not hand on what it got."""
+    """Whether a body computes the result, instead of returning one of its arguments."""
     bodies = bodies_of(node)[1:] if node.target is _OPERATORS.while_loop else bodies_of(node)
     results = (body.output_node().args[0][place] for body in bodies)
     return any(isinstance(r, Node) and source(r).op != "placeholder" for r in results)

@@ -1,4 +1,4 @@
-"""What a node costs to compute, in seconds of an ordinary machine: only the ratios matter."""
+"""The cost of computing a node, in seconds on an ordinary machine; only the ratios matter."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from irongrad.memory_model.loops_and_branches import iterations_of
 
 aten = torch.ops.aten
 
-# Of one core and its share of memory: about what DESIGN.md's measurements give.
+# Per second, for one core and its share of memory bandwidth: about what DESIGN.md's measurements give.
 _FLOPS = 50e9
 _BYTES = 5e9
 _ELEMENTS = 2e9
-_TRANSCENDENTAL = 2  # in vector code, and much of it waits for memory
+_TRANSCENDENTAL = 2  # the code is vectorised, and much of its time is waiting for memory
 _CHOICE = 0.2
 
 _EXPENSIVE: frozenset[Any] = frozenset(
@@ -50,7 +50,7 @@ _EXPENSIVE: frozenset[Any] = frozenset(
 
 
 def flops(node: Node) -> int:
-    """Floating point operations of a contraction or convolution by PyTorch's own formulas; 0 of anything else."""
+    """Floating point operations of a contraction or convolution by PyTorch's own formulas; 0 for other nodes."""
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if formula is None:
         return 0
@@ -59,7 +59,7 @@ def flops(node: Node) -> int:
 
 
 def cost(node: Node) -> float:
-    """Seconds."""
+    """The cost of computing `node`, in seconds."""
     if node.op != "call_function" or is_view(node) or is_constant(node) or is_item(node):
         return 0.0
     if is_control(node):
@@ -71,7 +71,7 @@ def cost(node: Node) -> float:
 
 
 def _weight(node: Node) -> float:
-    """How much an element of elementwise `node` costs, where an addition is 1."""
+    """The cost of one element of elementwise `node`, relative to an addition."""
     if node.target is aten.where.self:
         return _CHOICE
     return _TRANSCENDENTAL if node.target in _EXPENSIVE else 1.0

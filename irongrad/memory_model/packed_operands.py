@@ -1,12 +1,13 @@
-"""What contractions read in tiles.
+"""The operands of contractions that are packed into tiles.
 
-With data tiling, IREE 3.13.0 packs both operands of a contraction into tiles first, and what elementwise code in its
-kernel reads as its result is packed; each into memory that lives until the product is computed. What several
-contractions read packed alike is packed once. What nothing reads but one packing is written packed by the kernel that
-computes it (compiler/src/iree/compiler/DispatchCreation/FuseEncodingOpsIntoDispatchRegions.cpp).
+With data tiling, IREE 3.13.0 packs both operands of a contraction into tiles. It also packs the other inputs of
+elementwise code in the contraction's kernel, in the layout of the product. A packed buffer lives until the product is
+computed. Contractions that read a value packed alike share one packing. If a packing is the only reader of a value, the
+kernel that computes the value writes it packed
+(compiler/src/iree/compiler/DispatchCreation/FuseEncodingOpsIntoDispatchRegions.cpp).
 
-Blocks (`blocks.py`) are packed too: those of large operands, but of a left one only where it has its rows apart. What
-elementwise code computes for one of them alone is written there.
+The blocks of large operands (`blocked_operands.py`) are packed too, but those of a left operand only if its rows are
+not contiguous. Elementwise code whose only reader is such a packing writes its result there.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from irongrad.memory_model.kernel_roles import (
 )
 from irongrad.memory_model.written_views import CONTRACTIONS, CUTS, is_in_place
 
-# Rows and columns of a tile of float32 with AVX-512 (enumerateMatmulTileX86_64 in CPUEncodingExternalModels.cpp); half
-# as many with AVX2, where the prediction is high for products of which both dimensions are less.
+# Rows and columns of a float32 tile with AVX-512 (enumerateMatmulTileX86_64 in CPUEncodingExternalModels.cpp). AVX2 has
+# half as many, so there the prediction is too high for products with both dimensions below this.
 _TILE = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """What contractions read in tiles.
+    """An operand that is packed for contractions.
 
     Attributes:
-        operand: what is packed.
-        bytes: its size in tiles.
-        contractions: what reads it, in the order in which they run.
+        operand: the node that is packed.
+        bytes: its packed size in bytes.
+        contractions: the contractions that read it, in the order in which they run.
     """
 
     operand: Node
@@ -54,22 +55,22 @@ class Packing:
 
 
 def packs(backends: Collection[str]) -> bool:
-    """Whether operands are packed where a graph is compiled for `backends`: for a CPU they are."""
+    """Whether operands are packed when a graph is compiled for `backends`; they are for a CPU."""
     return "llvm-cpu" in backends
 
 
 def packings(grouping: Kernels) -> list[Packing]:
-    """The packed operands of contractions, in the order in which these run."""
+    """The packed operands of contractions, in the order in which the contractions run."""
     alike: dict[tuple[Node, tuple[bool, bool], int], list[Node]] = defaultdict(list)
     for head in grouping.members:
         if head.target in CONTRACTIONS:
-            for operand, sides in _operands(head, grouping):
+            for operand, sides in _packed_by(head, grouping):
                 alike[operand, sides, _packed_bytes(operand, head, sides)].append(head)
     return [Packing(operand, size, tuple(heads)) for (operand, _, size), heads in alike.items()]
 
 
 def only_packed(found: Iterable[Packing], grouping: Kernels) -> dict[Node, Packing]:
-    """The values that are never in memory but packed: all of each is read by one packing, and by nothing else."""
+    """The values that are in memory only in packed form: one packing reads all of the value, and nothing else does."""
     by_value: dict[Node, list[Packing]] = defaultdict(list)
     for packing in found:
         by_value[source(packing.operand)].append(packing)
@@ -87,14 +88,14 @@ def _is_only_packed(value: Node, packing: Packing, grouping: Kernels) -> bool:
     return bytes_of(value) == bytes_of(packing.operand) and reading == set(packing.contractions)
 
 
-def _operands(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool, bool]]]:
-    """What the kernel of a contraction packs, each with whether it has the rows and the columns of the product."""
+def _packed_by(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool, bool]]]:
+    """The operands that a contraction's kernel packs, each with whether it has the product's rows and its columns."""
     left, right = head.args[-2:]
     if head in grouping.of_blocks:
         yield from ((operand, (False, False)) for operand in _in_blocks(head))
         return
-    yield _narrow(left), (True, False)
-    yield _narrow(right), (False, True)
+    yield _before_widening(left), (True, False)
+    yield _before_widening(right), (False, True)
     beside = (n for m in grouping.members[head] if m is not head for n in m.all_input_nodes)
     for operand in dict.fromkeys(s for n in beside if shape_of(n).numel() > 1 for s in _parts_or_sources(n)):
         if grouping.leader.get(source(operand)) is not head and not is_constant(source(operand)):
@@ -102,7 +103,7 @@ def _operands(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool,
 
 
 def _in_blocks(head: Node) -> Iterator[Node]:
-    """The operands of a contraction of blocks that are copied."""
+    """The operands that a contraction of blocks copies."""
     left, right = head.args[-2:]
     if turns_left(head) or is_written_in_order(left):
         yield left
@@ -110,37 +111,37 @@ def _in_blocks(head: Node) -> Iterator[Node]:
         yield right
 
 
-def _narrow(operand: Node) -> Node:
-    """What `operand` is a wider cast of, which the contraction makes of what is packed (HoistEncodingOps.cpp)."""
+def _before_widening(operand: Node) -> Node:
+    """The input of `operand` if that is a cast to a wider dtype: IREE packs before the cast (HoistEncodingOps.cpp)."""
     cast = source(operand)
     return cast.all_input_nodes[0] if is_cloned(cast) and widens(cast) else operand
 
 
 def _parts_or_sources(node: Node) -> Iterator[Node]:
-    """The values that are read where `node` is: a slice for itself."""
+    """The values that are read when `node` is read; a slice stands for itself."""
     whole = source(node)
     is_part = bytes_of(node) < bytes_of(whole) and not is_cloned(whole)
     return iter([node]) if is_part else sources(node)
 
 
 def _packed_bytes(operand: Node, contraction: Node, sides: tuple[bool, bool]) -> int:
-    """The size of an operand in tiles: the dimensions of the product are filled up, but for the shorter one.
+    """The packed size of an operand in bytes: the product's dimensions are rounded up to tiles, as `_rounded_up` says.
 
     Args:
-        operand: what is packed.
-        contraction: what reads it.
-        sides: whether it has the rows and whether it has the columns of the product.
+        operand: the node that is packed.
+        contraction: the contraction that reads it.
+        sides: whether the operand has the rows of the product, and whether it has the columns.
     """
     rows, columns = contraction.meta["val"].shape[-2:]
     filled = (
-        Fraction(_filled(rows, rows < columns), max(rows, 1)),
-        Fraction(_filled(columns, columns <= rows), max(columns, 1)),
+        Fraction(_rounded_up(rows, rows < columns), max(rows, 1)),
+        Fraction(_rounded_up(columns, columns <= rows), max(columns, 1)),
     )
     return int(bytes_of(operand) * filled[0] ** sides[0] * filled[1] ** sides[1])
 
 
-def _filled(size: int, is_shorter: bool) -> int:
-    """A dimension in tiles, which are a power of two high where all of it is less than a tile (chooseMatmulTile)."""
+def _rounded_up(size: int, is_shorter: bool) -> int:
+    """A dimension rounded up to tiles; if the shorter one is below a tile, to a power of two (chooseMatmulTile)."""
     if is_shorter and size < _TILE:
         return 1 << (size - 1).bit_length()
     return -(-size // _TILE) * _TILE

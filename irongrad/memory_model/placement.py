@@ -1,4 +1,4 @@
-"""Where in one allocation values lie that are there at different times."""
+"""Places in one allocation for values that are live at different times."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-# On a CPU every value begins on a cache line, as IREE has it too (`min_buffer_offset_alignment`).
+# In bytes. On a CPU every value begins on a cache line, as in IREE (`min_buffer_offset_alignment`).
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class Span:
-    """Memory that is taken for a time.
+    """A number of bytes with a live range.
 
     Attributes:
-        bytes: how much.
-        start: the moment at which it is first written.
-        end: the moment at which it is last read; nothing else may lie there then.
+        bytes: the size.
+        start: the moment of the first write.
+        end: the moment of the last read. The bytes are reused only after it.
     """
 
     bytes: int
@@ -31,8 +31,8 @@ class Placement:
     """Places in one allocation.
 
     Attributes:
-        offsets: of each span, in bytes.
-        total: the bytes of the allocation.
+        offsets: the offset of each span, in bytes.
+        total: the size of the allocation, in bytes.
     """
 
     offsets: tuple[int, ...]
@@ -40,17 +40,17 @@ class Placement:
 
 
 def place(spans: Sequence[Span], alignment: int = ALIGNMENT) -> Placement:
-    """Places for `spans` in as little memory as is found, each at a multiple of `alignment`.
+    """Place `spans` in one allocation, as small as several orders find it, each at a multiple of `alignment`.
 
-    The largest are placed first, each into the smallest gap among those that are there at the same time (Pisarchyk and
-    Lee, "Efficient Memory Management for Deep Neural Net Inference", arXiv:2001.03288, section 5). Where that takes
-    more than is in memory at once, other orders are tried.
+    The largest spans are placed first. Each goes into the smallest gap between spans that are live at the same time
+    (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", arXiv:2001.03288, section 5). If
+    the allocation is larger than the peak of live bytes, other orders are tried.
     """
     spans = [replace(span, bytes=aligned(span.bytes, alignment)) for span in spans]
     least = most_at_once(spans)
     best: Placement | None = None
     for order in _ORDERS:
-        placed = _placed(spans, sorted(range(len(spans)), key=lambda i: order(spans[i])))
+        placed = _placed_in_order(spans, sorted(range(len(spans)), key=lambda i: order(spans[i])))
         if best is None or placed.total < best.total:
             best = placed
         if best.total == least:
@@ -60,7 +60,7 @@ def place(spans: Sequence[Span], alignment: int = ALIGNMENT) -> Placement:
 
 
 def most_at_once(spans: Sequence[Span]) -> int:
-    """The most bytes that are taken at one moment, which no placement can do with less than."""
+    """The peak of live bytes, which is a lower bound on every placement."""
     change: dict[int, int] = {}
     for span in spans:
         change[span.start] = change.get(span.start, 0) + span.bytes
@@ -73,7 +73,7 @@ def most_at_once(spans: Sequence[Span]) -> int:
 
 
 def aligned(size: int, alignment: int = ALIGNMENT) -> int:
-    """The next multiple of `alignment` from `size` on."""
+    """`size` rounded up to a multiple of `alignment`."""
     return -(-size // alignment) * alignment
 
 
@@ -81,14 +81,14 @@ _ORDERS: tuple[Callable[[Span], tuple[int, ...]], ...] = (
     lambda s: (-s.bytes, s.start),
     lambda s: (-s.bytes * (s.end - s.start + 1), s.start),
     lambda s: (s.start - s.end, -s.bytes),
-    lambda s: (s.start,),  # IREE 3.13.0's own (LayoutSlices.cpp)
+    lambda s: (s.start,),  # the order of IREE 3.13.0 (LayoutSlices.cpp)
 )
 
 
-def _placed(spans: Sequence[Span], order: Sequence[int]) -> Placement:
-    """`spans` in one order, each at the place where it fits best between those before it."""
+def _placed_in_order(spans: Sequence[Span], order: Sequence[int]) -> Placement:
+    """Place `spans` in one order, each into the gap between earlier ones that fits it best."""
     offsets = [0] * len(spans)
-    placed: list[tuple[int, int, int, int]] = []  # where each begins and ends, in memory and in time; by the first
+    placed: list[tuple[int, int, int, int]] = []  # (offset, end offset, first moment, last moment), sorted
     total = 0
     for index in order:
         span = spans[index]

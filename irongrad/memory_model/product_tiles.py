@@ -1,4 +1,4 @@
-"""How many results of a matrix product a CPU holds in registers, and which products have kernels of ours."""
+"""Register tiles of matrix products on a CPU, and which products have kernels of ours."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tile:
-    """Results that a kernel holds in registers at once.
+    """The tile of results that a kernel holds in registers.
 
     Attributes:
-        rows: of them.
-        vectors: in each row.
-        width: numbers of a vector.
+        rows: the number of rows.
+        vectors: the number of vectors in each row.
+        width: the number of elements in a vector.
     """
 
     rows: int
@@ -23,46 +23,47 @@ class Tile:
 
     @property
     def columns(self) -> int:
-        """Of the results."""
+        """The number of columns of results."""
         return self.vectors * self.width
 
     @property
     def instructions(self) -> int:
-        """To add one summand to all results."""
+        """The number of instructions that add one summand to all results."""
         return self.rows * self.vectors + self.rows + self.vectors
 
 
-# What registers hold, by a feature that all CPUs with such registers have: results, one of each row's vectors of the
-# right operand, and a number of the left one. As many chains of additions are under way at once, which hides how long
-# each takes, 4 cycles, two of them in each.
+# Tiles by vector extension; `TILES` names a CPU feature that all CPUs with such registers have. Registers hold the
+# results, the vectors of one row of the right operand, and one element of the left operand. Each result vector is a
+# chain of additions. Enough chains run at once to hide the latency of an addition: 4 cycles, two additions per cycle.
 AVX512 = (Tile(6, 4, 16), Tile(4, 4, 16), Tile(8, 3, 16), Tile(8, 2, 16))
 
 AVX2 = (Tile(6, 2, 8),)
 
 TILES = {"avx512f": AVX512, "fma": AVX2}
 
-# Columns of a block, at most: what is copied into it from one row is several cache lines.
+# The most columns of a block, so that each row copied into it fills several cache lines.
 WIDTH = 64
 
-# Bytes of the largest operand that is read where it lies, half of the second cache of the smallest such CPU.
+# Bytes of the largest operand that is read in its original layout: half the L2 cache of the smallest such CPU.
 _NEAR = 1 << 19
 
-# Multiplications of the smallest product that has a kernel of ours, about 10 µs of one core. What IREE makes of smaller
-# ones is slower, but fewer kernels, as it computes in the product's what is elementwise before and behind it.
+# Multiplications of the smallest product that has a kernel of ours, about 10 µs of one core. For smaller products IREE's
+# kernels are slower, but there are fewer of them: IREE fuses elementwise code before and after the product with it.
 _LEAST = 1 << 20
 
-# Summands of a product that is not bound by writing its result; IREE computes others with what reads them.
+# The fewest summands of a product that is not bound by writing its result. IREE fuses products below it with readers.
 _FEWEST = 4
 
 
 def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile | None:
-    """What registers hold for a product; None where it is small, or has no whole tiles.
+    """The best register tile for a product; None if the product is small, or no tile fits it.
 
-    The best takes the fewest instructions for all results: of a summand it reads a number of each row, and vectors.
+    The best tile takes the fewest instructions for all results. For each summand, a tile reads one element for each of
+    its rows, and its vectors.
 
     Args:
-        sizes: the numbers of rows, `r`, of columns, `c`, of summands, `k`, and of pairs of matrices, `b`.
-        tiles: to choose from.
+        sizes: the numbers of rows (`r`), of columns (`c`), of summands (`k`) and of pairs of matrices (`b`).
+        tiles: the tiles to choose from.
     """
     if math.prod(sizes.values()) < _LEAST or sizes["k"] < _FEWEST:
         return None
@@ -72,10 +73,10 @@ def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile | None:
 
 
 def is_near(sizes: Mapping[str, int], letters: str) -> bool:
-    """Whether an operand, or one of a batch, is so small that it is read where it lies.
+    """Whether one matrix of an operand is so small that it is read in its original layout.
 
     Args:
         sizes: as for `tile_for`.
-        letters: of its dimensions.
+        letters: the letters of the operand's dimensions.
     """
     return 4 * math.prod(sizes[letter] for letter in letters if letter != "b") <= _NEAR

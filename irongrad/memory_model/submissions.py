@@ -1,7 +1,7 @@
-"""What IREE submits to a device at once, where loops and branches lie between.
+"""The submissions to a device into which loops and branches divide a graph.
 
-What is computed in one submission and read in another, or by a loop or a branch, is an allocation of its own
-(`passes/module/place_transients.py`); all else has places in one allocation, which is there as long as the submission.
+A value that is computed in one submission, and read in another or by a loop or a branch, is an allocation of its own
+(`passes/module/place_transients.py`). All other values share one allocation, which lives as long as the submission.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from irongrad.memory_model.written_views import is_in_place
 
 
 def _is_apart(step: Step) -> bool:
-    """Whether a step is a loop or a branch, which is no part of a submission."""
+    """Whether a step is a loop or a branch, which belongs to no submission."""
     return step.kernel is not None and is_control(step.kernel)
 
 
 def _allocates(step: Step) -> bool:
-    """Whether a loop or a branch allocates what it then writes piece by piece: IREE moves nothing across that."""
+    """Whether a loop or a branch allocates a buffer that it writes part by part: IREE moves no step across it."""
     assert step.kernel is not None
     nodes = (node for body in bodies_of(step.kernel) for node in body.nodes)
     return any(is_in_place(node) or is_control(node) for node in nodes)
 
 
 def submissions_of(steps: Sequence[Step]) -> list[list[Step]]:
-    """Divide `steps` into submissions, and loops and branches, each alone; in the order in which they run.
+    """Divide `steps` into submissions, loops and branches, in the order in which they run.
 
-    Each step is in the last submission before all that reads its results (`partitionStreamableOpsReference` of IREE
-    3.13.0, compiler/src/iree/compiler/Dialect/Stream/Analysis/Partitioning/ReferencePartitioning.cpp). What is listed
-    before a loop or a branch that allocates is submitted before it in any case.
+    Each loop or branch stands alone. Every other step is in the last submission that is not after a reader of its
+    results (`partitionStreamableOpsReference` of IREE 3.13.0,
+    compiler/src/iree/compiler/Dialect/Stream/Analysis/Partitioning/ReferencePartitioning.cpp). Steps before a loop or a
+    branch that allocates are always submitted before it.
 
     Args:
         steps: in the order in which they are listed.
     """
-    parts: list[list[Step]] = [[]]  # from the last on: those with even numbers are submissions
+    parts: list[list[Step]] = [[]]  # in reverse order; those with even indices are submissions
     needed_in: dict[Step, int] = {}
     last = 0
     for step in reversed(steps):

@@ -1,7 +1,7 @@
-"""What a function of a step computes for the next one, and when that has read it.
+"""The values that one function of a step computes for the next, and when the next has read them.
 
-An update is run as soon as what it needs is there (`passes/module/update_early.py`): its own gradients, and the end of
-all else that reads the state that it replaces.
+An update runs as soon as its gradients are computed, and all other readers of the state that it replaces are done
+(`passes/module/update_early.py`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from irongrad.memory_model.kernel_roles import is_root
 
 @dataclass(frozen=True)
 class Handover:
-    """Gradients that are read by another function than computes them.
+    """Gradients computed in one function and read in another.
 
     Attributes:
-        gradients: those that lie in one memory.
-        awaited: the gradients, and state, that have to be computed, and read, before their memory is free.
-        kernels: how many read them one after the other before anything else is needed, as for the sum of their squares.
+        gradients: the gradients that share one buffer.
+        awaited: the gradients that must be computed, and the state that must be read, before the buffer is free.
+        kernels: the number of kernels that read the gradients one after the other before they need anything else, as
+            for the sum of their squares.
     """
 
     gradients: frozenset[Value]
@@ -38,8 +39,8 @@ class _Use:
     """How a function uses an argument.
 
     Attributes:
-        needed: all arguments that the results which need it need, and the state that they replace.
-        kernels: as of a handover.
+        needed: all arguments of the results that depend on the argument, and the state that these results replace.
+        kernels: as in `Handover`.
     """
 
     needed: frozenset[Value]
@@ -47,7 +48,7 @@ class _Use:
 
 
 def handovers(graph: StepGraph) -> tuple[Handover, ...]:
-    """What functions hand on to the update of state, or to the sums of gradients."""
+    """The gradients that functions hand to the update of state, or to the sums of gradients."""
     members = {Value("pack", pack.name): frozenset(pack.starts) for pack in graph.packs}
     found: dict[frozenset[Value], list[_Use]] = defaultdict(list)
     for function in graph.functions.values():
@@ -66,13 +67,13 @@ def handovers(graph: StepGraph) -> tuple[Handover, ...]:
 
 
 def _uses(function: Function) -> Mapping[Value, _Use]:
-    """How a function uses its arguments, those that results need."""
+    """How a function uses each argument on which a result depends."""
     gradients = sum(1 << i for i, value in enumerate(function.arguments) if value.kind in ("gradient", "pack"))
     bits: dict[Node, int] = {}
     depths: dict[Node, int] = {}
     deepest: dict[int, int] = defaultdict(lambda: 1)
     for number, node in enumerate(function.graph.graph.nodes):
-        if node.op == "placeholder":  # which come first
+        if node.op == "placeholder":  # placeholders come first
             bits[node], depths[node] = 1 << number, 0
             continue
         bits[node] = reduce(or_, (bits[operand] for operand in node.all_input_nodes), 0)

@@ -1,13 +1,14 @@
-"""Transposes and slices that IREE writes to memory, and does not fold into the kernel that reads them.
+"""Transposes and slices that IREE writes to memory, instead of folding them into the kernel that reads them.
 
-In IREE 3.13.0, with data tiling, the operands of contractions are packed by kernels of their own, and a concatenation
-is a copy of each of its parts; neither takes in what moves elements, but for a packing, a transpose.
+With data tiling, IREE 3.13.0 packs the operands of contractions in kernels of their own. A concatenation copies each of
+its parts. Neither fuses with operations that move elements, except that a packing fuses with a transpose.
 
-* A transpose is written where it is cut into slices, or is part of a concatenation.
-* So is one of four dimensions or more that contractions pack in several ways: a packing takes in only what it alone
-  reads.
-* A slice whose elements do not lie side by side is written where a contraction reads it, or a concatenation.
-* A transpose of a concatenation is written where it is a result: the concatenation has memory of its own.
+* A transpose is written if it is cut into slices, or is part of a concatenation.
+* A transpose of four dimensions or more is written if contractions pack it in several ways: a packing fuses only with a
+  value that it alone reads.
+* A transpose of three dimensions or more that moves the first one is written if a contraction reads it.
+* A slice whose elements are not contiguous is written if a contraction reads it.
+* A transpose of a concatenation is written if it is a result: the concatenation has memory of its own.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ CONTRACTIONS: frozenset[Any] = frozenset({aten.addmm.default, aten.baddbmm.defau
 
 
 def is_written_out(node: Node) -> bool:
-    """Whether the view `node` has memory of its own."""
+    """Whether IREE writes the view `node` to memory of its own."""
     if node.target in TRANSPOSES and moves(node):
         readers = list(_readers(node))
         whole = is_join(joined(node.all_input_nodes[0]))
@@ -56,22 +57,22 @@ def is_written_out(node: Node) -> bool:
             sum(r.target in CUTS for r in readers) > 1
             or any(map(is_join, readers))
             or (whole and any(r.op == "output" for r in readers))
-            or (_moves_first(node) and any(r.target in CONTRACTIONS for r in readers))
+            or (_puts_another_first(node) and any(r.target in CONTRACTIONS for r in readers))
             or (node.meta["val"].ndim > 3 and _packed_in_several_ways(node))
         )
-    if node.target in CUTS and not _is_run(node):
+    if node.target in CUTS and not _is_contiguous(node):
         return any(r.target in CONTRACTIONS for r in _readers(node, _RESHAPES | TRANSPOSES))
     return False
 
 
-def _moves_first(node: Node) -> bool:
-    """Whether the first dimension of a transpose, of three or more, is another one before."""
+def _puts_another_first(node: Node) -> bool:
+    """Whether a transpose of three or more dimensions puts another dimension first."""
     order = order_of(node)
     return node.meta["val"].ndim > 2 and len(order) > 0 and order[0] != min(order)
 
 
 def _packed_in_several_ways(node: Node) -> bool:
-    """Whether contractions read different views of `node`, or one on both of their sides."""
+    """Whether contractions read different views of `node`, or one view as left and as right operand."""
     operands: set[tuple[Node, int]] = set()
     stack = [node]
     while stack:
@@ -85,7 +86,7 @@ def _packed_in_several_ways(node: Node) -> bool:
 
 
 def _readers(node: Node, views: frozenset[Any] = _RESHAPES) -> Iterator[Node]:
-    """What reads `node`, itself or by way of `views`."""
+    """The nodes that read `node`, directly or through `views`."""
     for user in node.users:
         if user.target in views:
             yield from _readers(user, views)
@@ -94,19 +95,19 @@ def _readers(node: Node, views: frozenset[Any] = _RESHAPES) -> Iterator[Node]:
 
 
 def is_join(node: Node) -> bool:
-    """Whether `node` is a concatenation that is made in memory, part by part."""
+    """Whether `node` is a concatenation that is built in memory, part by part."""
     return node.target in _JOINS and not is_rotation(node)
 
 
 def is_in_place(node: Node) -> bool:
-    """Whether the value of `node` is made by copies into its memory."""
+    """Whether the value of `node` is built by copies into its memory."""
     return is_join(node) or is_joined_anew(node) or node.target is aten.constant_pad_nd.default
 
 
 def is_rotation(node: Node) -> bool:
-    """Whether `node` is the halves of a value in turn, one of them negated, as rotary embeddings have.
+    """Whether `node` concatenates the two halves of a value, the first part negated, as rotary embeddings do.
 
-    `RaiseSpecialOps.cpp` makes one elementwise operation of it.
+    `RaiseSpecialOps.cpp` turns it into one elementwise operation.
     """
     parts = node.all_input_nodes
     if node.target is not aten.cat.default or len(parts) != 2 or parts[0].target is not aten.neg.default:
@@ -121,16 +122,17 @@ def _is_cut(node: Node) -> bool:
 
 
 def joined(node: Node) -> Node:
-    """What `node` is a reshaped form of."""
+    """The node that `node` reshapes, found through all reshapes."""
     while node.target in _RESHAPES:
         node = node.all_input_nodes[0]
     return node
 
 
 def is_joined_anew(node: Node) -> bool:
-    """Whether `node` is a concatenation that is made for itself, as it divides another dimension than the joined one.
+    """Whether `node` reshapes a concatenation, and IREE rebuilds the concatenation for it from reshaped parts.
 
-    BubbleUpExpandShapes.cpp moves the reshape to the parts.
+    It does so if the reshape divides a dimension other than the concatenated one: BubbleUpExpandShapes.cpp moves the
+    reshape to the parts.
     """
     if node.target not in _RESHAPES or is_joined_anew(node.all_input_nodes[0]):
         return False
@@ -139,7 +141,7 @@ def is_joined_anew(node: Node) -> bool:
 
 
 def forms_of(node: Node) -> Iterator[Node]:
-    """What of the concatenation `node` is made anew."""
+    """The reshapes of the concatenation `node` for which IREE rebuilds it."""
     if is_join(node):
         stack = list(node.users)
         while stack:
@@ -152,7 +154,7 @@ def forms_of(node: Node) -> Iterator[Node]:
 
 
 def _divides_another(whole: Node, form: Node) -> bool:
-    """Whether the dimensions of `form` divide one of the concatenation `whole`, but for that of its parts."""
+    """Whether `form` divides a dimension of the concatenation `whole` other than the concatenated one."""
     shape = whole.meta["val"].shape
     dim = dim_of(whole)
     inner = math.prod(shape[dim + 1 :])
@@ -161,33 +163,34 @@ def _divides_another(whole: Node, form: Node) -> bool:
 
 
 def strides_of(shape: torch.Size) -> set[int]:
-    """How many elements the dimensions from each one on have, and 1."""
+    """For each dimension, the number of elements in it and in the dimensions after it together; and 1."""
     return {shape[i:].numel() for i in range(len(shape) + 1)}
 
 
 def dim_of(node: Node) -> int:
-    """The dimension of the concatenation `node` along which its parts lie."""
+    """The dimension along which `node` concatenates its parts."""
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
     return int(dim) % int(node.meta["val"].ndim)
 
 
 def is_cut_up(node: Node) -> bool:
-    """Whether slices of `node` are read, and anything else of it: a single slice is computed in its place.
+    """Whether `node` has several readers, and one of them is a slice.
 
-    `BubbleUpExpandShapes.cpp` (`BubbleUpExtract`) moves a slice to before what alone is sliced.
+    A single slice is computed in place of `node`: `BubbleUpExpandShapes.cpp` (`BubbleUpExtract`) moves a slice before
+    a value that has no other reader.
     """
     readers = list(_readers(node))
     return len(readers) > 1 and any(r.target in CUTS for r in readers)
 
 
 def moves(node: Node) -> bool:
-    """Whether a transpose changes the order of elements: dimensions of one do not count."""
+    """Whether a transpose changes the order of elements; dimensions of size 1 do not count."""
     order = order_of(node)
     return order != sorted(order)
 
 
 def order_of(node: Node) -> list[int]:
-    """The dimensions of its source that a transpose has in turn, but for those of size one."""
+    """The source's dimensions in the order that a transpose gives them, without dimensions of size 1."""
     shape = node.all_input_nodes[0].meta["val"].shape
     dims = list(range(len(shape)))
     args: tuple[Any, ...] = node.args
@@ -200,8 +203,8 @@ def order_of(node: Node) -> list[int]:
     return [d for d in dims if shape[d] > 1]
 
 
-def _is_run(node: Node) -> bool:
-    """Whether the elements of a slice lie side by side in its source: all dimensions before it are of size one."""
+def _is_contiguous(node: Node) -> bool:
+    """Whether a slice is contiguous in its source: all dimensions before the sliced one have size 1."""
     args: tuple[Any, ...] = node.args
     source = node.all_input_nodes[0].meta["val"]
     dim = (args[1] if len(args) > 1 else 0) % source.ndim

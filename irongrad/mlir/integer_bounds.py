@@ -1,7 +1,7 @@
-"""How large the integers can be that a module counts elements with.
+"""Upper bounds of the integers with which a module numbers the elements of tensors.
 
-JAX numbers the elements of a tensor of random numbers in 64 bits, by their indices times sizes, and uses the high word
-and the low one (`iota_2x32_shape` in its `prng.py`). The high word is zero for every tensor that there is.
+JAX numbers the elements of a random tensor in 64 bits, as indices times sizes. It uses the high word and the low word
+of each number (`iota_2x32_shape` in its `prng.py`). The high word is zero for every tensor that fits into memory.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from iree.compiler import ir
 
 from irongrad.mlir.linalg import GENERIC, RESHAPES
 
-# Operations that move the values of their first operand.
+# Operations whose result has the element values of their first operand.
 _MOVES = RESHAPES | {"tensor.extract_slice"}
 _CASTS = frozenset({"arith.index_cast", "arith.index_castui"})
 
 
 def upper_bound(value: ir.Value) -> int | None:
-    """The largest value of an integer or of an element of a tensor; None if it is unknown or may be negative.
+    """An upper bound of an integer, or of a tensor's elements; None if it is unknown or the value may be negative.
 
-    Known are indices of loops over known sizes, constants, and sums and products of such.
+    Bounds are known for constants, for indices of loops over static sizes, and for sums and products of these.
     """
     if isinstance(value, ir.BlockArgument):
-        return _of_argument(value)
+        return _bound_of_argument(value)
     operation = value.owner
     if operation.name == "arith.constant":
-        held = operation.attributes["value"]
-        return held.value if isinstance(held, ir.IntegerAttr) and held.value >= 0 else None
+        number = operation.attributes["value"]
+        return number.value if isinstance(number, ir.IntegerAttr) and number.value >= 0 else None
     if operation.name == "linalg.index":
-        return _of_index(operation)
+        return _bound_of_index(operation)
     if operation.name == GENERIC:
         inner = operation.regions[0].blocks[0].operations
         return upper_bound(inner[len(inner) - 1].operands[ir.OpResult(value).result_number])
@@ -46,16 +46,16 @@ def upper_bound(value: ir.Value) -> int | None:
     return None
 
 
-def _of_argument(value: ir.BlockArgument) -> int | None:
-    """Of an element that the body of a `linalg.generic` takes."""
+def _bound_of_argument(value: ir.BlockArgument) -> int | None:
+    """The bound of an input element, as an argument of the body of a `linalg.generic`."""
     outer = value.owner.owner
-    if outer.name != GENERIC or value.arg_number >= _inputs(outer):
+    if outer.name != GENERIC or value.arg_number >= _input_count(outer):
         return None
     return upper_bound(outer.operands[value.arg_number])
 
 
-def _of_index(index: ir.Operation) -> int | None:
-    """Of the number of an iteration, where results lie as the iterations do."""
+def _bound_of_index(index: ir.Operation) -> int | None:
+    """The bound of a `linalg.index`; known if the output's indexing map is the identity and its shape is static."""
     loop = index.parent
     maps: Any = loop.attributes["indexing_maps"]
     last = ir.AffineMapAttr(maps[len(maps) - 1])
@@ -65,5 +65,5 @@ def _of_index(index: ir.Operation) -> int | None:
     return max(int(kind.shape[ir.IntegerAttr(index.attributes["dim"]).value]) - 1, 0)
 
 
-def _inputs(loop: ir.Operation) -> int:
+def _input_count(loop: ir.Operation) -> int:
     return len(loop.operands) - len(loop.results)

@@ -1,4 +1,4 @@
-"""Walking functions of linalg on tensors: what is elementwise, what reduces, and who reads what."""
+"""Queries on linalg operations on tensors: elementwise operations, reductions, inputs and readers."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _REDUCTIONS = ("linalg.softmax", "iree_linalg_ext.", "tm_tensor.")
 
 
 def is_elementwise(operation: Any) -> bool:
-    """Whether each element of the results is computed from its own elements of the operands."""
+    """Whether an operation is elementwise: a `linalg.generic` without a reduction dimension."""
     return str(operation.name) == GENERIC and not reduces(operation)
 
 
 def reduces(operation: Any) -> bool:
-    """Whether an operation reads many elements of an operand for one of its result; of products that is not said."""
+    """Whether an operation has a reduction dimension; matrix products are not recognised."""
     if operation.name == GENERIC:
         return "reduction" in str(operation.attributes["iterator_types"])
     return str(operation.name).startswith(_REDUCTIONS)
 
 
 def inputs_of(operation: Any) -> list[Any]:
-    """What a `linalg.generic` reads; the operands that it writes to are none of these."""
+    """The inputs of a `linalg.generic`, without its output operands."""
     return list(operation.opview.inputs)
 
 
 def source_of(value: Any) -> Any:
-    """What has the elements of `value` in another shape, or the same."""
+    """The value that `value` is a reshape of, through any number of reshapes; else `value` itself."""
     while not isinstance(value.owner, ir.Block) and value.owner.name in RESHAPES:
         value = value.owner.operands[0]
     return value
 
 
 def readers_of(value: Any) -> Iterator[Any]:
-    """The operations that read `value`, in any shape."""
+    """The operations that read `value`, directly or through reshapes."""
     for use in value.uses:
         reader = use.owner.operation
         if reader.name in RESHAPES:
@@ -50,7 +50,7 @@ def readers_of(value: Any) -> Iterator[Any]:
 
 
 def size_of(value: Any) -> float:
-    """How many elements a tensor has; no number is as large as one that is not known."""
+    """The number of elements of a tensor: infinity for a dynamic shape, 1 for a scalar."""
     kind = value.type
     if not isinstance(kind, ir.ShapedType):
         return 1

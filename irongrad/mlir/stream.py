@@ -1,4 +1,4 @@
-"""What the commands of a run read and write, in a module whose order of kernels IREE has fixed."""
+"""What the commands of a submission read and write, after IREE has fixed the order of kernels."""
 
 from __future__ import annotations
 
@@ -12,36 +12,57 @@ from iree.compiler import ir
 from irongrad.mlir.linalg import is_elementwise
 from irongrad.mlir.walk import around, constant_of, inside, owner_of
 
-# What IREE allocates at once, `max_allocation_size`; what is more is left to it.
+# IREE's `max_allocation_size`, in bytes. Memory beyond this size is left to IREE.
 LARGEST_ALLOCATION = 2**31 - 1
 
 
-# What is submitted to a device at once: commands, one after the other or in groups that run at the same time.
+PACK, ALLOCATION, PART = "stream.resource.pack", "stream.resource.alloca", "stream.resource.subview"
+TRANSIENT = "!stream.resource<transient>"
+
+# Attribute of a `stream.resource.pack`: the first and the last moment of each value's lifetime, as pairs.
+_MOMENTS = "lifetime_intervals"
+
+# A submission to a device. Its commands run one after the other, or concurrently within a group.
 RUN = "stream.cmd.execute"
 
 _DISPATCH, _COPY, _FILL = "stream.cmd.dispatch", "stream.cmd.copy", "stream.cmd.fill"
 _TENSOR = "iree_tensor_ext.dispatch.tensor"
 
-# Which of the operands of a command are the memory, where it begins there, and how many bytes it is.
+# Positions of three operands of a command: the memory, the offset and the length in bytes.
 _READ_BY_COPY, _WRITTEN_BY_COPY, _WRITTEN_BY_FILL = (0, 2, 6), (3, 5, 6), (0, 2, 3)
 
-# IREE's `stream.resource_access`, of which a dispatch has one for each of its resources.
+# Bits of IREE's `stream.resource_access`; a dispatch has one such attribute for each of its resources.
 _READ, _WRITE = 1, 2
 
 
 @dataclass(frozen=True)
-class Access:
-    """What a command does to a value.
+class Slice:
+    """A value that a `stream.resource.pack` places.
 
     Attributes:
-        run: the `stream.cmd.execute` that it is in.
-        group: what it is of the operations that run one after the other there.
-        command: the operation.
-        memory: which of its operands the value is.
-        reads: whether it reads it.
-        writes: whether it writes it.
-        start: the first byte, where it is known.
-        bytes: how many, where that is known.
+        bytes: its size in bytes.
+        start: the first moment of its lifetime.
+        end: the last moment of its lifetime.
+    """
+
+    bytes: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Access:
+    """How one command accesses a value.
+
+    Attributes:
+        run: the submission, a `stream.cmd.execute`, that contains the command.
+        group: the operation directly in the body of `run` that is, or contains, the command; these run in order.
+        command: the command, as an operation.
+        memory: the position of the value among the operands of `command`.
+        reads: whether the command reads the value.
+        writes: whether the command writes the value.
+        start: the first byte of the access; None if unknown.
+        bytes: the length of the access in bytes; None if unknown.
     """
 
     run: Any
@@ -54,14 +75,14 @@ class Access:
     bytes: int | None
 
     def is_apart(self, other: Access) -> bool:
-        """Whether they are to different bytes of a value."""
+        """Whether the two accesses are to disjoint bytes of the value."""
         if self.start is None or self.bytes is None or other.start is None or other.bytes is None:
             return False
         return self.start + self.bytes <= other.start or other.start + other.bytes <= self.start
 
 
 def accesses(value: Any) -> Iterator[Access]:
-    """What the runs that `value` is handed to do to it."""
+    """All accesses to `value` by the submissions that take it as an operand."""
     for use in value.uses:
         run = use.owner.operation
         if run.name == RUN:
@@ -88,14 +109,20 @@ def _access(run: Any, body: Any, command: Any, memory: int) -> Access:
 
 
 def _segments_of(dispatch: Any, memory: int) -> tuple[int, int, int]:
-    """Which of its resources an operand of a dispatch is, and where the operands begin that are offsets and lengths."""
+    """The resource index of the operand `memory` of a dispatch, and where its offset and length operands begin."""
     sizes = list(ir.DenseI32ArrayAttr(dispatch.attributes["operandSegmentSizes"]))
     _, resources, _, offsets, lengths, _ = itertools.accumulate(sizes)
     return memory - resources, offsets, lengths
 
 
 def keeps_places(read: Access, write: Access, kernels: Mapping[str, Any]) -> bool:
-    """Whether a kernel reads each element of a value for that same element of a result of its alone."""
+    """Whether a kernel reads each element of a value only to compute the same element of a result.
+
+    Args:
+        read: the kernel's read of the value.
+        write: the same kernel's write of the result.
+        kernels: the executables by name.
+    """
     command = read.command
     if command.name != _DISPATCH or None in (read.start, read.bytes):
         return False
@@ -118,7 +145,7 @@ def keeps_places(read: Access, write: Access, kernels: Mapping[str, Any]) -> boo
 
 
 def _whole(binding: Any) -> Any | None:
-    """The one operation that reads or writes all of a binding of a kernel."""
+    """The operation that loads or stores a whole binding of a kernel; None unless it is the binding's only use."""
     operations: list[Any] = []
     for expected in ("stream.binding.subspan", _TENSOR):
         uses = list((operations[-1].results[0] if operations else binding).uses)
@@ -129,3 +156,12 @@ def _whole(binding: Any) -> Any | None:
     tensor = operation.results[0] if len(operation.results) else operation.operands[0]
     begins = constant_of(subspan.operands[1]) == 0
     return operation if begins and str(subspan.results[0].type).endswith(f":{tensor.type}>") else None
+
+
+def slices_of(pack: Any) -> Iterator[Slice]:
+    """The values of static size that `pack` places."""
+    moments = [ir.IntegerAttr(a).value for a in ir.ArrayAttr(pack.attributes[_MOMENTS])]
+    if len(pack.operands) == len(pack.results) - 1:
+        for size, start, end in zip(pack.operands, moments[::2], moments[1::2], strict=True):
+            if (known := constant_of(size)) is not None:
+                yield Slice(known, start, end)

@@ -1,4 +1,4 @@
-"""Walking a module of IREE's."""
+"""Walking and editing IREE modules."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any
 
 from iree.compiler import ir
 
-# How many operations the code of an executable is, which says so itself.
+# Attribute of an executable with code of our own: how many arithmetic operations one launch executes.
 OPERATIONS = "irongrad.operations"
 
 
 LOOPS = frozenset({"scf.for", "scf.while"})
 
-# Operands of an `scf.for` before those that it begins with: from where, to where, by how much.
+# How many operands an `scf.for` has before its initial values: lower bound, upper bound, step.
 BOUNDS = 3
 
-# What reads a global, and what writes it.
 LOAD, STORE = "util.global.load", "util.global.store"
 
-# What IREE's phase `flow` leaves to be launched: the kernels, and those yet to come that pack operands of products.
+# Launches after IREE's phase `flow`. IREE later turns an encoding into a kernel that packs an operand of a product.
 PACKING = "flow.tensor.encode"
 KERNELS = frozenset({"flow.dispatch", PACKING})
 
@@ -35,7 +34,7 @@ def bytecode_of(module: ir.Module) -> bytes:
 
 @contextmanager
 def parsed(source: bytes) -> Iterator[ir.Module]:
-    """A module of which some operators may be unknown, from text or bytecode."""
+    """Parse a module from MLIR text or bytecode, in a new context; unregistered dialects are allowed."""
     with ir.Context() as context, ir.Location.unknown():
         context.allow_unregistered_dialects = True
         yield ir.Module.parse(source)
@@ -47,7 +46,7 @@ def functions_of(module: ir.Module) -> list[Any]:
 
 
 def name_of(operation: Any) -> str:
-    """The name of a function, or of a global."""
+    """The symbol name of a function or a global."""
     return str(ir.StringAttr(operation.attributes["sym_name"]).value)
 
 
@@ -57,17 +56,17 @@ def global_of(operation: Any) -> str:
 
 
 def loaded(name: str, kind: ir.Type) -> Any:
-    """What a global of type `kind` holds, read where operations are being inserted."""
+    """Load the global `name`, of type `kind`, at the current insertion point; return the value."""
     return ir.Operation.create(LOAD, [kind], attributes={"global": ir.FlatSymbolRefAttr.get(name)}).result
 
 
 def text_of(operation: Any) -> str:
-    """An operation as MLIR text, of its own alone: `str` numbers all values of the module that it is in, each time."""
+    """One operation as MLIR text; `str` would number all values of the enclosing module at each call."""
     return str(operation.get_asm(use_local_scope=True, assume_verified=True))
 
 
 def constant_of(value: Any) -> int | None:
-    """The integer that `value` always is; None where that is not known."""
+    """The integer that `value` is, if an `arith.constant` defines it; else None."""
     owner = value.owner
     name = getattr(owner, "name", "")
     return ir.IntegerAttr(owner.attributes["value"]).value if name == "arith.constant" else None
@@ -81,7 +80,7 @@ def inside(operation: Any) -> Iterator[Any]:
 
 
 def found_in(module: ir.Module, *names: str) -> list[Any]:
-    """All operations of some names inside the functions of a module, in program order."""
+    """All operations inside the functions of a module whose name is one of `names`, in program order."""
     return [op for function in functions_of(module) for op in inside(function) if op.name in names]
 
 
@@ -93,7 +92,7 @@ def inside_block(block: Any) -> Iterator[Any]:
 
 
 def around(block: Any) -> Iterator[Any]:
-    """The operations that `block` is in, from the innermost."""
+    """The operations that contain `block`, from the innermost outwards."""
     owner = block.owner
     while owner is not None:
         yield owner.operation
@@ -101,28 +100,28 @@ def around(block: Any) -> Iterator[Any]:
 
 
 def loops_around(block: Any) -> list[Any]:
-    """The loops that `block` is in, from the innermost."""
+    """The loops that contain `block`, from the innermost outwards."""
     return [op for op in around(block) if op.name in LOOPS]
 
 
 def block_of(value: Any) -> Any:
-    """The block that `value` is an argument or a result in."""
+    """The block that defines `value`, as an argument or as the result of an operation."""
     return value.owner if isinstance(value.owner, ir.Block) else value.owner.operation.block
 
 
 def owner_of(value: Any) -> Any:
-    """The operation that `value` is a result of, or whose block's argument it is."""
+    """The operation that defines `value`; for a block argument, the operation that contains the block."""
     return value.owner.owner.operation if isinstance(value.owner, ir.Block) else value.owner.operation
 
 
 def joined(timepoints: Sequence[Any], kind: ir.Type) -> Any:
-    """A timepoint, made where operations are being inserted, that is reached when all of some are; at once, of none."""
+    """Create a timepoint that is reached once all `timepoints` are; immediately if there are none."""
     name = "stream.timepoint.join" if timepoints else "stream.timepoint.immediate"
     return ir.Operation.create(name, [kind], list(timepoints)).result
 
 
 def outside_loops(operation: Any, values: Iterable[Any]) -> Any:
-    """The outermost loop around `operation` that `values` are all from around; without one, `operation`."""
+    """The outermost loop around `operation` that defines none of `values`; `operation` itself if there is none."""
     outermost = operation
     for loop in loops_around(operation.block):
         if any(loop in around(block_of(value)) for value in values):

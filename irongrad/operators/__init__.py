@@ -1,1 +1,1 @@
-"""What PyTorch's operators become before import."""
+"""Rewrites of PyTorch's operators before import: decompositions, random numbers and legalisation."""

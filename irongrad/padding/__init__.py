@@ -1,6 +1,6 @@
-"""Exact padding: a step at the sizes of a bucket gives what it gives at the true sizes of its inputs.
+"""Exact padding: a step run at a bucket's sizes gives the same results as at the true sizes of its inputs.
 
-`Padded` and `Call` are what a rule of `irongrad.register_padding_rule` is written with.
+Rules for `irongrad.register_padding_rule` are written with `Padded` and `Call`.
 """
 
 from irongrad.padding.padded import Padded

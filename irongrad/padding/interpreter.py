@@ -1,8 +1,9 @@
-"""Running a graph of symbolic sizes at the sizes of a bucket, exactly: true elements never depend on padding.
+"""Runs a graph with symbolic sizes at a bucket's sizes, exactly: true elements never depend on padding.
 
-The graph has been captured with its named dimensions as symbols, so every size in it is an expression of them. An
-argument that a schema calls a size becomes the bucket's; a number that is computed from sizes, such as the divisor of
-a mean, becomes the true one, a tensor. An operator that would read padding is run by its rule, which masks that.
+The graph was captured with its named dimensions as symbols, so every size in it is an expression of them. An argument
+that an operator's schema declares as a size gets the bucket's value. A number that is computed from sizes, such as the
+divisor of a mean, gets the true value, as a tensor. If an operator would read padding, its rule runs it and masks the
+padding.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from irongrad.padding.rules.random import random
 from irongrad.runtime.errors import InternalError, UnsupportedOpError
 
 _SIZE_TYPES = ("int", "SymInt", "List[int]", "Optional[int]", "Optional[List[int]]")
-# What they assert of sizes is what the guards of an entry point check.
+# These assert conditions on sizes. The guards of the entry points check the same conditions.
 _ASSERTIONS = frozenset(
     {
         torch.ops.aten._assert_tensor_metadata.default,
@@ -44,17 +45,17 @@ _ASSERTIONS = frozenset(
     }
 )
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_ZEROED = "irongrad.zeroed"  # what `zeroed_in` found, in the `meta` of a graph
+_ZEROED = "irongrad.zeroed"  # the key in a graph's `meta` under which `zeroed_in` stores its result
 
 
 class PaddedInterpreter(Portable):
-    """Runs a graph on tensors of a bucket's sizes.
+    """Runs a graph on tensors with a bucket's sizes.
 
     Args:
-        graph: with symbolic sizes in its nodes' `meta`.
-        names: what each symbol of the graph is, as an expression of named dimensions.
-        padding: sizes of the bucket and of the call.
-        zeroed: results of nodes that get zeros for their padding where they are made.
+        graph: the graph, with symbolic sizes in its nodes' `meta`.
+        names: each symbol of the graph as an expression of named dimensions.
+        padding: the sizes of the bucket and of the call.
+        zeroed: the node results whose padding is set to zero where they are computed.
     """
 
     def __init__(
@@ -71,24 +72,24 @@ class PaddedInterpreter(Portable):
         self._zeroed = zeroed
 
     def placeholder(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An argument, with the padding that its symbolic sizes say."""
+        """An argument, with the padding that follows from its symbolic sizes."""
         value = super().placeholder(target, args, kwargs)
-        made = self._sizes(self.node.meta["val"])
-        return self._finished(self._given(value, layout_of(made)), 0) if made is not None else value
+        expected = self._sizes(self.node.meta["val"])
+        return self._finished(self._given(value, layout_of(expected)), 0) if expected is not None else value
 
     def output(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The results, each with its true elements first in every dimension."""
+        """The results, with the true elements first in every dimension."""
         return super().output(target, tree_map(self._compact, args), kwargs)
 
     def run_node(self, n: Node) -> Any:
-        """Run one node; a size is what its expression says."""
+        """Run one node; a node that computes a size gives a number or an expression of named dimensions."""
         value = n.meta.get("val")
         if isinstance(value, _SYMBOLIC):
             return self._named(value)
         return super().run_node(n)
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operator, by its rule where padding is involved."""
+        """Run one operator, by its padding rule if padding is involved."""
         if target is operator.getitem:
             return args[0][args[1]]
         if target in _ASSERTIONS:
@@ -105,13 +106,14 @@ class PaddedInterpreter(Portable):
         return self._finished(results, 0)
 
     def _given(self, value: Tensor, layout: Layout) -> Padded:
-        """An argument, which entry points pad with zeros."""
+        """Wrap an argument; its padding is zero, because entry points pad with zeros."""
         return Padded(value, layout, zero=True)
 
     def _finished(self, result: Padded | None, number: int) -> Padded | Tensor | None:
-        """Result `number` of a node as its readers get it: a tensor without padding as itself.
+        """Result `number` of a node in the form that its users receive; a tensor without padding is not wrapped.
 
-        A size is a Python number in the program, which promotes no tensor, and here a tensor that may.
+        The result is cast to its dtype in the graph. A size is a Python number in the program and promotes no dtype.
+        Here it is a tensor, which may promote.
         """
         if result is None:
             return None
@@ -125,10 +127,10 @@ class PaddedInterpreter(Portable):
 
     def _by_rule(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(target, OpOverload):
-            what = "control flow" if isinstance(target, HigherOrderOperator) else "what is no operator"
-            raise NoRule(f"is {what}, which has no padding rule")
+            what = "control flow" if isinstance(target, HigherOrderOperator) else "not an operator"
+            raise NoRule(f"is {what} and has no padding rule")
         arguments = _bound(target, args, kwargs)
-        call = Call(target, tree_map(_wrapped, arguments), self._padding, self._made(), self._run)
+        call = Call(target, tree_map(_wrapped, arguments), self._padding, self._result_sizes(), self._run)
         if (rule := rule_of(target)) is not None:
             return rule(call)
         if is_random(target):
@@ -155,24 +157,24 @@ class PaddedInterpreter(Portable):
             return value.tensor
         if isinstance(value, sympy.Basic):
             if not is_size:
-                raise NoRule("takes a size as a number, for which it has no padding rule")
+                raise NoRule("takes a number computed from sizes, for which it has no padding rule")
             return self._padding.sizes.bucket(value)
         return value
 
     def _concerns_padding(self, arguments: Any) -> bool:
-        made = [d for sizes in self._made() if sizes is not None for d in sizes]
+        expected = [d for sizes in self._result_sizes() if sizes is not None for d in sizes]
         return tree_any(lambda v: isinstance(v, Padded | sympy.Basic), arguments, is_leaf=_is_leaf) or any(
-            isinstance(d, sympy.Basic) for d in made
+            isinstance(d, sympy.Basic) for d in expected
         )
 
-    def _made(self) -> list[tuple[Any, ...] | None]:
+    def _result_sizes(self) -> list[tuple[Any, ...] | None]:
         return [self._sizes(v) for v in tree_leaves(self.node.meta.get("val"))]
 
     def _sizes(self, value: Any) -> tuple[Any, ...] | None:
         return tuple(self._named(s) for s in value.shape) if isinstance(value, torch.Tensor) else None
 
     def _named(self, value: Any) -> Any:
-        """A number, or an expression of named dimensions, for a symbolic one."""
+        """Turn a symbolic number into a number or an expression of named dimensions; other values stay as they are."""
         if not isinstance(value, _SYMBOLIC):
             return value
         expression = sympy.sympify(value.node.expr).xreplace(dict(self._names))
@@ -190,33 +192,35 @@ class PaddedInterpreter(Portable):
         return value.tensor
 
     def _check(self, results: Any) -> None:
-        """Refuse results of other sizes than those of the graph: a rule is wrong then."""
-        given = results if isinstance(results, list | tuple) else [results]
-        self._padding.needs |= {s - 1 for made in self._made() for s in made or () if isinstance(s, sympy.Basic)}
-        for result, made in zip(given, self._made(), strict=True):
-            if result is None or made is None:
+        """Check that the results have the sizes that the graph states; if not, the rule is wrong."""
+        result_list = results if isinstance(results, list | tuple) else [results]
+        self._padding.needs |= {
+            s - 1 for expected in self._result_sizes() for s in expected or () if isinstance(s, sympy.Basic)
+        }
+        for result, expected in zip(result_list, self._result_sizes(), strict=True):
+            if result is None or expected is None:
                 continue
             sizes = tuple(size_of(dim) for dim in result.layout)
-            if not same_sizes(sizes, made) or tuple(result.tensor.shape) != tuple(
-                self._padding.sizes.bucket(s) for s in made
+            if not same_sizes(sizes, expected) or tuple(result.tensor.shape) != tuple(
+                self._padding.sizes.bucket(s) for s in expected
             ):
                 raise InternalError(
-                    f"{line_of(self.node)}: the padding rule of {self.node.target} makes {sizes} as "
-                    f"{tuple(result.tensor.shape)} where the graph has {made}"
+                    f"{line_of(self.node)}: the padding rule of {self.node.target} returns sizes {sizes} as "
+                    f"{tuple(result.tensor.shape)}, but the graph has {expected}"
                 )
 
     def _refusal(self, target: Target, arguments: Any, reason: str) -> str:
         leaves = tree_leaves(arguments, is_leaf=_is_leaf)
         sizes = [size_of(d) for v in leaves if isinstance(v, Padded) for d in v.layout if is_padded(d)]
         sizes += [v for v in leaves if isinstance(v, sympy.Basic)]
-        made = [d for m in self._made() if m is not None for d in m if isinstance(d, sympy.Basic)]
-        names = sorted({s.name for size in sizes or made for s in size.free_symbols})
+        expected = [d for m in self._result_sizes() if m is not None for d in m if isinstance(d, sympy.Basic)]
+        names = sorted({s.name for size in sizes or expected for s in size.free_symbols})
         shapes = ", ".join(
             "(" + ", ".join(str(size_of(d)) for d in v.layout) + ")" for v in leaves if isinstance(v, Padded)
         )
         listed = ", ".join(repr(n) for n in names)
         return (
-            f"{line_of(self.node)}\n  {target}, on sizes {shapes or tuple(made)}, {reason}. It cannot be padded "
+            f"{line_of(self.node)}\n  {target}, on sizes {shapes or tuple(expected)}, {reason}. It cannot be padded "
             f"exactly along {listed}: leave {listed} out of dynamic= and buckets=, so that its size is fixed, or "
             "register a rule for the operator with irongrad.register_padding_rule"
         )
@@ -243,17 +247,17 @@ def interpret_padded(
     padding: Padding,
     zeroed: Collection[Hashable] = (),
 ) -> Sequence[torch.Tensor]:
-    """Run `graph` on flat `values` of a bucket's sizes and return its flat outputs, padded at the end.
+    """Run `graph` on flat `values` at a bucket's sizes and return its flat outputs, padded at the end.
 
     Args:
-        graph: with symbolic sizes in its nodes' `meta`.
-        values: its arguments.
-        names: what each symbol of the graph is, as an expression of named dimensions.
-        padding: sizes of the bucket and of the call.
-        zeroed: what `zeroed_in` found.
+        graph: the graph, with symbolic sizes in its nodes' `meta`.
+        values: its flat arguments, at the bucket's sizes.
+        names: each symbol of the graph as an expression of named dimensions.
+        padding: the sizes of the bucket and of the call.
+        zeroed: the result of `zeroed_in`.
 
     Raises:
-        UnsupportedOpError: an operator that would read padding and has no rule; with the user's line.
+        UnsupportedOpError: an operator would read padding and has no rule; the message has the user's line.
     """
     interpreter = PaddedInterpreter(graph, names, padding, zeroed)
     outputs: Sequence[torch.Tensor] = interpreter.run(*values, enable_io_processing=False)
@@ -266,11 +270,17 @@ def zeroed_in(
     names: Mapping[sympy.Symbol, sympy.Expr],
     padding: Padding,
 ) -> Collection[Hashable]:
-    """The results of nodes that something in `graph` reads with zeros in place of padding.
+    """The node results that some node of `graph` reads with zeros in place of padding.
 
-    They get those zeros where they are made, as a part of the kernel that makes them; for one reader among several
-    they would be copied. What the other readers find in padding does not matter to them. They are the same in every
-    bucket, and so are looked for once.
+    The interpreter writes the zeros where the result is computed, so the mask fuses into the kernel that computes it. A
+    mask for one of several readers would copy the result. The other readers accept any values in padding. The results
+    are the same in every bucket, so they are computed once and stored in the `meta` of `graph`.
+
+    Args:
+        graph: the graph, with symbolic sizes in its nodes' `meta`.
+        values: its flat arguments, at the bucket's sizes.
+        names: each symbol of the graph as an expression of named dimensions.
+        padding: the sizes of the bucket and of the call; its `zeroed` is filled in.
     """
     if _ZEROED not in graph.meta:
         mode = detect_fake_mode(values) or FakeTensorMode(allow_non_fake_inputs=True)

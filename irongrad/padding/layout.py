@@ -1,8 +1,10 @@
-"""Which elements of a dimension are true ones, and how views move them.
+"""Which elements of a padded dimension are true elements, and how views move them.
 
-A dimension of a padded tensor is made of axes, the outermost first, as that of `x.view(B * T)` is of B and T. In each
-axis the true elements come first. An axis of fixed size inside another is part of that: the first B of rows of 64 are
-the first 64 B elements. So most dimensions have one axis, and two have the same padding where their axes are equal.
+A true element also exists in the program without padding. All other elements are padding. A dimension of a padded
+tensor is a product of axes, outermost first: the dimension of `x.view(B * T)` has the axes B and T. Along each axis the
+true elements come first. An axis of fixed size is merged into the axis outside it: the first B rows of 64 elements are
+the first 64 * B elements. Most dimensions therefore have one axis. Two dimensions have the same padding if their axes
+are equal.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ class Axis:
     """One axis of a dimension.
 
     Attributes:
-        size: how many elements it has, of which those of the true size come first.
-        uniform: all its elements are equal, so that none of them is padding; as after `expand`.
+        size: the number of elements, as an expression of named dimensions. At the true sizes of a call it is the number
+            of true elements, which come first.
+        uniform: whether all elements are equal, as after `expand`. None of them is padding then.
     """
 
     size: sympy.Expr
@@ -37,17 +40,17 @@ Layout = tuple[Dim, ...]
 
 
 def dim_of(size: Any, *, uniform: bool = False) -> Dim:
-    """A dimension of one axis."""
+    """A dimension with one axis of `size` elements."""
     return (Axis(sympy.sympify(size), uniform),)
 
 
 def layout_of(sizes: Sequence[Any], *, uniform: bool = False) -> Layout:
-    """The layout of a tensor of `sizes`, each dimension with its true elements first."""
+    """The layout of a tensor with these `sizes`, whose true elements come first in every dimension."""
     return tuple(dim_of(s, uniform=uniform) for s in sizes)
 
 
 def joined(axes: Sequence[Axis]) -> Dim:
-    """One dimension of several axes."""
+    """The dimension with these `axes`; axes of size 1 are dropped, and fixed axes merge into the axis outside them."""
     result: list[Axis] = []
     for axis in axes:
         if axis.size == 1:
@@ -60,7 +63,7 @@ def joined(axes: Sequence[Axis]) -> Dim:
 
 
 def is_padded(dim: Dim) -> bool:
-    """Whether any axis has padding."""
+    """Whether any axis of the dimension has padding."""
     return any(a.padded for a in dim)
 
 
@@ -70,20 +73,20 @@ def is_uniform(dim: Dim) -> bool:
 
 
 def size_of(dim: Dim) -> sympy.Expr:
-    """The size of a dimension."""
+    """The number of elements of a dimension, as an expression of named dimensions."""
     return sympy.Mul(*(a.size for a in dim))
 
 
 def solid(dim: Dim) -> Dim:
-    """The dimension of a result whose elements differ, made from one with this layout."""
+    """The same dimension with no axis marked uniform, for a result whose elements differ."""
     return joined([replace(a, uniform=False) for a in dim])
 
 
 def unified(a: Dim, b: Dim) -> Dim | None:
-    """The dimension of what broadcasts `a` and `b` together; None where their padding differs.
+    """The dimension that results from broadcasting `a` with `b`; None if their padding differs.
 
-    Two of one axis each have the same padding, as the program without padding broadcasts them: their sizes may be
-    spelled differently, such as (T + 1) // 2 and (T - 1) // 2 + 1.
+    Two dimensions of one axis each have the same padding, because the program without padding broadcasts them. Their
+    sizes may be written differently, such as (T + 1) // 2 and (T - 1) // 2 + 1.
     """
     if a == b or size_of(b) == 1 or (size_of(a) != 1 and len(a) == len(b) == 1 and not a[0].uniform):
         return a
@@ -93,7 +96,7 @@ def unified(a: Dim, b: Dim) -> Dim | None:
 
 
 def broadcast(layouts: Sequence[Layout]) -> Layout | None:
-    """The layout of what broadcasts tensors of `layouts` together; None where their padding differs."""
+    """The layout that results from broadcasting tensors of these `layouts`; None if their padding differs."""
     rank = max((len(layout) for layout in layouts), default=0)
     result: list[Dim] = [dim_of(1)] * rank
     for layout in layouts:
@@ -106,10 +109,10 @@ def broadcast(layouts: Sequence[Layout]) -> Layout | None:
 
 
 def reshaped(layout: Layout, sizes: Sequence[Any]) -> Layout | None:
-    """The layout of a view of `sizes`; None where it mixes true elements with padding.
+    """The layout of a view with these `sizes`; None if the view mixes true elements with padding.
 
-    Axes are taken from the innermost outwards. One that is larger than what a dimension still lacks is split, which
-    leaves its true elements first only where the inner part is of a fixed size.
+    Each new dimension takes axes from the innermost outwards. An axis that is larger than the rest of the dimension is
+    split. After a split the true elements still come first only if the inner part has a fixed size.
     """
     axes = [a for dim in layout for a in dim if a.size != 1]
     result: list[Dim] = []
@@ -135,7 +138,7 @@ def reshaped(layout: Layout, sizes: Sequence[Any]) -> Layout | None:
 
 
 def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two shapes are the same, however they are spelled: at several sizes of the named dimensions."""
+    """Whether two shapes are equal at several sizes of the named dimensions, even if they are written differently."""
     names = sorted({s for size in (*a, *b) for s in sympy.sympify(size).free_symbols}, key=str)
     samples = [{name: sympy.Integer(n + 3 * i) for i, name in enumerate(names)} for n in (8, 9, 10, 11, 13)]
     return len(a) == len(b) and all(
@@ -146,6 +149,6 @@ def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
-    """`a / b`, where that is a whole number whatever the named dimensions are."""
+    """`a / b` if it is an integer for all sizes of the named dimensions; otherwise None."""
     result = sympy.cancel(a / b)
     return result if sympy.fraction(sympy.together(result))[1] == 1 else None

@@ -1,4 +1,4 @@
-"""Padded tensors, and what rules do with their padding: mask it, count without it, move around it."""
+"""Padded tensors, and how rules treat their padding: mask it, leave it out of counts, move elements past it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from torch import Tensor
 from irongrad.padding.layout import Axis, Dim, Layout, is_padded, size_of, solid
 from irongrad.sizes.expressions import Number, Sizes
 
-# What `Padding.fill` writes for the smallest and the largest value of a dtype.
+# Fillers for `Padding.fill`: the smallest and the largest value of the tensor's dtype.
 LOWEST, HIGHEST = "lowest", "highest"
 
 
 @dataclass(frozen=True)
 class Padded:
-    """A tensor of a bucket's sizes, of whose elements only some are those of the program without padding.
+    """A tensor with a bucket's sizes, in which only some elements exist in the program without padding.
 
     Attributes:
-        tensor: its elements; the others may be anything.
-        layout: which are true, by dimension.
-        zero: whether all the others are sure to be zeros.
-        maker: which result of which node this is, or is a view of; None for what is made inside of a rule.
+        tensor: the elements. Padding may have any values.
+        layout: which elements are true, by dimension.
+        zero: whether all padding is known to be zero.
+        maker: the node result that this tensor is, or is a view of, as the node's name and the result's number; None
+            for a tensor that a rule computes.
     """
 
     tensor: Tensor
@@ -41,27 +42,27 @@ class Padded:
         return len(self.layout)
 
     def view(self, tensor: Tensor, layout: Layout) -> Padded:
-        """All elements of this, and no others, as `tensor` has them; what is padding stays padding."""
+        """`tensor`, a view with exactly the elements of this one; padding stays padding."""
         return replace(self, tensor=tensor, layout=layout)
 
     def named(self, layout: Layout) -> Padded:
-        """The same tensor with `layout`, which broadcasts with its own."""
+        """The same tensor with another `layout` that broadcasts with its own."""
         same = all(solid(a) == solid(b) for a, b in zip(self.layout, layout, strict=True))
         return self.view(self.tensor, layout) if same else Padded(self.tensor, layout)
 
     def dims(self, chosen: Sequence[int] | int | None = None) -> list[int]:
-        """`chosen` dimensions counted from the front; all of them for None, as for an empty list."""
+        """The `chosen` dimensions as indices from the front; all dimensions for None or an empty list."""
         if chosen is None or chosen == [] or chosen == ():
             return list(range(self.ndim))
-        given = [chosen] if isinstance(chosen, int) else chosen
-        return [d % self.ndim for d in given] if self.ndim else []
+        indices = [chosen] if isinstance(chosen, int) else chosen
+        return [d % self.ndim for d in indices] if self.ndim else []
 
     def padded(self, chosen: Sequence[int] | int | None = None) -> list[int]:
-        """Those of `chosen` dimensions that have padding."""
+        """The `chosen` dimensions that have padding."""
         return [d for d in self.dims(chosen) if is_padded(self.layout[d])]
 
     def repeats_padding(self) -> bool:
-        """Whether a dimension with padding has equal elements, so that none of them is padding to a view of it."""
+        """Whether a padded axis is uniform; views of the tensor may read all its elements as true ones."""
         return any(a.uniform and a.padded for dim in self.layout for a in dim)
 
 
@@ -69,9 +70,9 @@ class Padding:
     """The padding of one call.
 
     Attributes:
-        sizes: of the bucket and of the call.
-        needs: what must not be negative at the sizes of any call, as expressions of named dimensions.
-        zeroed: the makers of what got zeros in place of its padding.
+        sizes: the sizes of the bucket and the true sizes of the call.
+        needs: expressions of named dimensions that must not be negative at the sizes of any call.
+        zeroed: the makers of the tensors whose padding was replaced by zeros.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -81,19 +82,19 @@ class Padding:
         self._masks: dict[Dim, Tensor] = {}
 
     def need(self, dim: Dim, count: Any) -> None:
-        """Remember that a dimension must have `count` elements in the program without padding."""
+        """Require that a dimension has at least `count` elements in the program without padding."""
         self.needs.add(size_of(dim) - count)
 
     def extent(self, dim: Dim) -> int:
-        """How many elements a dimension has in the bucket."""
+        """The number of elements of a dimension in the bucket."""
         return self.sizes.bucket(size_of(dim))
 
     def positions(self, axis: Axis) -> Tensor:
-        """0, 1, … along an axis."""
+        """The indices 0, 1, … along an axis in the bucket."""
         return torch.arange(self.sizes.bucket(axis.size))
 
     def mask(self, dim: Dim) -> Tensor:
-        """Which elements of a dimension are true, as booleans."""
+        """A boolean vector that marks the true elements of a dimension."""
         if dim not in self._masks:
             valid = torch.ones((1,), dtype=torch.bool)
             for axis in dim:
@@ -103,7 +104,7 @@ class Padding:
         return self._masks[dim]
 
     def valid(self, value: Padded, dims: Sequence[int] | int | None = None) -> Tensor | None:
-        """Which elements are true along `dims`, in a shape that broadcasts to the tensor; None where all are."""
+        """A mask of the true elements along `dims`, which broadcasts to the tensor; None if all elements are true."""
         result: Tensor | None = None
         for d in value.padded(dims):
             along = self.mask(value.layout[d]).reshape([-1 if i == d else 1 for i in range(value.ndim)])
@@ -129,7 +130,7 @@ class Padding:
         return self.sizes.true(total)
 
     def locate(self, dim: Dim, index: Tensor) -> Tensor:
-        """The places in a padded dimension of what is at `index` without padding, moved inside where it is outside."""
+        """Map indices into the dimension without padding to indices into the padded one, clamped to its size."""
         place: Any = 0
         stride = 1
         for axis in reversed(dim[1:]):
@@ -140,16 +141,16 @@ class Padding:
         return (place + index * stride).clamp(0, max(self.extent(dim) - 1, 0))
 
     def take(self, value: Padded, d: int, index: Tensor) -> Tensor:
-        """What is at `index` of dimension `d` without padding."""
+        """Select along dimension `d` the elements that have these indices in the tensor without padding."""
         return value.tensor.index_select(d, self.locate(value.layout[d], index))
 
     def aligned(self, value: Padded, d: int, dim: Dim) -> Padded:
-        """The same elements with those of dimension `d` where `dim` has its true ones."""
+        """Move elements along dimension `d`, so that the true elements lie where `dim` has them."""
         places = self.places((dim,))
         return Padded(self.take(value, d, places), (*value.layout[:d], dim, *value.layout[d + 1 :]))
 
     def places(self, value: Layout) -> Tensor:
-        """The number of each element in the tensor without padding, in row-major order."""
+        """The row-major index of each element in the tensor without padding."""
         numbers = torch.zeros((), dtype=torch.int64)
         stride: Any = 1
         axes = [a for dim in value for a in dim]

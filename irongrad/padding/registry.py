@@ -1,4 +1,4 @@
-"""The rules: what an operator does to padding, by operator."""
+"""The registry of padding rules, which say how each operator handles padding."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from irongrad.padding.padded import Padded, Padding
 aten = torch.ops.aten
 
 
-class NoRule(Exception):  # noqa: N818 (the interpreter makes an error of it)
-    """An operator that cannot be run on these padded arguments; the message says why, after its name."""
+class NoRule(Exception):  # noqa: N818 (the interpreter turns it into an error)
+    """An operator cannot run on these padded arguments; the message gives the reason, to follow the operator's name."""
 
 
 class Call:
-    """One operator of a graph on padded arguments.
+    """One call of an operator on padded arguments.
 
     Attributes:
         operator: the operator.
-        arguments: by their names in its schema, defaults included. Tensors are `Padded`; sizes are numbers, or
-            expressions of named dimensions.
-        padding: of this run.
-        made: the sizes of each result in the graph, as numbers or expressions; None for what is no tensor.
+        arguments: the arguments by their names in the operator's schema, including defaults. Tensors are `Padded`;
+            sizes are numbers or expressions of named dimensions.
+        padding: the padding of this run.
+        made: the sizes of each result in the graph, as numbers or expressions; None for a result that is no tensor.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class Call:
         return self.arguments[name]
 
     def run(self, /, **replaced: Any) -> Any:
-        """The operator itself on the bucket's tensors, with some arguments replaced."""
+        """Run the operator on the bucket's tensors, with some arguments replaced."""
         return self._run(self.operator, {**self.arguments, **replaced})
 
     def zeros(self, *names: str) -> dict[str, Any]:
-        """The arguments called `names` with zeros for their padding; None stays None."""
+        """The arguments called `names`, with zeros for their padding; an argument that is None stays None."""
         return {n: None if self[n] is None else self.padding.fill(self[n], 0) for n in names}
 
     def aligned(self, *names: str) -> None:
-        """Give the tensors called `names` the same padding where they are broadcast together."""
+        """Give the tensors called `names` the same padding in each dimension in which they broadcast together."""
         values = [self[n] for n in names]
         if broadcast([v.layout for v in values]) is not None:
             return
@@ -69,7 +69,7 @@ class Call:
                     self.arguments[name] = self.padding.aligned(value, value.ndim + d, target)
 
     def like(self, name: str, layout: Layout) -> Padded:
-        """The argument called `name`, its true elements where `layout` has them."""
+        """Move the true elements of the argument called `name` to where `layout` has them, and return the argument."""
         value: Padded = self[name]
         for d, (dim, wanted) in enumerate(zip(value.layout, layout, strict=True)):
             if size_of(dim) == 1:
@@ -82,10 +82,10 @@ class Call:
         return value
 
     def broadcast(self, *values: Padded | None) -> Layout:
-        """The layout of what broadcasts `values` together.
+        """The layout that results from broadcasting `values`.
 
         Raises:
-            NoRule: their padding differs.
+            NoRule: the padding of the values differs.
         """
         layout = broadcast([v.layout for v in values if v is not None])
         if layout is None:
@@ -101,7 +101,7 @@ _USER: dict[OpOverload, Rule] = {}
 
 
 def rule(*operators: OpOverload) -> Callable[[R], R]:
-    """Register a rule: it returns `Padded` for each result of the operator, or None."""
+    """Register a padding rule for these operators; it returns a `Padded` or None for each result."""
 
     def register(function: R) -> R:
         RULES.update(dict.fromkeys(operators, function))
@@ -111,20 +111,21 @@ def rule(*operators: OpOverload) -> Callable[[R], R]:
 
 
 def register_padding_rule(operator: OpOverload) -> Callable[[R], R]:
-    """Say what an operator does to padding, so that a step with buckets may use it on padded dimensions.
+    """Register how an operator handles padding, so that a step with buckets may use it on padded dimensions.
 
-    The rule gets a `Call` and returns a `Padded` for each result. `call["name"]` is the argument called so in the
-    operator's schema: a tensor is a `Padded`, with its `layout` by dimension; `call.run(name=tensor)` runs the
-    operator on the bucket's tensors, some of them replaced; `call.padding.fill(value, 0)` is a tensor with zeros for
-    its padding. A result whose padding is sure to be zeros is `Padded(…, zero=True)`, which saves masking it. For an
-    operator that sums over all but its first dimension, say::
+    The rule receives a `Call` and returns a `Padded` for each result. `call["name"]` is the argument with that name in
+    the operator's schema. A tensor argument is a `Padded`, whose `layout` describes each dimension.
+    `call.run(name=tensor)` runs the operator on the bucket's tensors, with the named ones replaced.
+    `call.padding.fill(value, 0)` is a tensor with zeros for its padding. If all padding of a result is known to be
+    zero, return `Padded(…, zero=True)`, which saves a mask. A rule for an operator that sums over all dimensions but
+    the first::
 
         @irongrad.register_padding_rule(torch.ops.mylib.row_sums.default)
         def rule(call):
             x = call["x"]
             return Padded(call.run(x=call.padding.fill(x, 0)), x.layout[:1])
 
-    A later registration replaces an earlier one, and a rule of IronGrad's own.
+    A later registration replaces an earlier one. It also replaces a rule of IronGrad's own.
     """
 
     def register(function: R) -> R:
@@ -135,10 +136,10 @@ def register_padding_rule(operator: OpOverload) -> Callable[[R], R]:
 
 
 def has_users_rules() -> bool:
-    """Whether users registered any rule."""
+    """Whether a user registered any rule."""
     return bool(_USER)
 
 
 def rule_of(operator: OpOverload) -> Rule | None:
-    """The rule of an operator, if it has one of its own."""
+    """The rule of an operator, a user's rule first; None if the operator has no rule of its own."""
     return _USER.get(operator) or RULES.get(operator)

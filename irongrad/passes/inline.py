@@ -1,4 +1,4 @@
-"""Writing a rewrite as a function of tensors: it is traced, and its nodes take the place of one node."""
+"""Rewrites written as functions of tensors: the function is traced, and its nodes replace one node."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from irongrad.passes.rules import RULES, apply_rules
 
 
 def inline(function: Callable[..., torch.Tensor], operands: Sequence[Node], like: Node) -> Node:
-    """Trace `function` on values like those of `operands`, and put its nodes before `like`.
+    """Trace `function` on values like those of `operands`, and insert its nodes before `like`.
 
     Args:
-        function: of one tensor an operand, made of operators that the decomposition table knows. Equal functions give
-            equal graphs: they are traced once for operands of the same shapes.
+        function: takes one tensor for each operand, and consists of operators that the decomposition table knows. Equal
+            functions must have equal graphs: they are traced once for operands of the same shapes.
         operands: nodes before `like`.
-        like: whose user's line the new nodes are about.
+        like: the node whose source line the new nodes inherit.
 
     Returns:
         The node of the result.

@@ -1,4 +1,4 @@
-"""Runs passes over a step graph: alone does the timing, the verification, and what is recorded."""
+"""Run passes over a step graph: the manager times them, verifies their graphs, and keeps their records."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from irongrad.runtime.errors import InternalError, UserError
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What one pass did to one function.
+    """The record of one pass on one function.
 
     Attributes:
         name: the pass's name.
         function: the function's name.
-        seconds: how long it took, without the verification.
-        nodes: the number of nodes before and after, bodies of control flow included.
-        changed: whether it changed anything.
-        stats: its own counts.
-        choices: what it chose by measurement.
+        seconds: the run time of the pass, without the verification.
+        nodes: the number of nodes before and after, including bodies of control flow.
+        changed: whether the pass changed anything.
+        stats: the pass's own counts.
+        choices: the choices that the pass made by measurement.
     """
 
     name: str
@@ -40,7 +40,7 @@ class PassRecord:
     choices: tuple[Choice, ...] = ()
 
 
-# Told a pass's position, its record, and the function as it is then.
+# Called with a pass's position, its record, and the function after the pass.
 Observer = Callable[[int, PassRecord, Function], None]
 
 
@@ -51,17 +51,21 @@ def run_passes(
     on_pass: Observer = lambda number, record, function: None,
     timer: Timer | None = None,
 ) -> StepGraph:
-    """Run `passes` in order on every function of `graph`; the graph that is given stays as it is.
+    """Run `passes` in order on every function of a copy of `graph`.
 
     Args:
         graph: the step graph.
-        passes: what to run.
-        targets: what it will be compiled for.
+        passes: the passes to run.
+        targets: the backends that the graph will be compiled for.
         on_pass: called after each pass on each function.
-        timer: measures on the targets, for passes to choose by; None where they choose by tables of costs.
+        timer: measures on the targets, so that passes choose by measurement; None if they choose by cost tables.
+
+    Returns:
+        The rewritten step graph.
 
     Raises:
-        InternalError: a pass failed or left a graph that is not well formed; names it and those before it.
+        InternalError: a pass failed, or left a graph that is not well formed. The message names the pass and those
+            before it.
     """
     functions = {n: replace(f, graph=copy.deepcopy(f.graph)) for n, f in graph.functions.items()}
     unknown = {name for name, function in functions.items() if function.of_any_size}
@@ -89,24 +93,24 @@ def _run(
     nodes = _count(graph)
     seconds = 0.0
     results: list[PassResult] = []
-    seen = False  # whether a graph is another, whatever the pass says of it
+    has_changed = False  # whether a graph changed, whatever the pass reports
     for module in _all_graphs(graph):
         here = context if module is graph else replace(context, arguments=(), results=(), step=None)
-        held = verified.get(module) or snapshot(module)
+        previous = verified.get(module) or snapshot(module)
         start = time.perf_counter()
         try:
             results.append(_checked(item.run(module, here)))
             seconds += time.perf_counter() - start
-            verified[module] = verify(module, held)
-            seen = seen or verified[module].is_another
+            verified[module] = verify(module, previous)
+            has_changed = has_changed or verified[module].is_another
         except UserError:
-            raise  # what was asked of the pass cannot be done
+            raise  # the pass cannot do what the user asked for
         except Exception as error:
             raise _failure(item, context, before, error) from error
     stats: dict[str, int] = {}
     for result in results:
         stats |= {k: stats.get(k, 0) + v for k, v in result.stats.items()}
-    changed = seen or any(r.changed for r in results)
+    changed = has_changed or any(r.changed for r in results)
     choices = tuple(choice for result in results for choice in result.choices)
     return PassRecord(item.name, context.function, seconds, (nodes, _count(graph)), changed, stats, choices)
 
@@ -129,7 +133,7 @@ def _failure(item: Pass, context: Context, before: Sequence[str], error: Excepti
 
 
 def _all_graphs(graph: GraphModule) -> Iterator[GraphModule]:
-    """`graph`, then the bodies in it."""
+    """`graph`, then all bodies of control flow in it."""
     yield graph
     for _, body in bodies(graph):
         yield from _all_graphs(body)

@@ -1,4 +1,4 @@
-"""Writing down what a function of tensors computes, for functions that passes write."""
+"""Record the graphs of the functions that passes write."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from irongrad.operators.decompositions import decomposition_table
 from irongrad.operators.legalize.empty_tensors import fold_empty_tensors
 from irongrad.operators.legalize.stacked_scalars import stack_scalars_first
 
-# Of the values in what is recorded.
+# The mode of the fake tensors in recorded graphs.
 _MODE = FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def record(function: Callable[..., torch.Tensor], kinds: Sequence[tuple[Sequence[int], torch.dtype]]) -> GraphModule:
-    """The graph of `function` on tensors of `kinds`: their sizes and dtypes; with one output, the list of its result.
+    """Record the graph of `function` on tensors of `kinds`; its one output is a list of the result.
 
     Args:
-        function: functional, and made of operators that the decomposition table knows, if not of those that the
-            importer takes.
-        kinds: of its operands.
+        function: functional, and made of operators that the decomposition table knows or the importer accepts.
+        kinds: the sizes and dtype of each operand.
     """
     graph = recorder.record(lambda *operands: [function(*operands)], kinds, decomposition_table(), _MODE)
     return simplified(graph, [stack_scalars_first, fold_empty_tensors])

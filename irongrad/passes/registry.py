@@ -13,11 +13,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 import msgspec
 
 from irongrad.passes.base import Lowering, Pass
+from irongrad.passes.module_pass import ModulePass
 from irongrad.runtime.errors import UserError
 
 GROUP = "irongrad.passes"
@@ -37,6 +38,8 @@ MODULES = (
     "half_products",
     "rematerialise",
 )
+
+P = TypeVar("P", Pass, ModulePass)
 
 _ITEM = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
 
@@ -100,24 +103,38 @@ def _spelled(entry: EntryPoint) -> str:
 
 
 def parse_passes(text: str) -> tuple[Pass, ...]:
-    """The passes that `name,name{option=value,...},...` says, in order.
+    """The passes over the step graph that `name,name{option=value,...},...` says, in order.
 
     Raises:
         UserError: there is no such pass or option, or a value has the wrong type.
     """
-    passes: list[Pass] = []
+    return tuple(make_pass(known_pass(name), options) for name, options in split_passes(text))
+
+
+def split_passes(text: str) -> list[tuple[str, str]]:
+    """The name and the options of each pass in `name,name{option=value,...},...`.
+
+    Raises:
+        UserError: that is not the form of `text`.
+    """
+    passes: list[tuple[str, str]] = []
     position = 0
     while position < len(text):
         item = _ITEM.match(text, position)
         if item is None:
             raise UserError(f"{text[position:]!r} is not NAME or NAME{{OPTION=VALUE,…}}, separated by commas")
-        passes.append(_make(item.group(1), item.group(2) or ""))
+        passes.append((item.group(1), item.group(2) or ""))
         position = item.end()
-    return tuple(passes)
+    return passes
 
 
-def _make(name: str, options: str) -> Pass:
-    kind = known_pass(name)
+def make_pass(kind: type[P], options: str) -> P:
+    """A pass with the options that `option=value,...` says; all that it leaves out have their defaults.
+
+    Raises:
+        UserError: there is no such option, or a value has the wrong type.
+    """
+    name = kind.name
     values: dict[str, str] = {}
     for option in filter(None, (o.strip() for o in options.split(","))):
         key, separator, value = option.partition("=")

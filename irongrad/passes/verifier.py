@@ -1,4 +1,4 @@
-"""What must hold of a graph after every pass."""
+"""Check the invariants of a graph after every pass."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from irongrad.graph.purity import is_pure
 from irongrad.passes.verify_control_flow import problem_of
 from irongrad.sizes.symbols import has_symbols
 
-# shape and dtype
+# The shape and dtype of a tensor.
 Kind = tuple[tuple[Any, ...], torch.dtype]
 
 
 class InvalidGraphError(Exception):
-    """A graph breaks a rule; the message says which node and which rule."""
+    """A graph breaks a rule; the message names the node and the rule."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A graph as it was.
+    """The state of a graph at one time.
 
     Attributes:
         arguments: the kind of every placeholder, in order.
-        results: the kind of every output, in order; None for outputs that are no tensors.
-        nodes: every node as it was, so that only what a pass touched is looked at again.
-        is_another: whether it is another graph than the one that it was compared with.
-        is_verified: whether it was found right.
+        results: the kind of every output, in order; None for outputs that are not tensors.
+        nodes: the state of every node, so that only nodes that a pass touched are checked again.
+        is_another: whether the graph differs from the snapshot that it was compared with.
+        is_verified: whether the graph passed the checks.
     """
 
     arguments: tuple[Kind | None, ...]
     results: tuple[Kind | None, ...]
-    nodes: dict[Node, _Form]
+    nodes: dict[Node, _NodeState]
     is_another: bool = False
     is_verified: bool = False
 
 
-class _Form(NamedTuple):
-    """What a node was: FX replaces the arguments of a node, and changes none in place.
+class _NodeState(NamedTuple):
+    """The state of a node. FX replaces the arguments of a node and never changes them in place.
 
     Attributes:
-        target: its operator.
-        args: its arguments by position.
-        kwargs: its arguments by name.
-        value: what it gives.
+        target: the operator.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        value: the fake value of the result.
     """
 
     target: Any
@@ -60,54 +60,54 @@ class _Form(NamedTuple):
     value: Any
 
     @classmethod
-    def of(cls, node: Node) -> _Form:
-        """What `node` is now."""
+    def of(cls, node: Node) -> _NodeState:
+        """Return the present state of `node`."""
         return cls(node.target, node.args, node.kwargs, node.meta.get("val"))
 
-    def is_of(self, other: _Form | None) -> bool:
-        """Whether both are one operator of equal arguments and results."""
+    def equals(self, other: _NodeState | None) -> bool:
+        """Whether both states have the same operator, equal arguments and results of the same kind."""
         return (
             other is not None
             and self.target is other.target
             and (self.args is other.args or _plain(self.args) == _plain(other.args))
             and (self.kwargs is other.kwargs or _plain(self.kwargs) == _plain(other.kwargs))
-            and self.gives_as(other)
+            and self.has_kind_of(other)
         )
 
-    def gives_as(self, other: _Form) -> bool:
-        """Whether results are of one kind."""
+    def has_kind_of(self, other: _NodeState) -> bool:
+        """Whether both results are of the same kind."""
         return self.value is other.value or kind_of(self.value) == kind_of(other.value)
 
 
 def snapshot(graph: GraphModule) -> Snapshot:
-    """What `verify` compares with."""
-    nodes = {n: _Form.of(n) for n in graph.graph.nodes}
+    """Return the snapshot that `verify` compares with."""
+    nodes = {n: _NodeState.of(n) for n in graph.graph.nodes}
     arguments = tuple(kind_of(form.value) for n, form in nodes.items() if n.op == "placeholder")
     return Snapshot(arguments, _results(graph), nodes)
 
 
 def verify(graph: GraphModule, before: Snapshot) -> Snapshot:
-    """Check that `graph` is well formed, functional, of the right types, and has the signature it had.
+    """Check that `graph` is well formed, functional and correctly typed, and has the same signature as before.
 
     Returns:
-        What the next `verify` compares with.
+        The snapshot for the next `verify`.
 
     Raises:
-        InvalidGraphError: naming the first node that breaks a rule.
+        InvalidGraphError: a node breaks a rule; names the first.
     """
     now = snapshot(graph)
-    touched = {n for n, form in now.nodes.items() if not form.is_of(before.nodes.get(n))}
+    touched = {n for n, form in now.nodes.items() if not form.equals(before.nodes.get(n))}
     if touched or not before.is_verified or list(now.nodes) != list(before.nodes):
         _check_order(graph)
     if now.arguments != before.arguments:
         raise InvalidGraphError(f"the arguments were {before.arguments} and are {now.arguments}")
     if now.results != before.results:
         raise InvalidGraphError(f"the results were {before.results} and are {now.results}")
-    given = {n for n in touched & before.nodes.keys() if not now.nodes[n].gives_as(before.nodes[n])}
+    retyped = {n for n in touched & before.nodes.keys() if not now.nodes[n].has_kind_of(before.nodes[n])}
     for node in now.nodes:
-        if isinstance(node.target, HigherOrderOperator):  # its bodies may be others under the same names
+        if isinstance(node.target, HigherOrderOperator):  # its bodies may have changed under the same names
             _check_control_flow(graph, node)
-        elif node in touched or (given and not given.isdisjoint(node.all_input_nodes)):
+        elif node in touched or (retyped and not retyped.isdisjoint(node.all_input_nodes)):
             _check(graph, node)
     return replace(now, is_another=bool(touched) or before.nodes.keys() != now.nodes.keys(), is_verified=True)
 
@@ -129,10 +129,10 @@ def _check(graph: GraphModule, node: Node) -> None:
 
 
 def _check_constant(graph: GraphModule, node: Node) -> None:
-    held = getattr(graph, str(node.target))
-    if isinstance(held, torch.Tensor) and kind_of(held) != kind_of(node.meta.get("val")):
+    value = getattr(graph, str(node.target))
+    if isinstance(value, torch.Tensor) and kind_of(value) != kind_of(node.meta.get("val")):
         raise InvalidGraphError(
-            f"{node.format_node()}: meta['val'] says {kind_of(node.meta.get('val'))}, it holds {kind_of(held)}"
+            f"{node.format_node()}: meta['val'] says {kind_of(node.meta.get('val'))}, it holds {kind_of(value)}"
         )
 
 
@@ -170,7 +170,7 @@ def _results(graph: GraphModule) -> tuple[Kind | None, ...]:
 
 
 def _plain(argument: Any) -> Any:
-    """An argument such that 1, 1.0 and True are three."""
+    """`argument` in a form in which 1, 1.0 and True differ."""
     if isinstance(argument, Node):
         return argument
     if isinstance(argument, (list, tuple)):

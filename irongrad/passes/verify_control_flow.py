@@ -1,7 +1,7 @@
-"""What must hold between a call of control flow and its bodies.
+"""Check that the operands and results of a control flow operator match its bodies.
 
-A body takes what it is given: as many values, of the same shapes and dtypes. What it gives back is what its next
-iteration takes, or what the operator gives.
+The arguments of a body are the operands that the operator passes to it: as many, of the same shapes and dtypes. Its
+results are the arguments of its next iteration, or the results of the operator.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from irongrad.graph.nodes import kind_of
 
 control = torch.ops.higher_order
 
-# The kinds of several values, as `kind_of` has them.
+# The kinds of several values, as `kind_of` returns them.
 Kinds = list[Any]
 
 
 def problem_of(graph: GraphModule, node: Node) -> str:
-    """What is wrong with the bodies of `node`, an operator of control flow; empty where nothing is."""
+    """Return what is wrong with the bodies of `node`, an operator of control flow; empty if nothing is."""
     match node.target:
         case control.cond:
             check = _cond
@@ -42,23 +42,23 @@ def problem_of(graph: GraphModule, node: Node) -> str:
 
 def _cond(graph: GraphModule, node: Node) -> str:
     predicate, true, false, operands = node.args
-    given, made = _kinds(operands), _made(node)
+    operands_of_body, wanted = _kinds(operands), _result_kinds(node)
     return (
         _not_a_condition("the predicate", _kinds([predicate]))
-        or _takes_and_gives(graph, true, given, made)
-        or _takes_and_gives(graph, false, given, made)
+        or _takes_and_gives(graph, true, operands_of_body, wanted)
+        or _takes_and_gives(graph, false, operands_of_body, wanted)
     )
 
 
 def _while_loop(graph: GraphModule, node: Node) -> str:
     condition, body, carried, additional = node.args
     values = _kinds(carried)
-    given = [*values, *_kinds(additional)]
+    operands_of_body = [*values, *_kinds(additional)]
     return (
-        _differ(f"the arguments of {condition}", _taken(graph, condition), given)
-        or _not_a_condition(f"the result of {condition}", _given(graph, condition))
-        or _takes_and_gives(graph, body, given, values)
-        or _differ("the results of the loop", _made(node), values)
+        _differ(f"the arguments of {condition}", _argument_kinds(graph, condition), operands_of_body)
+        or _not_a_condition(f"the result of {condition}", _body_result_kinds(graph, condition))
+        or _takes_and_gives(graph, body, operands_of_body, values)
+        or _differ("the results of the loop", _result_kinds(node), values)
     )
 
 
@@ -73,24 +73,24 @@ def _map(graph: GraphModule, node: Node) -> str:
 
 
 def _over_rows(graph: GraphModule, node: Node, body: Any, carried: Kinds, sequences: Kinds, additional: Kinds) -> str:
-    """A loop over the first dimension of all `sequences`, whose results beside the carries are stacked."""
+    """A loop over the first dimension of all `sequences`; its results after the carries are stacked."""
     lengths = {shape[0] for shape, _ in sequences}
     if len(lengths) != 1:
         return f"the sequences have the lengths {lengths}"
     (length,) = lengths
-    results = _given(graph, body)
+    results = _body_result_kinds(graph, body)
     rows = [(shape[1:], dtype) for shape, dtype in sequences]
     stacks = [((length, *shape), dtype) for shape, dtype in results[len(carried) :]]
     return (
-        _differ(f"the arguments of {body}", _taken(graph, body), [*carried, *rows, *additional])
+        _differ(f"the arguments of {body}", _argument_kinds(graph, body), [*carried, *rows, *additional])
         or _differ(f"what {body} carries on", results[: len(carried)], carried)
-        or _differ("the results of the loop", _made(node), [*carried, *stacks])
+        or _differ("the results of the loop", _result_kinds(node), [*carried, *stacks])
     )
 
 
-def _takes_and_gives(graph: GraphModule, body: Any, given: Kinds, made: Kinds) -> str:
-    taken = _differ(f"the arguments of {body}", _taken(graph, body), given)
-    return taken or _differ(f"the results of {body}", _given(graph, body), made)
+def _takes_and_gives(graph: GraphModule, body: Any, operands_of_body: Kinds, wanted: Kinds) -> str:
+    taken = _differ(f"the arguments of {body}", _argument_kinds(graph, body), operands_of_body)
+    return taken or _differ(f"the results of {body}", _body_result_kinds(graph, body), wanted)
 
 
 def _not_a_condition(what: str, kinds: Kinds) -> str:
@@ -111,7 +111,7 @@ def _kinds(values: Sequence[Any]) -> Kinds:
     return [kind_of(v.meta.get("val") if isinstance(v, Node) else v) for v in values]
 
 
-def _made(node: Node) -> Kinds:
+def _result_kinds(node: Node) -> Kinds:
     return _kinds(tree_leaves(node.meta.get("val")))
 
 
@@ -122,9 +122,9 @@ def _body(graph: GraphModule, name: Any) -> GraphModule:
     return body
 
 
-def _taken(graph: GraphModule, name: Any) -> Kinds:
+def _argument_kinds(graph: GraphModule, name: Any) -> Kinds:
     return _kinds([n for n in _body(graph, name).graph.nodes if n.op == "placeholder"])
 
 
-def _given(graph: GraphModule, name: Any) -> Kinds:
+def _body_result_kinds(graph: GraphModule, name: Any) -> Kinds:
     return _kinds(tree_leaves(_body(graph, name).graph.output_node().args[0]))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from iree.compiler import ir
+
 from irongrad.graph.step_graph import Function
-from irongrad.passes import PassRecord
+from irongrad.passes import PassRecord, PassResult
+from irongrad.passes.module_pass import ModulePass
 from irongrad.pipeline.build_cache import BuildRecord
-from irongrad.pipeline.dump import dump_pass, dump_stage
+from irongrad.pipeline.dump import dump_module_pass, dump_pass, dump_stage
+from irongrad.pipeline.iree.phases import ModuleObserver, Phase
 from irongrad.pipeline.iree.report.statistics import Statistics
 from irongrad.pipeline.options import STAGES, Options
 from irongrad.pipeline.package import Artifact
@@ -93,6 +98,18 @@ class BuildRun:
         if self.options.dump_dir is not None and record.changed:
             directory = self.options.dump_dir / f"{STAGES.index('passes') + 1:02d}_passes"
             dump_pass(directory, number + 1, record, function)
+
+    def note_module_pass(self, target: str = "") -> ModuleObserver:
+        """An observer that dumps what each pass over IREE's module made, for one target or before there is one."""
+        counter = itertools.count(1)
+
+        def note(phase: Phase, item: ModulePass, result: PassResult, module: ir.Module) -> None:
+            if self.options.dump_dir is not None and result.changed:
+                stage = "compile" if target else "assemble"
+                directory = self.options.dump_dir / f"{STAGES.index(stage) + 1:02d}_{stage}" / target
+                dump_module_pass(directory, next(counter), f"{phase.name}.{item.name}", result, module)
+
+        return note
 
     def from_cache(self, artifact: Artifact, record: BuildRecord, key: str) -> Build:
         """What an earlier run made; the time since this one began that went into no stage went into finding it."""

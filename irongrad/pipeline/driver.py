@@ -18,9 +18,10 @@ from irongrad.diagnostics.refusals import refused_together
 from irongrad.graph.step_graph import Range, StepGraph
 from irongrad.operators.legalize.legality import check_float64, check_operators
 from irongrad.passes import Pass, run_passes
-from irongrad.pipeline.assemble.assemble import AssembledModule, assemble
+from irongrad.pipeline.assemble.assemble import AssembledModule
 from irongrad.pipeline.assemble.interface import Interface, describe, inference_of, selected
 from irongrad.pipeline.assemble.packed_state import pack_state
+from irongrad.pipeline.backend import portable_module
 from irongrad.pipeline.build_cache import BuildRecord, cache_entry
 from irongrad.pipeline.build_run import Build, BuildRun, StoppedEarly
 from irongrad.pipeline.capture.capture import CapturedStep, capture
@@ -160,20 +161,22 @@ def _compiled(
     """Run the stages from `passes` to `compile`; again where IREE allocates more than the budget."""
     options, stage = run.options, run.stage
     passes, reached = options.passes, list[int]()
+    assembled = partial(portable_module, disabled=options.disabled_module_passes, observer=run.note_module_pass())
+    compiled = partial(compile_all, options.module_cache, observer_of=run.note_module_pass)
     graph: StepGraph = stage("passes", _optimised, whole, passes, run)
     with first_runs(captured, graph, GOLDEN_STEPS) as runs:
         while True:
             budget = budget_of(passes, run.records)
             try:
                 imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
-                module: AssembledModule = stage("assemble", assemble, imported, interface)
+                module: AssembledModule = stage("assemble", assembled, imported, interface)
             except StoppedEarly:  # so there is no iree-compile to plan the memory beside
                 run.memory = memory_of(graph, interface, options.backends, budget)
                 raise
             check = partial(check_limits, limits_of(graph, interface, budget))
             # iree-compile is a process, and does not keep every core busy.
             with ThreadPoolExecutor(1) as beside:
-                compiling = beside.submit(compile_all, options.cache, module, options.targets, scratch, check)
+                compiling = beside.submit(compiled, module, options.targets, scratch, check)
                 run.memory = memory_of(graph, interface, options.backends, budget)
                 if not reached:
                     expected: ExpectedAtSizes = stage("oracle", runs)

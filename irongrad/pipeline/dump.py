@@ -7,11 +7,13 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
+from iree.compiler import ir
 from torch_mlir import ir as torch_ir
 from torch_mlir.dialects import torch as torch_dialect
 
 from irongrad.graph.step_graph import Function, StepGraph
 from irongrad.mlir.walk import parsed
+from irongrad.passes.base import PassResult
 from irongrad.passes.manager import PassRecord
 from irongrad.pipeline.assemble.assemble import AssembledModule
 from irongrad.pipeline.capture.capture import CapturedStep
@@ -32,6 +34,13 @@ def dump_pass(directory: Path, number: int, record: PassRecord, function: Functi
     directory.mkdir(parents=True, exist_ok=True)
     counts = "".join(f"# {name}: {count}\n" for name, count in record.stats.items())
     (directory / f"{number:02d}_{record.name}.{record.function}.fx").write_text(counts + _code(function))
+
+
+def dump_module_pass(directory: Path, number: int, name: str, result: PassResult, module: ir.Module) -> None:
+    """Write what a pass made of IREE's module as `<number>_<phase>.<pass>.mlir`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    counts = "".join(f"// {stat}: {count}\n" for stat, count in result.stats.items())
+    (directory / f"{number:02d}_{name}.mlir").write_text(counts + str(module))
 
 
 @singledispatch

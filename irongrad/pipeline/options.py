@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypedDict
 
 from irongrad.cache import Store, default_store
 from irongrad.passes import DEFAULT_LEVEL, Pass, chosen_passes
+from irongrad.pipeline.iree.phases import check_disabled, module_passes
 from irongrad.pipeline.lower.routes import known_route
 from irongrad.pipeline.memory_budget import asked_budget
 from irongrad.runtime.errors import UserError
@@ -49,6 +50,7 @@ class Options:
         dump_dir: where to write every stage's readable form; None for nowhere.
         stop_after: the last stage to run, a name in `STAGES`; None for all.
         cache: where to look for what was compiled before, and to keep what is compiled; None for nowhere.
+        disabled_module_passes: names of passes over IREE's module to leave out.
         on_stage: called with a stage's name, returns a context manager that is open while it runs.
         on_measuring: called with what is about to be measured.
     """
@@ -64,8 +66,14 @@ class Options:
     dump_dir: Path | None = None
     stop_after: str | None = None
     cache: Store | None = None
+    disabled_module_passes: tuple[str, ...] = ()
     on_stage: Callable[[str], AbstractContextManager[object]] = field(default=lambda name: nullcontext())
     on_measuring: Callable[[str], None] = field(default=lambda what: None)
+
+    @property
+    def module_cache(self) -> Store | None:
+        """Where compiled modules are looked up; nowhere if every pass is dumped, as none would run."""
+        return self.cache if self.dump_dir is None else None
 
     @property
     def backends(self) -> list[str]:
@@ -114,11 +122,14 @@ def make_options(
     if stop_after is not None and stop_after not in STAGES:
         raise UserError(f"there is no stage {stop_after!r}; the stages are {', '.join(STAGES)}")
     names = [target] if isinstance(target, str) else list(target)
+    disabled = tuple(name for name in disable_passes if name in module_passes())
+    check_disabled(disabled)
+    graph_passes = [name for name in disable_passes if name not in disabled]
     return Options(
         output=Path(output),
-        targets=parse_targets(names),
+        targets=tuple(replace(t, disabled_passes=disabled) for t in parse_targets(names)),
         asked=tuple(names),
-        passes=chosen_passes(opt_level, passes, disable_passes, max_memory, known_route(route)),
+        passes=chosen_passes(opt_level, passes, graph_passes, max_memory, known_route(route)),
         max_memory=max_memory,
         tune=tune,
         route=route,
@@ -126,6 +137,7 @@ def make_options(
         dump_dir=Path(dump_dir) if dump_dir is not None else None,
         stop_after=stop_after,
         cache=default_store() if cache else None,
+        disabled_module_passes=disabled,
         on_stage=on_stage or (lambda name: nullcontext()),
         on_measuring=on_measuring,
     )

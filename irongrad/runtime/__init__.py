@@ -1,4 +1,4 @@
-"""Running artifacts: numpy and the IREE runtime, no torch."""
+"""Load and run compiled artifacts; needs numpy and the IREE runtime, not torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledFunction", "Session", "load", "load_function"]
 
-# Imported when first used, so that who needs an error or a manifest does not load IREE.
+# Imported on first use: code that needs only an error class or a manifest does not load IREE.
 _HOME = {"CompiledFunction": "function", "Session": "session", "load": "session", "load_function": "function"}
 
 

@@ -1,4 +1,4 @@
-"""Arguments of entry points, checked for what only Python knows of them: names, and whether they can be read."""
+"""Checks of arguments that only Python can make: their names, and whether they can be read as arrays."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from irongrad.runtime.manifest import EntryPoint, Manifest
 
 
 def take(given: dict[str, Any], name: str, entry: EntryPoint) -> Any:
-    """Take an input out of those that were given.
+    """Remove the input `name` from `given` and return it.
 
     Raises:
-        GuardError: it is missing.
+        GuardError: the input is missing.
     """
     try:
         return given.pop(name)
@@ -25,10 +25,13 @@ def take(given: dict[str, Any], name: str, entry: EntryPoint) -> Any:
 
 
 def refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Manifest) -> None:
-    """Refuse names that the entry point does not take; the name of several groups' hyperparameter is one it takes.
+    """Refuse argument names that the entry point does not take.
+
+    A hyperparameter's name without a group number (`lr` for `lr_0` and `lr_1`) means every parameter group, so it is
+    accepted.
 
     Raises:
-        GuardError: naming the first of them, and why it is none, where that is known.
+        GuardError: names the first unknown argument, and says so if its value is compiled in.
     """
     for name in given:
         if any(h.startswith(f"{name}_") and h[len(name) + 1 :].isdigit() for h in entry.hypers):
@@ -42,10 +45,10 @@ def refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Mani
 
 
 def check_finite(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any]) -> None:
-    """Refuse what is not finite.
+    """Refuse inputs and hyperparameters that hold NaN or infinity.
 
     Raises:
-        GuardError: naming the input or hyperparameter, and how many of its values are NaN or infinite.
+        GuardError: names the input or hyperparameter, and counts its NaN and infinite values.
     """
     names = [s.name for s in entry.inputs] + list(entry.hypers)
     for name, value in zip(names, [*inputs, *hypers], strict=True):
@@ -56,10 +59,12 @@ def check_finite(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any]
 
 
 def per_step(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any]) -> list[Array]:
-    """Hyperparameters of `train_steps` as one float64 array of K values each.
+    """Return each hyperparameter of `train_steps` as a float64 array of shape [K].
+
+    A single number is repeated K times. K is the first dimension of the first input.
 
     Raises:
-        GuardError: one is neither a number nor numbers.
+        GuardError: a hyperparameter is neither a number nor an array of numbers.
     """
     steps = inputs[0].shape[0] if getattr(inputs[0], "shape", ()) else 0
     try:
@@ -70,10 +75,10 @@ def per_step(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any]) ->
 
 
 def as_array(value: Any) -> Array:
-    """A view of `value` where it offers one (DLPack), else a copy.
+    """Return `value` as an array: a view through DLPack if it has `__dlpack__`, else `numpy.asarray(value)`.
 
     Raises:
-        GuardError: it cannot be read.
+        GuardError: DLPack cannot read it.
     """
     if not hasattr(value, "__dlpack__"):
         return np.asarray(value)
@@ -86,10 +91,10 @@ def as_array(value: Any) -> Array:
 
 
 def as_seed(value: Any) -> Array:
-    """A seed as an argument.
+    """Return a seed as an int64 scalar array.
 
     Raises:
-        GuardError: it is no integer of 63 bits.
+        GuardError: it is not an integer from 0 to 2**63 - 1.
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**63:
         raise GuardError(f"a seed is an integer from 0 to 2**63 - 1, not {value!r:.60}")
@@ -97,10 +102,10 @@ def as_seed(value: Any) -> Array:
 
 
 def as_number(entry: EntryPoint, name: str, value: Any) -> float:
-    """A hyperparameter as an argument.
+    """Return the value of the hyperparameter `name` as a float.
 
     Raises:
-        GuardError: it is no number.
+        GuardError: it is not a number.
     """
     try:
         return float(value)

@@ -1,4 +1,4 @@
-"""What arrays are called in type hints."""
+"""The array type for type hints."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-# Of any shape and dtype.
+# Any shape and dtype.
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them."""
+"""Memory sizes as text, such as `512MiB`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%|[A-Za-z]*)\s*")
 
 
 def bytes_in(text: str, whole: int) -> int:
-    """The bytes that `512MiB` says, or `50%` of `whole`.
+    """Return the number of bytes in a size such as `512MiB`, or in a percentage of `whole` such as `50%`.
 
     Raises:
-        UserError: it says neither.
+        UserError: `text` is not a memory size.
     """
     found = _SIZE.fullmatch(text)
     is_fraction_of_a_byte = found is not None and not found[2] and "." in found[1]
@@ -25,6 +25,6 @@ def bytes_in(text: str, whole: int) -> int:
 
 
 def readable(count: int) -> str:
-    """`count` bytes, rounded up, as `bytes_in` reads it: in KiB below one MiB."""
+    """Format `count` bytes so that `bytes_in` can read them: rounded up to 0.1 KiB below 1 MiB, else to 0.1 MiB."""
     size, unit = (2**20, "MiB") if count >= 2**20 else (2**10, "KiB")
     return f"{-(-count * 10 // size) / 10:.1f}{unit}"

@@ -1,6 +1,6 @@
-"""Checkpoints: safetensors files whose keys are the state's names, PyTorch's own for parameters and buffers.
+"""Checkpoints: safetensors files keyed by state tensor names, PyTorch's own for parameters and buffers.
 
-The same file stands in for an artifact's `state.irpa` in `iree-run-module --parameters=state=FILE`.
+A checkpoint can replace an artifact's `state.irpa`: `iree-run-module --parameters=state=FILE`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from irongrad.runtime.manifest import Manifest, StateSpec
 
 
 def write(path: Path, state: Mapping[str, Array], manifest: Manifest) -> None:
-    """Write `state` to `path`; whoever reads it sees the old file or the whole new one."""
+    """Write `state` to `path` atomically: a reader sees the old file or the complete new one.
+
+    A tied tensor is written under its name and under each of its aliases.
+    """
     arrays = {key: np.asarray(state[s.name], order="C") for s in manifest.state for key in (s.name, *s.aliases)}
     atomic_write(path, safetensors.numpy.save(arrays, metadata={"format": "irongrad-1"}))
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never half of it."""
+    """Write a file so that a crash leaves either the old file or the complete new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -45,17 +48,17 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 def _default_mode() -> int:
-    """The permissions that an ordinary new file gets; a temporary file has fewer."""
+    """Return the permissions that an ordinary new file gets; a temporary file has fewer."""
     umask = os.umask(0)
     os.umask(umask)
     return 0o666 & ~umask
 
 
 def read(path: Path, manifest: Manifest) -> dict[str, Array]:
-    """Read the state from a checkpoint.
+    """Read the state from the checkpoint at `path`.
 
     Raises:
-        ArtifactError: the file is missing, damaged, or does not hold this model's state.
+        ArtifactError: the file is missing or damaged, or does not hold this model's state.
     """
     with readable(path):
         arrays = arrays_of(path)
@@ -64,7 +67,7 @@ def read(path: Path, manifest: Manifest) -> dict[str, Array]:
 
 
 def check(path: Path, manifest: Manifest) -> None:
-    """Check that `path` is a checkpoint of this model, reading its header only.
+    """Check that `path` is a checkpoint of this model; reads only its header.
 
     Raises:
         ArtifactError: as `read`.
@@ -76,10 +79,10 @@ def check(path: Path, manifest: Manifest) -> None:
 
 
 def check_arrays(arrays: Mapping[str, Array], manifest: Manifest, source: str) -> None:
-    """Check names, shapes and dtypes of `arrays`, and that tied tensors agree.
+    """Check the names, shapes and dtypes of `arrays`, and that tied tensors have equal values.
 
     Raises:
-        ArtifactError: with the first differences.
+        ArtifactError: lists the first differences.
     """
     _compare({k: (a.shape, a.dtype.name) for k, a in arrays.items()}, manifest, source)
     for spec in manifest.state:
@@ -108,17 +111,20 @@ _DTYPES = {
 
 
 def arrays_of(path: Path) -> dict[str, Array]:
-    """The arrays in a safetensors file; `safetensors.numpy.load` of 0.8.0 does not know bfloat16, and this does."""
+    """Read all arrays of a safetensors file.
+
+    `safetensors.numpy.load` of safetensors 0.8.0 cannot read bfloat16; `safe_open` can.
+    """
     with safetensors.safe_open(path, framework="numpy") as file:
         return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
 
 
 @contextmanager
 def readable(path: str | os.PathLike[str]) -> Iterator[None]:
-    """While open, what goes wrong is that the checkpoint at `path` cannot be read.
+    """Turn any error while reading the checkpoint at `path` into an ArtifactError.
 
     Raises:
-        ArtifactError: it is missing or damaged.
+        ArtifactError: the checkpoint is missing or damaged.
     """
     try:
         yield
@@ -145,7 +151,7 @@ def _compare(found: Mapping[str, tuple[tuple[int, ...], str]], manifest: Manifes
 
 
 def from_index(index: Any, manifest: Manifest) -> dict[str, Array]:
-    """Read the state out of an IREE parameter index (`iree.runtime.ParameterIndex`)."""
+    """Read the state from an IREE parameter index (`iree.runtime.ParameterIndex`)."""
     entries = dict(index.items())
     return {
         spec.name: np.frombuffer(entries[spec.name].file_view, numpy_dtype(spec.dtype)).reshape(spec.shape).copy()
@@ -154,5 +160,5 @@ def from_index(index: Any, manifest: Manifest) -> dict[str, Array]:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The numpy dtype called `name`, ml_dtypes' for bfloat16."""
+    """Return the numpy dtype called `name`; for bfloat16 it is the dtype of ml_dtypes."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

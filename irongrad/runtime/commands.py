@@ -1,4 +1,4 @@
-"""iree-run-module command lines for an artifact's entry points, with neither Python nor IronGrad in them."""
+"""iree-run-module command lines that run an artifact's entry points without Python or IronGrad."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ELEMENT_TYPES = {
     "bool": "i1",
 }
 
-# What a varying dimension is in a command that someone pastes: three steps for train_steps.
+# The size of every varying dimension in a command for pasting; `train_steps` then runs three steps.
 EXAMPLE_SIZE = 3
 
 
@@ -45,20 +45,20 @@ def run_module(
     """Build the argument list that runs `entry` with iree-run-module.
 
     Args:
-        manifest: of the artifact.
-        directory: the artifact.
-        entry: an entry point's name.
-        inputs: by name a file (see `file_value`) or a value in iree-run-module's notation; an input without one is
-            filled with its smallest valid value.
-        hypers: values by name; the defaults otherwise.
-        state: a checkpoint or parameter file; the artifact's initial state otherwise.
-        target: the target's name; the first otherwise.
-        device: an IREE device URI; the target's own otherwise.
-        outputs: .npy files to write, by output name; outputs are printed where none is given.
-        size: what varying dimensions are; the number of steps of `train_steps`.
+        manifest: the artifact's manifest.
+        directory: the artifact's directory.
+        entry: the name of an entry point.
+        inputs: by name, a file (see `file_value`) or a value in iree-run-module's notation. All other inputs are filled
+            with their smallest valid value.
+        hypers: hyperparameter values by name; all others take their defaults.
+        state: a checkpoint or parameter file; the artifact's initial state by default.
+        target: the name of the target; the first target by default.
+        device: an IREE device URI; the target's own by default.
+        outputs: .npy files to write, by output name; an output without a file is printed.
+        size: the size of varying dimensions; for `train_steps`, the number of steps.
 
     Raises:
-        KeyError: no such entry point.
+        KeyError: there is no entry point `entry`.
     """
     point = manifest.entry_point(entry)
     if point is None:
@@ -70,8 +70,8 @@ def run_module(
         f"--device={uri}",
         *([WORKER_STACK] if uri.startswith("local-task") else []),
         f"--module={directory / chosen.file}",
-        # Reading the file while the process runs makes IREE 3.13.0's local-task hang at exit, once in 25 runs of an
-        # entry point without results, and fail to load splats.
+        # Without preloading, IREE 3.13.0 reads the file while the process runs. Then local-task hangs at exit (once in
+        # 25 runs of an entry point without results), and splats do not load.
         "--parameter_mode=preload",
         f"--parameters={SCOPE}={state or directory / INITIAL_STATE}",
         f"--function={entry}",
@@ -84,18 +84,19 @@ def run_module(
 
 
 def command_line(manifest: Manifest, directory: Path, entry: str) -> str:
-    """A ready-to-paste command line for `entry`, with placeholder inputs."""
+    """Return a ready-to-paste command line for `entry`, with placeholder inputs."""
     return shlex.join(run_module(manifest, directory, entry))
 
 
 def file_value(spec: TensorSpec, file: Path, size: int = EXAMPLE_SIZE) -> str:
-    """How a flag of iree-run-module names the tensor in `file`, a .npy file or else raw bytes."""
+    """Return how a flag of iree-run-module names the tensor in `file`: a .npy file, or raw bytes with their type."""
     return f"@{file}" if file.suffix == ".npy" else f"{_type(spec, size)}=@{file}"
 
 
 def filled_value(spec: TensorSpec, value: int, size: int = EXAMPLE_SIZE) -> str:
-    """How a flag of iree-run-module writes a tensor whose elements are all `value`; of a bool, only all false."""
-    # The tool spreads one number over a tensor, but reads booleans as hexadecimal bytes and wants every one.
+    """Return how a flag of iree-run-module writes a tensor filled with `value`; a bool tensor can only be false."""
+    # iree-run-module spreads a single number over the tensor. Booleans it reads as hexadecimal bytes, one for each
+    # element.
     return _type(spec, size) if spec.dtype == "bool" else f"{_type(spec, size)}={value}"
 
 
@@ -104,8 +105,8 @@ def _type(spec: TensorSpec, size: int) -> str:
     return f"{dims}{_ELEMENT_TYPES[spec.dtype]}"
 
 
-def _input(spec: TensorSpec, given: Mapping[str, Path | str], size: int) -> str:
-    value = given.get(spec.name)
+def _input(spec: TensorSpec, inputs: Mapping[str, Path | str], size: int) -> str:
+    value = inputs.get(spec.name)
     if value is None:
         return filled_value(spec, spec.minimum or 0, size)
     return value if isinstance(value, str) else file_value(spec, value, size)

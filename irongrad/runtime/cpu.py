@@ -1,4 +1,4 @@
-"""Whether this machine's CPU has what a compiled file needs."""
+"""Check that this machine's CPU has the features that a compiled file needs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.manifest import TargetSpec
 
-# Decisive features that Linux's /proc/cpuinfo has another name for than LLVM, on x86 and on Arm
-# (Documentation/arch/arm64/elf_hwcaps.rst of Linux). Others differ at most in dashes, dots and underscores.
+# Decisive features whose name in Linux's /proc/cpuinfo differs from LLVM's, on x86 and on Arm
+# (Documentation/arch/arm64/elf_hwcaps.rst of Linux). All other names differ at most in dashes, dots and underscores.
 _LINUX_NAMES = {
     "sse3": "pni",
     "bmi": "bmi1",
@@ -21,7 +21,8 @@ _LINUX_NAMES = {
     "lse": "atomics",
 }
 
-# Only these decide whether generated arithmetic runs; the rest (clzero, wbnoinvd, …) is never emitted for it.
+# The features that generated arithmetic uses: prefixes of their names, on riscv64 whole names. LLVM never emits the
+# others (clzero, wbnoinvd, …) for arithmetic, so they are not checked.
 _DECISIVE = {
     "x86_64": (
         "sse",
@@ -42,19 +43,19 @@ _DECISIVE = {
     "riscv64": ("v", "zfh", "zvfh"),
 }
 
-# A version that stands for instructions which the same CPUs list one by one, all of AVX-512 as of Granite Rapids (Intel
-# AVX10.1 specification, 356368). Linux has no name for it.
+# A version name for instructions that the same CPUs also list one by one: all of AVX-512 as of Granite Rapids (Intel
+# AVX10.1 specification, 356368). Linux has no name for it, so it is not checked.
 _COLLECTIVE = ("avx10.1",)
 
-# What `--target` takes for any CPU of an architecture.
+# The `--target` that runs on every CPU of an architecture.
 _OLDER = {"x86_64": "llvm-cpu:cpu=x86-64-v2", "aarch64": "llvm-cpu:arch=aarch64", "riscv64": "llvm-cpu:arch=riscv64"}
 
 
 def check_cpu(target: TargetSpec, directory: Path) -> None:
-    """Refuse a compiled file that would end in an illegal instruction here.
+    """Refuse a compiled file that would stop with an illegal instruction on this machine.
 
     Raises:
-        ArtifactError: the architecture differs, or features are missing, named.
+        ArtifactError: the architecture differs, or features are missing; names them.
     """
     if not target.architecture:
         return
@@ -80,22 +81,22 @@ def check_cpu(target: TargetSpec, directory: Path) -> None:
 
 
 def _letters(feature: str) -> str:
-    """A name without what separates its parts: LLVM has sse4.1 and avx512vnni, Linux sse4_1 and avx512_vnni."""
+    """Drop the separators from a feature name: LLVM has sse4.1 and avx512vnni, Linux sse4_1 and avx512_vnni."""
     return re.sub(r"[-._]", "", feature)
 
 
 def architecture() -> str:
-    """This machine's architecture, as LLVM names it."""
+    """Return this machine's CPU architecture by LLVM's name."""
     return platform.machine().replace("AMD64", "x86_64").replace("arm64", "aarch64")
 
 
 def cpu_name() -> str:
-    """What the CPU calls itself; its architecture where it does not."""
+    """Return the CPU's model name, or its architecture if the CPU reports no name."""
     return _cpuinfo("model name") or architecture()
 
 
 def cpu_features() -> set[str] | None:
-    """The CPU's flags as Linux names them, or None where they cannot be read."""
+    """Return the CPU's features by Linux's names, or None if they cannot be read."""
     line = _cpuinfo("flags") or _cpuinfo("Features")
     if isa := _cpuinfo("isa"):  # RISC-V: rv64imafdcv_zfh_…
         letters, *names = isa.split("_")

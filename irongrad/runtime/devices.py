@@ -1,4 +1,4 @@
-"""The devices that IREE finds on this machine, and what they say of themselves."""
+"""The devices that IREE finds on this machine, with the properties that their drivers report."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Device:
     """A device of this machine.
 
     Attributes:
-        uri: IREE's name of it, such as `vulkan://GPU-6d65…`.
-        name: what its driver, or the CPU, calls it.
-        driver: the driver with its version; empty where IREE does not say.
-        kind: `cpu`, `discrete_gpu` and the like; empty where IREE does not say.
-        subgroup: how many lanes run in step by default, the least and the most; zeros where that is not known.
-        details: all that the driver says, as text.
+        uri: IREE's device URI, such as `vulkan://GPU-6d65…`.
+        name: the name that the driver, or the CPU itself, reports.
+        driver: the driver and its version; empty if IREE does not report them.
+        kind: the device type, such as `cpu` or `discrete_gpu`; empty if IREE does not report it.
+        subgroup: the default, the smallest and the largest subgroup size, in lanes; zeros if unknown.
+        details: everything that the driver reports, as text.
     """
 
     uri: str
@@ -33,18 +33,18 @@ class Device:
 
 
 def driver_of(uri: str) -> str:
-    """IREE's driver of a device URI: `local-task`, `vulkan`, `cuda`, …."""
+    """Return the IREE driver in a device URI: `local-task`, `vulkan`, `cuda`, …."""
     return uri.partition(":")[0]
 
 
 def is_local(uri: str) -> bool:
-    """Whether `uri` is the CPU, through IREE's local-task or local-sync."""
+    """Return whether `uri` names the CPU: IREE's local-task or local-sync."""
     return uri.startswith("local-")
 
 
 @functools.cache
 def devices_of(driver: str) -> tuple[Device, ...]:
-    """The devices of one of IREE's drivers; none where its library is missing."""
+    """List the devices of an IREE driver; there are none if the driver's library is missing."""
     if is_local(driver):
         return (Device(driver, cpu_name(), kind="cpu"),)
     try:
@@ -56,7 +56,10 @@ def devices_of(driver: str) -> tuple[Device, ...]:
 
 
 def find_device(uri: str) -> Device | None:
-    """The device that `uri` names, by path or number; without either its driver's first."""
+    """Return the device that `uri` names, or None if there is no such device.
+
+    The URI names a device by path or by number; without either it means the driver's first device.
+    """
     _, _, path = uri.partition("://")
     devices = devices_of(driver_of(uri))
     if path.isdigit():
@@ -65,15 +68,15 @@ def find_device(uri: str) -> Device | None:
 
 
 def _device(driver: str, path: str, name: str, details: str) -> Device:
-    said = dict(re.findall(r"^(\w+): (.*)$", details, re.MULTILINE))
-    lanes = [re.search(rf"\b{key}=(\d+)", said.get("subgroup", "")) for key in _LANES]
+    properties = dict(re.findall(r"^(\w+): (.*)$", details, re.MULTILINE))
+    lanes = [re.search(rf"\b{key}=(\d+)", properties.get("subgroup", "")) for key in _LANES]
     size, least, most = (int(m.group(1)) if m else 0 for m in lanes)
-    version = " ".join(said[k] for k in ("driver", "driver_info") if k in said)
+    version = " ".join(properties[k] for k in ("driver", "driver_info") if k in properties)
     return Device(
         uri=f"{driver}://{path}" if path else driver,
-        name=said.get("name", name),
-        driver=version or said.get("driver_version", ""),
-        kind=said.get("type", ""),
+        name=properties.get("name", name),
+        driver=version or properties.get("driver_version", ""),
+        kind=properties.get("type", ""),
         subgroup=(size, least, most),
         details=details,
     )

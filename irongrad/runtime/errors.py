@@ -1,20 +1,24 @@
-"""Every error that IronGrad raises on purpose; torch-free, so that the runtime can raise them too.
+"""Every error that IronGrad raises on purpose; does not import torch, so that the runtime can raise them too.
 
-A message says what is wrong, where (the user's file and line, or the entry point and input), and what to do
-next. The command line exits with the class's `exit_code`.
+A message says what is wrong, where it is (the user's file and line, or the entry point and input), and what to do next.
+The command line exits with the class's `exit_code`.
 """
 
 from __future__ import annotations
 
 
 class IronGradError(Exception):
-    """Base of all of them."""
+    """The base class of all errors of IronGrad.
+
+    Attributes:
+        exit_code: the exit status of the command line.
+    """
 
     exit_code = 1
 
 
 class UserError(IronGradError):
-    """Something that the person calling can put right."""
+    """An error that the caller can fix."""
 
     exit_code = 2
 
@@ -32,7 +36,7 @@ class GuardError(UserError):
 
 
 class ArtifactError(UserError):
-    """An artifact or a checkpoint that is missing, damaged, foreign, or made for another machine."""
+    """An artifact or checkpoint that is missing, damaged, foreign, or made for another machine."""
 
 
 class VerificationError(IronGradError):

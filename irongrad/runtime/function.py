@@ -17,10 +17,10 @@ from irongrad.runtime.structure import Structure, flatten, unflatten
 
 
 class CompiledFunction:
-    """A compiled function: call it with arrays in the structure of the example arguments.
+    """A compiled function; call it with arrays in the structure of the example arguments.
 
     Attributes:
-        manifest: what its artifact says of itself.
+        manifest: the artifact's manifest.
     """
 
     def __init__(self, session: Session) -> None:
@@ -31,15 +31,15 @@ class CompiledFunction:
         self._session, self._spec = session, spec
 
     def __call__(self, *arguments: Any, seed: int | None = None) -> Any:
-        """Return what the function returns, with numpy arrays for tensors.
+        """Run the function and return its result, with numpy arrays in place of tensors.
 
         Args:
-            arguments: as those it was compiled with.
-            seed: of a function that draws random numbers, 0 by default. The same seed gives the same numbers.
+            arguments: values with the structure, shapes and dtypes that the function was compiled for.
+            seed: the seed of a function that draws random numbers, 0 by default. The same seed gives the same numbers.
 
         Raises:
-            GuardError: arguments of another structure, shape or dtype than it was compiled for, or a seed for a
-                function that draws nothing.
+            GuardError: the arguments have another structure, shape or dtype than the function was compiled for, or a
+                seed is given to a function that draws no random numbers.
         """
         leaves = _leaves(arguments, self._spec)
         default = self.manifest.seed
@@ -53,7 +53,7 @@ class CompiledFunction:
         """Copy the artifact to `directory`; `irongrad.runtime.load_function` loads it, without torch.
 
         Raises:
-            UserError: it exists already.
+            UserError: the directory exists already.
         """
         if Path(directory).exists():
             raise UserError(f"{directory} exists already; remove it, or save to another directory")
@@ -63,10 +63,12 @@ class CompiledFunction:
 def load_function(
     directory: str | os.PathLike[str], *, target: str | None = None, device: str | None = None
 ) -> CompiledFunction:
-    """Load a function that `CompiledFunction.save` wrote; arguments as those of `irongrad.runtime.load`.
+    """Load a function that `CompiledFunction.save` wrote.
+
+    The arguments are those of `irongrad.runtime.load`.
 
     Raises:
-        ArtifactError: it is missing, damaged, or a training step.
+        ArtifactError: the artifact is missing, damaged, or a training step.
     """
     return CompiledFunction(Session(Path(directory), target=target, device=device))
 

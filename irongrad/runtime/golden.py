@@ -1,4 +1,4 @@
-"""Golden values: the example inputs and what the float64 oracle made of them, stored in the artifact."""
+"""Golden values: the example inputs and the float64 oracle's results for them, stored in the artifact."""
 
 from __future__ import annotations
 
@@ -16,44 +16,50 @@ from irongrad.runtime.arrays import Array
 from irongrad.runtime.checkpoint import arrays_of
 from irongrad.runtime.errors import ArtifactError
 
-# How many elements of a larger tensor an artifact keeps.
+# The number of elements that an artifact keeps of a larger tensor.
 SAMPLE = 4096
 
-# The key of the file's metadata under which everything is that is no tensor, as JSON.
+# The safetensors metadata key. Its JSON value holds everything that is not a tensor.
 _METADATA = "golden"
 
 
 def key_of(kind: str, step: int, name: str = "") -> str:
-    """The golden key of a value: `loss`, `gradient`, `forward` (outputs in training mode), `eval` and `predict` of step
-    `step` (from 0), the `state` before step `step`, and the `call` of a compiled function (step 0)."""
+    """Return the key of a golden value.
+
+    Args:
+        kind: `loss`, `gradient`, `forward` (outputs in training mode), `eval` and `predict` are values of step `step`.
+            `state` is the state before step `step`. `call` is the result of a compiled function (step 0).
+        step: the step, from 0.
+        name: the name of the tensor; empty for a loss (`loss` and `eval`).
+    """
     return f"{kind}/{step}/{name}"
 
 
 def sampled(value: Array) -> Array:
-    """The elements of `value` that golden values keep, flat: all of a small tensor, a fixed random part of a large one.
+    """Return the elements that golden values keep, flat: a small tensor whole, a fixed random subset of a large one.
 
-    Whole float64 copies of every step would make the golden file thirty times as large as the model.
+    Whole float64 copies for every step would make the golden file thirty times as large as the model.
     """
     flat = np.asarray(value).reshape(-1)
-    return flat if flat.size <= SAMPLE else flat[_places(flat.size)]
+    return flat if flat.size <= SAMPLE else flat[_sample_indices(flat.size)]
 
 
 @cache
-def _places(size: int) -> Array:
+def _sample_indices(size: int) -> Array:
     return np.sort(np.random.default_rng(0).choice(size, SAMPLE, replace=False))
 
 
 @dataclass(frozen=True)
 class Golden:
-    """Expected values of the first steps, all on the same inputs.
+    """Expected values of the first training steps, all on the same inputs.
 
     Attributes:
-        steps: how many training steps.
-        oracle: the dtype of the eager run that gave them, `float64` unless the model cannot run in it.
-        inputs: by name, as they are passed to the entry points.
-        expected: by key (see `key_of`), as float64; whole tensors, or flat samples of them (see `sampled`) where
-            the golden values come from an artifact.
-        allowed: the largest absolute error that is right, by key.
+        steps: the number of training steps.
+        oracle: the dtype of the eager run that gave the values: `float64`, unless the model cannot run in it.
+        inputs: the inputs by name, as the entry points take them.
+        expected: float64 values by key (see `key_of`): whole tensors, or flat samples (see `sampled`) if the golden
+            values come from an artifact.
+        allowed: the largest acceptable absolute error, by key.
     """
 
     steps: int
@@ -64,13 +70,13 @@ class Golden:
 
 
 def kept(golden: Golden) -> Golden:
-    """The golden values as an artifact keeps them: large tensors as samples."""
+    """Return the golden values as an artifact stores them: large tensors as samples."""
     expected = {key: sampled(a) if a.size > SAMPLE else a for key, a in golden.expected.items()}
     return replace(golden, expected=expected)
 
 
 def are_same(one: Golden, other: Golden) -> bool:
-    """Whether golden values are the same to the last bit."""
+    """Return whether two sets of golden values are equal bit for bit."""
     about = [(g.steps, g.oracle, dict(g.allowed)) for g in (one, other)]
     arrays = _same_arrays(one.inputs, other.inputs) and _same_arrays(one.expected, other.expected)
     return about[0] == about[1] and arrays
@@ -84,16 +90,16 @@ def _same_arrays(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
 
 
 def write_golden(golden: Golden, path: Path) -> None:
-    """Store golden values as safetensors, large tensors as samples."""
+    """Write golden values to a safetensors file, large tensors as samples."""
     arrays = {f"input/{n}": np.asarray(a, order="C") for n, a in golden.inputs.items()}
     arrays |= {f"expected/{k}": np.asarray(a, order="C") for k, a in kept(golden).expected.items()}
-    # One key: safetensors writes several in an order that differs from run to run.
+    # All metadata has one key: safetensors writes several keys in an order that differs from run to run.
     about = {"steps": golden.steps, "oracle": golden.oracle, "allowed": dict(golden.allowed)}
     path.write_bytes(safetensors.numpy.save(arrays, metadata={_METADATA: json.dumps(about)}))
 
 
 def read_golden(path: Path) -> Golden:
-    """Load golden values.
+    """Read golden values from a safetensors file.
 
     Raises:
         ArtifactError: the file is damaged.

@@ -1,10 +1,11 @@
-"""Golden values as checks that iree-run-module makes alone: plain files and command lines, no Python at test time.
+"""Golden values as checks that iree-run-module runs alone: plain files and command lines, no Python at test time.
 
-A process of iree-run-module calls one function, and the state ends with it. So a later step is checked from a
-checkpoint of the golden state before it, and the update itself by `train_steps`, whose losses depend on it. What must
-be refused is checked as well, by the text of the refusal.
+A process of iree-run-module calls one function, and its state ends with it. So a later step is checked from a
+checkpoint of the golden state before it. The update itself is checked by `train_steps`, whose losses depend on it.
+Further checks require that a bad input is refused, and compare the text of the refusal.
 
-Commands name the artifact's directory `${IRONGRAD_ARTIFACT}` and that of the golden files `${IRONGRAD_GOLDEN}`.
+Commands refer to the artifact's directory as `${IRONGRAD_ARTIFACT}` and to the golden files' directory as
+`${IRONGRAD_GOLDEN}`.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ FILES = "${IRONGRAD_GOLDEN}"
 
 _THRESHOLDS = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
-# iree-run-module reads integers from .npy as signed (si64), and an entry point's results have no sign (i64): they
-# never compare equal. bfloat16 has no .npy at all. Those are stored as raw bytes.
+# All other dtypes are stored as raw bytes. iree-run-module reads integers from .npy as signed (si64), but an entry
+# point's results are signless (i64), so the two never compare equal. bfloat16 has no .npy format at all.
 _COMPARED_AS_NPY = ("float64", "float32", "float16", "bool")
 
-# What a process says that calls an entry point alone which goes on from another; its state ends with it.
+# The error of an entry point that continues another one. A process calls only one entry point, so the earlier call's
+# state is gone.
 _NEEDS_A_CALL_BEFORE = {"apply_step": "no gradients are accumulated", "finish_step": "no forward is open"}
 
-# What a machine without the device says; a target that never ran where it was compiled is skipped there.
+# The error on a machine without the device. A target that never ran on the compiling machine is skipped there.
 _NO_DEVICE = "creating (driver for )?device '"
 
 
@@ -44,11 +46,11 @@ class Check:
     """One run of iree-run-module.
 
     Attributes:
-        name: unique in the plan: target, entry point and, for all but the plain call, what is special.
-        target: of the artifact.
-        command: the arguments, the program first.
-        refusal: what the error message must contain; empty where the run must succeed.
-        optional: whether a machine without the device may skip it.
+        name: unique in the plan: target, entry point and, for all but the plain call, a suffix for the special case.
+        target: the name of the artifact's target.
+        command: the argument list, the program first.
+        refusal: text that the error message must contain; empty if the run must succeed.
+        optional: whether the check is skipped on a machine without the device.
     """
 
     name: str
@@ -63,7 +65,7 @@ class Plan:
     """All checks, and the files that they need.
 
     Attributes:
-        checks: the runs.
+        checks: the runs of iree-run-module.
         arrays: contents of the .npy and .bin files, by relative path.
         states: contents of the checkpoints, by relative path.
     """
@@ -90,11 +92,11 @@ def make_plan(
     """Plan the checks of every entry point.
 
     Args:
-        manifest: of the artifact.
-        golden: its golden values, whole (`irongrad.runtime.golden_whole`); what they lack is not checked.
-        initial: its initial state, by name.
-        target: the only target to check; all of them otherwise.
-        device: an IREE device URI; the target's own otherwise.
+        manifest: the artifact's manifest.
+        golden: whole golden values (`irongrad.runtime.golden_whole`); values that are missing are not checked.
+        initial: the artifact's initial state, by name.
+        target: the name of the only target to check; all targets by default.
+        device: an IREE device URI; each target's own by default.
     """
     planner = _Planner(manifest, golden, initial)
     for spec in manifest.targets:
@@ -113,7 +115,7 @@ class _Planner:
         self._initial = initial
 
     def plan(self, target: TargetSpec, device: str | None) -> None:
-        """Add the checks of one target, every entry point in turn."""
+        """Add the checks of every entry point of one target."""
         self._target, self._device = target, device
         for point in self._manifest.entry_points:
             inputs = self._inputs(point)
@@ -129,7 +131,7 @@ class _Planner:
                     self._matches(point, f".from_step_{step}", inputs, loss, self._state(step))
 
     def _inputs(self, point: EntryPoint) -> dict[str, Path | str]:
-        """Files with golden values for the inputs that have one."""
+        """Return the files that hold the golden inputs of an entry point, by name."""
         if point.name == "import_state":
             return {s.name: self._file("state", s, self._initial[s.name], compared=True) for s in point.inputs}
         if point.name == "import_gradients":
@@ -143,7 +145,7 @@ class _Planner:
         return files
 
     def _expected(self, point: EntryPoint) -> dict[str, _Expected]:
-        """What a fresh process must return, by output name."""
+        """Return the outputs that a fresh process must give, by name."""
         match point.name:
             case "train_step" | "grad_step":
                 return {point.outputs[0].name: self._value(key_of("loss", 0))}
@@ -174,7 +176,7 @@ class _Planner:
         return all(key_of("state", step, s.name) in self._golden.expected for s in self._manifest.state)
 
     def _state(self, step: int) -> Path:
-        """A checkpoint of the golden state before `step`."""
+        """Return the checkpoint of the golden state before `step`."""
         path = f"state.{step}.safetensors"
         self.states[path] = {
             s.name: _cast(self._golden.expected[key_of("state", step, s.name)], s.dtype) for s in self._manifest.state
@@ -195,7 +197,7 @@ class _Planner:
         expected: Mapping[str, _Expected],
         state: Path | None = None,
     ) -> None:
-        """Check the results, each in a run of its own if they differ in what is allowed: a run takes one tolerance."""
+        """Check outputs in one run, or each in its own run if their tolerances differ: a run takes one tolerance."""
         single = len({e.allowed for e in expected.values()}) < 2
         for names in [list(expected)] if single else [[n] for n in expected]:
             flags = self._comparison(point, suffix, {n: expected[n] for n in names}) if names else []
@@ -217,7 +219,7 @@ class _Planner:
         return [*flags, *values]
 
     def _refusals(self, point: EntryPoint, inputs: Mapping[str, Path | str]) -> None:
-        """Check that a wrong shape and a value out of range are refused, one input at a time, and then wrong sizes."""
+        """Check that bad inputs are refused: a wrong shape, a value out of range (one input at a time), wrong sizes."""
         for spec in point.inputs:
             if spec.name not in inputs:
                 continue
@@ -234,27 +236,30 @@ class _Planner:
                 self._too_large(point, inputs, name, most)
 
         for number, constraint in enumerate(self._manifest.constraints):
-            given = [s for s in point.inputs if set(s.shape) & set(constraint.broken) and s.name in inputs]
-            if constraint.broken and constraint.broken.keys() <= {d for s in given for d in s.shape}:
-                values = {s.name: self._filled(s, constraint.broken) for s in given}
+            resized = [s for s in point.inputs if set(s.shape) & set(constraint.broken) and s.name in inputs]
+            if constraint.broken and constraint.broken.keys() <= {d for s in resized for d in s.shape}:
+                values = {s.name: self._filled(s, constraint.broken) for s in resized}
                 self._add(point, f".constraint.{number}", {**inputs, **values}, refusal=constraint.refusal)
 
     def _filled(self, spec: TensorSpec, sizes: Mapping[str, int]) -> str:
-        """A value of these sizes that is in its range."""
+        """Return a value of these sizes that is in the range of `spec`."""
         return filled_value(self._sized(spec, sizes), spec.minimum or 0, self._golden.steps)
 
     def _too_large(self, point: EntryPoint, inputs: Mapping[str, Path | str], name: str, most: int) -> None:
-        """Check that a size is refused that is one larger than the largest, with the size that was given."""
-        given = [s for s in point.inputs if name in s.shape and s.name in inputs]
-        if not given:
+        """Check that one more than the largest size is refused, and that the message names the given size."""
+        resized = [s for s in point.inputs if name in s.shape and s.name in inputs]
+        if not resized:
             return
-        values = {s.name: self._filled(s, {name: most + 1}) for s in given}
-        dim = given[0].shape.index(name)
+        values = {s.name: self._filled(s, {name: most + 1}) for s in resized}
+        dim = resized[0].shape.index(name)
         refusal = f"{NOT_RUN}; {mismatch(dim, most, most + 1)}"
         self._add(point, f".too_large.{name}", {**inputs, **values}, refusal=refusal)
 
     def _sized(self, spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
-        """`spec` with `sizes` for its named dimensions, or those of the golden inputs; that of a stack stays."""
+        """Return `spec` with its named dimensions set to `sizes`, else to the golden input's sizes.
+
+        The steps dimension of a stacked input stays.
+        """
         own = self._golden.inputs[spec.name].shape if spec.name in self._golden.inputs else ()
         named = dict(zip(reversed(spec.shape), reversed(own), strict=False))
         known = named | dict(sizes)
@@ -272,7 +277,8 @@ class _Planner:
     ) -> None:
         device = self._device
         if device is None and not point.outputs and self._target.device == "local-task":
-            # IREE 3.13.0 does not wait for a call without results, and local-task may then hang at exit (one in 1500).
+            # IREE 3.13.0 does not wait for a call without results, and local-task may then hang at exit (one run in
+            # 1500).
             device = "local-sync"
         command = run_module(
             self._manifest,
@@ -295,9 +301,10 @@ def _cast(array: Array, dtype: str) -> Array:
 
 
 def _wrong_shape(spec: TensorSpec, own: TensorSpec, size: int) -> tuple[str, str]:
-    """A value like `own` whose last fixed dimension is one too large, or whose rank is if `spec` fixes none.
+    """Return a value of a wrong shape, and the text of its refusal.
 
-    And the refusal of it.
+    The value is like `own` with its last fixed dimension one too large. If `spec` fixes no dimension, its rank is one
+    too large.
     """
     fixed = [i for i, d in enumerate(spec.shape) if isinstance(d, int)]
     shape = list(own.shape)
@@ -309,7 +316,7 @@ def _wrong_shape(spec: TensorSpec, own: TensorSpec, size: int) -> tuple[str, str
 
 
 def _outside(spec: TensorSpec) -> int | None:
-    """A value that the input must not hold whatever the sizes, None where its dtype has none."""
+    """Return a value that is out of the input's range at any sizes; None if its dtype has none."""
     if spec.minimum is None or spec.maximum is None:
         return None
     limits = np.iinfo(spec.dtype)
@@ -332,14 +339,14 @@ def write_files(plan: Plan, manifest: Manifest, directory: Path) -> None:
 
 
 def ctest_script(plan: Plan, artifact: PurePath, prefix: str) -> str:
-    """The plan as a `CTestTestfile.cmake`.
+    """Return the plan as the text of a `CTestTestfile.cmake`.
 
-    Whoever includes it may set the variables that it has defaults for.
+    A file that includes it may set the script's variables first; the script only sets their defaults.
 
     Args:
         plan: the plan.
-        artifact: the artifact's directory, relative to the script's.
-        prefix: of the tests' names.
+        artifact: the artifact's directory, relative to the script's directory.
+        prefix: the prefix of all test names.
     """
     defaults = {
         "IRONGRAD_ARTIFACT": artifact.as_posix(),

@@ -1,6 +1,6 @@
-"""Whole golden values where an artifact keeps samples only: those of a run here that agrees with the samples.
+"""Whole golden values for an artifact that keeps only samples, from a run here that agrees with the samples.
 
-`iree-run-module` starts from whole states and compares whole outputs.
+`iree-run-module` needs whole values: it starts from whole states and compares whole outputs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from irongrad.runtime.verification import largest_error
 
 
 def whole_golden(directory: Path, manifest: Manifest, golden: Golden) -> tuple[Golden, str]:
-    """Replace samples by whole values, and leave out those that cannot be had.
+    """Replace samples by whole values, and leave out samples that have no whole value here.
 
     Returns:
-        The golden values, and why some are left out; empty where none is.
+        The golden values, and the reason why some are left out; empty if none is.
 
     Raises:
-        VerificationError: what the artifact computes here disagrees with a sample.
+        VerificationError: a value that the artifact computes here disagrees with its sample.
     """
     missing = _samples(manifest, golden)
     if not missing:
@@ -44,12 +44,12 @@ def whole_golden(directory: Path, manifest: Manifest, golden: Golden) -> tuple[G
                 f"{directory} is wrong here: {key} is off by {off:.3g}, and {allowed[key]:.3g} is allowed"
             )
         expected[key] = found[key]
-        allowed[key] *= 2  # how far apart two can be that are both right
+        allowed[key] *= 2  # two correct values can be twice the tolerance apart
     return replace(golden, expected=expected, allowed=allowed), reason
 
 
 def _samples(manifest: Manifest, golden: Golden) -> list[str]:
-    """The keys of values that are samples, or look like one."""
+    """Return the keys of values that are samples, or look like samples."""
     states = {(k, s.name): s.shape for k in range(1, golden.steps) for s in manifest.state}
     shapes: dict[str, tuple[int | str, ...]] = {key_of("state", *named): shape for named, shape in states.items()}
     if (predict := manifest.entry_point("predict")) is not None:
@@ -59,7 +59,7 @@ def _samples(manifest: Manifest, golden: Golden) -> list[str]:
 
 
 def _run(directory: Path, manifest: Manifest, golden: Golden) -> Mapping[str, Array]:
-    """What the entry points give on the golden inputs, each from the initial state."""
+    """Return what the entry points compute from the golden inputs, each from the initial state."""
     has = {e.name for e in manifest.entry_points}
     found: dict[str, Array] = {}
     if (entry := manifest.entry_point("predict")) is not None:

@@ -1,4 +1,4 @@
-"""Where this package lies, and its version: what other rooms would otherwise import `irongrad` itself for."""
+"""This package's location and version, so that other modules need not import `irongrad` itself for them."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 VERSION = "0.1.0"
 
-# The folder `irongrad`, with the sources of every room in it.
+# The folder `irongrad`, which holds all sources of the package.
 PACKAGE = Path(__file__).parent.parent

@@ -1,4 +1,4 @@
-"""Whether the files of an artifact are those that its manifest lists."""
+"""Check the files of an artifact against its manifest."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from irongrad.runtime.manifest import MANIFEST, Manifest, file_spec
 
 
 def check_files(manifest: Manifest, directory: Path, names: tuple[str, ...]) -> None:
-    """Compare files with the manifest's hashes.
+    """Compare the files `names` with the manifest's hashes.
 
     Raises:
-        ArtifactError: one is missing or differs.
+        ArtifactError: a file is missing, is not listed, or differs.
     """
     for name in names:
         path = directory / name

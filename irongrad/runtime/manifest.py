@@ -1,6 +1,6 @@
 """`manifest.json`: everything that a program needs to know about an artifact, as typed records.
 
-Written by the compiler, read by the runtime; JSON through msgspec, which checks the types on the way in.
+The compiler writes it and the runtime reads it. msgspec encodes it as JSON, and checks the types when it is read.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ INITIAL_STATE = "state.irpa"
 GOLDEN = "golden.safetensors"
 PORTABLE_MODULE = "step.mlirbc"
 
-# The scope under which a .vmfb asks for its state: iree-run-module --parameters=state=FILE
+# The parameter scope in which a .vmfb looks up its state: iree-run-module --parameters=state=FILE
 SCOPE = "state"
 STEPS = "irongrad/steps"
-# Random numbers: their seed, and how many calls of entry points have drawn under it.
+# The state of the random numbers: the seed, and the number of calls of entry points that have drawn under it.
 SEED = "irongrad/seed"
 DRAWS = "irongrad/draws"
-# The loss scale, under the names that GradScaler.state_dict has, and how often each optimizer's update was skipped.
+# Loss scaling: the scale and its growth tracker, named as in GradScaler.state_dict, and how often each optimizer's
+# update was skipped.
 SCALE = "scaler/scale"
 GROWTH_TRACKER = "scaler/growth_tracker"
 SKIPPED = "scaler/skipped"
-# What `forward` of a step in pieces hands out, and `finish_step` takes: the number of the forward that is open.
+# The number of the open forward: `forward` of a step in pieces returns it, and `finish_step` takes it.
 TICKET = "ticket"
-# The entry points that compute nothing: they hand the whole state, or the accumulated gradients, out and take it in.
+# Entry points that compute nothing: they export and import the whole state, or the accumulated gradients.
 OF_STATE = ("export_state", "import_state")
 OF_GRADIENTS = ("export_gradients", "import_gradients")
-# The dimension of the inputs of `train_steps` over which it loops.
+# The input dimension over which `train_steps` loops.
 STEPS_DIM = "K"
-# What `TensorSpec.maximum` is where `limits` alone say how large a value may be.
+# The value of `TensorSpec.maximum` if only `limits` bound the input.
 UNLIMITED = 2**31 - 1
 
 
 class Role(StrEnum):
-    """What a state tensor is."""
+    """The role of a state tensor."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -62,10 +63,10 @@ class TensorSpec:
         name: its name.
         dtype: numpy's name of its element type, such as `float32`.
         shape: its dimensions; a string names a dimension that varies.
-        minimum: the smallest value the step accepts, for class indices and the like.
-        maximum: the largest.
-        exempt: a value outside that range that is accepted too, such as cross_entropy's `ignore_index`.
-        limits: further largest values, which vary with the sizes of a call, such as `T - 1`.
+        minimum: the smallest value that the step accepts, for class indices and the like; None for no range.
+        maximum: the largest value that the step accepts; None for no range.
+        exempt: a value outside the range that is accepted too, such as cross_entropy's `ignore_index`.
+        limits: further upper bounds, which depend on the sizes of a call, such as `T - 1`.
     """
 
     name: str
@@ -86,7 +87,7 @@ class HyperSpec:
 
     Attributes:
         name: its name, such as `lr`.
-        default: the value it had in the user's optimizer.
+        default: its value in the user's optimizer.
     """
 
     name: str
@@ -100,10 +101,10 @@ class EntryPoint:
     Attributes:
         name: the function's name.
         inputs: tensor arguments, in order.
-        hypers: names of the float64 arguments that follow them; in `train_steps` each is one tensor of shape
-            [K], in the others a scalar.
+        hypers: names of the float64 arguments after the inputs. In `train_steps` each is a tensor of shape [K], in all
+            other entry points a scalar.
         outputs: results, in order.
-        summary: what it does, in a sentence.
+        summary: one sentence about what the function does.
     """
 
     name: str
@@ -114,7 +115,7 @@ class EntryPoint:
 
     @property
     def signature(self) -> str:
-        """The readable signature, as `inspect` prints it."""
+        """The signature as `irongrad inspect` prints it."""
         arguments = ", ".join([*map(str, self.inputs), *(f"{h}: float64" for h in self.hypers)])
         return f"{self.name}({arguments}) -> ({', '.join(map(str, self.outputs))})"
 
@@ -127,8 +128,8 @@ class StateSpec:
         name: its key in a checkpoint.
         dtype: numpy's name of its element type.
         shape: its dimensions.
-        role: what it is.
-        aliases: further keys under which a checkpoint holds the same tensor (tied weights).
+        role: its role.
+        aliases: further keys of the same tensor in a checkpoint (tied weights).
     """
 
     name: str
@@ -143,15 +144,15 @@ class Certificate:
     """The outcome of a verification against the float64 oracle.
 
     Attributes:
-        device: the IREE device it ran on, such as `local-task`.
-        steps: how many training steps were compared.
-        worst: the largest error found, as a fraction of what was allowed; at most 1.
-        tensor: where that was.
-        oracle: the dtype of the eager run that was compared with.
-        name: what the device's driver calls it; empty for the CPU that compiled.
+        device: the IREE device that ran the target, such as `local-task`.
+        steps: the number of training steps that were compared.
+        worst: the largest error, as a fraction of its tolerance; at most 1.
+        tensor: the value with the largest error.
+        oracle: the dtype of the eager reference run.
+        name: the device's name as its driver reports it; empty for the CPU that compiled the target.
         driver: the driver with its version; empty for a CPU.
-        versions: of IronGrad and of IREE's runtime, where `irongrad verify` signed it.
-        date: when that was, in UTC.
+        versions: the versions of IronGrad and of IREE's runtime, if `irongrad verify` signed the certificate.
+        date: when `irongrad verify` signed the certificate, in UTC.
     """
 
     device: str
@@ -172,16 +173,16 @@ class TargetSpec:
     Attributes:
         name: the target, such as `llvm-cpu`.
         file: the .vmfb's file name.
-        device: the IREE device that runs it unless another is asked for.
-        flags: what iree-compile was called with.
-        architecture: the CPU architecture it is for (`x86_64`), empty where that does not apply.
-        features: the CPU features it needs, in LLVM's names.
-        certificate: how it was verified when it was compiled; None where it could not run there.
-        subgroup: how many lanes of a GPU the code takes to run in step; 0 where it does not matter.
-        verified: what `irongrad verify` signed, one a device.
-        transients: the most bytes of intermediate values at once, by entry point, that the compiler allocates.
+        device: the IREE device that runs it by default.
+        flags: the flags of iree-compile.
+        architecture: the CPU architecture of the code, such as `x86_64`; empty for code that is not for a CPU.
+        features: the CPU features that the code needs, by LLVM's names.
+        certificate: its verification on the compiling machine; None if it could not run there.
+        subgroup: the subgroup size that the code relies on, in lanes of a GPU; 0 if it relies on none.
+        verified: the certificates that `irongrad verify` signed, one per device.
+        transients: the peak bytes of intermediate values that the compiler allocates, by entry point.
         compiler: the version of IREE that compiled it.
-        asked: what `--target` said.
+        asked: the text of `--target`.
     """
 
     name: str
@@ -204,12 +205,13 @@ class ForwardValue:
 
     Attributes:
         name: its name in the dumped graph.
-        operator: what computes it.
+        operator: the operator that computes it.
         dtype: numpy's name of its element type.
         shape: its dimensions.
-        bytes: its size.
-        decision: `saved` for the backward, `recomputed` there, or `discarded`, as the backward needs it no more.
-        line: the user's line it comes from.
+        bytes: its size in bytes.
+        decision: `saved` for the backward, `recomputed` in the backward, or `discarded` if the backward does not need
+            it.
+        line: the user's line that it comes from.
     """
 
     name: str
@@ -226,10 +228,10 @@ class MemorySpec:
     """The memory of a training step, as the compiler planned it.
 
     Attributes:
-        budget: what was asked for, such as `512MiB` or `50%`; empty for no limit.
-        predicted: bytes of intermediate values at once, by entry point.
-        values: those of the forward pass, in order.
-        limits: the most bytes of them that the compiler was let allocate, by entry point that has a budget.
+        budget: the memory budget that was asked for, such as `512MiB` or `50%`; empty for no limit.
+        predicted: the predicted peak bytes of intermediate values, by entry point.
+        values: the values of the forward pass, in order.
+        limits: the most bytes of intermediate values that the compiler may allocate, by entry point that has a budget.
     """
 
     budget: str
@@ -240,11 +242,11 @@ class MemorySpec:
 
 @dataclass(frozen=True)
 class FileSpec:
-    """A file of the artifact, with what it must hash to.
+    """The expected hash and size of a file of the artifact.
 
     Attributes:
-        sha256: in hexadecimal.
-        size: in bytes.
+        sha256: the hash in hexadecimal.
+        size: the size in bytes.
     """
 
     sha256: str
@@ -253,11 +255,11 @@ class FileSpec:
 
 @dataclass(frozen=True)
 class FunctionSpec:
-    """How a compiled function (`ig.compile_function`) is called; its entry point is `call`.
+    """The signature of a compiled function (`ig.compile_function`); its entry point is `call`.
 
     Attributes:
         arguments: the structure of its positional arguments, a tuple.
-        result: the structure of what it returns.
+        result: the structure of its return value.
     """
 
     arguments: Structure
@@ -266,12 +268,12 @@ class FunctionSpec:
 
 @dataclass(frozen=True)
 class ChoiceSpec:
-    """What was chosen by measurement on the compiling machine.
+    """A choice that was made by measurement on the compiling machine.
 
     Attributes:
-        what: what there was to compute.
-        chosen: the name of the form that was taken.
-        seconds: how long each form took, by name.
+        what: the computation that the choice is about.
+        chosen: the name of the chosen form.
+        seconds: the time of each form, by name.
     """
 
     what: str
@@ -281,12 +283,12 @@ class ChoiceSpec:
 
 @dataclass(frozen=True)
 class ConstraintSpec:
-    """A relation of the sizes of a call.
+    """A relation that the sizes of a call must satisfy.
 
     Attributes:
         text: the relation.
-        refusal: what the refusal of other sizes says.
-        broken: sizes that are refused for it, by dimension; empty where none are known.
+        refusal: the error message for sizes that break it.
+        broken: example sizes that are refused for this relation, by dimension name; empty if none are known.
     """
 
     text: str
@@ -299,26 +301,26 @@ class Manifest:
     """An artifact's manifest.
 
     Attributes:
-        format_version: of the artifact's layout.
-        entry_points: the functions of every .vmfb.
+        format_version: the version of the artifact's layout.
+        entry_points: the functions that every .vmfb exports.
         hypers: run-time hyperparameters with their defaults.
         fixed: hyperparameters that are compiled in, with their values.
         state: all state tensors.
-        gradients: names of the parameters that are trained, in the order of `export_gradients`.
+        gradients: the names of the trained parameters, in the order of `export_gradients`.
         buckets: sizes by dimension name, the bucket with the fewest elements first; empty for a step of fixed shapes.
-        sizes: the smallest and the largest size of every named dimension; None where there is no largest.
-        constraints: what else has to hold of sizes.
-        targets: one compiled file each.
-        versions: of Python and the packages that made it.
-        files: hashes by file name.
-        function: how it is called, where it is a compiled function and no training step.
-        seed: that of the random numbers in the initial state, or a compiled function's default; None where nothing is
-            drawn.
-        precision: `f32`, or the dtype of autocast, `bf16` or `f16`, in which the model runs.
-        memory: the plan of a training step's memory.
-        passes: what ran on the step graph, in the syntax of `--passes`.
-        route: how it became linalg, `linalg` or `stablehlo`.
-        tuned: what was chosen by measurement.
+        sizes: the smallest and the largest size of every named dimension; None if there is no largest.
+        constraints: further relations that sizes must satisfy.
+        targets: the compiled files, one per target.
+        versions: the versions of Python and of the packages that made the artifact.
+        files: sizes and hashes by file name.
+        function: the signature of a compiled function; None for a training step.
+        seed: the seed of the random numbers in the initial state, or the default seed of a compiled function. None if
+            no random numbers are drawn.
+        precision: `f32`, or the autocast dtype in which the model runs, `bf16` or `f16`.
+        memory: the memory plan of a training step.
+        passes: the passes that ran on the step graph, in the syntax of `--passes`.
+        route: the lowering of the step graph to linalg, `linalg` or `stablehlo`.
+        tuned: the choices that were made by measurement.
     """
 
     format_version: int
@@ -342,7 +344,7 @@ class Manifest:
     tuned: tuple[ChoiceSpec, ...] = ()
 
     def entry_point(self, name: str) -> EntryPoint | None:
-        """The entry point called `name`, or None."""
+        """Return the entry point called `name`, or None."""
         return next((e for e in self.entry_points if e.name == name), None)
 
 
@@ -352,7 +354,7 @@ def write_manifest(manifest: Manifest, directory: Path) -> None:
 
 
 def encoded(manifest: Manifest) -> bytes:
-    """`manifest` as the file has it."""
+    """Return `manifest` as the bytes of its file."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
@@ -360,7 +362,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of the artifact in `directory`.
 
     Raises:
-        ArtifactError: there is none, or it is damaged, or of another format version.
+        ArtifactError: there is no manifest, or it is damaged or of another format version.
     """
     path = directory / MANIFEST
     try:
@@ -386,6 +388,6 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def file_spec(path: Path) -> FileSpec:
-    """Hash the file at `path`."""
+    """Return the hash and size of the file at `path`."""
     with path.open("rb") as file:
         return FileSpec(hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size)

@@ -1,4 +1,4 @@
-"""Keeping the memory of one step for the next, on large pages."""
+"""Tune glibc's malloc: keep the memory of one step for the next step, on large pages."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ _M_ARENA_MAX = -8
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep large blocks that are freed, and not return them to the system; elsewhere than glibc, nothing.
+    """Make malloc keep large freed blocks instead of returning them to the system; does nothing without glibc.
 
-    IREE 3.13.0 allocates what a call needs in between anew in every call; what is over 64 MiB comes straight from
-    malloc (its local_task/task_device.c), and blocks over 32 MiB are mapped by glibc when they are allocated, and
-    unmapped when freed. Every page is then cleared by the system again in every step: a quarter of the time of a GPT's
-    step on two cores. The memory of a process stays at its peak, as it does with PyTorch's allocator for GPUs.
+    IREE 3.13.0 allocates the intermediate values of a call anew in every call. Blocks over 64 MiB come straight from
+    malloc (its local_task/task_device.c). glibc maps blocks over 32 MiB when they are allocated, and unmaps them when
+    they are freed. The system then clears every page again in every step: a quarter of the time of a GPT's step on two
+    cores. With this setting the memory of a process stays at its peak, as with PyTorch's allocator for GPUs.
 
-    What one thread frees is there for all, where this is called before there are others: IREE's workers allocate large
-    blocks too, and one too large for the arena of a thread is mapped each time (sysmalloc of glibc 2.36).
+    If this is called before other threads exist, all threads share one arena, so each reuses memory that another has
+    freed. IREE's workers allocate large blocks too. A block that is too large for a thread's own arena is mapped each
+    time (sysmalloc of glibc 2.36).
     """
     if (libc := _glibc()) is not None:
         libc.mallopt(_M_MMAP_MAX, 0)
@@ -30,11 +31,11 @@ def keep_freed_memory() -> None:
 
 
 def prefer_large_pages(size: int) -> None:
-    """Have `size` bytes that malloc gives next lie on pages of 2 MiB, where Linux leaves that to processes.
+    """Place the next `size` bytes from malloc on pages of 2 MiB, if Linux leaves that choice to processes.
 
-    With pages of 4 KiB a product that reads rows of a megabyte has the processor look pages up all the time, and twice
-    in a virtual machine. Steps of a GPT, an MoE and a ResNet-18 take 0.93 of the time on large pages. Memory is set
-    aside, and none of it touched. Elsewhere, and where there is not as much, nothing happens.
+    With 4 KiB pages, a matrix product that reads rows of a megabyte keeps the processor walking page tables, twice in a
+    virtual machine. Steps of a GPT, an MoE and a ResNet-18 take 0.93 of the time on large pages. The memory is reserved
+    but not touched. On other systems, or if there is not that much memory, nothing happens.
 
     Source: madvise(2) and the kernel's Documentation/admin-guide/mm/transhuge.rst.
     """
@@ -43,10 +44,11 @@ def prefer_large_pages(size: int) -> None:
 
 
 def clear_early(size: int) -> None:
-    """Have the system clear `size` bytes now, on large pages, that malloc gives later; elsewhere than glibc, nothing.
+    """Make the system clear now, on large pages, `size` bytes that malloc gives later; does nothing without glibc.
 
-    What a process has not used before is cleared when it is first written, one page after the other: 0.4 to 2.4 s a
-    gigabyte on virtual machines, as the host clears it too. It takes effect after `keep_freed_memory`.
+    The system clears a new page when a process first writes it, one page after the other. This takes 0.4 to 2.4 s a
+    gigabyte on virtual machines, because the host clears the page too. Clearing early only works after
+    `keep_freed_memory`.
     """
     if (libc := _glibc()) is not None and (block := _on_large_pages(libc, size)) is not None:
         ctypes.memset(block, 0, size)
@@ -54,7 +56,7 @@ def clear_early(size: int) -> None:
 
 
 def _on_large_pages(libc: ctypes.CDLL, size: int) -> int | None:
-    """Memory from malloc on pages of 2 MiB as far as there are any; None where there is no memory."""
+    """Allocate `size` bytes, on pages of 2 MiB as far as there are any; None if there is not enough memory."""
     libc.malloc.restype = ctypes.c_void_p
     libc.malloc.argtypes = [ctypes.c_size_t]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -67,5 +69,5 @@ def _on_large_pages(libc: ctypes.CDLL, size: int) -> int | None:
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """The C library of this process, with types of its own; None where it is no glibc."""
+    """Return a handle of this process's C library, with argument types of its own; None if it is not glibc."""
     return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None

@@ -1,4 +1,4 @@
-"""Which target of an artifact runs on this machine, and whether it was verified on the device."""
+"""Choose the target of an artifact for this machine, and check that it was verified on the device."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MISSING = {
 
 
 def choose_target(manifest: Manifest, directory: Path, name: str | None, device: str | None) -> TargetSpec:
-    """The target called `name`; else the first for `device`; else the first that can run here.
+    """Return the target called `name`, or else the first for `device`, or else the first that can run here.
 
     Raises:
-        ArtifactError: there is none; with the reason for each.
+        ArtifactError: there is no such target; gives the reason for each.
     """
     names = ", ".join(t.name for t in manifest.targets)
     if name is not None:
@@ -46,23 +46,23 @@ def choose_target(manifest: Manifest, directory: Path, name: str | None, device:
 
 
 def check_device(target: TargetSpec, directory: Path, device: str, *, verifying: bool = False) -> None:
-    """Refuse to run `target` on a device where it would end in an illegal instruction or compute wrong numbers.
+    """Refuse a device on which `target` would stop with an illegal instruction or compute wrong numbers.
 
     Args:
         target: the target.
-        directory: the artifact.
+        directory: the artifact's directory.
         device: an IREE device URI.
-        verifying: whether this is to find out that its numbers are right.
+        verifying: whether the caller verifies the numbers; then a target that is not verified yet is accepted.
 
     Raises:
-        ArtifactError: with what to do.
+        ArtifactError: says what to do.
     """
     check_cpu(target, directory)
     found = find_device(device)
     if found is None:
         if driver_of(device) in _MISSING:
             raise ArtifactError(f"{directory / target.file} cannot run here: {_MISSING[driver_of(device)]}")
-        return  # IREE itself says what is wrong with the name
+        return  # IREE itself reports what is wrong with the device name
     size, least, most = found.subgroup
     if not target.subgroup or not size:
         return
@@ -81,7 +81,7 @@ def check_device(target: TargetSpec, directory: Path, device: str, *, verifying:
 
 
 def why_not(target: TargetSpec, directory: Path, device: str) -> str:
-    """Why `target` cannot run on `device`; empty where it can."""
+    """Return why `target` cannot run on `device`; empty if it can."""
     try:
         check_device(target, directory, device)
     except ArtifactError as error:
@@ -90,7 +90,10 @@ def why_not(target: TargetSpec, directory: Path, device: str) -> str:
 
 
 def is_verified(target: TargetSpec, device: str) -> bool:
-    """Whether `target` was verified on the device: any CPU that has its features, but one model of a GPU and driver."""
+    """Return whether `target` was verified on the device.
+
+    A CPU target counts as verified on any CPU that has its features, a GPU target on one GPU model and driver only.
+    """
     found = find_device(device)
     return found is not None and any(_covers(c, found) for c in (target.certificate, *target.verified) if c)
 

@@ -1,7 +1,7 @@
 """`Session`: a loaded artifact, its state on a device, and its entry points as methods.
 
-Needs numpy and the IREE runtime only. What must hold is checked by code in the module (shapes, dtypes, index
-ranges), so Python adds names and readable errors, and nothing is checked twice.
+Needs numpy and the IREE runtime only. The compiled module itself checks shapes, dtypes and index ranges. Python adds
+names and readable errors, and repeats none of these checks.
 """
 
 from __future__ import annotations
@@ -57,12 +57,11 @@ def load(
     """Load the artifact in `directory`.
 
     Args:
-        directory: what `irongrad compile -o` wrote.
-        target: which of its targets; by default the first for `device`, or the first that can run here.
-        device: an IREE device URI, such as `local-task`, `local-sync`, `cuda` or `vulkan`; the target's own by
-            default.
-        checkpoint: a checkpoint to start from in place of the initial state.
-        strict: refuse inputs and hyperparameters that are not finite.
+        directory: the directory that `irongrad compile -o` wrote.
+        target: the name of one of its targets; by default the first for `device`, or the first that can run here.
+        device: an IREE device URI, such as `local-task`, `local-sync`, `cuda` or `vulkan`; the target's own by default.
+        checkpoint: a checkpoint to start from instead of the initial state.
+        strict: whether to refuse inputs and hyperparameters that are not finite.
 
     Raises:
         ArtifactError: the artifact or checkpoint is missing, damaged or foreign, or its target cannot run here.
@@ -78,15 +77,15 @@ def initial_state(directory: Path) -> dict[str, Array]:
 
 
 class Session:
-    """A loaded artifact. Every method runs an entry point of the compiled module over one shared state.
+    """A loaded artifact; each method runs an entry point of the compiled module over one shared state.
 
-    Inputs are numpy arrays, anything with `__dlpack__` on the CPU (a torch tensor, say), or device arrays from
-    `to_device`; shapes and dtypes are those of `manifest`. No call writes into an input. A refused call (a
-    GuardError) leaves the state as it was.
+    Inputs are numpy arrays, objects with `__dlpack__` on the CPU (such as torch tensors), or device arrays from
+    `to_device`. Their shapes and dtypes are those of `manifest`. No call writes into an input. A refused call (a
+    GuardError) leaves the state unchanged.
 
     Attributes:
-        manifest: what the artifact says of itself.
-        directory: where it lies.
+        manifest: the artifact's manifest.
+        directory: the artifact's directory.
         target: the target that was loaded.
         device: the URI of the device that runs it.
     """
@@ -116,7 +115,7 @@ class Session:
     def _open(self, state: Path) -> None:
         if is_local(self.device):
             keep_freed_memory()
-            # Twice, as what is allocated between leaves too little in one piece.
+            # Twice the size: allocations in between fragment the memory, and too little is left in one piece.
             prefer_large_pages(2 * (state.stat().st_size + max(self.target.transients.values(), default=0)))
             give_workers_stack()
         path = self.directory / self.target.file
@@ -127,9 +126,9 @@ class Session:
     def _load(self, path: Path, state: Path) -> Any:
         """Load the module and the state onto the device.
 
-        A Vulkan device that is lost before anything was computed is opened once more, for IREE keeps the lost one:
-        Mesa 22.3.6's is so in one of 20 to 60 processes on a busy machine (VK_ERROR_DEVICE_LOST, IREE's DATA_LOSS). It
-        says so to the first who waits for it.
+        If a Vulkan device is lost before it has computed anything, it is opened once more, without IREE's cache, which
+        keeps the lost device. Mesa 22.3.6 loses the device in one of 20 to 60 processes on a busy machine
+        (VK_ERROR_DEVICE_LOST, IREE's DATA_LOSS). The loss is reported to the first call that waits for the device.
         """
         try:
             return self._load_on(self._opened(), path, state)
@@ -151,13 +150,13 @@ class Session:
         instance = ireert.VmInstance()
         index = ireert.ParameterIndex()
         try:
-            index.load(str(state), mode="file_async")  # read, where a file that is mapped stays in memory besides
+            index.load(str(state), mode="file_async")  # read it: a mapped file would stay in memory as well
             parameters = ireert.create_io_parameters_module(instance, index.create_provider(scope=SCOPE))
             module = ireert.VmModule.mmap(instance, str(path))
             hal = ireert.create_hal_module(instance, device)
             self._device, self._context = device, ireert.VmContext(instance, modules=[hal, parameters, module])
             if not is_local(self.device):
-                to_device(device, np.zeros(1, np.float32))  # which waits, where loading only queues
+                to_device(device, np.zeros(1, np.float32))  # waits for the device; loading only queues work
         except Exception as error:
             raise ArtifactError(
                 f"{path} does not load on {self.device}: {reason(error)}. Is the artifact made for this target, and by "
@@ -168,23 +167,23 @@ class Session:
     # --- entry points ---------------------------------------------------------------------------------------------
 
     def train_step(self, **arguments: Any) -> float:
-        """Train one step; inputs and hyperparameters by name. Returns the loss before the update."""
+        """Train one step on inputs and hyperparameters by name; return the loss before the update."""
         return float(self.call("train_step", arguments)[0])
 
     def train_steps(self, **arguments: Any) -> Array:
-        """Train K steps inside the module.
+        """Train K steps inside the module and return the K losses.
 
-        Each input is stacked along a new first dimension of size K; a hyperparameter is a number, or K of them.
-        Returns the K losses.
+        Each input is stacked along a new first dimension of size K. A hyperparameter is a number, or an array of K
+        numbers.
         """
         return self.call("train_steps", arguments)[0]
 
     def grad_step(self, **inputs: Any) -> float:
-        """Add the gradients of one batch to the accumulators. Returns its loss."""
+        """Add the gradients of one batch to the accumulators, and return the batch's loss."""
         return float(self.call("grad_step", inputs)[0])
 
     def apply_step(self, **hypers: float) -> int:
-        """Update from the mean of the accumulated gradients, and clear them. Returns the step count."""
+        """Update with the mean of the accumulated gradients, clear them, and return the step count."""
         return int(self.call("apply_step", hypers)[0])
 
     def eval_step(self, **inputs: Any) -> float:
@@ -192,55 +191,55 @@ class Session:
         return float(self.call("eval_step", inputs)[0])
 
     def forward(self, **inputs: Any) -> tuple[dict[str, Array], int]:
-        """Begin a training step in pieces. Returns the model's outputs by name, and a ticket for `finish_step`.
+        """Begin a training step in pieces; return the model's outputs by name, and a ticket for `finish_step`.
 
-        The state stays as it is. A forward takes the place of one before it that was not finished.
+        The state does not change. A new forward replaces an earlier one that was not finished.
         """
         *outputs, ticket = self.call("forward", inputs)
         names = [s.name for s in self._function("forward")[0].outputs]
         return dict(zip(names, outputs, strict=False)), int(ticket)
 
     def finish_step(self, ticket: int, **arguments: Any) -> float:
-        """End the training step of which `forward` gave the ticket. Returns the loss before the update.
+        """Finish the training step whose `forward` returned the ticket; return the loss before the update.
 
         Raises:
-            GuardError: there was another forward since then, or the state was replaced.
+            GuardError: another forward ran since then, or the state was replaced.
         """
         return float(self.call("finish_step", {**arguments, TICKET: np.array(ticket, np.int64)})[0])
 
     def run_pieces(self, between: Callable[..., Mapping[str, Any]], **arguments: Any) -> float:
-        """Train one step in pieces; inputs and hyperparameters by name. Returns the loss before the update.
+        """Train one step in pieces on inputs and hyperparameters by name; return the loss before the update.
 
         Args:
-            between: called with the model's outputs, and with the given inputs that `finish_step` takes, by name. It
-                returns the rest of them by name.
+            between: a function that computes the missing inputs of `finish_step`, and returns them by name. Its
+                arguments are the model's outputs, and those of `arguments` that `finish_step` takes, by name.
             arguments: all other inputs, and hyperparameters.
         """
         early = {s.name for s in self._function("forward")[0].inputs}
         late = {s.name for s in self._function("finish_step")[0].inputs}
         outputs, ticket = self.forward(**{n: a for n, a in arguments.items() if n in early})
-        made = between(outputs, **{n: a for n, a in arguments.items() if n in late})
+        computed = between(outputs, **{n: a for n, a in arguments.items() if n in late})
         rest = {n: a for n, a in arguments.items() if n not in early}
-        return self.finish_step(ticket, **{**rest, **made})
+        return self.finish_step(ticket, **{**rest, **computed})
 
     def predict(self, **inputs: Any) -> Array | dict[str, Array]:
-        """Return the model's output in evaluation mode: an array, or a dictionary where it has several."""
+        """Return the model's output in evaluation mode: an array, or a dictionary if there are several outputs."""
         outputs = self.call("predict", inputs)
         names = [s.name for s in self._function("predict")[0].outputs]
         return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))
 
     def reset(self) -> None:
-        """Put the state back to what it was after `load`, and clear accumulated gradients."""
+        """Restore the state that `load` left, and clear accumulated gradients."""
         self.call("reset", {})
 
     def seed(self, value: int) -> None:
-        """Begin the random numbers of the step anew, under the seed `value`.
+        """Restart the step's random numbers from the seed `value`.
 
-        They depend on the seed and on how many calls drew under it; both are state and part of a checkpoint.
+        They depend on the seed and on the number of calls that drew under it. Both are state, and part of a checkpoint.
 
         Raises:
-            UserError: the step draws none.
-            GuardError: `value` is no integer of 63 bits.
+            UserError: the step draws no random numbers.
+            GuardError: `value` is not an integer from 0 to 2**63 - 1.
         """
         if self.manifest.seed is None:
             raise UserError("this step draws no random numbers, so it has no seed")
@@ -254,7 +253,7 @@ class Session:
         return {s.name: a for s, a in zip(self.manifest.state, outputs, strict=True)}
 
     def initial_state(self) -> dict[str, Array]:
-        """Return the state that the artifact was compiled with, whatever this session was started from."""
+        """Return the state that the artifact was compiled with, whatever state this session started from."""
         return initial_state(self.directory)
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -267,12 +266,16 @@ class Session:
         self._invoke("import_state", [state[s.name] for s in self.manifest.state])
 
     def gradients(self) -> tuple[dict[str, Array], int]:
-        """Return the accumulated sums of gradients by parameter, and how many were added."""
+        """Return the accumulated sums of gradients by parameter, and the number of gradients in each sum."""
         *sums, count = self.call("export_gradients", {})
         return dict(zip(self.manifest.gradients, sums, strict=True)), int(count)
 
     def load_gradients(self, sums: Mapping[str, Array], count: int) -> None:
-        """Replace the accumulators, for instance with sums over several devices.
+        """Replace the accumulated gradients, for instance by sums over several devices.
+
+        Args:
+            sums: the sum of the gradients of every trained parameter, by name.
+            count: the number of gradients in each sum.
 
         Raises:
             GuardError: a parameter's sum is missing, or has another shape or dtype.
@@ -287,20 +290,20 @@ class Session:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a safetensors checkpoint, atomically.
 
-        Parameters and buffers have their PyTorch names; accumulated gradients are not part of it.
+        Parameters and buffers have their PyTorch names. Accumulated gradients are not part of the checkpoint.
         """
         checkpoints.write(Path(path), self.state(), self.manifest)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Replace the state with a checkpoint's.
+        """Replace the state by a checkpoint's.
 
         Raises:
-            ArtifactError: it is missing, damaged, or of another model or optimizer; the state is unchanged.
+            ArtifactError: the checkpoint is missing, damaged, or of another model or optimizer; the state is unchanged.
         """
         self.load_state(checkpoints.read(Path(path), self.manifest))
 
     def to_device(self, array: Any) -> ireert.DeviceArray:
-        """Copy an array to the device, for inputs that are used many times."""
+        """Copy an array to the device, for an input of many calls."""
         return ireert.DeviceArray(self._device, self._buffer_view(np.asarray(array)), implicit_host_transfer=True)
 
     # --- calls ----------------------------------------------------------------------------------------------------
@@ -313,10 +316,10 @@ class Session:
             UserError: there is no such entry point.
         """
         entry, _ = self._function(name)
-        given = dict(arguments)
-        inputs = [take(given, spec.name, entry) for spec in entry.inputs]
-        hypers = [self._hyper(given, h) for h in entry.hypers]
-        refuse_leftovers(given, entry, self.manifest)
+        remaining = dict(arguments)
+        inputs = [take(remaining, spec.name, entry) for spec in entry.inputs]
+        hypers = [self._hyper(remaining, h) for h in entry.hypers]
+        refuse_leftovers(remaining, entry, self.manifest)
         if name != "train_steps":
             hypers = [as_number(entry, n, v) for n, v in zip(entry.hypers, hypers, strict=True)]
         if self._strict:
@@ -334,12 +337,12 @@ class Session:
                 "chosen at compile time"
             ) from None
 
-    def _hyper(self, given: dict[str, Any], name: str) -> Any:
-        if name in given:
-            return given.pop(name)
+    def _hyper(self, remaining: dict[str, Any], name: str) -> Any:
+        if name in remaining:
+            return remaining.pop(name)
         base, _, group = name.rpartition("_")
-        if group.isdigit() and base in given:
-            return given[base]  # a name without a group's number means every group
+        if group.isdigit() and base in remaining:
+            return remaining[base]  # a name without a group number means every group
         return self._defaults[name]
 
     def _invoke(self, name: str, values: Sequence[Any]) -> list[Array]:

@@ -1,4 +1,4 @@
-"""Where artifacts are written: beside their place, and moved into it when they are whole."""
+"""Write an artifact beside its destination, and move it into place when it is complete."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from irongrad.runtime.manifest import MANIFEST
 
 
 def check_output(output: Path) -> None:
-    """Refuse to write over a directory that is not an artifact.
+    """Refuse to write over a file, or over a directory that is not an artifact.
 
     Raises:
-        UserError: naming it.
+        UserError: names the file or directory.
     """
     if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST).exists():
         raise UserError(f"{output} is a directory with other things in it, not an artifact; give another -o")
@@ -27,7 +27,7 @@ def check_output(output: Path) -> None:
 
 @contextmanager
 def staged(output: Path) -> Iterator[Path]:
-    """A new directory beside `output`, which is removed unless it was published."""
+    """Yield a new directory beside `output`, and remove it afterwards unless it was published."""
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
     try:
@@ -38,7 +38,7 @@ def staged(output: Path) -> Iterator[Path]:
 
 
 def publish(staging: Path, output: Path) -> None:
-    """Move a whole artifact into place."""
+    """Move a complete artifact into place."""
     old = staging.with_name(staging.name + ".old")
     if output.exists():
         os.rename(output, old)

@@ -1,4 +1,4 @@
-"""What an IREE status says, in words for the user."""
+"""Extract the message for the user from an IREE status."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _OPAQUE_CODE = re.compile(r" \([0-9A-Fa-f]{8}\)")
 
 
 def reason(error: Exception) -> str:
-    """The message in an IREE status, without its source position and call stack."""
+    """Return the message of an IREE status, without its source position and call stack."""
     text = str(error)
     match = _STATUS.search(text)
     body = (match.group(2) if match else text).split("; while ")[0].split("\n[ ")[0]
-    if match and body.startswith("while "):  # a status without words, such as a lost device's DATA_LOSS
+    if match and body.startswith("while "):  # a status without a message, such as a lost device's DATA_LOSS
         body = f"{match.group(1)} {body}"
     return _OPAQUE_CODE.sub("", body).strip().rstrip(";")

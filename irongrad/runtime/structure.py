@@ -1,6 +1,6 @@
-"""Nested tuples, lists and dictionaries of arrays as flat lists, and what they looked like as a record.
+"""Flatten nested tuples, lists and dictionaries of arrays into flat lists, with a record of their structure.
 
-As JAX's pytrees are (docs.jax.dev, "Pytrees"), for the containers that JSON can describe.
+Works like JAX's pytrees (docs.jax.dev, "Pytrees"), for the containers that JSON can describe.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Structure:
-    """How a nested value is built.
+    """The structure of a nested value.
 
     Attributes:
         kind: `leaf` (the next array of the flat list), `constant`, `tuple`, `list` or `dict`.
         items: the parts of a container, in order.
         keys: the keys of a dictionary, in order.
-        value: of a constant: None, a boolean, a number or a string.
+        value: the value of a constant: None, a boolean, a number or a string.
     """
 
     kind: str
@@ -28,7 +28,7 @@ class Structure:
 
 
 def flatten(value: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], Structure]:
-    """Take `value` apart into its leaves, in order, and its structure.
+    """Split `value` into its leaves, in order, and its structure.
 
     Raises:
         TypeError: it holds something that is neither a leaf, a constant nor a container.
@@ -36,7 +36,7 @@ def flatten(value: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], Stru
     leaves: list[Any] = []
 
     def walk(part: Any) -> Structure:
-        """The structure of a part, whose leaves are noted."""
+        """Return the structure of a part, and append its leaves to `leaves`."""
         if is_leaf(part):
             leaves.append(part)
             return Structure("leaf")
@@ -53,11 +53,11 @@ def flatten(value: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], Stru
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
-    """Build the value of `structure` from its `leaves`."""
+    """Rebuild the value of `structure` from its `leaves`."""
     remaining = iter(leaves)
 
     def build(part: Structure) -> Any:
-        """The value of a part, of the leaves that come next."""
+        """Build the value of a part from the next leaves."""
         match part.kind:
             case "leaf":
                 return next(remaining)

@@ -1,4 +1,4 @@
-"""Arrays of the host on a device, and back."""
+"""Copy arrays from the host to a device, and back."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _COPIED = int(BufferUsage.TRANSFER_TARGET | BufferUsage.MAPPING_SCOPED)
 
 
 def to_device(device: ireert.HalDevice, host: Array) -> ireert.HalBufferView:
-    """A copy of `host` in the memory of `device`.
+    """Copy `host` into the memory of `device`.
 
     Raises:
-        TypeError: it holds something else than numbers.
+        TypeError: the array does not hold numbers.
     """
     element = map_dtype_to_hal_element_type(host.dtype)
     if element is None:
@@ -34,11 +34,11 @@ def to_device(device: ireert.HalDevice, host: Array) -> ireert.HalBufferView:
 
 
 def to_host(device: ireert.HalDevice, view: ireert.HalBufferView) -> Array:
-    """The elements of `view`, mapped where the device's memory is the host's, and else copied.
+    """Return the elements of `view`: mapped if the host can access the device's memory, else copied.
 
-    A copy goes through memory that the device allocates. `DeviceArray.to_host` of IREE 3.13.0 imports numpy's, which
-    Vulkan refuses unless it begins on a page ("host allocation import pointer does not satisfy Vulkan
-    minImportedHostPointerAlignment"); tests/targets/test_vulkan.py tells when it no longer does.
+    A copy goes through memory that the device allocates. `DeviceArray.to_host` of IREE 3.13.0 imports numpy's memory
+    instead. Vulkan refuses memory that does not begin on a page ("host allocation import pointer does not satisfy
+    Vulkan minImportedHostPointerAlignment"). tests/targets/test_vulkan.py tells when it is fixed.
     """
     dtype = HalElementType.map_to_dtype(view.element_type)
     source = view.get_buffer()

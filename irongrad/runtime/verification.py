@@ -1,4 +1,4 @@
-"""Verification: run the golden steps through a loaded artifact and compare everything; needs no torch."""
+"""Verification: run the golden steps through a loaded artifact and compare every value; needs no torch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Comparison:
     """One compared value.
 
     Attributes:
-        entry_point: what produced it.
-        key: which value (`irongrad.runtime.golden.key_of`).
+        entry_point: the entry point that computed it.
+        key: the key of the value (`irongrad.runtime.golden.key_of`).
         error: the largest absolute difference from the oracle.
-        allowed: the largest that is right.
+        allowed: the largest acceptable difference.
     """
 
     entry_point: str
@@ -37,9 +37,9 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """The error as a fraction of what is allowed; infinite for NaN against a number.
+        """The error as a fraction of its tolerance; infinite for NaN against a number.
 
-        Anything is allowed of gradients that overflow in eager runs, whose update is skipped.
+        The tolerance is infinite for gradients that overflow in eager runs: their update is skipped.
         """
         if self.error == 0.0 or self.allowed == float("inf"):
             return 0.0
@@ -48,7 +48,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Report:
-    """All comparisons of a verification."""
+    """All comparisons of a verification.
+
+    Attributes:
+        comparisons: the compared values.
+        steps: the number of training steps.
+        oracle: the dtype of the eager reference run.
+    """
 
     comparisons: tuple[Comparison, ...]
     steps: int
@@ -61,13 +67,13 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every value is within what is allowed."""
+        """Whether every error is within its tolerance."""
         return self.worst.ratio <= 1.0
 
 
 def verify(session: Session, golden: Golden) -> Report:
-    """`golden_steps`, whatever state the session holds, which is put back."""
-    if session.manifest.entry_point("export_state") is None:  # a function has none
+    """Run `golden_steps` from the initial state, whatever state the session holds, and restore that state."""
+    if session.manifest.entry_point("export_state") is None:  # a function has no state
         return golden_steps(session, golden)
     before = session.state()
     try:
@@ -78,18 +84,20 @@ def verify(session: Session, golden: Golden) -> Report:
 
 
 def golden_steps(session: Session, golden: Golden) -> Report:
-    """Run the golden steps through every entry point that the artifact has; the session is left after the last.
+    """Run the golden steps through every entry point that the artifact has.
 
-    Losses, every gradient and every state tensor of each step are compared, from `train_step`, from `grad_step` with
-    `apply_step`, from `train_steps`, and from `forward` with `finish_step`.
+    Compares the losses, every gradient and every state tensor of each step, from `train_step`, from `grad_step` with
+    `apply_step`, from `train_steps`, and from `forward` with `finish_step`. The session keeps the state of the last
+    run.
 
     Args:
-        session: at the artifact's initial state.
+        session: a session at the artifact's initial state.
         golden: the expected values.
     """
     found: list[Comparison] = []
     for number, run in enumerate(_runs(session)):
-        # Each from the initial state: a forward may write into buffers, and draw, in evaluation mode too.
+        # Each run starts from the initial state: even in evaluation mode, a forward may write buffers and draw random
+        # numbers.
         if number:
             session.load_state(session.initial_state())
         run(session, golden, found)
@@ -97,7 +105,7 @@ def golden_steps(session: Session, golden: Golden) -> Report:
 
 
 def _runs(session: Session) -> Iterator[Callable[[Session, Golden, list[Comparison]], None]]:
-    """What to run, one after the other."""
+    """Yield the runs, in order."""
     has = {e.name for e in session.manifest.entry_points}
     if "call" in has:
         yield partial(_call, "call")
@@ -116,7 +124,10 @@ def _runs(session: Session) -> Iterator[Callable[[Session, Golden, list[Comparis
 
 
 def certificate(report: Report, device: str) -> Certificate:
-    """What the manifest keeps of a report; nothing of which CPU it was, so that each makes the same manifest."""
+    """Return the manifest's record of a report.
+
+    A CPU is not named, so that every CPU makes the same manifest.
+    """
     worst, found = report.worst, None if is_local(device) else find_device(device)
     return Certificate(
         device=device,
@@ -130,7 +141,7 @@ def certificate(report: Report, device: str) -> Certificate:
 
 
 def signed(report: Report, device: str) -> Certificate:
-    """A certificate with the CPU's name too, the versions that made the report, and today's date."""
+    """Return a certificate that also has the CPU's name, the versions that made the report, and today's date."""
     found = find_device(device)
     versions = {name: version(package) for name, package in _SIGNED_WITH.items()}
     date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -200,7 +211,7 @@ def _compare(found: list[Comparison], golden: Golden, entry: str, key: str, valu
 
 
 def largest_error(value: Array, expected: Array) -> float:
-    """The largest absolute difference; equal infinities and NaN in the same place count as equal.
+    """Return the largest absolute difference; equal infinities, and NaN in the same place, count as equal.
 
     `expected` may be a sample of a large tensor (`irongrad.runtime.golden.sampled`).
     """

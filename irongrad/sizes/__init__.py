@@ -1,1 +1,1 @@
-"""Sizes that vary: dimensions, buckets, relations, and expressions of them."""
+"""Varying sizes: named dimensions, buckets, constraints on sizes, and size expressions."""

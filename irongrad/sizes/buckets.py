@@ -1,4 +1,4 @@
-"""Buckets: the fixed sizes that a step with dynamic dimensions is compiled for."""
+"""Buckets: the fixed sizes for which a step with dynamic dimensions is compiled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ Bucket = Mapping[str, int]
 
 
 def pow2(smallest: int, largest: int) -> list[int]:
-    """Powers of two from `smallest` up, the last of them `largest` itself, a power of two or not."""
+    """The powers of two from `smallest` to `largest`; the last size is always `largest`, even if it is no power of two.
+
+    Raises:
+        UserError: `smallest` is not positive, or is larger than `largest`.
+    """
     if not 0 < smallest <= largest:
         raise UserError(f"pow2({smallest}, {largest}): the sizes must be positive, the smallest first")
     powers = [1 << n for n in range(largest.bit_length()) if smallest <= 1 << n < largest]
@@ -23,17 +27,17 @@ def pow2(smallest: int, largest: int) -> list[int]:
 
 
 class ChosenBuckets(tuple[int, ...]):
-    """The sizes that `choose_buckets` chose, the smallest first; printed, a table of what other numbers would waste.
+    """The sizes that `choose_buckets` chose, smallest first; they print with a table of the waste by number of buckets.
 
     Attributes:
-        wastes: of what runs in the best 1, 2, … sizes, the part that is padding.
+        wastes: the fraction of the computed elements that is padding, for the best 1, 2, … sizes.
     """
 
     wastes: tuple[float, ...]
 
     @property
     def waste(self) -> float:
-        """Of what runs in these sizes, the part that is padding."""
+        """The fraction of the computed elements that is padding, for these sizes."""
         return self.wastes[len(self) - 1]
 
     def __str__(self) -> str:
@@ -44,18 +48,19 @@ class ChosenBuckets(tuple[int, ...]):
 def choose_buckets(
     lengths: Iterable[int], *, max_buckets: int | None = None, max_waste: float | None = None
 ) -> ChosenBuckets:
-    """The sizes of one dimension in which inputs of these `lengths` waste the least on padding.
+    """The sizes of one dimension for which inputs of these `lengths` need the least padding.
 
-    Every length runs in the smallest size that holds it. The sizes are found by dynamic programming over the lengths
-    that occur, which is optimal: the largest of the lengths in a bucket is always its best size.
+    Every length runs in the smallest size that holds it. Dynamic programming over the distinct lengths finds the
+    optimum, because the best size of a bucket is always the largest length in it.
 
     Args:
-        lengths: of the real inputs, each as often as it occurs.
-        max_buckets: how many sizes at most; 8 unless `max_waste` is given.
-        max_waste: the part of what runs that may be padding. The fewest sizes that keep to it are chosen.
+        lengths: the lengths of the real inputs, each as often as it occurs.
+        max_buckets: the largest number of sizes; 8 unless `max_waste` is given.
+        max_waste: the largest fraction of the computed elements that may be padding. The fewest sizes that keep to it
+            are chosen.
 
     Raises:
-        UserError: no lengths, lengths below 1, or limits that cannot be kept.
+        UserError: there are no lengths, a length is below 1, or the limits cannot be met.
     """
     values, counts = np.unique(np.asarray(list(lengths), dtype=np.int64), return_counts=True)
     if not len(values) or values[0] < 1:
@@ -77,9 +82,10 @@ def choose_buckets(
 
 
 def _least_padding(values: Any, counts: Any, most: int) -> tuple[list[int], list[Any]]:
-    """The padding of the best 1 to `most` sizes, and for each number where the last bucket of a prefix begins.
+    """The least padding with 1 to `most` sizes, and for each number of sizes where the last bucket of a prefix begins.
 
-    `cost[i, j]` is the padding of lengths i to j in one bucket; a prefix in n buckets is one in n - 1 and one more.
+    `cost[i, j]` is the padding if lengths i to j share one bucket. A prefix in n buckets is a shorter prefix in n - 1
+    buckets, and one more bucket.
     """
     number = np.concatenate([[0], np.cumsum(counts)])
     total = np.concatenate([[0], np.cumsum(values * counts)])
@@ -97,7 +103,7 @@ def _least_padding(values: Any, counts: Any, most: int) -> tuple[list[int], list
 
 
 def _sizes(values: Any, cuts: Sequence[Any], count: int) -> list[int]:
-    """The last length of every bucket."""
+    """The largest length of every bucket."""
     sizes: list[int] = []
     last = len(values) - 1
     for number in reversed(range(count)):
@@ -107,10 +113,10 @@ def _sizes(values: Any, cuts: Sequence[Any], count: int) -> list[int]:
 
 
 def combinations(buckets: Mapping[str, Sequence[int]] | Sequence[Bucket]) -> tuple[Bucket, ...]:
-    """Every bucket, from the one with the fewest elements to that with the most.
+    """All buckets, in order of their numbers of elements, smallest first.
 
     Args:
-        buckets: sizes by dimension, of which every combination is a bucket; or the combinations themselves.
+        buckets: sizes by dimension, every combination of which is a bucket; or a list of such combinations.
     """
     if isinstance(buckets, Mapping):
         chosen: list[Bucket] = [
@@ -130,5 +136,5 @@ def _elements(bucket: Bucket) -> tuple[int, tuple[int, ...]]:
 
 
 def smallest(buckets: Sequence[Bucket], sizes: Bucket) -> Bucket | None:
-    """The first of `buckets` that `sizes` fit into."""
+    """The first of `buckets` that holds `sizes`; None if none does."""
     return next((b for b in buckets if all(sizes[n] <= b[n] for n in b)), None)

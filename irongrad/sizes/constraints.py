@@ -1,4 +1,4 @@
-"""What a user says of the sizes of named dimensions: comparisons such as `T % 8 == 0`, as jax.export takes them."""
+"""A user's constraints on the sizes of named dimensions: comparisons such as `T % 8 == 0`, as in jax.export."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _OPERATIONS: dict[type[ast.operator], Any] = {
 
 
 def conditions_of(constraints: Sequence[str], names: Collection[str]) -> tuple[Any, ...]:
-    """The relations of named dimensions that `constraints` say.
+    """Parse `constraints` into relations between named dimensions.
 
     Args:
-        constraints: comparisons of whole numbers, dimensions, and sums, products, quotients (//) and remainders (%) of
-            them; `16 <= T <= 512` is two.
-        names: the dimensions that there are.
+        constraints: comparisons of whole numbers, dimensions, and their sums, differences, products, quotients (//) and
+            remainders (%). `16 <= T <= 512` gives two relations.
+        names: the names of all dimensions.
 
     Raises:
-        CaptureError: one that says something else, or that no size satisfies.
+        CaptureError: a constraint is not such a comparison, or no sizes satisfy it.
     """
     return tuple(relation for text in constraints for relation in _relations(text, names))
 
@@ -55,10 +55,10 @@ def _relations(text: str, names: Collection[str]) -> list[Any]:
         )
     sides = [_expression(side, text, names) for side in (tree.left, *tree.comparators)]
     pairs = itertools.pairwise(sides)
-    made = [_COMPARISONS[type(op)](*pair) for op, pair in zip(tree.ops, pairs, strict=True)]
-    if sympy.false in made:
+    relations = [_COMPARISONS[type(op)](*pair) for op, pair in zip(tree.ops, pairs, strict=True)]
+    if sympy.false in relations:
         raise CaptureError(f"no sizes satisfy the constraint {text!r}")
-    return [relation for relation in made if relation is not sympy.true]
+    return [relation for relation in relations if relation is not sympy.true]
 
 
 def _expression(node: ast.expr, text: str, names: Collection[str]) -> sympy.Expr:
@@ -74,5 +74,6 @@ def _expression(node: ast.expr, text: str, names: Collection[str]) -> sympy.Expr
         result: sympy.Expr = _OPERATIONS[type(node.op)](*sides)
         return result
     raise CaptureError(
-        f"the constraint {text!r} has {ast.unparse(node)!r} in it; it may have sizes, whole numbers, +, -, *, // and %"
+        f"the constraint {text!r} has {ast.unparse(node)!r} in it; only sizes, whole numbers, +, -, *, // and % are "
+        "allowed"
     )

@@ -1,4 +1,4 @@
-"""The sizes of a bucket and the true sizes of a call, as values of the same symbolic expressions."""
+"""Values of symbolic size expressions: at the sizes of a bucket, and at the true sizes of a call."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def symbol(name: str) -> sympy.Symbol:
 
 
 def unit(name: str, multiple: int) -> sympy.Symbol:
-    """The symbol of how often `multiple` is in the dimension called `name`, of which that is a divisor."""
+    """The symbol of the dimension called `name` divided by `multiple`, which divides it."""
     return symbol(f"{name}/{multiple}")
 
 
 def unit_of(expression: sympy.Symbol) -> tuple[str, int] | None:
-    """The dimension and the divisor of a symbol that `unit` made; None for others."""
+    """The dimension's name and the divisor of a symbol that `unit` made; None for other symbols."""
     name, _, multiple = expression.name.partition("/")
     return (name, int(multiple)) if multiple else None
 
 
 def in_dimensions(expression: Any) -> Any:
-    """`expression` without units."""
+    """Rewrite `expression` without the symbols of `unit`, in terms of named dimensions."""
     units = {s: found for s in expression.free_symbols if (found := unit_of(s)) is not None}
     whole = expression.xreplace({s: symbol(name) / multiple for s, (name, multiple) in units.items()})
     if all(number.is_Integer for number in whole.atoms(sympy.Rational)):
@@ -40,12 +40,12 @@ def in_dimensions(expression: Any) -> Any:
 
 
 class Sizes:
-    """What symbolic sizes are in a bucket, where they are numbers, and in a call, where they are tensors.
+    """The values of symbolic sizes: numbers in a bucket, and tensors in a call.
 
     Args:
         bucket: the bucket's size of each named dimension.
-        true: a call's own size of each, int64 of rank 0.
-        units: symbols that `unit` made, which have values too.
+        true: the call's true size of each named dimension, int64 of rank 0.
+        units: symbols that `unit` made, which get values too.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Sizes:
         self._known: dict[sympy.Expr, Number] = {}
 
     def bucket(self, size: Any) -> int:
-        """The size that tensors of the bucket have."""
+        """The value of a size in the bucket."""
         return size if isinstance(size, int) else int(sympy.sympify(size).xreplace(self._bucket))
 
     def true(self, number: Any) -> Number:
-        """The number in the program without padding: a tensor where it depends on a named dimension."""
+        """The value of a number in the program without padding; a tensor if it depends on a named dimension."""
         expression = sympy.sympify(number)
         if expression not in self._known:
             self._known[expression] = evaluated(expression, self._true)
@@ -71,9 +71,9 @@ class Sizes:
 
 
 def evaluated(expression: sympy.Expr, sizes: Mapping[sympy.Symbol, torch.Tensor]) -> Number:
-    """The value of `expression` for symbols that are int64 tensors of rank 0; a tensor, unless it has no symbols.
+    """The value of `expression`, whose symbols are int64 tensors of rank 0; a Python number if it has no symbols.
 
-    Floats are computed in float64, as Python's are.
+    Floats are computed in float64, as in Python.
     """
     if expression.free_symbols:
         result: Number = sympy_interp(_Tensors, dict(sizes), expression)
@@ -82,7 +82,7 @@ def evaluated(expression: sympy.Expr, sizes: Mapping[sympy.Symbol, torch.Tensor]
 
 
 class _Tensors(PythonReferenceAnalysis):
-    """Arithmetic of Python numbers and tensors; Python's own operators where they mean the same for both."""
+    """Arithmetic on Python numbers and tensors; it overrides only operations in which the two differ."""
 
     @staticmethod
     def to_dtype(x: Any, dtype: torch.dtype) -> Any:

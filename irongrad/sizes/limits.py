@@ -1,4 +1,4 @@
-"""For which sizes of its named dimensions a program is right, from what capture took for true of them."""
+"""The sizes of named dimensions for which a program is valid, from the conditions that capture assumed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch.utils._sympy.functions import Mod, PythonMod
 
 from irongrad.sizes.dimensions import holds
 
-_TRIED = 1 << 12  # a limit is looked for up to this size
-_FAR = 1 << 20  # a condition that holds here and for all sizes tried holds for every larger one
+_TRIED = 1 << 12  # limits are searched up to this size
+_FAR = 1 << 20  # a condition that holds here and at all sizes tried is taken to hold at every larger size
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The sizes that functions take.
+    """The sizes that functions accept.
 
     Attributes:
-        smallest: of each named dimension.
-        largest: of those that have one.
-        conditions: what else has to hold, relations of named dimensions.
+        smallest: the smallest size of each named dimension.
+        largest: the largest size of each named dimension that has one.
+        conditions: further relations between named dimensions that must hold.
     """
 
     smallest: Mapping[str, int] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Limits:
     conditions: tuple[Any, ...] = ()
 
     def interval(self, name: str) -> tuple[int, int | None]:
-        """The smallest and the largest size of a dimension; None for no largest."""
+        """The smallest and the largest size of a dimension; the largest is None if there is no limit."""
         return self.smallest.get(name, 1), self.largest.get(name)
 
     def allow(self, sizes: Mapping[str, int]) -> bool:
@@ -46,9 +46,10 @@ class Limits:
 
 
 def limits_up_to(conditions: Iterable[Any], largest: Mapping[str, int], declared: Sequence[Any] = ()) -> Limits:
-    """As `limits_of`, for sizes up to `largest`: a condition that holds for all of these sets no limit.
+    """As `limits_of`, for sizes up to `largest`; a condition that holds for all these sizes sets no limit.
 
-    One on several dimensions that are large is tried at some of their sizes.
+    A condition on several large dimensions is tried only at some of their sizes. Conditions in `declared` always set
+    limits.
     """
     return limits_of([*(c for c in conditions if not _always(c, largest)), *declared], list(largest))
 
@@ -57,13 +58,13 @@ def _always(condition: Any, largest: Mapping[str, int]) -> bool:
     names = sorted(s.name for s in getattr(condition, "free_symbols", ()))
     every = math.prod(largest[n] for n in names) <= _TRIED
     if not every and isinstance(condition, sympy.Ne):
-        return False  # some sizes say nothing of the others
+        return False  # a `!=` that holds at some sizes may fail at the others
     tried = [range(1, largest[n] + 1) if every or len(names) == 1 else sorted({1, 2, 3, largest[n]}) for n in names]
     return all(holds(condition, dict(zip(names, sizes, strict=True))) for sizes in itertools.product(*tried))
 
 
 def limits_of(conditions: Iterable[Any], names: Sequence[str]) -> Limits:
-    """The limits that `conditions`, relations of named dimensions, set: an interval for each where there is one."""
+    """The limits that `conditions` set; a condition that allows an interval of one dimension becomes its bounds."""
     smallest, largest = dict.fromkeys(names, 1), dict[str, int]()
     others: dict[Any, None] = {}
     for condition in conditions:
@@ -81,9 +82,9 @@ def limits_of(conditions: Iterable[Any], names: Sequence[str]) -> Limits:
     return Limits(smallest, largest, tuple(others))
 
 
-@functools.cache  # sympy takes seconds over all sizes, and the programs of a step have conditions in common
+@functools.cache  # sympy takes seconds for all sizes, and the programs of a step share conditions
 def _interval(condition: Any, name: str) -> tuple[int, int | None] | None:
-    """The first size for which `condition` holds and the last, None for no last; None where there are gaps."""
+    """The first and the last size for which `condition` holds (None for no last); None if there are gaps."""
     right = [holds(condition, {name: s}) for s in (*range(1, _TRIED), _FAR)]
     if not any(right):
         return None
@@ -95,7 +96,7 @@ def _interval(condition: Any, name: str) -> tuple[int, int | None] | None:
 
 
 def multiple_of(condition: Any) -> tuple[Any, int] | None:
-    """The size and the number of which a condition says that it is a multiple; None for one that says other things."""
+    """The size and the divisor if a condition says that the size is a multiple; None for other conditions."""
     if not isinstance(condition, sympy.Eq) or condition.rhs != 0 or not isinstance(condition.lhs, (Mod, PythonMod)):
         return None
     size, step = condition.lhs.args
@@ -103,7 +104,7 @@ def multiple_of(condition: Any) -> tuple[Any, int] | None:
 
 
 def spelled(condition: Any) -> str:
-    """A condition in words, to stand after "needs"."""
+    """A condition in words that can follow "needs"."""
     found = multiple_of(condition)
     if found is not None:
         return f"{found[0]} a multiple of {found[1]}"

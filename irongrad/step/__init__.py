@@ -1,1 +1,1 @@
-"""What the user hands over: `TrainStep`, its checks, and its checkpoints."""
+"""The compiler's input from the user: `TrainStep`, its checks, and its checkpoints."""

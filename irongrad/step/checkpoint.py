@@ -1,4 +1,4 @@
-"""Between checkpoints and eager PyTorch: a compiled run goes on in eager, and an eager run in compiled code."""
+"""Convert checkpoints to and from eager PyTorch, so that a run can move between compiled code and eager."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def load_checkpoint(
 
     Args:
         path: a file that `Session.save` wrote.
-        model: an eager model with the parameters and buffers that the compiled one has.
+        model: an eager model with the parameters and buffers of the compiled one.
         optimizer: the eager optimizer, or several, over the model's parameters.
         scaler: the eager loss scale; its options stay as they are.
 
     Returns:
-        The model's part of the checkpoint, as it was given to `model.load_state_dict`.
+        The model's part of the checkpoint, as passed to `model.load_state_dict`.
 
     Raises:
         ArtifactError: the checkpoint is missing or damaged, or does not fit the model.
@@ -82,13 +82,12 @@ def save_checkpoint(
     Args:
         path: the safetensors file to write, atomically.
         model: the eager model.
-        optimizer: its optimizer or optimizers. State that they do not hold yet keeps the value that the artifact
-            starts with.
-        artifact: the artifact's directory, or its manifest; it says which tensors a checkpoint has.
-        scaler: the loss scale. Without one, it keeps the value that the artifact starts with.
+        optimizer: its optimizer or optimizers. State that they do not hold yet gets the artifact's initial value.
+        artifact: the artifact's directory, or its manifest; it lists the tensors of a checkpoint.
+        scaler: the loss scale. Without one, the loss scale gets the artifact's initial value.
 
     Raises:
-        ArtifactError: the model lacks a tensor, or one has another shape.
+        ArtifactError: the model lacks a tensor, or a tensor has another shape.
     """
     manifest = artifact if isinstance(artifact, Manifest) else read_manifest(Path(artifact))
     names = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
@@ -107,7 +106,7 @@ def save_checkpoint(
 
 
 def _scaler_state(scaler: torch.amp.GradScaler | None, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """The loss scale as state. No skipped update is counted: the step count is that of the optimizers' own."""
+    """The loss scale as state. It counts no skipped updates, because eager optimizers' step counts exclude them."""
     found = {s.name: torch.zeros(s.shape, dtype=torch.int64) for s in manifest.state if s.name == SKIPPED}
     if scaler is not None and scaler.is_enabled():
         state = scaler.state_dict()
@@ -134,7 +133,7 @@ def _default(
 ) -> torch.Tensor:
     if name == SEED:
         return torch.tensor(manifest.seed, dtype=torch.int64)
-    if name in (STEPS, DRAWS):  # as many draws as updates, so that none of them is made again
+    if name in (STEPS, DRAWS):  # as many draws as updates, so that no draw is repeated
         counts = [int(s["step"]) for s in states.values() if "step" in s]
         momentum = any(s.get("momentum_buffer") is not None for s in states.values())
         return torch.tensor(max([*counts, int(momentum)]), dtype=torch.int64)

@@ -1,8 +1,9 @@
-"""The loss scale of a step: in its state, and with the rules of `torch.amp.GradScaler` in its update.
+"""The loss scale of a step: part of its state, updated by the rules of `torch.amp.GradScaler`.
 
-The backward pass starts from the scale in place of one, so that small gradients stay above float16's smallest number;
-the update begins by dividing them by it. A dynamic scale also skips the update of an optimizer whose gradients are not
-all finite, and changes after each step (torch/amp/grad_scaler.py, aten/src/ATen/native/cpu/AmpGradScalerKernels.cpp).
+The backward pass starts from the scale instead of one, so that small gradients stay above float16's smallest number.
+The update begins by dividing the gradients by the scale. With a dynamic scale, an optimizer skips its update if its
+gradients are not all finite. The scale then changes after each step (torch/amp/grad_scaler.py,
+aten/src/ATen/native/cpu/AmpGradScalerKernels.cpp).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ SKIPPED_VALUE = Value("state", SKIPPED)
 
 @dataclass(frozen=True)
 class LossScale:
-    """A loss scale as the step begins.
+    """The loss scale at the beginning of a step.
 
     Attributes:
         scale: its value.
-        tracker: how many steps in a row were not skipped, since the scale last changed.
+        tracker: the number of steps in a row that were not skipped since the scale last changed.
         hypers: a dynamic scale's `growth_factor`, `backoff_factor` and `growth_interval`; empty for a fixed one.
     """
 
@@ -41,16 +42,16 @@ class LossScale:
 
     @property
     def dynamic(self) -> bool:
-        """Whether steps are skipped and the scale changes."""
+        """Whether the scale changes and steps are skipped."""
         return bool(self.hypers)
 
     @property
     def values(self) -> tuple[Value, ...]:
-        """What its state tensors are, as arguments and results."""
+        """The scale's state tensors, as arguments and results of functions."""
         return (SCALE_VALUE, TRACKER_VALUE, SKIPPED_VALUE) if self.dynamic else (SCALE_VALUE,)
 
     def state(self, optimizers: int) -> tuple[StateTensor, ...]:
-        """The state tensors; a dynamic scale counts how many updates of each optimizer were skipped."""
+        """Return the state tensors; a dynamic scale counts the skipped updates of each optimizer."""
         initial = (
             torch.tensor(self.scale, dtype=torch.float32),
             torch.tensor(self.tracker, dtype=torch.int32),
@@ -60,7 +61,7 @@ class LossScale:
 
 
 def loss_scale_of(step: TrainStep) -> LossScale | None:
-    """The loss scale that `step` asks for."""
+    """Return the loss scale of `step`; None if it has none."""
     scaler = step.scaler
     if not isinstance(scaler, torch.amp.GradScaler):
         return None if scaler is None else LossScale(scaler)
@@ -70,7 +71,7 @@ def loss_scale_of(step: TrainStep) -> LossScale | None:
 
 
 def scaled_update(scale: LossScale, owners: Mapping[str, int], update: Rule) -> Rule:
-    """`update` on unscaled gradients and, of a dynamic scale, only where they are finite.
+    """Wrap `update` so that it gets unscaled gradients; with a dynamic scale, only finite ones are applied.
 
     Args:
         scale: the loss scale.
@@ -92,15 +93,16 @@ def scaled_update(scale: LossScale, owners: Mapping[str, int], update: Rule) -> 
 
 
 def _overflow(values: Values, owners: Mapping[str, int], optimizer: int) -> torch.Tensor:
-    """Whether a gradient that `optimizer` takes has an element that is not finite."""
+    """Whether a gradient of `optimizer` has an element that is not finite."""
     mine = [t for v, t in values.items() if v.kind == "gradient" and owners[v.name] == optimizer]
     finite: Sequence[torch.Tensor] = [gradient.isfinite().all() for gradient in mine]
     return ~torch.stack(finite).all() if mine else torch.zeros((), dtype=torch.bool)
 
 
 def _next_scale(values: Values, overflow: torch.Tensor) -> Values:
-    """Smaller after an overflow, larger after `growth_interval` steps without one, unless that would be infinite.
+    """The scale after a step.
 
+    It is smaller after an overflow, and larger after `growth_interval` steps without one, unless it would be infinite.
     ATen multiplies by the factors in float64 and rounds to float32.
     """
     scale, good = values[SCALE_VALUE], values[TRACKER_VALUE] + 1

@@ -1,4 +1,4 @@
-"""`TrainStep`: what the user hands to the compiler."""
+"""`TrainStep`, the compiler's input from the user."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from irongrad.sizes.expressions import symbol
 INFERENCE = ("eval", "predict")
 
 
-# What `TrainStep.precision` may be, and the dtype that autocast then takes.
+# The values of `TrainStep.precision`, each with the dtype for autocast.
 PRECISIONS = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -31,45 +31,46 @@ class TrainStep:
     """One training step of an ordinary PyTorch model.
 
     Args:
-        model: any `nn.Module`. Tied weights, buffers and frozen parameters are kept as they are. The training
-            graph is captured with the modules' modes as they stand if `model.training` is true, else after
-            `model.train()`; evaluation and prediction always after `model.eval()`.
-        loss: `loss(model_output, *targets) -> scalar tensor`, a function or an `nn.Module`. None when the model
-            returns its own loss: a scalar tensor, or an output with the field or key `loss`
-            (as Hugging Face's ModelOutput has).
-        optimizer: a `torch.optim` optimizer over the model's parameters, or several over disjoint parts of
-            them. State that it already holds is taken over.
-        inputs: an example batch, name to tensor. Shapes and dtypes are compiled in; the values are used to
-            verify the result, so they should be valid (class indices in range, and so on).
-        model_inputs: names of the inputs that are handed to the model; the others go to the loss in the order
-            of `inputs`. By default, those that `model.forward` names as parameters; when it names none of
-            them, as many from the front as it has required positional parameters, handed over by position.
+        model: any `nn.Module`. Tied weights, buffers and frozen parameters are kept as they are. If `model.training` is
+            true, the training graph is captured in the modules' present modes, else after `model.train()`. Evaluation
+            and prediction are always captured after `model.eval()`.
+        loss: `loss(model_output, *targets) -> scalar tensor`, a function or an `nn.Module`. None if the model returns
+            its own loss: a scalar tensor, or an output with the field or key `loss` (as Hugging Face's ModelOutput
+            has).
+        optimizer: a `torch.optim` optimizer over the model's parameters, or several over disjoint parts of them. State
+            that it already holds is taken over.
+        inputs: an example batch, name to tensor. Shapes and dtypes are compiled in. The values are used to verify the
+            result, so they should be valid (class indices in range, and so on).
+        model_inputs: names of the inputs of the model; the others go to the loss in the order of `inputs`. By default,
+            those that `model.forward` names as parameters. If it names none of them, the first inputs are passed by
+            position, as many as it has required positional parameters.
         clip_grad_norm: the `max_norm` of `torch.nn.utils.clip_grad_norm_`, applied before the update.
         clip_grad_value: the `clip_value` of `torch.nn.utils.clip_grad_value_`, applied before the update.
-        seed: of the random numbers that the step draws, for dropout and the like; `Session.seed` changes it.
-        precision: `f32`, `bf16` or `f16`. For the last two, model and loss run under `torch.autocast` of that dtype;
-            parameters, gradients and optimizer state stay as they are.
-        loss_scale: what the loss is multiplied with before the backward pass, and the gradients divided by after it. A
-            number is a fixed scale. A `torch.amp.GradScaler` is a dynamic one, with its options and its present scale:
-            a step whose gradients overflow is skipped. None is a new GradScaler for `f16`, and no scaling otherwise.
-        accumulate: into how many micro-batches, along the first dimension of every input, a step cuts its batch. One
-            after the other goes forward and backward, which takes the memory of one; the update is made from the mean
-            of their gradients, and the loss is the mean of their losses.
-        dynamic: names of the dimensions that vary from call to call: of each input, by position. Dimensions of one
-            name have one size in a call.
+        seed: the seed of the random numbers that the step draws, for dropout and the like; `Session.seed` changes it.
+        precision: `f32`, `bf16` or `f16`. With the last two, the model and the loss run under `torch.autocast` of that
+            dtype. Parameters, gradients and optimizer state stay as they are.
+        loss_scale: the factor of the loss in the backward pass; the gradients are divided by it afterwards. A number is
+            a fixed scale. A `torch.amp.GradScaler` is a dynamic one, with its options and its present scale: a step
+            whose gradients overflow is skipped. None is a new GradScaler for `f16`, and no scaling otherwise.
+        accumulate: the number of micro-batches into which a step cuts its batch, along the first dimension of every
+            input. They run forward and backward one after the other, in the memory of one. The update uses the mean of
+            their gradients, and the loss is the mean of their losses.
+        dynamic: names of the dimensions whose sizes vary from call to call, for each input, by position. Dimensions of
+            one name have one size in a call.
         buckets: the sizes that the step is compiled for, by dimension, such as `{"B": [4, 8], "T": ig.pow2(16, 512)}`
-            for every combination of them; or a list of combinations. A call runs in the smallest that its inputs fit
-            into, and gives what the step gives without padding. Without them, the step is compiled once for every size
-            of its dynamic dimensions, and nothing is padded.
-        bucket_fallback: `dynamic` for a function of any size beside the buckets, for calls that none of them holds;
-            such calls are refused otherwise.
-        constraints: what holds of the sizes of every call, comparisons of dimensions and whole numbers such as
-            `"T % 8 == 0"` or `"S <= 2 * T"`; others are refused. Without them, only what the model itself needs.
+            for every combination of them; or a list of combinations. A call runs in the smallest bucket that its inputs
+            fit into, with the results of the step without padding. Without buckets, the step is compiled once for every
+            size of its dynamic dimensions, and nothing is padded.
+        bucket_fallback: `dynamic` adds a function of any size for calls that no bucket holds. Without it such calls are
+            refused.
+        constraints: conditions on the sizes of every call, such as `"T % 8 == 0"` or `"S <= 2 * T"`. They compare
+            dimensions and whole numbers. Calls that violate them are refused. Without constraints, only the model's
+            own conditions hold.
         between: names of the inputs that Python computes between the model and the loss; see `irongrad.pieces`.
 
     Raises:
-        CaptureError: an input that is no tensor or has no usable name, an optimizer over other parameters, a precision
-            or loss scale that there is not, a batch that cannot be cut so.
+        CaptureError: an input is no tensor or has no usable name. An optimizer holds other parameters. The precision or
+            the loss scale is invalid. The batch cannot be cut into `accumulate` parts.
     """
 
     model: nn.Module
@@ -107,12 +108,12 @@ class TrainStep:
 
     @property
     def bucket_list(self) -> tuple[Bucket, ...]:
-        """Every bucket, the one with the fewest elements first; none for a step of fixed sizes."""
+        """Every bucket, the one with the fewest elements first; empty for a step of fixed sizes."""
         return combinations(self.buckets)
 
     @property
     def conditions(self) -> tuple[Any, ...]:
-        """What `constraints` say, as relations of named dimensions."""
+        """The conditions of `constraints`, as relations of named dimensions."""
         return conditions_of(self.constraints, sizes_of(self, self.inputs))
 
     @property
@@ -124,7 +125,7 @@ class TrainStep:
 
     @property
     def scaler(self) -> float | torch.amp.GradScaler | None:
-        """The loss scale that `loss_scale` and `precision` mean; None for none."""
+        """The loss scale that `loss_scale` and `precision` select; None for none."""
         if self.loss_scale is None:
             return torch.amp.GradScaler("cpu") if self.precision == "f16" else None
         if isinstance(self.loss_scale, torch.amp.GradScaler):
@@ -132,25 +133,25 @@ class TrainStep:
         return float(self.loss_scale)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """A new context in which the model and the loss run."""
+        """Return a new context for running the model and the loss."""
         dtype = PRECISIONS[self.precision]
         return nullcontext() if dtype is None else torch.autocast("cpu", dtype)
 
 
 def micro_batches(inputs: Mapping[str, torch.Tensor], count: int) -> list[dict[str, torch.Tensor]]:
-    """`inputs` cut into `count` equal parts along their first dimension; scalars go to every part."""
+    """Cut `inputs` into `count` equal parts along their first dimension; scalars go to every part."""
     parts = {n: t.chunk(count) if t.ndim and count > 1 else (t,) * count for n, t in inputs.items()}
     return [{n: part[i] for n, part in parts.items()} for i in range(count)]
 
 
 @dataclass(frozen=True)
 class Call:
-    """How the inputs are handed to the model and the loss.
+    """The distribution of the inputs between the model and the loss.
 
     Attributes:
-        positional: names of inputs passed to the model by position.
-        keyword: names of inputs passed to the model by keyword.
-        targets: names of inputs passed to the loss after the model's output.
+        positional: names of the inputs that are passed to the model by position.
+        keyword: names of the inputs that are passed to the model by keyword.
+        targets: names of the inputs that are passed to the loss after the model's output.
     """
 
     positional: tuple[str, ...]
@@ -250,8 +251,8 @@ def _check_loss_scale(step: TrainStep) -> None:
         raise CaptureError(f"loss_scale is {scale}; it must be a positive number or a torch.amp.GradScaler")
     if not isinstance(scale, int | float | torch.amp.GradScaler | None):
         raise CaptureError(f"loss_scale is a {type(scale).__name__}; it must be a number or a torch.amp.GradScaler")
-    held = (p for o in step.optimizers for group in o.param_groups for p in group["params"])
-    if isinstance(step.scaler, torch.amp.GradScaler) and any(p.dtype == torch.float16 for p in held):
+    parameters = (p for o in step.optimizers for group in o.param_groups for p in group["params"])
+    if isinstance(step.scaler, torch.amp.GradScaler) and any(p.dtype == torch.float16 for p in parameters):
         raise CaptureError(
             "a GradScaler does not take float16 parameters: their gradients cannot be unscaled without overflow. Keep "
             "the model in float32, and set precision='f16'"
@@ -277,7 +278,7 @@ def _check_between(step: TrainStep) -> None:
     for name in step.between:
         if name not in targets:
             raise CaptureError(
-                f"between names {name!r}; what Python computes of the model's outputs is an input of the loss, one of "
+                f"between names {name!r}, which is not an input of the loss. Python can compute these inputs: "
                 f"{list(targets)}"
             )
     if step.between and TICKET in step.inputs:
@@ -289,7 +290,7 @@ def _check_between(step: TrainStep) -> None:
 
 
 def sizes_of(step: TrainStep, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """The sizes of the named dimensions of `step` in `inputs`."""
+    """Return the sizes of the named dimensions of `step` in `inputs`."""
     return {dim: inputs[n].shape[d] for n, dims in step.dynamic.items() if n in inputs for d, dim in dims.items()}
 
 
@@ -301,7 +302,7 @@ def _check_dynamic(step: TrainStep) -> None:
         for d, dim in dims.items():
             _check_dimension(step, name, d, dim, found)
     if step.bucket_list and not found:
-        raise CaptureError("buckets need the dimensions that they are sizes of, such as dynamic={'x': {0: 'B'}}")
+        raise CaptureError("buckets need the dimensions that they give sizes for, such as dynamic={'x': {0: 'B'}}")
     if step.bucket_fallback not in ("", "dynamic"):
         raise CaptureError(f"bucket_fallback is {step.bucket_fallback!r}; it must be 'dynamic', or empty for none")
     if step.bucket_fallback and not step.bucket_list:
@@ -350,19 +351,22 @@ def _check_dimension(step: TrainStep, name: str, d: int, dim: str, found: dict[s
 
 
 def pieces(step: TrainStep, between: Sequence[str]) -> TrainStep:
-    """`step` in two pieces, between which Python computes some of the loss's inputs from the model's outputs.
+    """Split `step` into two pieces, between which Python computes inputs of the loss from the model's outputs.
 
-    Its artifact has `forward`, from the model's inputs to its outputs in training mode, and `finish_step`, from the
-    other inputs to the loss, in place of `train_step`. Both are one training step: `finish_step` goes back through the
-    values of that forward, with its random numbers, and nothing is computed twice. `Session.run_pieces` calls both
-    with a function in between.
+    The artifact has `forward` and `finish_step` instead of `train_step`. `forward` computes the model's outputs from
+    its inputs, in training mode. `finish_step` computes the loss from the other inputs. Together they are one training
+    step. `finish_step` goes back through the values of that forward, with its random numbers, and recomputes nothing.
+    `Session.run_pieces` calls both, with a function in between.
 
     Args:
-        step: the whole step. Its example inputs have a value for what Python computes, too.
+        step: the whole step. Its example inputs must include values for the inputs that Python computes.
         between: the names of those inputs.
 
+    Returns:
+        The step in two pieces.
+
     Raises:
-        CaptureError: one is no input of the loss, or the step has buckets or micro-batches.
+        CaptureError: a name is not an input of the loss, or the step has dynamic sizes or micro-batches.
     """
     if not between:
         raise CaptureError("between is empty: name the inputs of the loss that Python computes")

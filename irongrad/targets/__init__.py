@@ -1,4 +1,4 @@
-"""What IronGrad compiles for; one file a kind of target."""
+"""What IronGrad compiles for; one file for each kind of target."""
 
 from irongrad.targets.base import DATA_TILING, Kind, Option, Quirk, Requirement, Target
 from irongrad.targets.registry import kinds, parse_target, parse_targets

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Products of matrices on operands that are packed for them.
+# Packs the operands of matrix products.
 DATA_TILING = "--iree-opt-data-tiling"
 
 
 @dataclass(frozen=True)
 class Quirk:
-    """A fault of the toolchain that a target is compiled around.
+    """A fault of the toolchain that a target works around.
 
     Attributes:
-        versions: what has it.
-        symptom: what it does.
-        remedy: what is done here.
-        test: the test that fails once it is gone.
+        versions: the versions that have the fault.
+        symptom: what goes wrong.
+        remedy: how the target avoids it.
+        test: the test that fails when the fault is gone.
     """
 
     versions: str
@@ -28,14 +28,14 @@ class Quirk:
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a device must say of itself, checked by the module when it is loaded.
+    """A property of the device that the module checks when it is loaded.
 
     Attributes:
-        category: of IREE's device queries, such as `vulkan.device`.
+        category: the category of IREE's device query, such as `vulkan.device`.
         key: the query's key.
-        value: the 32-bit integer that the device must answer, or the least where `at_least`.
-        message: what is said otherwise, as the end of "this module …".
-        at_least: whether more will do.
+        value: the 32-bit integer that the device must answer, or the smallest one if `at_least`.
+        message: the error message otherwise, as the end of "this module …".
+        at_least: whether larger answers are accepted too.
     """
 
     category: str
@@ -50,26 +50,28 @@ class Target:
     """What to compile for.
 
     Attributes:
-        name: names the .vmfb: what was asked for without the options' names, such as `vulkan-lavapipe`.
-        backend: IREE's, such as `llvm-cpu`.
+        name: part of the .vmfb's name: the requested target without the options' names, such as `vulkan-lavapipe`.
+        backend: IREE's backend, such as `llvm-cpu`.
         device: the IREE device that runs it.
-        largest_freed: up to how many bytes a device keeps memory that a call frees for the next; None for any number.
-        serial_device: the one that runs programs whose kernels are too short to share among threads; empty where there
-            is no other.
-        flags: for iree-compile.
-        scalars_on_host: whether float64 scalars are computed by IREE's virtual machine, not by the device.
+        largest_freed: the largest block in bytes that a device keeps for the next call after it is freed; None for no
+            limit.
+        serial_device: the device without threads, for programs whose kernels are too short to share among threads;
+            empty if there is none.
+        flags: the flags of iree-compile.
+        scalars_on_host: whether IREE's virtual machine computes float64 scalars, not the device.
         float64: whether the device computes in float64.
         integers64: whether the device computes in 64-bit integers.
-        subgroup: how many lanes of the device the code takes to run in step; 0 where it does not matter.
-        requirements: what the module checks when it is loaded.
-        shared_kernels: whether kernels that differ only in where they read and write are one, which compiles faster.
-            Where code for known places is the better one, they are not.
-        joined_executables: whether kernels share executables, which compiles faster. Where an executable is a shader of
-            its own, they do not.
-        state_in_place: whether new state is written where the old one lies: a kernel then reads and writes the same
-            memory by two names, element by element.
-        alignment: of which number of bytes the places of intermediate values in one allocation have to be multiples.
-            By default the largest that Vulkan lets a device ask for (`minStorageBufferOffsetAlignment`).
+        subgroup: the subgroup size that the code relies on, in lanes; 0 if it relies on none.
+        requirements: the device properties that the module checks when it is loaded.
+        shared_kernels: whether kernels that differ only in the locations they read and write become one kernel, which
+            compiles faster. False if code for known locations is better.
+        joined_executables: whether several kernels share an executable, which compiles faster. False if each executable
+            is a shader of its own.
+        state_in_place: whether new state overwrites the old state. A kernel then reads and writes the same memory under
+            two names, element by element.
+        alignment: the alignment in bytes of intermediate values within one allocation. The default is the largest
+            alignment that Vulkan lets a device require (`minStorageBufferOffsetAlignment`).
+        disabled_passes: the names of the module passes that do not run for this target.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Target:
     alignment: int = 256
     serial_device: str = ""
     largest_freed: int | None = None
+    disabled_passes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class Option:
     Attributes:
         name: its name.
         summary: what it chooses.
-        values: the ones there are; empty where the compiler knows many.
+        values: the values that it takes; empty if the compiler knows many.
     """
 
     name: str
@@ -110,10 +113,10 @@ class Kind:
 
     Attributes:
         name: its name in `--target`.
-        summary: what it is, in a sentence.
-        options: what can be chosen.
-        make: makes a target of a name and the chosen options.
-        quirks: what it is compiled around.
+        summary: one sentence about it.
+        options: its options.
+        make: makes a target from its name and the chosen options.
+        quirks: the faults of the toolchain that its targets work around.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""cuda: PTX for NVIDIA's GPUs, which the driver compiles to machine code when the module is loaded."""
+"""cuda: PTX for NVIDIA GPUs, which the driver compiles to machine code when the module is loaded."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MMA_SYNC = ("NV_MMA_SYNC_F32_16x8x16_F16", "NV_MMA_SYNC_F16_16x8x16_F16", "NV_M
 
 @dataclass(frozen=True)
 class Architecture:
-    """What GPUs of a compute capability have.
+    """The properties of GPUs of one compute capability.
 
     Attributes:
-        ptx: the version of PTX, as LLVM's feature.
-        shared: bytes of shared memory that a block may ask for.
+        ptx: the version of PTX, as an LLVM feature.
+        shared: the bytes of shared memory that a block may ask for.
         dot: whether there are dot products of four bytes (`dp4a`).
-        products: matrix instructions that IREE makes code for.
+        products: the matrix instructions that IREE generates.
     """
 
     ptx: str
@@ -29,8 +29,8 @@ class Architecture:
     products: tuple[str, ...] = _MMA_SYNC
 
 
-# From "Technical Specifications per Compute Capability" in the CUDA C++ Programming Guide, and PTX's `mma.sync`, whose
-# shape m16n8k16 begins with sm_80; otherwise as IREE 3.13.0 has it
+# Sources: "Technical Specifications per Compute Capability" in the CUDA C++ Programming Guide, and PTX's `mma.sync`,
+# whose shape m16n8k16 begins with sm_80. All other values are those of IREE 3.13.0
 # (compiler/src/iree/compiler/Codegen/Dialect/GPU/TargetUtils/KnownTargets.cpp).
 ARCHITECTURES = {
     "sm_70": Architecture("+ptx76", 96 * 1024, dot=False, products=()),
@@ -42,7 +42,7 @@ ARCHITECTURES = {
 }
 
 
-def _make(name: str, options: dict[str, str]) -> Target:
+def _make_target(name: str, options: dict[str, str]) -> Target:
     described = _attribute(options.get("arch", "sm_80"))
     return Target(name=name, backend="cuda", device="cuda", flags=(f"--iree-hal-target-device={described}",))
 
@@ -62,7 +62,10 @@ def _attribute(name: str) -> str:
 
 
 def find_ptxas() -> str | None:
-    """CUDA's assembler: that of the package nvidia-cuda-nvcc-cu12, which knows sm_70 still, or else the one on PATH."""
+    """Return the path of CUDA's assembler, or None if it is not installed.
+
+    The package nvidia-cuda-nvcc-cu12, which still knows sm_70, comes before PATH.
+    """
     package = importlib.util.find_spec("nvidia")
     for folder in package.submodule_search_locations or () if package is not None else ():
         if (tool := Path(folder, "cuda_nvcc", "bin", "ptxas")).is_file():
@@ -74,7 +77,7 @@ KIND = Kind(
     name="cuda",
     summary="PTX for NVIDIA GPUs of this compute capability or a later one",
     options=(Option("arch", "the compute capability, sm_80 by default", tuple(ARCHITECTURES)),),
-    make=_make,
+    make=_make_target,
     quirks=(
         Quirk(
             "IREE 3.13.0",
@@ -84,14 +87,14 @@ KIND = Kind(
         ),
         Quirk(
             "IREE 3.13.0",
-            "--iree-cuda-target gives sm_70 and sm_75 products of float16 matrices that begin with sm_80: iree-compile "
-            "aborts ('Cannot select'); and sm_86 the shared memory of sm_80",
-            "their descriptions here have neither",
+            "--iree-cuda-target gives sm_70 and sm_75 float16 matrix instructions that begin with sm_80, on which "
+            "iree-compile aborts ('Cannot select'), and gives sm_86 the shared memory of sm_80",
+            "the descriptions of these architectures here have neither fault",
             "tests/targets/test_cuda.py",
         ),
         Quirk(
             "IREE 3.13.0",
-            "no TF32: float32 products run on the plain cores, whatever the options",
+            "no option enables TF32: float32 matrix products run on the plain cores",
             "none; bfloat16 products run on tensor cores",
             "tests/targets/test_cuda.py",
         ),

@@ -1,6 +1,6 @@
 """llvm-cpu: machine code in an embedded ELF, run by IREE's local-task or local-sync device.
 
-The ELF is loaded by IREE itself and calls nothing of the operating system, so one file runs on Linux, Windows and
+IREE itself loads the ELF, and the code calls nothing of the operating system. So one file runs on Linux, Windows and
 macOS: only the architecture and the CPU's features matter.
 """
 
@@ -8,26 +8,27 @@ from __future__ import annotations
 
 from irongrad.targets.base import DATA_TILING, Kind, Option, Quirk, Target
 
-# By default IREE 3.13.0 refuses a dispatch for which its own tile sizes ask for more than 32 KiB of stack (33 KiB for
-# what tests/pipeline/iree/test_toolchain.py compiles). Threads have more: irongrad/runtime/stacks.py.
+# By default IREE 3.13.0 refuses a dispatch if its own tile sizes need more than 32 KiB of stack (33 KiB for the module
+# in tests/pipeline/iree/test_toolchain.py). Threads have more: irongrad/runtime/stacks.py.
 _STACK = "--iree-llvmcpu-stack-allocation-limit="
 STACK = f"{_STACK}{128 * 1024}"
 
-# What is refused even so is compiled again with this.
+# A module that is refused even so is compiled again with this limit.
 LARGEST_STACK = f"{_STACK}{256 * 1024}"
 
-# IREE 3.13.0 refuses code of its own for a product of matrices of which two elementwise functions are results, for
-# holding 32 KiB in one vector (what tests/pipeline/iree/test_toolchain.py compiles). LLVM splits it, and the code is
-# fast.
+# IREE 3.13.0 refuses its own code for a matrix product with two elementwise results, because the code holds 32 KiB in
+# one vector (the module in tests/pipeline/iree/test_toolchain.py). LLVM splits the vector, and the code is fast.
 LARGE_VECTORS = "--iree-llvmcpu-fail-on-large-vector=false"
 
-# In IREE 3.13.0 they cost compile time and are slow on many CPUs; `with_microkernels` puts back those that are not.
+# In IREE 3.13.0 microkernels cost compile time and are slow on many CPUs. `with_microkernels` brings back those that
+# are fast.
 _WITHOUT_MICROKERNELS = "--iree-llvmcpu-enable-ukernels=none"
 
-# What IREE 3.13.0 keeps of what a call frees.
+# The largest freed block that IREE 3.13.0 keeps for the next call.
 _LARGEST_FREED = 64 * 1024 * 1024
 
-# The triple, and what each of its machines has, by architecture: the Armv8.0 baseline, and RISC-V's RVA20 profile.
+# By architecture: the triple, the CPU, and features that every such machine has (the Armv8.0 baseline, RISC-V's RVA20
+# profile).
 _ARCHITECTURES = {
     "x86_64": ("x86_64-unknown-linux-gnu", "x86-64", ""),
     "aarch64": ("aarch64-unknown-linux-gnu", "generic", ""),
@@ -35,7 +36,7 @@ _ARCHITECTURES = {
 }
 
 
-def _make(name: str, options: dict[str, str]) -> Target:
+def _make_target(name: str, options: dict[str, str]) -> Target:
     triple, cpu, features = "", "host", ""
     if "arch" in options:
         triple, cpu, features = _ARCHITECTURES[options["arch"]]
@@ -49,7 +50,8 @@ def _make(name: str, options: dict[str, str]) -> Target:
         STACK,
         LARGE_VECTORS,
         _WITHOUT_MICROKERNELS,
-        # A tenth of the compile time and a fifth of the file; profiles name the dispatches without them too.
+        # Debug symbols take a tenth of the compile time and a fifth of the file. Profiles name the dispatches without
+        # them too.
         "--iree-llvmcpu-debug-symbols=false",
     ]
     if triple:
@@ -81,48 +83,48 @@ KIND = Kind(
         Option("triple", "LLVM's target triple, for what arch does not name"),
         Option("features", "LLVM's CPU features, such as +v or +dotprod+fullfp16"),
     ),
-    make=_make,
+    make=_make_target,
     quirks=(
         Quirk(
             "IREE 3.13.0",
-            "a dispatch is refused for the stack that its own tile sizes take",
-            f"{STACK}; where that is too little, compiled again with {LARGEST_STACK}",
+            "a dispatch is refused because its own tile sizes take too much stack",
+            f"{STACK}; if that is too little, the module is compiled again with {LARGEST_STACK}",
             "tests/pipeline/iree/test_toolchain.py",
         ),
         Quirk(
             "IREE 3.13.0",
-            "a product of matrices with two elementwise results is refused for one large vector",
+            "a matrix product with two elementwise results is refused because of one large vector",
             LARGE_VECTORS,
             "tests/pipeline/iree/test_toolchain.py",
         ),
         Quirk(
             "IREE 3.13.0",
-            "all microkernels are compiled where one may be called, and CPUs without one for a product get a slow one",
-            f"{_WITHOUT_MICROKERNELS}, but for products that are faster with them",
+            "if one microkernel may be called, all are compiled; on a CPU without one for a product, a slow one runs",
+            f"{_WITHOUT_MICROKERNELS}, except for products that are faster with microkernels",
             "tests/passes/module/test_use_microkernels.py",
         ),
         Quirk(
             "IREE 3.13.0",
-            "memory over 64 MiB is allocated anew and cleared in every call",
-            "intermediate values that take more have theirs from when the module is loaded",
+            "blocks over 64 MiB are allocated and cleared again in every call",
+            "larger blocks for intermediate values are allocated once, when the module is loaded",
             "tests/passes/module/test_keep_buffers.py",
         ),
         Quirk(
             "IREE 3.13.0",
-            "new state has memory of its own in every call, twice where memory is kept",
-            "what updates state element by element writes it where the old one lies",
+            "every call writes new state to memory of its own, which takes twice the size if memory is kept",
+            "elementwise updates overwrite the old state",
             "tests/passes/module/test_state_in_place.py",
         ),
         Quirk(
             "IREE 3.13.0",
-            "booleans that are packed as the operands of a product are others when read",
-            f"compiled again without {DATA_TILING}",
+            "booleans that are packed as operands of a product have other values when they are read",
+            f"the module is compiled again without {DATA_TILING}",
             "tests/pipeline/iree/test_toolchain.py",
         ),
         Quirk(
             "IREE 3.13.0",
-            "a crash on a transposed product of matrices with data tiling",
-            f"compiled again without {DATA_TILING}",
+            "a crash on a transposed matrix product with data tiling",
+            f"the module is compiled again without {DATA_TILING}",
             "tests/pipeline/iree/test_toolchain.py",
         ),
     ),

@@ -14,7 +14,7 @@ def parse_target(text: str) -> Target:
     """Parse `llvm-cpu` or `llvm-cpu:cpu=x86-64-v3`.
 
     Raises:
-        UserError: an unknown target, option or value, with what there is.
+        UserError: the target, an option or a value is unknown; lists the known ones.
     """
     name, _, tail = text.partition(":")
     known = {k.name: k for k in kinds()}
@@ -28,7 +28,7 @@ def parse_target(text: str) -> Target:
             raise UserError(f"target option {item!r} in {text!r} has no value; write {name}:{key}=VALUE")
         _check(kind, key, value)
         options[key] = value
-    # IronGradConfig.cmake makes the same names.
+    # IronGradConfig.cmake derives the same names.
     return kind.make(re.sub(r"[^\w.]+", "-", re.sub(r"[:,]\w+=", "-", text)), options)
 
 
@@ -36,7 +36,7 @@ def parse_targets(texts: Sequence[str]) -> tuple[Target, ...]:
     """Parse several targets of one artifact.
 
     Raises:
-        UserError: as for `parse_target`, or two would have the same file.
+        UserError: as `parse_target`, or two targets would have the same file.
     """
     targets = tuple(parse_target(t) for t in texts)
     names = [t.name for t in targets]
@@ -47,7 +47,7 @@ def parse_targets(texts: Sequence[str]) -> tuple[Target, ...]:
 
 
 def kinds() -> tuple[Kind, ...]:
-    """All kinds of targets."""
+    """Return all kinds of targets."""
     from irongrad.targets import cuda, llvm_cpu, vulkan
 
     return llvm_cpu.KIND, cuda.KIND, vulkan.KIND

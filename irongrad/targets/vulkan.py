@@ -1,6 +1,7 @@
 """vulkan: SPIR-V for any GPU with Vulkan 1.3, and for Mesa's lavapipe, which is a Vulkan device on the CPU.
 
-A profile says what code may rely on. What a device lacks of it is found by the module itself when it is loaded.
+A profile lists the device features that the code may rely on. When the module is loaded, it checks itself that the
+device has them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from irongrad.targets.base import Kind, Option, Quirk, Requirement, Target
 
 @dataclass(frozen=True)
 class Profile:
-    """What the code may rely on.
+    """The device features that the code may rely on.
 
     Attributes:
-        compute: types of arithmetic, as `#iree_gpu.target` has them.
-        storage: widths of what is loaded and stored.
-        subgroup: lanes that exchange values directly; 0 for code that does not.
-        invocations: threads of a workgroup.
-        sizes: of a workgroup, by dimension.
-        memory: bytes of shared memory of a workgroup.
-        summary: what has it.
+        compute: the types of arithmetic, in the notation of `#iree_gpu.target`.
+        storage: the widths of loads and stores.
+        subgroup: the number of lanes that exchange values directly; 0 for code without such exchange.
+        invocations: the largest number of threads in a workgroup.
+        sizes: the largest workgroup size, by dimension.
+        memory: the bytes of shared memory of a workgroup.
+        summary: the devices that have these features.
     """
 
     compute: tuple[str, ...]
@@ -35,9 +36,9 @@ class Profile:
     summary: str
 
 
-# The limits of generic and mobile are what Vulkan itself guarantees ("Required Limits" of the specification) but for
-# shared memory, 16 KiB, and 128 invocations; the others are the smallest of NVIDIA's, AMD's and Intel's current
-# drivers, as IREE's own descriptions of them have it.
+# generic has the limits that Vulkan itself guarantees ("Required Limits" of the specification), such as 16 KiB of
+# shared memory and 128 invocations; mobile only has larger workgroups. The others are the smallest limits of NVIDIA's,
+# AMD's and Intel's current drivers, as IREE's own descriptions list them.
 PROFILES = {
     "generic": Profile(
         ("fp32", "int32", "int8"),
@@ -46,7 +47,7 @@ PROFILES = {
         128,
         (128, 128, 64),
         16 * 1024,
-        "any device: float32, 32-bit integers, and bytes for what is true or false",
+        "any device: float32, 32-bit integers, and bytes for booleans",
     ),
     "mobile": Profile(
         ("fp32", "fp16", "int32", "int16", "int8"),
@@ -64,7 +65,7 @@ PROFILES = {
         1024,
         (1024, 1024, 64),
         32 * 1024,
-        "GPUs of PCs, whose 32 lanes run in step",
+        "GPUs of PCs, with subgroups of 32 lanes",
     ),
     "lavapipe": Profile(
         ("fp64", "fp32", "fp16", "int64", "int32", "int16", "int8"),
@@ -89,15 +90,15 @@ _FEATURES = {
 
 _OTHERWISE = "compile it for vulkan:profile=generic"
 
-# IREE 3.13.0 records a command buffer once, with its buffers left open, and on Vulkan a loop that runs it again spoils
-# what it wrote before (the state after two of train_steps' iterations). tests/targets/test_vulkan.py tells when that is
-# gone.
+# IREE 3.13.0 records a command buffer once, and binds its buffers at each run. On Vulkan, a loop that runs it again
+# corrupts earlier results (the state after two of train_steps' iterations). tests/targets/test_vulkan.py tells when
+# it is fixed.
 DIRECT_BUFFERS = "--iree-hal-indirect-command-buffers=false"
 
 SUBGROUPS = (0, 4, 8, 16, 32, 64)
 
 
-def _make(name: str, options: dict[str, str]) -> Target:
+def _make_target(name: str, options: dict[str, str]) -> Target:
     chosen = options.get("profile", "generic")
     profile = PROFILES[chosen]
     subgroup = int(options.get("subgroup", profile.subgroup))
@@ -121,7 +122,7 @@ def _attribute(name: str, profile: Profile, subgroup: int) -> str:
         '#hal.device.target<"vulkan", [#hal.executable.target<"vulkan-spirv", "vulkan-spirv-fb", '
         f'{{iree_codegen.target_info = #iree_gpu.target<arch = "{name}", features = "spirv:v1.6,cap:Shader", '
         f"wgp = <compute = {'|'.join(profile.compute)}, storage = {'|'.join(profile.storage)}, "
-        # Without exchange the number only shapes workgroups.
+        # Without lane exchange the subgroup size only shapes workgroups.
         f"subgroup = {exchange}, subgroup_size_choices = [{subgroup or 32}], max_workgroup_sizes = [{sizes}], "
         f"max_thread_count_per_workgroup = {profile.invocations}, max_workgroup_memory_bytes = {profile.memory}, "
         "max_workgroup_counts = [65535, 65535, 65535]>>}>]> : !hal.device"
@@ -154,7 +155,7 @@ def _requirements(profile: Profile, subgroup: int) -> tuple[Requirement, ...]:
     return tuple(found)
 
 
-# Vendors whose GPUs are those of phones and boards (the PCI and Khronos vendor ids): Qualcomm, Arm, Imagination.
+# The vendors of GPUs for phones and boards (their PCI and Khronos vendor ids): Qualcomm, Arm, Imagination.
 _MOBILE_VENDORS = ("0x5143", "0x13b5", "0x1010")
 _SMALL_TYPES = ("storageBuffer8BitAccess", "storageBuffer16BitAccess", "shaderInt8", "shaderFloat16")
 # VK_SUBGROUP_FEATURE_ARITHMETIC_BIT and VK_SUBGROUP_FEATURE_SHUFFLE_BIT.
@@ -162,7 +163,7 @@ _EXCHANGE = 0x4 | 0x10
 
 
 def propose(device: Device) -> str:
-    """The target to compile for `device`, by what its driver says of it."""
+    """Return the target to compile for `device`, from the properties that its driver reports."""
     size, least, most = device.subgroup
     if "llvmpipe" in device.name:
         return _spelled("lavapipe", size)
@@ -191,7 +192,7 @@ KIND = Kind(
             tuple(map(str, SUBGROUPS)),
         ),
     ),
-    make=_make,
+    make=_make_target,
     quirks=(
         Quirk(
             "IREE 3.13.0",
@@ -207,27 +208,27 @@ KIND = Kind(
         ),
         Quirk(
             "IREE 3.13.0",
-            "without 8-bit storage a loop's tensor of one truth value is read wrong; with 8-bit storage but without "
-            "8-bit integers storing one does not compile",
+            "without 8-bit storage, a loop reads a tensor of one boolean wrong; with 8-bit storage but without 8-bit "
+            "integers, storing one does not compile",
             "every profile has both",
             "tests/targets/test_vulkan.py",
         ),
         Quirk(
             "IREE 3.13.0",
             "the emulation of 64-bit integers stops at vectors of them ('vector.insert_strided_slice' is illegal)",
-            "64-bit integers are computed in 32 bits inside the module, whose signature stays",
+            "the module computes 64-bit integers in 32 bits; its signature keeps 64 bits",
             "tests/targets/test_vulkan.py",
         ),
         Quirk(
             "IREE 3.13.0",
-            "a loop inside the module spoils the state from its second iteration on: command buffers that are recorded "
-            "once run again with other buffers",
+            "a loop inside the module corrupts the state from its second iteration on, because command buffers that "
+            "are recorded once run again with other buffers",
             DIRECT_BUFFERS,
             "tests/targets/test_vulkan.py",
         ),
         Quirk(
             "IREE 3.13.0",
-            "DeviceArray.to_host fails: host memory of numpy does not begin on a page",
+            "DeviceArray.to_host fails, because numpy's memory does not begin on a page",
             "results are copied through memory that the device allocates",
             "tests/targets/test_vulkan.py",
         ),

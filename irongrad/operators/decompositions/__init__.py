@@ -1,7 +1,8 @@
-"""What every operator is expanded to before import, one file a family of operators.
+"""Decompositions of operators into simpler ones before import, one file per family of operators.
 
-torch-mlir takes a closed set of operators, and IREE compiles some of those to slow or wrong code. Everything else is
-written here as functions of tensors, traced into the graph (PyTorch, "make_fx", `decomposition_table`).
+torch-mlir accepts a closed set of operators, and IREE compiles some of those to slow or wrong code. This package writes
+every other operator as a function of tensors. Tracing records these functions into the graph (PyTorch, "make_fx",
+`decomposition_table`).
 """
 
 from __future__ import annotations
@@ -75,12 +76,15 @@ FAMILIES = (
 
 
 def decomposition_table() -> dict[Operator, Decomposition]:
-    """torch-mlir's table, with PyTorch's decompositions that are missing from it, with ours, with the user's."""
+    """Merge the tables of torch-mlir, PyTorch, IronGrad and the user; a later table overrides an earlier one.
+
+    Of PyTorch's decompositions, only the ones that torch-mlir's table lacks are added.
+    """
     return with_users(_table())
 
 
 def is_ours(operator: Operator) -> bool:
-    """Whether the decomposition of `operator` is one of IronGrad's own, or a user's."""
+    """Whether the decomposition of `operator` is IronGrad's own or a user's."""
     _table()
     return family_of(operator) is not None
 

@@ -1,4 +1,4 @@
-"""Activation functions and their backward, where PyTorch's own decompositions or torch-mlir's lowerings do not do."""
+"""Activation functions and their backward, where PyTorch's decompositions or torch-mlir's lowerings are inadequate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ uses_pytorch(
 def _gelu(x: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
     """D. Hendrycks and K. Gimpel, "Gaussian Error Linear Units" (2016).
 
-    torch-mlir 20261001 evaluates the approximation with other constants, wrong by 5e-4, and IREE has no float64 erf.
+    torch-mlir 20261001 evaluates the approximation with other constants, which gives errors of 5e-4. IREE has no erf
+    for float64.
     """
     if approximate == "tanh":
         return _gelu_by_tanh(x)
@@ -48,7 +49,7 @@ def _gelu_by_tanh(x: torch.Tensor) -> torch.Tensor:
 
 @computes_in(torch.float32, torch.float64)
 def _gelu_by_erf(x: torch.Tensor) -> torch.Tensor:
-    """X times the normal distribution function, 0.5 (1 + erf(x / sqrt(2)))."""
+    """`x` times the normal distribution function, 0.5 (1 + erf(x / sqrt(2)))."""
     return 0.5 * x * (1 + (x * math.sqrt(0.5)).erf())
 
 
@@ -63,5 +64,5 @@ def _softshrink_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) 
 
 
 def _zero_inside(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Both shrink to zero up to the threshold, itself too, and have the slope 1 beyond (ATen, Activation.cpp)."""
+    """The gradient of either shrink function: 0 for |x| <= threshold, else `grad` (ATen, Activation.cpp)."""
     return torch.where((x >= -threshold) & (x <= threshold), 0.0, grad)

@@ -1,8 +1,8 @@
-"""Softmax, its logarithm, and the logarithm of its denominator, with their gradients.
+"""`softmax`, `log_softmax` and `logsumexp`, and the gradients of the first two.
 
-The largest element is taken out before any exponential, which then cannot overflow, and the sum is at least 1
-(P. Blanchard, D. J. Higham and N. J. Higham, "Accurately computing the log-sum-exp and softmax functions", IMA J.
-Numer. Anal. 41, 2021). NaN and a row of infinities of one sign give NaN, as in eager.
+The largest element is subtracted before any exponential. The exponentials then cannot overflow, and their sum is at
+least 1 (P. Blanchard, D. J. Higham and N. J. Higham, "Accurately computing the log-sum-exp and softmax functions", IMA
+J. Numer. Anal. 41, 2021). As in eager, the softmax of a row with NaN, or of a row of infinities of one sign, is NaN.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from irongrad.operators.decompositions.registry import decomposes, uses_pytorch
 
 aten = torch.ops.aten
 
-# Beyond torch-mlir 20261001's own table.
+# torch-mlir 20261001's own table lacks it.
 uses_pytorch(aten._safe_softmax)
 
 
@@ -41,12 +41,13 @@ def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor
 
 @decomposes(aten._softmax_backward_data.default)
 def _softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
-    """dx = y (dy - sum(dy y)), as dy[i] / dx[j] is y[i] ([i = j] - y[j])."""
+    """dx = y (dy - sum(dy y)), because dy[i] / dx[j] = y[i] ([i = j] - y[j])."""
     if output.numel() == 0:
         return torch.empty_like(output, dtype=input_dtype)
-    given, share = _wide(grad), _wide(output)
-    # Multiplied out, IREE 3.13.0 writes the products and reads them twice; this is one kernel, and what ATen's does.
-    return (share * (given - (given * share).sum(dim, keepdim=True))).reshape(output.shape).to(input_dtype)
+    dout, out = _wide(grad), _wide(output)
+    # This form compiles to one kernel, as in ATen. If it is multiplied out, IREE 3.13.0 stores the products and reads
+    # them twice.
+    return (out * (dout - (dout * out).sum(dim, keepdim=True))).reshape(output.shape).to(input_dtype)
 
 
 @decomposes(aten._log_softmax_backward_data.default)
@@ -54,14 +55,14 @@ def _log_softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, in
     """dx = dy - exp(y) sum(dy), from y = x - log(sum(exp(x)))."""
     if output.numel() == 0:
         return torch.empty_like(output, dtype=input_dtype)
-    given = _wide(grad)
-    return (given - _wide(output).exp() * given.sum(dim, keepdim=True)).reshape(output.shape).to(input_dtype)
+    dout = _wide(grad)
+    return (dout - _wide(output).exp() * dout.sum(dim, keepdim=True)).reshape(output.shape).to(input_dtype)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """x in float32 at least, and of rank 1 at least.
+    """`x` in at least float32, and with at least one dimension.
 
-    torch-mlir 20261001 does not lower a reduction of rank 0, and its own softmax of one never ends.
+    torch-mlir 20261001 does not lower a reduction of a rank-0 tensor, and its own softmax of one never terminates.
     """
     wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
     return wide if x.ndim else wide.reshape(1)
@@ -69,12 +70,12 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten.logsumexp.default)
 def _logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.Tensor:
-    """The largest element is taken out unless it is infinite, and so the result itself."""
+    """Subtract the largest element, unless it is infinite; the result then equals it."""
     x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     vector = x if x.ndim else x.reshape(1)
     if vector.numel() == 0:
         return vector.exp().sum(dim, keepdim=keepdim).log()
     largest = vector.amax(dim, keepdim=True)
-    taken = torch.where(largest.abs() == math.inf, 0.0, largest)
-    result = (vector - taken).exp().sum(dim, keepdim=True).log() + taken
+    shift = torch.where(largest.abs() == math.inf, 0.0, largest)
+    result = (vector - shift).exp().sum(dim, keepdim=True).log() + shift
     return result.reshape(torch.sum(torch.empty_like(x, device="meta"), dim, keepdim=keepdim).shape)

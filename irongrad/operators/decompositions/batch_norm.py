@@ -1,6 +1,6 @@
 """Batch normalisation in training and evaluation, and its backward (Ioffe and Szegedy, arXiv:1502.03167).
 
-All of ATen's forms differ in what they return besides the result.
+ATen has several variants, which return different values besides the normalised tensor.
 """
 
 from __future__ import annotations
@@ -20,11 +20,19 @@ Maybe: TypeAlias = torch.Tensor | None
 
 
 class _Normalised(NamedTuple):
-    """What batch normalisation computes; statistics have one number a channel."""
+    """Results of batch normalisation.
+
+    Attributes:
+        out: the normalised tensor, [N, C, ...].
+        mean: the mean that was subtracted, [C].
+        inverse: 1 / sqrt(variance + eps), [C].
+        running_mean: the running mean after the batch, [C].
+        running_var: the running variance after the batch, [C].
+    """
 
     out: torch.Tensor
     mean: torch.Tensor
-    inverse: torch.Tensor  # 1 / sqrt(variance + eps)
+    inverse: torch.Tensor
     running_mean: Maybe
     running_var: Maybe
 
@@ -38,47 +46,50 @@ def _normalise(
     momentum: float,
     eps: float,
 ) -> _Normalised:
-    """`x` [N, C, ...]; the running variance is of a sample, what normalises is the variance of the batch itself."""
+    """Normalise `x` [N, C, ...] per channel.
+
+    The biased variance of the batch normalises `x`. The running variance averages the unbiased variance.
+    """
     mean, var = running
     if training:
-        batch_var, batch_mean = aten.var_mean.correction(x, _others(x), correction=0)
+        batch_var, batch_mean = aten.var_mean.correction(x, _all_but_channels(x), correction=0)
         count = x.numel() // x.shape[1]
-        of_sample = batch_var * _of_sample(count)
-        running = (_moved(mean, batch_mean, momentum), _moved(var, of_sample, momentum))
+        unbiased_var = batch_var * _unbiased_ratio(count)
+        running = (_update_running(mean, batch_mean, momentum), _update_running(var, unbiased_var, momentum))
         mean, var = batch_mean, batch_var
     assert mean is not None
     assert var is not None
     inverse = (var + eps).rsqrt()
-    out = (x - _each(mean, x)) * _each(inverse, x)
-    out = out if weight is None else out * _each(weight, x)
-    out = out if bias is None else out + _each(bias, x)
+    out = (x - _per_channel(mean, x)) * _per_channel(inverse, x)
+    out = out if weight is None else out * _per_channel(weight, x)
+    out = out if bias is None else out + _per_channel(bias, x)
     return _Normalised(out, mean, inverse, *running)
 
 
-def _of_sample(count: int) -> float:
-    """The variance of a sample by that of the batch itself; a batch of one is refused by PyTorch."""
+def _unbiased_ratio(count: int) -> float:
+    """The ratio of the unbiased to the biased variance. PyTorch refuses a batch of one."""
     if not is_known(count):
         return count / (count - 1)
     return count / (count - 1) if count > 1 else math.nan
 
 
-def _moved(running: Maybe, new: torch.Tensor, momentum: float) -> Maybe:
-    """The running statistic after a batch; PyTorch's momentum is the weight of the new one."""
+def _update_running(running: Maybe, new: torch.Tensor, momentum: float) -> Maybe:
+    """The running statistic after a batch. PyTorch's momentum is the weight of the new value."""
     return None if running is None else new * momentum + running * (1 - momentum)
 
 
-def _others(x: torch.Tensor) -> list[int]:
-    """All dimensions but the channels'."""
+def _all_but_channels(x: torch.Tensor) -> list[int]:
+    """All dimensions except the channel dimension."""
     return [0, *range(2, x.ndim)]
 
 
-def _each(channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """One number a channel, in the shape that meets the channels of `x`."""
+def _per_channel(channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Reshape a tensor [C] so that it broadcasts along the channels of `x`."""
     return channels.reshape([-1] + [1] * (x.ndim - 2))
 
 
 def _saved(result: _Normalised, training: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """What ATen saves for the backward: nothing in evaluation."""
+    """The statistics that ATen saves for the backward: empty tensors in evaluation."""
     if training:
         return result.mean, result.inverse
     return result.mean.new_zeros(0), result.mean.new_zeros(0)
@@ -95,7 +106,7 @@ def _native(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """It says nothing in its schema of the running statistics that it writes to, which are left as they are."""
+    """Leave the running statistics unchanged: the operator's schema does not say that it writes to them."""
     result = _normalise(x, weight, bias, (running_mean, running_var), training, momentum, eps)
     return result.out, *_saved(result, training)
 
@@ -172,9 +183,10 @@ def _backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[Maybe, Maybe, Maybe]:
-    """Of x^ = (x - mean) / sqrt(var + eps): in training the mean and the variance move with `x` too.
+    """Gradients of the input, the weight and the bias, from x^ = (x - mean) / sqrt(var + eps).
 
-    The input's gradient is then `grad` without its mean and without its projection on x^ (section 3 of the paper).
+    In training, the mean and the variance depend on `x` too. The input's gradient is then `grad` minus its mean and
+    minus its projection on x^ (section 3 of the paper), scaled by weight / sqrt(var + eps).
     """
     if train:
         assert save_mean is not None
@@ -184,14 +196,14 @@ def _backward(
         assert running_mean is not None
         assert running_var is not None
         mean, inverse = running_mean, (running_var + eps).rsqrt()
-    normalised = (x - _each(mean, x)) * _each(inverse, x)
-    grad_bias = grad.sum(_others(x))
-    grad_weight = (grad * normalised).sum(_others(x))
-    moved = grad
+    normalised = (x - _per_channel(mean, x)) * _per_channel(inverse, x)
+    grad_bias = grad.sum(_all_but_channels(x))
+    grad_weight = (grad * normalised).sum(_all_but_channels(x))
+    adjusted = grad
     if train:
         count = x.numel() // x.shape[1]
-        moved = grad - _each(grad_bias / count, x) - normalised * _each(grad_weight / count, x)
-    grad_x = moved * _each(inverse if weight is None else inverse * weight, x)
+        adjusted = grad - _per_channel(grad_bias / count, x) - normalised * _per_channel(grad_weight / count, x)
+    grad_x = adjusted * _per_channel(inverse if weight is None else inverse * weight, x)
     needs_x, needs_weight, needs_bias = output_mask
     return grad_x if needs_x else None, grad_weight if needs_weight else None, grad_bias if needs_bias else None
 
@@ -210,5 +222,5 @@ def _backward_with_reserve(
     output_mask: Sequence[bool],
     reserve: torch.Tensor,
 ) -> tuple[Maybe, Maybe, Maybe]:
-    """What is called `save_var` is 1 / sqrt(variance + eps) all the same."""
+    """`save_var` holds 1 / sqrt(variance + eps), despite its name."""
     return _backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask)

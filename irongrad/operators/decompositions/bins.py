@@ -1,4 +1,4 @@
-"""Places in sorted boundaries, and histograms, by comparing every value with every boundary."""
+"""Positions of values in sorted boundaries, and histograms: every value is compared with every boundary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _searchsorted(
     side: str | None = None,
     sorter: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """How many boundaries are not at or after (`right`: after) each value; all of them for NaN, as in eager."""
+    """The number of boundaries below each value (`right`: below or equal). NaN counts all of them, as in eager."""
     if sorter is not None:
         boundaries = boundaries.gather(-1, sorter)
     if boundaries.ndim > 1:
@@ -37,7 +37,10 @@ def _bucketize(
 
 @decomposes(aten.histc.default)
 def _histc(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
-    """The bin of a value by interpolation between the outer edges (ATen, HistogramKernel.cpp); the last is closed."""
+    """Find each value's bin by interpolation between the outer edges (ATen, HistogramKernel.cpp).
+
+    The last bin includes its upper edge.
+    """
     x = x.reshape(-1)
     if min != max:
         low, high = x.new_full([], min), x.new_full([], max)
@@ -46,7 +49,7 @@ def _histc(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> 
         low, high = torch.where(low == high, low - 1, low), torch.where(low == high, high + 1, high)
     else:
         return x.new_zeros(bins)
-    place = ((x - low) * bins / (high - low)).clamp(0, bins - 1).to(torch.int64)
+    bin_index = ((x - low) * bins / (high - low)).clamp(0, bins - 1).to(torch.int64)
     within = (x >= low) & (x <= high)
-    held = (place.unsqueeze(1) == torch.arange(bins, device=x.device)) & within.unsqueeze(1)
-    return held.to(torch.int64).sum(0).to(x.dtype)
+    one_hot = (bin_index.unsqueeze(1) == torch.arange(bins, device=x.device)) & within.unsqueeze(1)
+    return one_hot.to(torch.int64).sum(0).to(x.dtype)

@@ -1,7 +1,7 @@
-"""The larger and the smaller of two numbers, and numbers kept within bounds: NaN stays NaN, as in eager.
+"""Maximum, minimum and clamp that propagate NaN, as eager does.
 
-torch-mlir 20261001 compares and selects so that a NaN is replaced by the other number, or by the bound: a loss that has
-become NaN would be made finite.
+torch-mlir 20261001 lowers them to a comparison and a select, which replace a NaN by the other operand or by the bound.
+A loss that has become NaN would turn finite.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _minimum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten.clamp.default)
 def _clamp(x: torch.Tensor, min: float | None = None, max: float | None = None) -> torch.Tensor:
-    """The upper bound where the lower one is above it."""
+    """If the lower bound exceeds the upper bound, the result is the upper bound."""
     if not x.is_floating_point():
         return _clamp_integers(x, min, max)
     if any(b is not None and math.isnan(b) for b in (min, max)):

@@ -1,8 +1,8 @@
-"""Comparisons of tensors with numbers, in numbers of one kind.
+"""Comparisons of a tensor with a number, after both are promoted to one type.
 
-torch-mlir 20261001 folds them where the tensor is a constant, and then takes its elements for what the number is
-(`comparisonScaleFolder`): `zeros(()) > 0` is true, as its elements are floats and the number an integer. A constant
-`True` is -1 there.
+torch-mlir 20261001 folds such a comparison if the tensor is a constant (`comparisonScaleFolder`). The folder reads the
+elements as if they had the number's type. `zeros(()) > 0` then becomes true, because the elements are floats and the
+number is an integer. The folder also reads a constant `True` as -1.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from irongrad.operators.decompositions.registry import decomposes
 aten = torch.ops.aten
 
 
-def _in_one_kind(operator: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
+def _promoted(operator: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
     def compare(x: torch.Tensor, number: float) -> torch.Tensor:
-        """The same comparison of the same values, both floating-point or both integers: booleans of the shape of `x`.
+        """Compare after promotion to floating point on both sides, or to integers on both sides.
 
-        As PyTorch promotes them ("Type Promotion"): an integer tensor and a float are compared as float32.
+        PyTorch's rules apply ("Type Promotion"): an integer tensor and a float are compared as float32. The
+        result is boolean, of the shape of `x`.
         """
         if x.is_floating_point() and isinstance(number, int):
             result: torch.Tensor = operator(x, float(number))
@@ -43,4 +44,4 @@ for _operator in (
     aten.gt.Scalar,
     aten.ge.Scalar,
 ):
-    decomposes(_operator)(_in_one_kind(_operator))
+    decomposes(_operator)(_promoted(_operator))

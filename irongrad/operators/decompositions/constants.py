@@ -14,9 +14,14 @@ aten = torch.ops.aten
 
 
 def constant(values: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A constant of the graph.
+    """Create a constant of the graph.
 
-    Made outside of every mode: under tracing, `torch.tensor` leaves in-place operators on the constant in the graph.
+    It is created outside of every dispatch mode. Under tracing, `torch.tensor` leaves in-place operators on the
+    constant in the graph.
+
+    Args:
+        values: a number, or nested sequences of numbers.
+        dtype: the dtype of the constant.
     """
     with _disable_current_modes():
         return torch.tensor(values, dtype=dtype)
@@ -24,7 +29,10 @@ def constant(values: Any, dtype: torch.dtype) -> torch.Tensor:
 
 @decomposes(aten.full.default)
 def _full(size: Sequence[int], value: float, *, dtype: torch.dtype | None = None, **kwargs: object) -> torch.Tensor:
-    """Of bytes: torch-mlir 20261001 makes a constant of another type of them, which its verifier then refuses."""
+    """Compute a uint8 tensor from a range.
+
+    torch-mlir 20261001 gives a uint8 constant another element type, which its verifier then rejects.
+    """
     if dtype is not torch.uint8:
         return NotImplemented
     byte = torch.arange(int(value), int(value) + 1, dtype=torch.int32).to(torch.uint8)
@@ -42,13 +50,13 @@ def _zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **kwargs: o
 def _empty_permuted(
     size: Sequence[int], physical_layout: Sequence[int], *, dtype: torch.dtype | None = None, **kwargs: object
 ) -> torch.Tensor:
-    """A compiled tensor has no strides."""
+    """Ignore the layout: a compiled tensor has no strides."""
     return aten.empty.memory_format(size, dtype=dtype)
 
 
 @decomposes(aten.arange.start_step)
 def _arange(*bounds: float, dtype: torch.dtype | None = None, **kwargs: object) -> torch.Tensor:
-    """Of bytes, as `eye` has them: torch-mlir 20261001 crashes on these."""
+    """Compute 8-bit ranges, which `eye` contains, in int32: torch-mlir 20261001 crashes on them."""
     if dtype not in (torch.int8, torch.uint8):
         return NotImplemented
     return torch.arange(*bounds, dtype=torch.int32).to(dtype)

@@ -1,7 +1,7 @@
-"""Convolutions that IREE takes, and their backward as products of matrices and a convolution.
+"""Convolutions in forms that IREE accepts, and their backward as matrix products and a convolution.
 
-torch-mlir 20261001 lowers `convolution_backward` itself, but refuses groups, and its weight gradient runs at a tenth
-of eager's speed.
+torch-mlir 20261001 lowers `convolution_backward` itself, but it refuses groups. Its weight gradient runs at a tenth of
+eager's speed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ from irongrad.operators.decompositions.windows import each
 
 aten = torch.ops.aten
 
-# Of what the backward is kept for the passes: numbers with bits enough for the sums of Winograd's transforms.
+# The backward stays one operator for the passes in these dtypes only: the sums of Winograd's transforms need their
+# precision.
 KEPT = (torch.float32, torch.float64)
 
 
 class Geometry(NamedTuple):
-    """How a convolution moves over its input: one number for each spatial dimension, and the groups."""
+    """How a convolution moves over its input.
+
+    Attributes:
+        stride: one number for each spatial dimension.
+        padding: zeros on either side, one number for each spatial dimension.
+        dilation: one number for each spatial dimension.
+        groups: the number of channel groups.
+    """
 
     stride: Sequence[int]
     padding: Sequence[int]
@@ -34,12 +42,12 @@ class Geometry(NamedTuple):
     def of(
         cls, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
     ) -> Geometry:
-        """From ATen's arguments, in which one number may stand for all dimensions."""
+        """Build a geometry from ATen's arguments, in which one number may stand for all dimensions."""
         dims = weight.ndim - 2
         return cls(each(stride, dims), each(padding, dims), each(dilation, dims), groups)
 
     def reach(self, weight: torch.Tensor) -> list[int]:
-        """From the first place of the kernel to the last."""
+        """The distance between the first and the last position of the kernel, for each spatial dimension."""
         return [dil * (kernel - 1) for dil, kernel in zip(self.dilation, weight.shape[2:], strict=True)]
 
 
@@ -55,7 +63,10 @@ def _convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> torch.Tensor:
-    """A transposed one is the input's gradient of a convolution (Dumoulin and Visin, arXiv:1603.07285, chapter 4)."""
+    """Rewrite the forms that torch-mlir or IREE cannot compile.
+
+    A transposed convolution is the input gradient of a convolution (Dumoulin and Visin, arXiv:1603.07285, chapter 4).
+    """
     geometry = Geometry.of(weight, stride, padding, dilation, groups)
     if transposed:
         sizes = _transposed_sizes(x, weight, geometry, each(output_padding, weight.ndim - 2))
@@ -69,15 +80,13 @@ def _convolution(
         return x.new_zeros([x.shape[0], weight.shape[0], *_sizes(x.shape[2:], weight, geometry)])
     if weight.ndim == 5:
         return _in_three_dimensions(x, weight, bias, geometry)
-    return _read_to_the_end(x, weight, bias, geometry)
+    return _crop_unread(x, weight, bias, geometry)
 
 
-def _read_to_the_end(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry
-) -> torch.Tensor:
-    """Cut off what the stride leaves unread of the padded input.
+def _crop_unread(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry) -> torch.Tensor:
+    """Crop the end of the padded input that the stride never reads.
 
-    IREE 3.13.0 fails on it where one output position is left ("inferred input/output operand #1 has shape's
+    IREE 3.13.0 fails on an unread end if the output has one position ("inferred input/output operand #1 has shape's
     dimension #2 to be 4, but found 3").
     """
     stride, padding, dilation, groups = geometry
@@ -95,8 +104,11 @@ def _read_to_the_end(
 def _in_three_dimensions(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry
 ) -> torch.Tensor:
-    """torch-mlir 20261001 aborts the process on three dimensions (an assertion in its `linalg.conv_3d` lowering)."""
-    stride, padding, dilation, groups = _of_planes(geometry)
+    """Write a three-dimensional convolution as a two-dimensional one.
+
+    torch-mlir 20261001 aborts the process on three dimensions (an assertion in its `linalg.conv_3d` lowering).
+    """
+    stride, padding, dilation, groups = _plane_geometry(geometry)
     depth = _sizes(x.shape[2:], weight, geometry)[0]
     shared = (bias, stride, padding, dilation, False, [0, 0], groups)
     out = aten.convolution.default(_planes(x, depth, weight.shape[2], geometry), weight.flatten(1, 2), *shared)
@@ -104,23 +116,23 @@ def _in_three_dimensions(
 
 
 def _planes(x: torch.Tensor, depth: int, kernel: int, geometry: Geometry) -> torch.Tensor:
-    """The input of a two-dimensional convolution that gives the `depth` planes of a three-dimensional one's output.
+    """The input of the two-dimensional convolution that computes the `depth` output planes of a three-dimensional one.
 
-    What the kernel meets at each of its depths are channels: [N * depth, C * depths of the kernel, H, W].
+    The input planes that the kernel reads become channels: [N * depth, C * depth of the kernel, H, W].
     """
     step, pad, dil = geometry.stride[0], geometry.padding[0], geometry.dilation[0]
     padded = zero_padded(x, [0, 0, 0, 0, pad, pad])
     starts = range(0, kernel * dil, dil)
-    met = torch.stack([_at(padded, [slice(k, k + (depth - 1) * step + 1, step)]) for k in starts], 2)
-    return met.movedim(3, 1).flatten(0, 1).flatten(1, 2)
+    read = torch.stack([_sliced(padded, [slice(k, k + (depth - 1) * step + 1, step)]) for k in starts], 2)
+    return read.movedim(3, 1).flatten(0, 1).flatten(1, 2)
 
 
-def _of_planes(geometry: Geometry) -> Geometry:
+def _plane_geometry(geometry: Geometry) -> Geometry:
     return Geometry(geometry.stride[1:], geometry.padding[1:], geometry.dilation[1:], geometry.groups)
 
 
 def _sizes(sizes: Sequence[int], weight: torch.Tensor, geometry: Geometry) -> list[int]:
-    """The spatial sizes of a convolution's output, for those of its input."""
+    """The spatial sizes of a convolution's output, from the spatial sizes of its input."""
     dims = zip(sizes, geometry.padding, geometry.reach(weight), geometry.stride, strict=True)
     return [(size + 2 * pad - reach - 1) // step + 1 for size, pad, reach, step in dims]
 
@@ -150,7 +162,7 @@ def _convolution_backward(
     """Gradients of input, weight and bias (Dumoulin and Visin, arXiv:1603.07285, for the input's).
 
     Shapes: `grad` [N, O, *out], `x` [N, C, *in], `weight` [O, C / groups, *kernel]. A transposed convolution is the
-    input's gradient of a convolution, so that in its own gradients `grad` and `x` change places.
+    input gradient of a convolution, so `grad` and `x` swap roles in its own gradients.
     """
     geometry = Geometry.of(weight, stride, padding, dilation, groups)
     out, image = (x, grad) if transposed else (grad, x)
@@ -175,10 +187,11 @@ def _convolution_backward(
 
 
 def _is_kept(out: torch.Tensor, sizes: Sequence[int], weight: torch.Tensor, geometry: Geometry) -> bool:
-    """Whether the backward of a convolution stays one operator, which `irongrad.passes.convolutions` writes in a form.
+    """Whether the backward stays one operator, so that `irongrad.passes.graph.convolutions` chooses its form.
 
-    `out` is of the shape of its output, and `sizes` are those of its input; a transposed convolution has them the other
-    way round, and may have positions that no output comes from.
+    `out` has the shape of the convolution's output, and `sizes` are the spatial sizes of its input. A transposed
+    convolution swaps the two. It may also have positions that no element of `out` contributes to: then the sizes do not
+    match, and the backward is decomposed.
     """
     if not all(map(is_known, out.shape)):
         return False
@@ -190,7 +203,7 @@ def _is_kept(out: torch.Tensor, sizes: Sequence[int], weight: torch.Tensor, geom
 def _kept_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, mask: Sequence[bool]
 ) -> list[Any]:
-    """The gradients of input and weight that `mask` asks for."""
+    """The gradients of the input and of the weight as one operator; `mask` tells which are needed."""
     if not any(mask[:2]):
         return [None, None]
     stride, padding, dilation, groups = geometry
@@ -201,20 +214,35 @@ def _kept_backward(
 def _gradient_of_transposed(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry
 ) -> torch.Tensor:
-    """The convolution, without the positions that an output padding longer than the stride adds."""
+    """The input gradient of a transposed convolution: a convolution, cropped to the size of `x`.
+
+    The cropped positions come from an output padding that is at least the stride.
+    """
     stride, padding, dilation, groups = geometry
     zeros = [0] * len(stride)
     out = aten.convolution.default(grad, weight, None, stride, padding, dilation, False, zeros, groups)
-    return _at(out, [slice(0, size, 1) for size in x.shape[2:]])
+    return _sliced(out, [slice(0, size, 1) for size in x.shape[2:]])
 
 
 def input_gradient(grad: torch.Tensor, sizes: Sequence[int], weight: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """A convolution of the output's gradient, spread out by the stride, with the flipped and transposed weight."""
+    """Compute the input gradient of a convolution.
+
+    The output gradient, with zeros inserted for the stride, is convolved with the flipped and transposed weight.
+
+    Args:
+        grad: the output gradient, [N, O, *out].
+        sizes: the spatial sizes of the input.
+        weight: [O, C / groups, *kernel].
+        geometry: of the convolution.
+
+    Returns:
+        The input gradient, [N, C, *sizes].
+    """
     stride, padding, dilation, groups = geometry
-    spread = _spread(grad, stride)
+    dilated = _insert_zeros(grad, stride)
     pads: list[int] = []
     for size, out, reach, pad in reversed(
-        list(zip(sizes, spread.shape[2:], geometry.reach(weight), padding, strict=True))
+        list(zip(sizes, dilated.shape[2:], geometry.reach(weight), padding, strict=True))
     ):
         pads += [reach - pad, size + pad - out]
     spatial = list(range(2, weight.ndim))
@@ -222,12 +250,12 @@ def input_gradient(grad: torch.Tensor, sizes: Sequence[int], weight: torch.Tenso
     transposed = grouped.reshape(-1, weight.shape[0] // groups, *weight.shape[2:]).flip(spatial)
     ones, zeros = [1] * len(spatial), [0] * len(spatial)
     return aten.convolution.default(
-        zero_padded(spread, pads), transposed, None, ones, zeros, dilation, False, zeros, groups
+        zero_padded(dilated, pads), transposed, None, ones, zeros, dilation, False, zeros, groups
     )
 
 
-def _spread(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """Put `stride` - 1 zeros between neighbours of the spatial dimensions."""
+def _insert_zeros(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """Insert `stride` - 1 zeros between neighbours along each spatial dimension."""
     for dim, step in enumerate(stride, start=2):
         if step == 1 or x.shape[dim] == 1:
             continue
@@ -238,10 +266,13 @@ def _spread(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
 
 
 def zero_padded(x: torch.Tensor, pads: Sequence[int]) -> torch.Tensor:
-    """`constant_pad_nd` with zeros; negative pads become slices, as torch-mlir 20261001 does not lower them."""
+    """Pad with zeros, with `pads` in the order of `constant_pad_nd`.
+
+    Negative pads become slices, because torch-mlir 20261001 does not lower them.
+    """
     pairs = list(zip(pads[::2], pads[1::2], strict=True))
     cuts = [(max(-before, 0), max(-after, 0)) for before, after in pairs]
-    if any(any(cut) and x.shape[-dim] <= sum(cut) for dim, cut in enumerate(cuts, start=1)):  # zeros alone are left
+    if any(any(cut) and x.shape[-dim] <= sum(cut) for dim, cut in enumerate(cuts, start=1)):  # no input is left
         sizes = [size + sum(pair) for size, pair in zip(reversed(x.shape), pairs, strict=False)]
         return x.new_zeros([*x.shape[: -len(pairs)], *reversed(sizes)])
     for dim, (start, end) in enumerate(cuts, start=1):
@@ -252,18 +283,27 @@ def zero_padded(x: torch.Tensor, pads: Sequence[int]) -> torch.Tensor:
 
 
 def weight_gradient(grad: torch.Tensor, x: torch.Tensor, shape: Sequence[int], geometry: Geometry) -> torch.Tensor:
-    """The gradient of a weight of `shape`: output gradients times the inputs that each of its places met, added up.
+    """Compute the weight gradient of a convolution: sums of output gradients times the inputs that each weight read.
 
-    One product of matrices, [O, positions] times [positions, C * width of the kernel], for every row of the kernel:
-    gathering along the width alone copies the input a few times, gathering whole windows would copy it nine times.
+    Each kernel row is one matrix product, [O, positions] times [positions, C * width of the kernel]. Gathering along
+    the width alone copies the input a few times. Gathering whole windows would copy it nine times.
+
+    Args:
+        grad: the output gradient, [N, O, *out].
+        x: the input, [N, C, *in].
+        shape: the shape of the weight, [O, C / groups, *kernel].
+        geometry: of the convolution.
+
+    Returns:
+        The weight gradient, of `shape`.
     """
     if not grad.numel():
         return grad.new_zeros(shape)
     if len(shape) == 5:
         planes = _planes(x, grad.shape[2], shape[2], geometry)
-        of_planes = grad.transpose(1, 2).flatten(0, 1)
-        in_planes = [shape[0], shape[1] * shape[2], *shape[3:]]
-        return weight_gradient(of_planes, planes, in_planes, _of_planes(geometry)).reshape(shape)
+        grad_planes = grad.transpose(1, 2).flatten(0, 1)
+        plane_shape = [shape[0], shape[1] * shape[2], *shape[3:]]
+        return weight_gradient(grad_planes, planes, plane_shape, _plane_geometry(geometry)).reshape(shape)
     stride, padding, dilation, groups = geometry
     out, kernel = grad.shape[2:], shape[2:]
     padded = zero_padded(x, [p for pad in reversed(padding) for p in (pad, pad)])
@@ -274,16 +314,16 @@ def weight_gradient(grad: torch.Tensor, x: torch.Tensor, shape: Sequence[int], g
     ]
     rows = []
     for places in itertools.product(*steps[:-1]):
-        met = torch.stack([_at(padded, (*places, column)) for column in steps[-1]])  # [width, N, C, *out]
-        met = met.unflatten(2, (groups, -1)).movedim((2, 0, 3), (0, -1, -2))  # [groups, N, *out, C / groups, width]
-        right = met.reshape(groups, left.shape[-1], -1)
+        read = torch.stack([_sliced(padded, (*places, column)) for column in steps[-1]])  # [width, N, C, *out]
+        read = read.unflatten(2, (groups, -1)).movedim((2, 0, 3), (0, -1, -2))  # [groups, N, *out, C / groups, width]
+        right = read.reshape(groups, left.shape[-1], -1)
         rows.append(_product(left, right))
     stacked = torch.stack(rows, dim=2)  # [groups, O / groups, rows of the kernel, C / groups * width]
     split = stacked.unflatten(3, (-1, kernel[-1])).movedim(3, 2)
     return split.reshape(shape)
 
 
-def _at(x: torch.Tensor, slices: Sequence[slice]) -> torch.Tensor:
+def _sliced(x: torch.Tensor, slices: Sequence[slice]) -> torch.Tensor:
     for dim, part in enumerate(slices, start=2):
         if (part.start, part.stop, part.step) != (0, x.shape[dim], 1):
             x = aten.slice.Tensor(x, dim, part.start, part.stop, part.step)
@@ -291,7 +331,7 @@ def _at(x: torch.Tensor, slices: Sequence[slice]) -> torch.Tensor:
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """A batched product of matrices; with a batch of one a plain product, which IREE compiles to faster code."""
+    """A batched matrix product. A batch of one becomes a plain product, which IREE compiles to faster code."""
     if left.shape[0] == 1:
         return aten.mm.default(left[0], right[0]).unsqueeze(0)
     return aten.bmm.default(left, right)

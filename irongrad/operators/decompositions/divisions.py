@@ -1,8 +1,8 @@
-"""Remainders and floor division, exact where the quotient is one of the dtype's integers.
+"""Remainders and floor division, exact if the dtype represents the integer quotient exactly.
 
-torch-mlir 20261001 rounds the quotient of a floor division (1 // 0.1 is 10 there, and 9 in eager), and divides integers
-as floating-point numbers. IREE 3.13.0 has x less the rounded quotient times y for float32's remainder, NaN for an
-infinite y, and calls a C library that is not linked for float64's.
+torch-mlir 20261001 rounds the quotient of a floor division before the floor: 1 // 0.1 is 10 there, and 9 in eager. It
+also divides integers in floating point. IREE 3.13.0 computes the float32 remainder as x minus the rounded quotient
+times y, which is NaN for an infinite y. For float64 it calls a C library that is not linked.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from irongrad.operators.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
+# Splitting multiplies by _SPLITTER. So that this does not overflow, divisors above _LARGE are scaled by _SMALLER first.
 _SPLITTER = {torch.float32: 2.0**12 + 1, torch.float64: 2.0**27 + 1}
-_LARGE = {torch.float32: 2.0**100, torch.float64: 2.0**900}  # what cannot be multiplied by that
+_LARGE = {torch.float32: 2.0**100, torch.float64: 2.0**900}
 _SMALLER = 2.0**-30
 
 
@@ -27,14 +28,14 @@ def _fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     scale = torch.where(divisor > _LARGE[dtype], torch.full_like(divisor, _SMALLER), 1.0)
     rest = _minus_product(size * scale, (size / divisor).trunc(), divisor * scale) / scale
     rest = torch.where(rest < 0, rest + divisor, torch.where(rest >= divisor, rest - divisor, rest))
-    rest = torch.where((rest < 0) | (rest >= divisor), 0.0, rest)  # of quotients beyond what the dtype counts
+    rest = torch.where((rest < 0) | (rest >= divisor), 0.0, rest)  # the quotient is too large for the dtype
     rest = torch.where((size < divisor) & (size < torch.inf), size, rest)
     return torch.where(torch.signbit(x), -rest, rest)
 
 
 @decomposes(aten.fmod.Scalar)
 def _fmod_scalar(x: torch.Tensor, y: float) -> torch.Tensor:
-    """torch-mlir 20261001 has it of tensors alone."""
+    """torch-mlir 20261001 lowers `fmod` for tensors only."""
     return aten.fmod.Tensor(x, torch.full_like(x, y, dtype=torch.result_type(x, y)))
 
 
@@ -75,7 +76,7 @@ def _floor_divide(x: torch.Tensor | float, y: torch.Tensor | float) -> torch.Ten
 
 
 def _floor_of_quotient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """As `div_floor_floating` (c10/util/generic_math.h): what the remainder leaves, divided, is nearly an integer."""
+    """As `div_floor_floating` (c10/util/generic_math.h): (x - remainder) / y is nearly an integer."""
     rest = torch.fmod(x, y)
     exact = (x - rest) / y
     exact = torch.where((rest != 0) & ((y < 0) != (rest < 0)), exact - 1, exact)
@@ -92,14 +93,14 @@ def _floor_of_integers(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _minus_product(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """x - y z, with the product's rounding error (T. J. Dekker, Numer. Math. 18, 1971)."""
+    """x - y z, corrected by the rounding error of the product (T. J. Dekker, Numer. Math. 18, 1971)."""
     product = y * z
-    (y_high, y_low), (z_high, z_low) = _halves(y), _halves(z)
+    (y_high, y_low), (z_high, z_low) = _split(y), _split(z)
     error = y_low * z_low - (((product - y_high * z_high) - y_low * z_high) - y_high * z_low)
     return (x - product) - error
 
 
-def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scaled = x * _SPLITTER[x.dtype]
     high = scaled - (scaled - x)
     return high, x - high

@@ -1,4 +1,4 @@
-"""Functions of one element at a time: arithmetic, rounding and the parts of a number."""
+"""Elementwise functions: arithmetic, rounding, and the sign, fraction and exponent of a number."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ uses_pytorch(
 
 @decomposes(aten.rsub.Scalar)
 def _rsub(x: torch.Tensor, other: float, alpha: float = 1) -> torch.Tensor:
-    """PyTorch's decomposition makes a tensor of the number, which rounds it to float32 for a float64 x too."""
-    x = x.to(torch.result_type(x, other))  # an integer's negative may be none of its dtype
+    """PyTorch's decomposition turns the number into a tensor, which rounds it to float32 even for a float64 `x`."""
+    x = x.to(torch.result_type(x, other))  # first: the negative may not fit in an integer dtype
     return (-x if alpha == 1 else x * -alpha) + other
 
 
 @decomposes(aten.signbit.default)
 def _signbit(x: torch.Tensor) -> torch.Tensor:
-    """Negative zero is told by its inverse; torch-mlir 20261001 has no lowering for the bits of a float."""
+    """The reciprocal detects negative zero: torch-mlir 20261001 has no lowering that reads the bits of a float."""
     if not x.is_floating_point():
         return x < 0
     return (x < 0) | (1 / x < 0)
@@ -51,35 +51,33 @@ def _copysign_scalar(size: torch.Tensor, sign: float) -> torch.Tensor:
 
 @decomposes(aten.reciprocal.default)
 def _reciprocal(x: torch.Tensor) -> torch.Tensor:
-    """A division: torch-mlir 20261001 asserts of a reciprocal's argument that it is not zero.
+    """Divide instead: torch-mlir 20261001 lowers a reciprocal with an assertion that its argument is not zero.
 
-    IREE 3.13.0 copies that assertion until memory is full where it fuses a whole function of scalars.
+    IREE 3.13.0 duplicates that assertion until memory runs out, if it fuses a whole function of scalars.
     """
     return torch.full((), 1, dtype=torch.result_type(x, 1.0)) / x
 
 
 @decomposes(aten.fmax.default)
 def _fmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The larger one; a NaN is no number, and the other one is the result."""
+    """The larger operand. If one operand is NaN, the result is the other one."""
     return torch.where((x >= y) | (y != y), x, y)
 
 
 @decomposes(aten.fmin.default)
 def _fmin(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """As `_fmax`, the smaller one."""
+    """The smaller operand. NaN is treated as in `_fmax`."""
     return torch.where((x <= y) | (y != y), x, y)
 
 
 @decomposes(aten.frexp.Tensor)
 def _frexp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The exponent bit by bit: doubled or halved 2^k times where that leaves the number on its side of one."""
+    """Find the exponent bit by bit: scale by 2^-steps or 2^steps if the number then stays on its side of one."""
     size, exponent = x.abs(), torch.zeros_like(x, dtype=torch.int32)
     unscaled = (size == 0) | (size == math.inf) | (size != size)
-    most = math.frexp(torch.finfo(x.dtype).max)[1] // 2
-    for steps in (
-        most,
-        *(most >> k for k in range(most.bit_length())),
-    ):  # most twice, for numbers below the normal ones
+    largest_step = math.frexp(torch.finfo(x.dtype).max)[1] // 2
+    # Subnormal numbers need the largest step twice.
+    for steps in (largest_step, *(largest_step >> k for k in range(largest_step.bit_length()))):
         large, small = size >= 2.0 ** (steps - 1), size < 2.0**-steps
         for chosen, by in ((large, steps), (small, -steps)):
             size = torch.where(chosen, size * 2.0**-by, size)
@@ -90,23 +88,26 @@ def _frexp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @decomposes(aten.nextafter.default)
 def _nextafter(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """One step of the number's binade, or of the smaller one below a power of two, towards y."""
+    """Move `x` towards `y` by the spacing of the numbers in its binade.
+
+    From a power of two towards zero, the spacing is that of the next smaller binade.
+    """
     dtype = torch.result_type(x, y)
     x, y = torch.broadcast_tensors(x.to(dtype), y.to(dtype))
     info, size = torch.finfo(dtype), x.abs()
     fraction = torch.frexp(size)[0]
     inwards = (y < x) == (x > 0)
-    power = size / torch.where(size == 0, 1.0, 2 * fraction)  # of two, up to the number
+    power = size / torch.where(size == 0, 1.0, 2 * fraction)  # the largest power of two not above `size`
     step = power * info.eps * torch.where(inwards & (fraction == 0.5), 0.5, 1.0)
     step = step.clamp(min=info.smallest_normal * info.eps)
-    moved = torch.where(y > x, x + step, x - step)
-    moved = torch.where(size == math.inf, (torch.zeros_like(x) + info.max).copysign(x), moved)
-    return torch.where(x == y, y, torch.where((x != x) | (y != y), math.nan, moved)).to(dtype)
+    neighbour = torch.where(y > x, x + step, x - step)
+    neighbour = torch.where(size == math.inf, (torch.zeros_like(x) + info.max).copysign(x), neighbour)
+    return torch.where(x == y, y, torch.where((x != x) | (y != y), math.nan, neighbour)).to(dtype)
 
 
 @decomposes(aten.hypot.default)
 def _hypot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """With the larger one as a factor, so that no square overflows."""
+    """Factor out the larger operand, so that no square overflows."""
     dtype = torch.result_type(x, y)
     one, other = x.to(dtype).abs(), y.to(dtype).abs()
     large, small = torch.maximum(one, other), torch.minimum(one, other)
@@ -117,7 +118,7 @@ def _hypot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten.trunc.default)
 def _trunc(x: torch.Tensor) -> torch.Tensor:
-    """torch-mlir 20261001 makes zero of negative zero."""
+    """torch-mlir 20261001 turns negative zero into zero."""
     if not x.is_floating_point():
         return x.clone()
     return torch.where(x < 0, x.ceil(), x.floor())
@@ -140,5 +141,5 @@ def _zeros(
     device: torch.device | None = None,
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
-    """What autograd makes where a gradient is zero everywhere."""
+    """The tensor that autograd creates for a gradient that is zero everywhere."""
     return torch.zeros(size, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Bags of embeddings: rows of a table, reduced over consecutive runs of the indices that looked them up."""
+"""Embedding bags: table rows are looked up by index, and reduced over consecutive runs of indices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> _Bags:
-    """The bags, the bag of each index, how many indices a bag has, and in mode max which row each element is from."""
+    """The bags, the bag of each index, the size of each bag, and in mode max the source row of each element."""
     count = offsets.shape[0] - int(include_last_offset)
     bag = _bag_of(indices, offsets, count)
     member = (bag == torch.arange(count, device=bag.device).unsqueeze(1)) & (indices != padding_idx)  # [bag, index]
@@ -46,7 +46,7 @@ def _embedding_bag(
 
 
 def _bag_of(indices: torch.Tensor, offsets: torch.Tensor, count: int) -> torch.Tensor:
-    """The bag of every index: the last whose offset is not behind it."""
+    """The bag of each index: the last bag that starts at or before the index's position."""
     places = torch.arange(indices.shape[0], device=indices.device).unsqueeze(1)
     return (offsets[:count] <= places).to(torch.int64).sum(1) - 1
 
@@ -56,9 +56,9 @@ def _largest(rows: torch.Tensor, member: torch.Tensor, indices: torch.Tensor) ->
     largest = torch.where(within, rows, -math.inf).amax(1, keepdim=True)
     places = torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)
     place = torch.where(within & (rows == largest), places, rows.shape[0] - 1).amin(1)
-    some = member.any(1, keepdim=True)
+    nonempty = member.any(1, keepdim=True)
     source = aten.index_select.default(indices, 0, place.reshape(-1)).reshape(place.shape)
-    return torch.where(some, largest.squeeze(1), 0.0), torch.where(some, source, 0)
+    return torch.where(nonempty, largest.squeeze(1), 0.0), torch.where(nonempty, source, 0)
 
 
 @decomposes(aten._embedding_bag_backward.default)
@@ -76,17 +76,17 @@ def _embedding_bag_backward(
     per_sample_weights: torch.Tensor | None,
     padding_idx: int = -1,
 ) -> torch.Tensor:
-    """`offset2bag` is empty where eager takes a shortcut, so it is not used."""
+    """Recompute the bag of each index: `offset2bag` is empty if eager took a shortcut."""
     if scale_grad_by_freq:
         raise UnsupportedOpError(
-            "embedding_bag with scale_grad_by_freq=True: PyTorch 2.13 divides by how often another row was used (ATen, "
-            "_embedding_bag_dense_backward_cpu_sum_mean), so there is nothing to agree with. Use "
-            "torch.nn.functional.embedding with scale_grad_by_freq=True, and reduce its result"
+            "embedding_bag with scale_grad_by_freq=True: PyTorch 2.13 divides a row's gradient by the frequency of "
+            "another row (ATen, _embedding_bag_dense_backward_cpu_sum_mean), so there is no reference result to match. "
+            "Use torch.nn.functional.embedding with scale_grad_by_freq=True, and reduce its result"
         )
     if mode == _MAX:
-        some = (bag_size > 0).unsqueeze(1)
+        nonempty = (bag_size > 0).unsqueeze(1)
         zeros = grad.new_zeros(num_weights, grad.shape[1])
-        return aten.scatter_add.default(zeros, 0, maximum_indices, torch.where(some, grad, 0.0))
+        return aten.scatter_add.default(zeros, 0, maximum_indices, torch.where(nonempty, grad, 0.0))
     bag = _bag_of(indices, offsets, grad.shape[0])
     if mode == _MEAN:
         grad = grad / bag_size.clamp_min(1).unsqueeze(1)
@@ -106,7 +106,10 @@ def _per_sample_weights_backward(
     mode: int,
     padding_idx: int = -1,
 ) -> torch.Tensor:
-    """Of sum_i w_i row_i: the product of the bag's gradient with the row that was looked up; zero for padding."""
+    """The gradient of w_i in sum_i w_i row_i: the dot product of the bag's gradient and the row.
+
+    It is zero for padding.
+    """
     bag = _bag_of(indices, offsets, grad.shape[0])
     products = aten.index_select.default(grad, 0, bag) * aten.index_select.default(weight, 0, indices)
     return torch.where(indices != padding_idx, products.sum(1), 0.0)

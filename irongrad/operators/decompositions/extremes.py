@@ -1,4 +1,7 @@
-"""Largest and smallest elements, and where they are: the first of those alike; NaN wins, as in eager."""
+"""Largest and smallest elements, their indices, and products along a dimension.
+
+As in eager, the index is that of the first of equal elements, and NaN wins over every number.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from irongrad.operators.decompositions.registry import decomposes
 aten = torch.ops.aten
 
 
-def _of_rank_0(op: torch._ops.OpOverload) -> None:
-    """torch-mlir 20261001 does not take rank 0, nor an empty list of dimensions, which means all."""
+def _register_reduction(op: torch._ops.OpOverload) -> None:
+    """Rewrite rank 0, and an empty list of dimensions, which means all: torch-mlir 20261001 accepts neither."""
 
     @decomposes(op)
     def rewrite(x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
@@ -23,21 +26,21 @@ def _of_rank_0(op: torch._ops.OpOverload) -> None:
         return NotImplemented
 
 
-_of_rank_0(aten.amax.default)
-_of_rank_0(aten.amin.default)
+_register_reduction(aten.amax.default)
+_register_reduction(aten.amin.default)
 
 
-def _with_index(op: torch._ops.OpOverload, reduction: torch._ops.OpOverload) -> None:
+def _register_with_index(op: torch._ops.OpOverload, reduction: torch._ops.OpOverload) -> None:
     @decomposes(op)
     def rewrite(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         return _value_and_index(reduction, x, dim, keepdim)
 
 
-_with_index(aten.max.dim, aten.amax.default)
-_with_index(aten.min.dim, aten.amin.default)
+_register_with_index(aten.max.dim, aten.amax.default)
+_register_with_index(aten.min.dim, aten.amin.default)
 
 
-def _index_alone(op: torch._ops.OpOverload, reduction: torch._ops.OpOverload) -> None:
+def _register_index_only(op: torch._ops.OpOverload, reduction: torch._ops.OpOverload) -> None:
     @decomposes(op)
     def rewrite(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
         if dim is None:
@@ -46,8 +49,8 @@ def _index_alone(op: torch._ops.OpOverload, reduction: torch._ops.OpOverload) ->
         return _value_and_index(reduction, x, dim, keepdim)[1]
 
 
-_index_alone(aten.argmax.default, aten.amax.default)
-_index_alone(aten.argmin.default, aten.amin.default)
+_register_index_only(aten.argmax.default, aten.amax.default)
+_register_index_only(aten.argmin.default, aten.amin.default)
 
 
 def _value_and_index(
@@ -60,11 +63,11 @@ def _value_and_index(
         return value.to(torch.bool), index
     size = x.shape[dim]
     value = reduction(x, [dim], True)
-    found = x == value
+    is_extreme = x == value
     if x.is_floating_point():
-        found = found | (x != x)
+        is_extreme = is_extreme | (x != x)
     places = torch.arange(size, device=x.device).reshape([-1] + [1] * (x.ndim - 1 - dim % x.ndim))
-    index = torch.where(found, places, size).amin(dim, keepdim=keepdim)
+    index = torch.where(is_extreme, places, size).amin(dim, keepdim=keepdim)
     return value if keepdim else value.squeeze(dim), index
 
 

@@ -1,4 +1,4 @@
-"""`grid_sample` in two and three dimensions, and its backward: gathers with weights (ATen/native/GridSampler.h)."""
+"""`grid_sample` in two and three dimensions, and its backward, as weighted gathers (ATen/native/GridSampler.h)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from irongrad.operators.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
-# ATen's numbers of modes.
+# ATen's mode numbers.
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
 
@@ -20,7 +20,13 @@ _CUBIC_A = -0.75
 
 
 class _Mode(NamedTuple):
-    """What the user chose."""
+    """The options of `grid_sample`.
+
+    Attributes:
+        interpolation: the interpolation mode, numbered as in ATen.
+        padding: the padding mode, numbered as in ATen.
+        align_corners: whether -1 and 1 are the centres of the outermost inputs, not their outer edges.
+    """
 
     interpolation: int
     padding: int
@@ -28,12 +34,12 @@ class _Mode(NamedTuple):
 
 
 class _Near(NamedTuple):
-    """What the points read along one dimension, [N, P, taps] each.
+    """The inputs that the sample points read along one dimension, called taps. Every tensor is [N, P, taps].
 
     Attributes:
-        places: in the input, all of them inside.
-        inside: whether a place was inside before it was made so.
-        weights: how much each counts.
+        places: the index of each tap in the input; 0 if the tap is outside the input.
+        inside: whether the tap is inside the input.
+        weights: the interpolation weight of each tap.
         slopes: the derivative of the weights by the point's coordinate in the grid.
     """
 
@@ -47,7 +53,7 @@ class _Near(NamedTuple):
 def _grid_sampler(
     x: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> torch.Tensor:
-    """[N, C, *in] sampled at `grid` [N, *out, dimensions] to [N, C, *out]."""
+    """Sample `x` [N, C, *in] at `grid` [N, *out, dimensions]; the result is [N, C, *out]."""
     near = _near_points(x, grid, _Mode(interpolation_mode, padding_mode, align_corners))
     read = _read(x, near)
     return (read * _product([n.weights for n in near]).unsqueeze(1)).sum(-1).unflatten(-1, grid.shape[1:-1])
@@ -67,7 +73,7 @@ def _grid_sampler_backward(
     grad = grad.flatten(2).unsqueeze(-1)  # [N, C, P, 1]
     grad_x = grad_grid = None
     if output_mask[0]:
-        places = _flat(near, x).flatten(1).unsqueeze(1).expand(-1, x.shape[1], -1)
+        places = _flat_indices(near, x).flatten(1).unsqueeze(1).expand(-1, x.shape[1], -1)
         parts = grad * _product([n.weights for n in near]).unsqueeze(1)
         parts = torch.where(_all_inside(near).unsqueeze(1), parts, 0)
         grad_x = torch.zeros_like(x).flatten(2).scatter_add(2, places, parts.flatten(2)).reshape(x.shape)
@@ -82,13 +88,16 @@ def _grid_sampler_backward(
 
 
 def _near_points(x: torch.Tensor, grid: torch.Tensor, mode: _Mode) -> list[_Near]:
-    """For each spatial dimension of `x`; the grid holds their coordinates in the opposite order."""
+    """The taps along each spatial dimension of `x`. The grid holds the coordinates in the opposite order."""
     points = grid.flatten(1, -2)
     return [_near(points[..., grid.shape[-1] - 1 - d], size, mode) for d, size in enumerate(x.shape[2:])]
 
 
 def _near(coordinate: torch.Tensor, size: int, mode: _Mode) -> _Near:
-    """From -1 to 1 in the grid is from the first to the last input, or from edge to edge of them."""
+    """The taps along one dimension, from grid coordinates.
+
+    With `align_corners`, -1 and 1 are the centres of the first and the last input. Otherwise they are the outer edges.
+    """
     slope = (size - 1 if mode.align_corners else size) / 2
     at = (coordinate + 1) * slope - (0 if mode.align_corners else 0.5)
     if mode.interpolation == _BICUBIC:
@@ -113,7 +122,10 @@ def _near_of(places: torch.Tensor, size: int, weights: torch.Tensor, slopes: tor
 
 
 def _padded(at: torch.Tensor, size: int, mode: _Mode) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places outside brought inside, and the derivative of that: 1, -1 where reflected, 0 beyond the border."""
+    """Move positions outside the input into it, as the padding mode asks. Also return the derivative of this move.
+
+    The derivative is 1 inside, -1 if the position is reflected, and 0 beyond the border.
+    """
     if mode.padding == _ZEROS:
         return at, torch.ones_like(at)
     sign = torch.ones_like(at)
@@ -124,7 +136,10 @@ def _padded(at: torch.Tensor, size: int, mode: _Mode) -> tuple[torch.Tensor, tor
 
 
 def _reflected(at: torch.Tensor, size: int, align_corners: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """At the first and last input, or at their outer edges, as often as it takes."""
+    """Reflect positions at the first and last input, or at their outer edges, until they are inside.
+
+    Also return the derivative of the reflection, 1 or -1.
+    """
     low, span = (0.0, size - 1) if align_corners else (-0.5, size)
     if span == 0:
         return torch.zeros_like(at), torch.zeros_like(at)
@@ -137,7 +152,7 @@ def _reflected(at: torch.Tensor, size: int, align_corners: bool) -> tuple[torch.
 
 
 def _cubic(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights of the four inputs around a point `t` after the second, and their derivatives.
+    """The weights of the four inputs around a point, and their derivatives. The point is `t` after the second input.
 
     Keys, "Cubic convolution interpolation for digital image processing", IEEE Trans. ASSP 29, 1981.
     """
@@ -153,37 +168,37 @@ def _cubic(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _read(x: torch.Tensor, near: Sequence[_Near]) -> torch.Tensor:
-    """[N, C, P, taps of all dimensions]: what the points read, zero outside."""
-    places = _flat(near, x)
+    """The values that the points read, [N, C, P, taps of all dimensions]; zero outside the input."""
+    places = _flat_indices(near, x)
     index = places.flatten(1).unsqueeze(1).expand(-1, x.shape[1], -1)
     read = x.flatten(2).gather(2, index).unflatten(2, places.shape[1:])
     return torch.where(_all_inside(near).unsqueeze(1), read, 0)
 
 
-def _flat(near: Sequence[_Near], x: torch.Tensor) -> torch.Tensor:
-    """[N, P, taps of all dimensions]: places counted through all spatial dimensions."""
+def _flat_indices(near: Sequence[_Near], x: torch.Tensor) -> torch.Tensor:
+    """Row-major indices over all spatial dimensions, [N, P, taps of all dimensions]."""
     strides = [math.prod(x.shape[d + 1 :]) for d in range(2, x.ndim)]
-    total = _spread([n.places * stride for n, stride in zip(near, strides, strict=True)])
+    total = _broadcastable([n.places * stride for n, stride in zip(near, strides, strict=True)])
     return sum(total[1:], total[0]).flatten(2)
 
 
 def _all_inside(near: Sequence[_Near]) -> torch.Tensor:
-    inside, *others = _spread([n.inside for n in near])
+    inside, *others = _broadcastable([n.inside for n in near])
     for other in others:
         inside = inside & other
     return inside.flatten(2)
 
 
 def _product(factors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The product for every choice of one tap a dimension: [N, P, taps of all dimensions]."""
-    product, *others = _spread(factors)
+    """The product for every combination of one tap per dimension, [N, P, taps of all dimensions]."""
+    product, *others = _broadcastable(factors)
     for other in others:
         product = product * other
     return product.flatten(2)
 
 
-def _spread(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """[N, P, taps] each, with the taps in a dimension of their own."""
+def _broadcastable(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Reshape tensors [N, P, taps] so that they broadcast: the taps of each get a dimension of their own."""
     shapes = [[1] * len(parts) for _ in parts]
     for dim, part in enumerate(parts):
         shapes[dim][dim] = part.shape[-1]

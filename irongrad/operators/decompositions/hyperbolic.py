@@ -1,7 +1,8 @@
-"""Exponentials minus one, hyperbolic functions, and the logarithms that invert them.
+"""`expm1`, hyperbolic functions, their inverses, and logarithms.
 
-IREE 3.13.0 computes asinh and acosh from the square of their argument, which overflows, calls a C library that is not
-linked for `log10`, and float64's `tanh` and `log2`, and loses the digits of sinh, atanh and float64's expm1 near zero.
+IREE 3.13.0 computes asinh and acosh from the square of their argument, which overflows. For `log10`, and for `tanh` and
+`log2` in float64, it calls a C library that is not linked. Near zero it loses the digits of sinh and atanh, and of
+expm1 in float64.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from irongrad.operators.decompositions.series import computes_in, polynomial, si
 
 aten = torch.ops.aten
 
-_EXPM1 = [1 / math.factorial(k + 1) for k in range(14, -1, -1)]  # Taylor's for expm1(x) / x, the highest power first
-_SQUARABLE = 1e8  # beyond, asinh(x) is log(2 x) to float64
+_EXPM1 = [1 / math.factorial(k + 1) for k in range(14, -1, -1)]  # Taylor series of expm1(x) / x, highest power first
+_SQUARABLE = 1e8  # above this, asinh(x) equals log(2 x) in float64
 
 
 @decomposes(aten.expm1.default)
 @computes_in(torch.float64)
 def _expm1(x: torch.Tensor) -> torch.Tensor:
-    """Taylor's series up to 0.35, from where the difference loses less than two bits."""
+    """The Taylor series up to |x| = 0.35. Beyond, exp(x) - 1 loses less than two bits."""
     near = x.clamp(-0.35, 0.35)
     return torch.where(x.abs() <= 0.35, near * polynomial(near, _EXPM1), x.exp() - 1)
 
@@ -30,7 +31,10 @@ def _expm1(x: torch.Tensor) -> torch.Tensor:
 @decomposes(aten.sinh.default)
 @computes_in(torch.float32, torch.float64)
 def _sinh(x: torch.Tensor) -> torch.Tensor:
-    """From expm1; for large x as the square of exp(x / 2), which does not overflow before the result."""
+    """From expm1 up to |x| = 1.
+
+    For larger x, from the square of exp(x / 2): this factor does not overflow before the result does.
+    """
     size = x.abs()
     growth = size.clamp(max=1.0).expm1()
     root = (size / 2).exp()
@@ -41,7 +45,7 @@ def _sinh(x: torch.Tensor) -> torch.Tensor:
 @decomposes(aten.tanh.default)
 @computes_in(torch.float64)
 def _tanh(x: torch.Tensor) -> torch.Tensor:
-    """(1 - e) / (1 + e) with e = exp(-2 |x|), by its expm1, so that nothing cancels near zero or overflows."""
+    """(1 - e) / (1 + e) with e = exp(-2 |x|), from expm1(-2 |x|), so that nothing cancels near zero or overflows."""
     decay = (-2 * x.abs()).expm1()
     return signed(-decay / (decay + 2), x)
 
@@ -69,7 +73,7 @@ def _acosh(x: torch.Tensor) -> torch.Tensor:
 @decomposes(aten.atanh.default)
 @computes_in(torch.float32, torch.float64)
 def _atanh(x: torch.Tensor) -> torch.Tensor:
-    """log((1 + x) / (1 - x)) / 2 (DLMF 4.37.24), as a logarithm of 1 and a small number."""
+    """log((1 + x) / (1 - x)) / 2 (DLMF 4.37.24), as log1p(2 x / (1 - x)) / 2."""
     size = x.abs()
     return signed(0.5 * (2 * size / (1 - size)).log1p(), x)
 
@@ -77,7 +81,10 @@ def _atanh(x: torch.Tensor) -> torch.Tensor:
 @decomposes(aten.log1p.default)
 @computes_in(torch.float64)
 def _log1p(x: torch.Tensor) -> torch.Tensor:
-    """log(u) x / (u - 1) with u = 1 + x, whose errors cancel (D. Goldberg, ACM Comput. Surv. 23, 1991, theorem 4)."""
+    """log(u) x / (u - 1) with u = 1 + x.
+
+    The errors of both factors cancel (D. Goldberg, ACM Comput. Surv. 23, 1991, theorem 4).
+    """
     raised = 1 + x
     growth = raised - 1
     unchanged = (growth == 0) | (x == math.inf)
@@ -87,7 +94,7 @@ def _log1p(x: torch.Tensor) -> torch.Tensor:
 @decomposes(aten.logaddexp.default)
 @computes_in(torch.float32, torch.float64)
 def _logaddexp(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Infinities of one sign are their own sum."""
+    """Equal operands have a formula of their own: the difference of two infinities of one sign is NaN."""
     return torch.where(x == y, x + math.log(2), torch.maximum(x, y) + (-(x - y).abs()).exp().log1p())
 
 

@@ -12,7 +12,7 @@ from irongrad.operators.decompositions.unknown_sizes import is_known
 
 aten = torch.ops.aten
 
-keeps(aten.stack.default)  # so that `stack_scalars_first` finds it
+keeps(aten.stack.default)  # `stack_scalars_first` looks for it
 
 
 @decomposes(aten.gather.default)
@@ -38,17 +38,18 @@ def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tenso
 
 @decomposes(aten.index.Tensor)
 def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Several indices of unknown sizes as one: rows of a matrix of the indexed dimensions by the others.
+    """Merge several index tensors of unknown sizes into one.
 
-    torch-mlir 20261001 refuses them ("index tensors with overlapping dynamic dims",
-    TorchToLinalg/IndirectDataMovement.cpp), and takes any number of indices of known sizes.
+    It selects rows of a matrix, which has the indexed dimensions flattened as rows and the other dimensions as columns.
+    torch-mlir 20261001 refuses several index tensors of unknown sizes ("index tensors with overlapping dynamic dims",
+    TorchToLinalg/IndirectDataMovement.cpp). It accepts any number of index tensors of known sizes.
     """
     dims = [d for d, i in enumerate(indices) if i is not None]
-    given = [i for i in indices if i is not None]
-    masks = any(i.dtype in (torch.bool, torch.uint8) for i in given)
-    if len(given) < 2 or masks or all(is_known(size) for i in given for size in i.shape):
+    index_tensors = [i for i in indices if i is not None]
+    masks = any(i.dtype in (torch.bool, torch.uint8) for i in index_tensors)
+    if len(index_tensors) < 2 or masks or all(is_known(size) for i in index_tensors for size in i.shape):
         return NotImplemented
-    tensors = torch.broadcast_tensors(*given)
+    tensors = torch.broadcast_tensors(*index_tensors)
     shape, others = tensors[0].shape, [d for d in range(x.ndim) if d not in dims]
     rest = [x.shape[d] for d in others]
     rows = x.permute([*dims, *others]).reshape([math.prod(x.shape[d] for d in dims), *rest])
@@ -59,7 +60,15 @@ def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Ten
 
 
 def row_of(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
-    """The row numbers that the indices of several dimensions of these sizes make, flat."""
+    """Merge the indices of several dimensions into row-major indices.
+
+    Args:
+        indices: an index tensor for each dimension, all of one shape.
+        sizes: the sizes of the dimensions.
+
+    Returns:
+        The merged indices, flattened to rank 1, in int64.
+    """
     row = torch.zeros_like(indices[0], dtype=torch.int64)
     for index, size in zip(indices, sizes, strict=True):
         row = row * size + index

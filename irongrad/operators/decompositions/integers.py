@@ -1,4 +1,4 @@
-"""Integers: negatives, shifts, and operators on bits with a number, of which torch-mlir 20261001 has few."""
+"""Integer negation, shifts, and bitwise operators with a number, of which torch-mlir 20261001 lowers few."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ aten = torch.ops.aten
 
 @decomposes(aten.neg.default)
 def _neg(x: torch.Tensor) -> torch.Tensor:
-    """torch-mlir 20261001 negates them as floating-point numbers: -16777217 is then -16777216."""
+    """torch-mlir 20261001 negates integers in floating point: -16777217 becomes -16777216."""
     return NotImplemented if x.is_floating_point() or x.is_complex() else x * -1
 
 
 @decomposes(aten.bitwise_left_shift.Tensor, aten.__lshift__.Tensor)
 def _left(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Zero for places that an integer does not have, where machines and compilers differ."""
-    x, places, outside = _alike(x, places)
+    """A shift by a negative distance, or by all bits or more, gives zero: machines and compilers differ there."""
+    x, places, outside = _prepared(x, places)
     with undecomposed():
         shifted = aten.bitwise_left_shift.Tensor(x, places)
     return torch.where(outside, torch.zeros_like(x), shifted)
@@ -27,38 +27,41 @@ def _left(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten.bitwise_right_shift.Tensor, aten.__rshift__.Tensor)
 def _right(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The sign alone for places that an integer does not have."""
-    x, places, outside = _alike(x, places)
+    """A shift by a negative distance, or by all bits or more, gives the sign alone: -1 or 0."""
+    x, places, outside = _prepared(x, places)
     with undecomposed():
         shifted = aten.bitwise_right_shift.Tensor(x, places)
     return torch.where(outside, -(x < 0).to(x.dtype), shifted)
 
 
-def _alike(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Both in one dtype and shape, the places among those it has, and where they were not."""
+def _prepared(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Promote and broadcast both operands; also return where the shift distance is out of range.
+
+    A distance out of range is replaced by 0.
+    """
     dtype = torch.result_type(x, places)
     x, places = torch.broadcast_tensors(x.to(dtype), places.to(dtype))
     outside = (places < 0) | (places >= torch.iinfo(dtype).bits)
     return x, torch.where(outside, 0, places), outside
 
 
-def _of_number(operator: torch._ops.OpOverload, *with_number: torch._ops.OpOverload) -> None:
+def _register_number_last(operator: torch._ops.OpOverload, *with_number: torch._ops.OpOverload) -> None:
     @decomposes(*with_number)
     def rewrite(x: torch.Tensor, number: int) -> torch.Tensor:
         return operator(x, torch.full((), number, dtype=torch.result_type(x, number)))
 
 
-_of_number(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar, aten.__lshift__.Scalar)
-_of_number(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar)
-_of_number(aten.bitwise_or.Tensor, aten.bitwise_or.Scalar)
-_of_number(aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar)
+_register_number_last(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar, aten.__lshift__.Scalar)
+_register_number_last(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar)
+_register_number_last(aten.bitwise_or.Tensor, aten.bitwise_or.Scalar)
+_register_number_last(aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar)
 
 
-def _of_number_first(operator: torch._ops.OpOverload, with_number: torch._ops.OpOverload) -> None:
+def _register_number_first(operator: torch._ops.OpOverload, with_number: torch._ops.OpOverload) -> None:
     @decomposes(with_number)
     def rewrite(number: int, x: torch.Tensor) -> torch.Tensor:
         return operator(torch.full((), number, dtype=torch.result_type(number, x)), x)
 
 
-_of_number_first(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Scalar_Tensor)
-_of_number_first(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Scalar_Tensor)
+_register_number_first(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Scalar_Tensor)
+_register_number_first(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Scalar_Tensor)

@@ -1,6 +1,7 @@
-"""Distances between rows, in the p-norms, and their gradients as ATen defines them where they have kinks.
+"""Distances between rows in the p-norms, and their gradients, which follow ATen's definitions at the kinks.
 
-Always from differences: |x|^2 + |y|^2 - 2 x.y, which ATen uses for many rows, cancels where rows are close.
+Distances are always computed from differences. For many rows, ATen uses |x|^2 + |y|^2 - 2 x.y, which cancels if rows
+are close.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ aten = torch.ops.aten
 
 @decomposes(aten.dist.default)
 def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:
-    """The p-norm of all differences, as of one vector."""
+    """The p-norm of all differences, taken as one vector."""
     return aten.linalg_vector_norm.default(x - y, p)
 
 
 @decomposes(aten._cdist_forward.default)
 def _cdist_forward(x: torch.Tensor, y: torch.Tensor, p: float, compute_mode: int | None) -> torch.Tensor:
-    """Distances between all rows of `x` and all of `y`."""
+    """Distances between all rows of `x` and all rows of `y`."""
     return _length(x.unsqueeze(-2) - y.unsqueeze(-3), p)
 
 
@@ -37,7 +38,7 @@ def _cdist_backward(
 
 @decomposes(aten._pdist_forward.default)
 def _pdist_forward(x: torch.Tensor, p: float = 2.0) -> torch.Tensor:
-    """Distances between each row and all later ones, row by row."""
+    """Distances between each row and all later rows, row by row."""
     count = x.shape[0]
     if count < 2:
         return x.new_zeros([0])
@@ -50,20 +51,23 @@ def _pdist_forward(x: torch.Tensor, p: float = 2.0) -> torch.Tensor:
 
 @decomposes(aten._pdist_backward.default)
 def _pdist_backward(grad: torch.Tensor, x: torch.Tensor, p: float, distances: torch.Tensor) -> torch.Tensor:
-    """Both rows of a pair get its gradient: as from the square matrix of distances, over the rows alone."""
+    """Both rows of a pair receive its gradient.
+
+    The pairs are expanded to the square matrix of distances, where the gradient of each row sums over its own pairs.
+    """
     if grad.numel() == 0:
         return torch.zeros_like(x)
     count = x.shape[0]
     one, other = torch.arange(count).unsqueeze(1), torch.arange(count)
     row, column = torch.minimum(one, other), torch.maximum(one, other)
     pair = _pairs_before(row, count) + column - row - 1
-    place = torch.where(row == column, 0, pair).flatten()  # on the diagonal, the differences are zero
+    place = torch.where(row == column, 0, pair).flatten()  # any pair serves on the diagonal: differences are zero
     grad, distances = (t.index_select(0, place).unflatten(0, (count, count)) for t in (grad, distances))
     return _cdist_backward(grad, x, x, p, distances)
 
 
 def _pairs_before(row: torch.Tensor, count: int) -> torch.Tensor:
-    """How many pairs of `count` rows begin with an earlier row than `row`."""
+    """The number of pairs, among `count` rows, whose first row is before `row`."""
     return row * count - row * (row + 1) // 2
 
 
@@ -83,7 +87,7 @@ def _length(x: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def _length_backward(grad: torch.Tensor, x: torch.Tensor, p: float, length: torch.Tensor) -> torch.Tensor:
-    """The gradient of `_length`: zero where the length is, and for elements of zero below p = 1."""
+    """The gradient of `_length`. It is zero if the length is zero, and for zero elements even if p < 1."""
     if p == 0:
         return torch.zeros_like(x) * grad
     if p == 1:

@@ -1,7 +1,7 @@
 """Singular values and symmetric eigenvalues, without LAPACK, by rotations of pairs of columns.
 
-One-sided Jacobi, in the order of a tournament: G. H. Golub and C. F. Van Loan, "Matrix Computations", 4th edition,
-2013, sections 8.5.5 (parallel orders) and 8.6.3 (one-sided). It works on the transposed triangle of a QR
+The method is one-sided Jacobi in tournament order: G. H. Golub and C. F. Van Loan, "Matrix Computations", 4th edition,
+2013, sections 8.5.5 (parallel orders) and 8.6.3 (one-sided). It runs on the transposed triangular factor of a QR
 factorisation, whose columns are almost orthogonal: Z. Drmač and K. Veselić, "New fast and accurate Jacobi SVD
 algorithm", SIAM J. Matrix Anal. Appl. 29, 2008.
 """
@@ -20,10 +20,17 @@ aten = torch.ops.aten
 
 
 def svd(a: torch.Tensor, *, full: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """U, the singular values from the largest on, and V; U and V are square with `full`.
+    """Compute the singular value decomposition `a = u @ diag(s) @ v.mT`.
 
-    From `a = q @ r` and `r.mT @ w = v @ diag(s)` follows `a = (q @ w) @ diag(s) @ v.mT`. The columns of a QR
-    factorisation's Q are orthonormal for singular values of zero too.
+    From `a = q @ r` and `r.mT @ w = v @ diag(s)` follows `a = (q @ w) @ diag(s) @ v.mT`. V is the Q of a QR
+    factorisation, so its columns are orthonormal even for singular values of zero.
+
+    Args:
+        a: matrices, [..., rows, columns].
+        full: whether U and V are square.
+
+    Returns:
+        U, the singular values in descending order, and V.
     """
     if a.shape[-2] < a.shape[-1]:
         v, s, u = svd(a.mT, full=full)
@@ -42,42 +49,42 @@ def svd(a: torch.Tensor, *, full: bool = False) -> tuple[torch.Tensor, torch.Ten
 
 
 def _orthogonal_columns(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`a @ w` with orthogonal columns, and the orthogonal matrix w, of square matrices."""
+    """For square matrices, `a @ w` with orthogonal columns, and the orthogonal matrix w."""
     size = a.shape[-1]
     if size < 2:
         return a, torch.eye(size, dtype=a.dtype).expand(a.shape)
     both = torch.cat([a, torch.eye(size, dtype=a.dtype).expand(a.shape)], -2)
-    players = size + size % 2  # without an opponent, a column plays against zeros
+    players = size + size % 2  # a column without an opponent is paired with zeros
     both = aten.constant_pad_nd.default(both, [0, players - size])
     (both,) = repeat(_sweeps(a) * (players - 1), partial(_rotate_pairs, rows=size), (both,))
     return both[..., :size, :size], both[..., size:, :size]
 
 
 def _sweeps(a: torch.Tensor) -> int:
-    """How often every pair of columns is rotated.
+    """The number of sweeps: how often every pair of columns is rotated.
 
-    Convergence is quadratic, and the number of sweeps before it sets in grows like the logarithm of the size (Golub
-    and Van Loan, 8.5.3 and 8.5.6). Random, graded, rank-deficient and clustered matrices up to size 128 took at most
-    three sweeps more than the logarithm in float32 and four in float64, counting one that changes nothing. Hilbert
-    matrices in float64 take more from size 50 on: columns of size 128 are then orthogonal to about 1e-11 only.
+    Convergence is quadratic. The number of sweeps before it sets in grows like the logarithm of the size (Golub and Van
+    Loan, 8.5.3 and 8.5.6). Random, graded, rank-deficient and clustered matrices were tried up to size 128. They took
+    at most three sweeps more than the logarithm in float32, and four in float64, including one that changes nothing.
+    Hilbert matrices in float64 take more from size 50 on: at size 128 their columns are orthogonal to about 1e-11 only.
     """
     logarithm = int(a.shape[-1] - 1).bit_length()
     return logarithm + (4 if a.dtype == torch.float32 else 6)
 
 
 def _rotate_pairs(step: torch.Tensor, both: torch.Tensor, *, rows: int) -> tuple[torch.Tensor]:
-    """Make each column of the first half orthogonal to its opponent in the second, and move on to the next opponents.
+    """Rotate each column of the first half and its opponent in the second half to be orthogonal, then form new pairs.
 
-    A product below the rounding of the largest column, which is at least 1, is zero. As many steps as there are
-    columns, less one, bring all of them back to their places.
+    A dot product within the rounding error of the largest column, whose norm is at least 1, counts as zero. A sweep has
+    one step fewer than there are columns. After a sweep, every column is back in its place.
     """
     half = both.shape[-1] // 2
     one, other = both[..., :half], both[..., half:]
-    above, beside = one[..., :rows, :], other[..., :rows, :]
-    square, square_beside = (above * above).sum(-2, keepdim=True), (beside * beside).sum(-2, keepdim=True)
-    product = (above * beside).sum(-2, keepdim=True)
-    rotates = product.abs() > torch.finfo(both.dtype).eps * torch.maximum(square, square_beside).sqrt()
-    cotangent = (square_beside - square) / (2 * torch.where(rotates, product, 1.0))  # of twice the angle
+    one_rows, other_rows = one[..., :rows, :], other[..., :rows, :]
+    square, other_square = (one_rows * one_rows).sum(-2, keepdim=True), (other_rows * other_rows).sum(-2, keepdim=True)
+    product = (one_rows * other_rows).sum(-2, keepdim=True)
+    rotates = product.abs() > torch.finfo(both.dtype).eps * torch.maximum(square, other_square).sqrt()
+    cotangent = (other_square - square) / (2 * torch.where(rotates, product, 1.0))  # of twice the rotation angle
     tangent = torch.where(cotangent >= 0, 1.0, -1.0) / (cotangent.abs() + (1 + cotangent * cotangent).sqrt())
     tangent = torch.where(rotates, tangent, 0.0)
     cosine = (1 + tangent * tangent).rsqrt()
@@ -89,10 +96,10 @@ def _rotate_pairs(step: torch.Tensor, both: torch.Tensor, *, rows: int) -> tuple
 
 
 def eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eigenvalues in ascending order, and eigenvectors, of symmetric matrices.
+    """Compute the eigenvalues, in ascending order, and the eigenvectors of symmetric matrices.
 
-    Shifted by a bound of its norm, a matrix is positive semidefinite, and its eigenvectors are its singular vectors.
-    The eigenvalues are Rayleigh quotients, in which the error of an eigenvector counts squared.
+    A matrix that is shifted by a bound of its norm is positive semidefinite, so its eigenvectors are its singular
+    vectors. The eigenvalues are Rayleigh quotients, whose error is quadratic in the error of the eigenvector.
     """
     shift = _norm_bound(a) * torch.eye(a.shape[-1], dtype=a.dtype)
     vectors = svd(a + shift)[2]
@@ -101,9 +108,10 @@ def eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _norm_bound(a: torch.Tensor) -> torch.Tensor:
-    """A bound of the 2-norm of symmetric matrices, too large by a factor of up to size ** (1 / 8): [..., 1, 1].
+    """An upper bound of the 2-norm of symmetric matrices, [..., 1, 1].
 
-    It is the 8-norm of the eigenvalues, from the Frobenius norm of the fourth power.
+    It is the 8-norm of the eigenvalues, computed from the Frobenius norm of the fourth power. It exceeds the 2-norm by
+    a factor of at most size ** (1 / 8).
     """
     if a.numel() == 0:
         return torch.zeros((), dtype=a.dtype)

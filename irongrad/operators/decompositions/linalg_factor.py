@@ -20,10 +20,11 @@ class LU(NamedTuple):
     """Factors of `a[order] = l @ u`.
 
     Attributes:
-        factors: u, and below its diagonal l without its ones.
-        pivots: LAPACK's: the row, counted from one, that each row was exchanged with.
-        order: the row of `a` that stands in each row of the product.
-        info: the first column without a pivot, counted from one, or 0.
+        factors: u, and l below the diagonal, without its unit diagonal; [..., rows, columns].
+        pivots: LAPACK's row exchanges, int32 [..., min(rows, columns)]: the row, counted from one, that each row was
+            exchanged with.
+        order: the row of `a` in each row of the product, int64 [..., rows].
+        info: the first column with a pivot of zero, counted from one, or 0 if there is none; int32 [...].
     """
 
     factors: torch.Tensor
@@ -33,14 +34,14 @@ class LU(NamedTuple):
 
     @property
     def sign(self) -> torch.Tensor:
-        """The determinant of the exchanges of rows."""
+        """The determinant of the row permutation: 1 or -1."""
         exchanged = self.pivots != torch.arange(1, self.pivots.shape[-1] + 1)
         odd = exchanged.to(torch.int64).sum(-1) % 2
         return (1 - 2 * odd).to(self.factors.dtype)
 
 
 def lu(a: torch.Tensor) -> LU:
-    """Factor matrices of any shape, with partial pivoting."""
+    """Factor matrices [..., rows, columns] of any shape, with partial pivoting."""
     *batch, rows, columns = a.shape
     count = min(rows, columns)
     order = torch.arange(rows).expand(*batch, rows)
@@ -55,8 +56,9 @@ def _eliminate(
 ) -> tuple[torch.Tensor, ...]:
     """Column `step` of Gaussian elimination (Golub and Van Loan, 3.4.1).
 
-    The largest element from the diagonal down is exchanged with the diagonal's; what is below it, over the pivot, is a
-    column of l, and `factor * upper`, an outer product, is taken from all that is below and to the right.
+    The row with the largest element at or below the diagonal is exchanged with the diagonal's row. The elements below
+    the pivot, divided by it, are a column of l. The outer product `factor * upper` is subtracted from all elements
+    below and to the right.
     """
     rows, columns = row_numbers(a), column_numbers(a)
     size = torch.where(rows >= step, column(a, step).abs(), -1.0).squeeze(-1)
@@ -75,7 +77,7 @@ def _eliminate(
 
 
 def _exchange(count: int, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The numbers up to `count` with `one` and `other`, [..., 1], exchanged."""
+    """The numbers from 0 to `count` - 1, with `one` and `other`, both [..., 1], exchanged."""
     numbers = torch.arange(count)
     return torch.where(numbers == one, other, torch.where(numbers == other, one, numbers))
 
@@ -85,13 +87,13 @@ def _take_rows(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 
 def inverse_of(order: torch.Tensor) -> torch.Tensor:
-    """The permutation that undoes `order`."""
+    """Invert the permutation `order` [..., rows]."""
     numbers = torch.arange(order.shape[-1])
     return torch.where(order.unsqueeze(-2) == numbers.unsqueeze(1), numbers, 0).sum(-1)
 
 
 def order_of(pivots: torch.Tensor, rows: int) -> torch.Tensor:
-    """The order of rows after LAPACK's exchanges, as `LU.order`."""
+    """Convert LAPACK's `pivots` to the order of the rows, as in `LU.order`."""
 
     def exchange(step: torch.Tensor, order: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (order.gather(-1, _exchange(rows, step, column(chosen.unsqueeze(-2), step).squeeze(-2))),)
@@ -139,14 +141,14 @@ def _triangles(factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @decomposes(aten._linalg_check_errors.default)
 def _check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
-    """Raise nothing: a compiled step has no exceptions, a singular matrix gives infinities or NaN in it."""
+    """Check nothing: a compiled step raises no exceptions, and a singular matrix gives infinities or NaN."""
 
 
 @decomposes(aten.linalg_cholesky_ex.default)
 def _cholesky_ex(
     a: torch.Tensor, *, upper: bool = False, check_errors: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factor of symmetric matrices, of which one triangle is read."""
+    """The factor of symmetric matrices. Only one triangle is read."""
     lower = (a.mT if upper else a).tril()
     info = torch.zeros(a.shape[:-2], dtype=torch.int64)
     lower, info = repeat(a.shape[-1], _factor_column, (lower, info))
@@ -156,8 +158,9 @@ def _cholesky_ex(
 def _factor_column(step: torch.Tensor, a: torch.Tensor, info: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Column `step` of Cholesky's factor (Golub and Van Loan, 4.2.2).
 
-    The root of the diagonal's element divides the column, and the outer product of the result with itself is taken from
-    the triangle to the right. `info` is LAPACK's (xPOTRF): the order of the first leading minor that is not positive.
+    The column is divided by the square root of its diagonal element. The outer product of the result with itself is
+    subtracted from the triangle to the right. `info` is LAPACK's (xPOTRF): the order of the first leading minor that is
+    not positive.
     """
     rows, columns = row_numbers(a), column_numbers(a)
     square = column(row(a, step), step)

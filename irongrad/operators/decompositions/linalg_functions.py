@@ -10,30 +10,31 @@ from irongrad.operators.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
-# Degrees of the Taylor polynomial whose remainder at the norm 1, about 1 / (degree + 1)!, is below rounding.
+# The degree of the Taylor polynomial. At norm 1 its remainder, about 1 / (degree + 1)!, is below rounding.
 _DEGREE = {torch.float32: 10, torch.float64: 18}
 
-# How often the polynomial can be squared. A matrix of the norm 1 / eps leaves no digit of the exponential correct in
-# general (Higham, lemma 10.15); the rest is for triangular blocks such as those of the gradient, in which a large block
-# off the diagonal does no harm.
+# The largest number of squarings. At norm 1 / eps, no digit of the exponential is correct in general (Higham, lemma
+# 10.15). The further squarings are for block triangular matrices such as the gradient's: a large block off the diagonal
+# does no harm there.
 _SQUARINGS = {torch.float32: 64, torch.float64: 128}
 
 
 @decomposes(aten.linalg_matrix_exp.default)
 def _matrix_exp(a: torch.Tensor) -> torch.Tensor:
-    """Halve the matrix until its norm is at most 1, and square its Taylor polynomial as often.
+    """Halve the matrix until its norm is at most 1, and square its Taylor polynomial equally often.
 
-    Scaling and squaring: N. J. Higham, "Functions of Matrices", 2008, section 10.3. A Taylor polynomial in place of a
-    Padé approximant needs no solve (P. Bader, S. Blanes and F. Casas, "Computing the matrix exponential with an
-    optimized Taylor polynomial approximation", Mathematics 7, 2019). The number of squarings depends on the values,
-    and the loop is as long as `_SQUARINGS`: IREE 3.13.0 fails on two loops of unknown length. Larger matrices give NaN.
+    Scaling and squaring: N. J. Higham, "Functions of Matrices", 2008, section 10.3. Unlike a Padé approximant, a Taylor
+    polynomial needs no solve (P. Bader, S. Blanes and F. Casas, "Computing the matrix exponential with an optimized
+    Taylor polynomial approximation", Mathematics 7, 2019). The number of squarings depends on the values. But the loop
+    always has `_SQUARINGS` iterations, because IREE 3.13.0 fails on two loops of unknown length. Matrices that need
+    more squarings give NaN.
     """
     if a.numel() == 0:
         return a.clone()
     exponents = torch.arange(_SQUARINGS[a.dtype] + 1, dtype=a.dtype)
     norm = a.abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
     halved = norm > exponents.exp2()
-    scale = torch.where(halved, 0.5, 1.0).to(a.dtype).prod(-1, keepdim=True)  # a power of two to the last bit
+    scale = torch.where(halved, 0.5, 1.0).to(a.dtype).prod(-1, keepdim=True)  # exactly a power of two
     scale = torch.where(halved[..., -1:], torch.nan, scale)
     times = halved.to(torch.int64).sum(-1, keepdim=True)
 
@@ -56,7 +57,7 @@ def _taylor(a: torch.Tensor) -> torch.Tensor:
 def _pinv(
     a: torch.Tensor, *, atol: torch.Tensor | None = None, rtol: torch.Tensor | None = None, hermitian: bool = False
 ) -> torch.Tensor:
-    """Invert what is not negligible of the singular values, or of the eigenvalues."""
+    """Invert the singular values, or the eigenvalues, that are not negligible."""
     if a.numel() == 0:
         return a.mT.clone()
     if hermitian:
@@ -74,7 +75,10 @@ def _pinv(
 def _tolerance(
     a: torch.Tensor, largest: torch.Tensor, atol: torch.Tensor | None, rtol: torch.Tensor | None
 ) -> torch.Tensor:
-    """Below what a singular value is negligible; a relative tolerance is the default where there is no absolute one."""
+    """The size below which a singular value is negligible.
+
+    The default is a relative tolerance, which applies if no positive absolute tolerance is given.
+    """
     if rtol is None:
         default = torch.finfo(a.dtype).eps * max(a.shape[-2:])
         if atol is None:
@@ -88,9 +92,10 @@ def _tolerance(
 def _lstsq(
     a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The shortest solution, from singular values; which of the other results there are depends on the driver.
+    """The solution of minimum norm, from the singular values. The driver decides which other results are not empty.
 
-    Residuals are those of matrices of full rank: ATen leaves them out where one is not, which is not known here.
+    Residuals are returned as for matrices of full rank. ATen omits them if a matrix lacks full rank, but the rank is
+    unknown at compile time.
     """
     rows, columns = a.shape[-2:]
     vector = b.ndim == a.ndim - 1
@@ -104,9 +109,9 @@ def _lstsq(
     none = a.new_zeros([0])
     residuals = (difference * difference).sum(-2) if rows > columns and driver not in (None, "gelsy") else none
     rank = none.to(torch.int64) if driver == "gels" else kept.to(torch.int64).sum(-1)
-    found = values if driver in ("gelsd", "gelss") else none
-    return (solution.squeeze(-1) if vector else solution), residuals, rank, found
+    returned_values = values if driver in ("gelsd", "gelss") else none
+    return (solution.squeeze(-1) if vector else solution), residuals, rank, returned_values
 
 
-# PyTorch has no rule for its shapes, as the residuals' depend on the values.
+# PyTorch has no rule for its shapes, because the shape of the residuals depends on the values.
 torch.library.register_fake("aten::linalg_lstsq")(_lstsq)

@@ -1,7 +1,7 @@
 """Loops over the columns of matrices, whose bodies are the same for every column.
 
-A body sees the column's number as a tensor: what it does to one column or row it does through comparisons with that
-number, not by slicing, so that one body serves an unrolled loop and a structured one.
+A body receives the column's number as a tensor. It updates one column or row through comparisons with that number, not
+by slicing. So one body serves an unrolled loop and a structured loop.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ LONGEST_UNROLLED = 1
 
 
 def repeat(count: int, body: Callable[..., Tensors], carried: Tensors, constants: Tensors = ()) -> Tensors:
-    """Apply `carried = body(number, *carried, *constants)` for the numbers from 0 to `count`.
+    """Apply `carried = body(number, *carried, *constants)` for the numbers from 0 to `count` - 1.
 
     Args:
-        count: how often.
-        body: takes and returns tensors, and closes over none.
-        carried: what the body changes; nothing is done where the first of them has no elements.
-        constants: what the body only reads.
+        count: the number of iterations.
+        body: takes and returns tensors, and captures none from outside.
+        carried: the tensors that the body updates. If the first has no elements, nothing is done.
+        constants: the tensors that the body only reads.
+
+    Returns:
+        The carried tensors after the last iteration.
     """
     if carried[0].numel() == 0:
         return carried

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 def _addmv(
     x: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta: float = 1, alpha: float = 1
 ) -> torch.Tensor:
-    """With beta = 0, infinities and NaN in `x` do not count."""
+    """With beta = 0, `x` is ignored, including its infinities and NaN."""
     product = aten.mv.default(matrix, vector)
     scaled = product if alpha == 1 else alpha * product
     return scaled if beta == 0 else beta * x + scaled
@@ -32,10 +32,10 @@ def _trilinear(
     sum_dims: Sequence[int],
     unroll_dim: int = 1,
 ) -> torch.Tensor:
-    """The sum over `sum_dims` of the product of three tensors, each with further dimensions of size 1.
+    """The sum over `sum_dims` of the product of three tensors, each expanded by dimensions of size 1.
 
-    Of `nn.Bilinear` and its gradients, for a batch of no rows: torch-mlir 20261001 then takes the batch for one of size
-    1. Otherwise its own form stays, because IREE 3.13.0 crashes on some of the sums here.
+    `nn.Bilinear` and its gradients need this form for an empty batch, which torch-mlir 20261001 takes for a batch of
+    size 1. Otherwise torch-mlir's own form stays, because IREE 3.13.0 crashes on some of the sums written here.
     """
     if x.numel() and y.numel() and z.numel():
         return NotImplemented

@@ -1,7 +1,7 @@
 """Householder QR and products with its reflections, without LAPACK.
 
-G. H. Golub and C. F. Van Loan, "Matrix Computations", 4th edition, 2013, algorithms 5.1.1 and 5.2.1; signs and the
-storage of the reflections below the diagonal are LAPACK's (xGEQRF, xLARFG).
+G. H. Golub and C. F. Van Loan, "Matrix Computations", 4th edition, 2013, algorithms 5.1.1 and 5.2.1. The signs, and the
+storage of the reflections below the diagonal, follow LAPACK (xGEQRF, xLARFG).
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ aten = torch.ops.aten
 
 @decomposes(aten.geqrf.default)
 def reflections(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """R, below whose diagonal stand the vectors v of the reflections 1 - tau v v^T without their ones; and tau."""
+    """Compute R and the Householder reflections 1 - tau v v^T of matrices [..., rows, columns].
+
+    Returns:
+        R, with the vectors v stored below its diagonal without their leading ones, and tau [..., min(rows, columns)].
+    """
     count = min(a.shape[-2:])
     taus = a.new_zeros([*a.shape[:-2], count])
     if a.numel() == 0:
@@ -27,9 +31,9 @@ def reflections(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _scale(a: torch.Tensor) -> torch.Tensor:
-    """A power of two for each column, so that squares of its largest elements neither overflow nor vanish.
+    """A power of two for each column, so that the squares of its largest elements neither overflow nor underflow.
 
-    A column of R has the scale of its column of the matrix, and the reflections depend on directions alone.
+    Scaling a column of the matrix scales the same column of R. The reflections depend on the directions alone.
     """
     unit = 2.0**10 if a.dtype == torch.float32 else 2.0**80
     largest = a.abs().amax(-2, keepdim=True)
@@ -38,10 +42,10 @@ def _scale(a: torch.Tensor) -> torch.Tensor:
 
 
 def _reflect_column(step: torch.Tensor, a: torch.Tensor, taus: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Reflect what is below the diagonal of column `step` to zero (LAPACK, xLARFG).
+    """Reflect the elements below the diagonal of column `step` to zero (LAPACK, xLARFG).
 
-    A column [first, rest] becomes [diagonal, 0] with |diagonal| its length, by 1 - tau v v^T with
-    v = [1, rest / (first - diagonal)] and tau = (diagonal - first) / diagonal.
+    The reflection 1 - tau v v^T turns a column [first, rest] into [diagonal, 0], where |diagonal| is the column's
+    length. It has v = [1, rest / (first - diagonal)] and tau = (diagonal - first) / diagonal.
     """
     rows, columns = row_numbers(a), column_numbers(a)
     below = rows > step
@@ -49,11 +53,11 @@ def _reflect_column(step: torch.Tensor, a: torch.Tensor, taus: torch.Tensor) -> 
     first, rest = row(current, step), torch.where(below, current, 0.0)
     square = (rest * rest).sum(-2, keepdim=True)
     length = (first * first + square).sqrt()
-    done = square == 0
-    # The sign that does not cancel in first - diagonal.
-    diagonal = torch.where(done, first, torch.where(first >= 0, -length, length))
-    tau = torch.where(done, 0.0, (diagonal - first) / torch.where(done, 1.0, diagonal))
-    vector = torch.where(below, rest / torch.where(done, 1.0, first - diagonal), (rows == step).to(a.dtype))
+    already_zero = square == 0
+    # This sign avoids cancellation in first - diagonal.
+    diagonal = torch.where(already_zero, first, torch.where(first >= 0, -length, length))
+    tau = torch.where(already_zero, 0.0, (diagonal - first) / torch.where(already_zero, 1.0, diagonal))
+    vector = torch.where(below, rest / torch.where(already_zero, 1.0, first - diagonal), (rows == step).to(a.dtype))
     reflected = a - tau * vector * (vector * a).sum(-2, keepdim=True)
     stored = torch.where(below, vector, torch.where(rows == step, diagonal, current))
     a = torch.where(columns > step, reflected, torch.where(columns == step, stored, a))
@@ -63,9 +67,17 @@ def _reflect_column(step: torch.Tensor, a: torch.Tensor, taus: torch.Tensor) -> 
 def reflect(
     vectors: torch.Tensor, taus: torch.Tensor, x: torch.Tensor, *, left: bool = True, transposed: bool = False
 ) -> torch.Tensor:
-    """The product of all reflections, or its transpose, with `x` on its right, or on its left with not `left`."""
+    """Multiply `x` by the product of all reflections, or by its transpose.
+
+    Args:
+        vectors: the vectors of the reflections, stored as by `reflections`.
+        taus: the factor of each reflection, [..., count].
+        x: matrices.
+        left: whether the product of reflections is the left operand.
+        transposed: whether the product of reflections is transposed.
+    """
     count = taus.shape[-1]
-    side = -2 if left else -1  # of x, that is reflected
+    side = -2 if left else -1  # the dimension of `x` that is reflected
 
     def apply(step: torch.Tensor, x: torch.Tensor, vectors: torch.Tensor, taus: torch.Tensor) -> tuple[torch.Tensor]:
         number = step if transposed == left else count - 1 - step
@@ -80,7 +92,7 @@ def reflect(
 
 @decomposes(aten.linalg_householder_product.default, aten.orgqr.default)
 def orthogonal(vectors: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
-    """The first columns of the product of reflections, as many as there are in `vectors`."""
+    """Compute the first columns of the product of reflections, as many as `vectors` has."""
     identity = torch.eye(*vectors.shape[-2:], dtype=vectors.dtype)
     return reflect(vectors, taus, identity.expand(vectors.shape))
 
@@ -94,7 +106,7 @@ def _ormqr(
 
 @decomposes(aten.linalg_qr.default)
 def qr(a: torch.Tensor, mode: str = "reduced") -> tuple[torch.Tensor, torch.Tensor]:
-    """Q and R as LAPACK chooses them; Q is empty in the mode "r"."""
+    """Compute Q and R with the signs that LAPACK chooses; Q is empty in the mode "r"."""
     rows, columns = a.shape[-2:]
     factors, taus = reflections(a)
     size = rows if mode == "complete" else min(rows, columns)

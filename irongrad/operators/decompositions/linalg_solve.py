@@ -1,7 +1,7 @@
 """Triangular and general solves, inverses and determinants, from factorisations.
 
-All of them by substitution: products with explicit inverses are not backward stable (N. J. Higham, "Accuracy and
-Stability of Numerical Algorithms", 2nd edition, 2002, chapters 8, 9 and 14).
+All solves use substitution, because products with explicit inverses are not backward stable (N. J. Higham, "Accuracy
+and Stability of Numerical Algorithms", 2nd edition, 2002, chapters 8, 9 and 14).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ aten = torch.ops.aten
 def solve_triangular(
     a: torch.Tensor, b: torch.Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> torch.Tensor:
-    """Solve `a @ x = b`, or `x @ a = b` with not `left`, by substitution, reading one triangle of `a`.
+    """Solve `a @ x = b`, or `x @ a = b` if not `left`, by substitution.
 
-    Its diagonal is not read where `unitriangular`.
+    Only one triangle of `a` is read, and not its diagonal if `unitriangular`.
     """
     if not left:
         return solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT
@@ -54,7 +54,7 @@ def _same_batch(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def solve_factored(factors: torch.Tensor, order: torch.Tensor, b: torch.Tensor, *, transposed: bool) -> torch.Tensor:
-    """Solve `a @ x = b`, or `a.mT @ x = b`, from the factors of `a[order]`."""
+    """Solve `a @ x = b`, or `a.mT @ x = b` if `transposed`, from the LU factors of `a[order]`."""
     factors, b = _same_batch(factors, b)
     if transposed:
         inner = solve_triangular(factors.mT, b, upper=False)
@@ -81,7 +81,7 @@ def _lu_solve(
 def _solve_ex(
     a: torch.Tensor, b: torch.Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`b` is a vector where it has one dimension, or one fewer than `a` and the same sizes (ATen's rule)."""
+    """`b` is a vector if it has one dimension, or the shape of `a` without the last dimension (ATen's rule)."""
     found = lu(a)
     vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     right = b.unsqueeze(-1) if vector else b if left else b.mT
@@ -110,9 +110,10 @@ def _cholesky_inverse(factor: torch.Tensor, upper: bool = False) -> torch.Tensor
 
 @decomposes(aten._linalg_det.default)
 def _det(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The determinant, and the factors of the transpose, as ATen's of a contiguous matrix: its backward needs them.
+    """The determinant, and the LU factors of the transpose, which the backward needs.
 
-    Of others ATen factors the matrix itself; `irongrad.operators.legalize.retrace.Portable` transposes those.
+    ATen too factors the transpose of a contiguous matrix. It factors any other matrix itself:
+    `irongrad.operators.legalize.retrace.Portable` transposes such a matrix.
     """
     found = lu(_transposed(a))
     return found.sign * found.factors.diagonal(0, -2, -1).prod(-1), found.factors, found.pivots
@@ -120,7 +121,7 @@ def _det(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @decomposes(aten._linalg_slogdet.default)
 def _slogdet(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sign and logarithm of the absolute determinant, and the factors of the transpose, as in `_det`."""
+    """The determinant's sign, the logarithm of its absolute value, and the LU factors of the transpose as in `_det`."""
     found = lu(_transposed(a))
     diagonal = found.factors.diagonal(0, -2, -1)
     return found.sign * diagonal.sgn().prod(-1), diagonal.abs().log().sum(-1), found.factors, found.pivots
@@ -129,8 +130,9 @@ def _slogdet(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
 def _transposed(a: torch.Tensor) -> torch.Tensor:
     """`a.mT` of square matrices, as a gather.
 
-    iree-compile 3.13.0 with --iree-opt-data-tiling crashes (MaterializeEncoding) where it fuses a product, an addition
-    of something made of indices, such as the identity matrix, and a transpose: `logdet(x @ x.mT + eye(n))`.
+    iree-compile 3.13.0 with --iree-opt-data-tiling crashes (MaterializeEncoding) on a transpose that it fuses with a
+    product and an addition, if the other addend is computed from indices. The identity matrix is an example:
+    `logdet(x @ x.mT + eye(n))`.
     """
     numbers = torch.arange(a.shape[-1])
     places = numbers * a.shape[-1] + numbers.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Cross entropy and other losses of one element or one class, and their backward."""
+"""Cross entropy, other losses that depend on one element or one target class each, and their backward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from irongrad.operators.decompositions.registry import decomposes, uses_pytorch
 
 aten = torch.ops.aten
 
-# Backward operators and fused forms that torch-mlir 20261001 has no lowering for, beyond its own table.
+# torch-mlir 20261001 has no lowering for these fused forms, and its own table lacks them.
 uses_pytorch(
     aten.nll_loss_forward,
     aten.nll_loss2d_forward,
@@ -27,10 +27,10 @@ def _nll_loss_backward(
     ignore_index: int,
     total_weight: torch.Tensor,
 ) -> torch.Tensor:
-    """The slope where a class is the target, and zero elsewhere.
+    """The slope at the target class, and zero elsewhere.
 
-    PyTorch's own scatters the slopes into zeros, with five kernels of IREE 3.13.0; a comparison is a part of what the
-    backward of the softmax reads.
+    PyTorch's own decomposition scatters the slopes into zeros, which takes IREE 3.13.0 five kernels. A comparison fuses
+    into the kernel of the softmax's backward, which reads it.
     """
     dim = min(x.ndim - 1, 1)
     shape = [-1 if d == dim else 1 for d in range(x.ndim)]
@@ -43,7 +43,7 @@ def _nll_loss_backward(
 
 @decomposes(aten.soft_margin_loss.default)
 def _soft_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
-    """log(1 + exp(-t x)), of the documentation of torch.nn.SoftMarginLoss."""
+    """log(1 + exp(-t x)), as in the documentation of torch.nn.SoftMarginLoss."""
     return reduced((-target * x).exp().log1p(), reduction)
 
 
@@ -51,7 +51,7 @@ def _soft_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1)
 def _soft_margin_loss_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
-    """The slope is -t sigmoid(-t x), which is finite where ATen's exp(-t x) / (1 + exp(-t x)) is not."""
+    """The slope is -t sigmoid(-t x), which is finite even if ATen's exp(-t x) / (1 + exp(-t x)) is not."""
     return -target * (-target * x).sigmoid() * spread(grad, target * x, reduction)
 
 
@@ -73,7 +73,10 @@ def _linear_cross_entropy(
     wants_weight: bool,
     wants_bias: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss and its gradients at once, as the operator has them; the chunks, of memory, are left to the compiler."""
+    """The loss and its gradients at once, as the operator returns them.
+
+    The operator works in chunks to save memory. Here memory is left to the compiler, so the chunks are ignored.
+    """
     log_probabilities = _log_probabilities(x, linear_weight, bias)
     places, factor = _weights(log_probabilities, target, weight, ignore_index)
     factor = factor / factor.sum() if reduction == "mean" else factor
@@ -112,7 +115,7 @@ def _log_probabilities(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 def _weights(
     log_probabilities: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which class is a sample's target, one-hot, and the samples' weights: that of their class, or 0 where ignored."""
+    """The one-hot target classes, and the weight of each sample: its class's weight, or 0 if the sample is ignored."""
     places = target.unsqueeze(1) == torch.arange(log_probabilities.shape[1])
     hot = places.to(log_probabilities.dtype)
     factor = hot.sum(1) if weight is None else hot @ weight

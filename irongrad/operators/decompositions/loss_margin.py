@@ -1,4 +1,4 @@
-"""Margin losses: how much the score of a right class exceeds those of the others."""
+"""Margin losses: the score of a target class should exceed the scores of the other classes by a margin."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from irongrad.operators.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
-NONE, MEAN = 0, 1  # of ATen's Reduction
+NONE, MEAN = 0, 1  # values of ATen's Reduction
 
 
 def reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
-    """The loss of each sample, their mean or their sum."""
+    """Reduce the losses of the samples to their mean or sum, or keep them as they are."""
     return loss if reduction == NONE else loss.mean() if reduction == MEAN else loss.sum()
 
 
 def spread(grad: torch.Tensor, like: torch.Tensor, reduction: int) -> torch.Tensor:
-    """The gradient of each sample's loss, from that of `reduced`."""
+    """Compute the gradient of each sample's loss, from the gradient of the result of `reduced`.
+
+    Args:
+        grad: the gradient of the reduced loss.
+        like: a tensor of the shape of the losses.
+        reduction: as in `reduced`.
+    """
     return (grad / like.numel() if reduction == MEAN else grad).expand(like.shape)
 
 
@@ -30,7 +36,7 @@ def _multi_margin_loss(
     weight: torch.Tensor | None = None,
     reduction: int = MEAN,
 ) -> torch.Tensor:
-    """The mean over classes of max(0, margin - x[target] + x[class])^p, without the target itself."""
+    """The sum over other classes of max(0, margin - x[target] + x[class])^p, divided by the number of classes."""
     excess, _, factor = _excess_over_target(x, target, margin, weight)
     loss = (excess if p == 1 else excess * excess).sum(-1) * factor
     return reduced(loss if x.ndim > 1 else loss.squeeze(0), reduction)
@@ -46,7 +52,7 @@ def _multi_margin_loss_backward(
     weight: torch.Tensor | None = None,
     reduction: int = MEAN,
 ) -> torch.Tensor:
-    """The slope of a class is p * excess^(p - 1), and the target's is less the sum of all of them."""
+    """The slope of another class is p * excess^(p - 1). The slope of the target is minus the sum of these slopes."""
     excess, is_target, factor = _excess_over_target(x, target, margin, weight)
     slopes = (excess > 0).to(x.dtype) if p == 1 else 2 * excess
     slopes = slopes - torch.where(is_target, slopes.sum(-1, keepdim=True), 0.0)
@@ -57,7 +63,10 @@ def _multi_margin_loss_backward(
 def _excess_over_target(
     x: torch.Tensor, target: torch.Tensor, margin: float, weight: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For [samples, classes]: by how much a score violates the margin, which is the target's, and samples' weights."""
+    """How far each score violates the margin, and whether its class is the target, both [samples, classes].
+
+    The third result is the weight of each sample, divided by the number of classes.
+    """
     scores, target = x.reshape(-1, x.shape[-1] if x.ndim else 1), target.reshape(-1, 1)
     is_target = target == torch.arange(scores.shape[-1])
     violation = (margin - scores.gather(1, target) + scores).clamp(min=0)
@@ -67,7 +76,7 @@ def _excess_over_target(
 
 @decomposes(aten.multilabel_margin_loss_forward.default)
 def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum over targets t and other classes c of max(0, 1 - x[t] + x[c]), over the number of classes."""
+    """The sum over targets t and other classes c of max(0, 1 - x[t] + x[c]), divided by the number of classes."""
     excess, _, is_target = _excess_over_targets(x, target)
     loss = excess.sum((-2, -1)) / excess.shape[-1]
     loss = loss if x.ndim > 1 else loss.squeeze(0)
@@ -78,7 +87,10 @@ def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: in
 def _multilabel_margin_loss_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, is_target: torch.Tensor
 ) -> torch.Tensor:
-    """Each target and other class that violate the margin have slopes of -1 and 1 over the number of classes."""
+    """Each pair of a target and another class that violates the margin adds to the slopes of both.
+
+    It adds -1 to the target's slope and 1 to the other's, divided by the number of classes.
+    """
     excess, places, _ = _excess_over_targets(x, target)
     slopes = (excess > 0).to(x.dtype) / excess.shape[-1]
     result = slopes.sum(1) - (slopes.sum(2, keepdim=True) * places.to(x.dtype)).sum(1)
@@ -87,9 +99,10 @@ def _multilabel_margin_loss_backward(
 
 
 def _excess_over_targets(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For [samples, place in the list of targets, classes]: by how much a score violates the margin of that target.
+    """How far each score violates the margin of each target, [samples, place in the list of targets, classes].
 
-    Also where the target is, in the same shape, and which classes are targets of a sample. A list ends at its first -1.
+    The second result tells which class that target is, one-hot in the same shape. The third result tells which classes
+    are targets of a sample, [samples, classes]. A list of targets ends at its first -1.
     """
     classes = x.shape[-1] if x.ndim else 1
     scores, target = x.reshape(-1, classes), target.reshape(-1, classes)

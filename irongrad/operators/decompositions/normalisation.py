@@ -18,7 +18,7 @@ Maybe: TypeAlias = torch.Tensor | None
 def _layer_norm(
     x: torch.Tensor, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ba, Kiros and Hinton, arXiv:1607.06450."""
+    """Layer normalisation (Ba, Kiros and Hinton, arXiv:1607.06450)."""
     var, mean = aten.var_mean.correction(x, _last(x, normalized_shape), correction=0, keepdim=True)
     inverse = (var + eps).rsqrt()
     out = (x - mean) * inverse
@@ -27,7 +27,7 @@ def _layer_norm(
 
 
 def _last(x: torch.Tensor, normalized_shape: Sequence[int]) -> list[int]:
-    """The dimensions that are normalised: as many of the last ones as `normalized_shape` has."""
+    """The normalised dimensions: the last ones, as many as `normalized_shape` has."""
     return list(range(x.ndim - len(normalized_shape), x.ndim))
 
 
@@ -42,10 +42,10 @@ def _layer_norm_backward(
     bias: Maybe,
     output_mask: Sequence[bool],
 ) -> tuple[Maybe, Maybe, Maybe]:
-    """Of y = (x - mean) * rstd, in which both depend on x: dx = rstd * (dy - mean(dy) - y * mean(dy * y)).
+    """For y = (x - mean) * rstd, where mean and rstd depend on x: dx = rstd * (dy - mean(dy) - y * mean(dy * y)).
 
-    From equation 4 of Ba, Kiros and Hinton by the chain rule; S. Ioffe and C. Szegedy, arXiv:1502.03167, section 3,
-    have the same for a batch.
+    The formula follows from equation 4 of Ba, Kiros and Hinton by the chain rule. S. Ioffe and C. Szegedy,
+    arXiv:1502.03167, section 3, give the same formula for a batch.
     """
     normalised = (x - mean) * rstd
     outer = list(range(x.ndim - len(normalized_shape)))
@@ -61,13 +61,16 @@ def _layer_norm_backward(
 
 
 def _unprojected(grad: torch.Tensor, normalised: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """Without its mean and its projection on what is normalised: how those move with the input."""
+    """Subtract from `grad` its mean and its projection on `normalised`.
+
+    Both terms arise because the mean and the deviation depend on the input.
+    """
     along = (grad * normalised).mean(dims, keepdim=True)
     return grad - grad.mean(dims, keepdim=True) - normalised * along
 
 
 def _sum(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """The sum over `dims`; ATen takes no dimensions to mean all."""
+    """Sum over `dims`; `x` itself for no dimensions, which ATen would take to mean all."""
     return x.sum(dims) if dims else x
 
 
@@ -75,7 +78,7 @@ def _sum(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
 def _group_norm(
     x: torch.Tensor, weight: Maybe, bias: Maybe, n: int, c: int, hxw: int, group: int, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Wu and He, arXiv:1803.08494."""
+    """Group normalisation (Wu and He, arXiv:1803.08494)."""
     groups = x.reshape(n, group, c // group * hxw)
     var, mean = aten.var_mean.correction(groups, [2], correction=0)
     inverse = (var + eps).rsqrt()
@@ -98,7 +101,7 @@ def _group_norm_backward(
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[Maybe, Maybe, Maybe]:
-    """As `_layer_norm_backward` within each group; scale and bias are those of a channel."""
+    """As `_layer_norm_backward` within each group; weight and bias are per channel."""
     shape = (n, group, c // group * hxw)
     normalised = (x.reshape(shape) - mean.reshape(n, group, 1)) * rstd.reshape(n, group, 1)
     channels = grad.reshape(n, c, hxw)
@@ -118,7 +121,7 @@ def _group_norm_backward(
 def _weight_norm_backward(
     grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of w = g v / |v|, every slice along `dim` by itself (Salimans and Kingma, arXiv:1602.07868, equation 3)."""
+    """For w = g v / |v|, each slice along `dim` separately (Salimans and Kingma, arXiv:1602.07868, equation 3)."""
     others = [d for d in range(v.ndim) if d != dim % v.ndim]
     along = (grad * v).sum(others, keepdim=True) / norms
     return g / norms * (grad - v * (along / norms)), along
@@ -128,7 +131,7 @@ def _weight_norm_backward(
 def _rms_norm(
     x: torch.Tensor, normalized_shape: Sequence[int], weight: Maybe, eps: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zhang and Sennrich, arXiv:1910.07467."""
+    """Root-mean-square normalisation (Zhang and Sennrich, arXiv:1910.07467)."""
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     inverse = ((x * x).mean(_last(x, normalized_shape), keepdim=True) + eps).rsqrt()
     out = x * inverse
@@ -144,7 +147,7 @@ def _rms_norm_backward(
     weight: Maybe,
     output_mask: Sequence[bool],
 ) -> tuple[Maybe, Maybe]:
-    """Of y = x * rstd with rstd = mean(x^2)^(-1/2): dx = rstd * (dy - y * mean(dy * y))."""
+    """For y = x * rstd with rstd = mean(x^2)^(-1/2): dx = rstd * (dy - y * mean(dy * y))."""
     normalised = x * rstd
     grad_x = grad_weight = None
     if output_mask[0]:

@@ -1,4 +1,4 @@
-"""Padding by a constant, by reflection and by the edge, and its backward."""
+"""Constant, reflection and replication padding, and their backward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 @decomposes(aten.constant_pad_nd.default)
 def _constant_pad(x: torch.Tensor, pad: Sequence[int], value: float = 0) -> torch.Tensor:
-    """Negative pads become slices, which torch-mlir 20261001 does not make of them."""
+    """Turn negative pads into slices; torch-mlir 20261001 does not do so."""
     if all(p >= 0 for p in pad):
         return NotImplemented
     for dim, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True), start=1):
@@ -26,7 +26,10 @@ def _constant_pad(x: torch.Tensor, pad: Sequence[int], value: float = 0) -> torc
 
 
 def _padding(dims: int, place: Callable[[int, int], int], forward: Operator, backward: Operator) -> None:
-    """Register a padding of the last `dims` dimensions whose value at a place is the input at another, `place`."""
+    """Register a padding of the last `dims` dimensions.
+
+    `place(i, size)` is the index of the input that the output at i reads; i = 0 is the first place after the padding.
+    """
 
     def maps(sizes: Sequence[int], pad: Sequence[int]) -> list[Taps]:
         pairs = reversed(list(zip(pad[::2], pad[1::2], strict=True)))
@@ -45,7 +48,7 @@ def _padding(dims: int, place: Callable[[int, int], int], forward: Operator, bac
 
 
 def _reflected(place: int, size: int) -> int:
-    """Padding is shorter than the input: a place is reflected at one edge, and once."""
+    """Reflect a place at one edge, once: padding is shorter than the input."""
     return size - 1 - abs(size - 1 - abs(place))
 
 

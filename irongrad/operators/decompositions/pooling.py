@@ -1,4 +1,4 @@
-"""Average pooling and its backward, as weighted sums along one dimension after the other."""
+"""Average pooling and its backward, as weighted sums along one dimension after another."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def _average_pooling(dims: int, forward: Operator, backward: Operator) -> None:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> torch.Tensor:
-        """y[o] = sum of x[i] over the places i of window o, by how many count: [..., sizes] -> [..., windows].
+        """y[o] = sum of x[i] over the places i of window o, divided by the window's divisor.
 
-        One dimension after the other, for the divisor is a product of one a dimension (`_averages`).
+        The shapes are [..., sizes] -> [..., windows]. The dimensions are pooled one after another, because the divisor
+        is a product of one divisor per dimension (`_averages`).
         """
         windows = sliding(x, kernel_size, stride, padding, ceil_mode=ceil_mode, dims=dims)
         return apply_each(x, _averages(windows, count_include_pad, divisor_override))
@@ -43,7 +44,7 @@ def _average_pooling(dims: int, forward: Operator, backward: Operator) -> None:
         count_include_pad: bool,
         divisor_override: int | None,
     ) -> torch.Tensor:
-        """dx[i] = sum of dy[o] over the windows o that hold i, by their divisors: the transposed map."""
+        """dx[i] = sum of dy[o] / divisor[o] over the windows o that contain i: the transposed map."""
         windows = sliding(x, kernel_size, stride, padding, ceil_mode=ceil_mode, dims=dims)
         return apply_each_transposed(grad, _averages(windows, count_include_pad, divisor_override))
 
@@ -53,9 +54,11 @@ _average_pooling(3, aten.avg_pool3d.default, aten.avg_pool3d_backward.default)
 
 
 def _averages(windows: Sequence[Window], count_include_pad: bool, divisor: int | None) -> list[Taps]:
-    """The sum of each window over how many places it has, which is the product of the dimensions' (AvgPoolKernel.cpp).
+    """For each dimension, the map that sums a window and divides by the number of its places.
 
-    Padding counts, but not what `ceil_mode` lets a window reach beyond the padding.
+    The divisor of a window is the product of these numbers over the dimensions (AvgPoolKernel.cpp). With
+    `count_include_pad`, places in the padding count. Places beyond the padding, which `ceil_mode` lets a window reach,
+    do not.
     """
     maps = []
     for number, window in enumerate(windows):
@@ -81,12 +84,12 @@ def _adaptive_pooling(dims: int, forward: Operator, backward: Operator) -> None:
 
     @decomposes(forward)
     def pool(x: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
-        """The mean of each window, [..., sizes] -> [..., *output_size]; `adaptive` says where the windows lie."""
+        """The mean of each window of `adaptive`: [..., sizes] -> [..., *output_size]."""
         return apply_each(x, averages(x, output_size))
 
     @decomposes(backward)
     def pool_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """dx[i] = sum of dy[o] over the windows o that hold i, by their sizes: the transposed map."""
+        """dx[i] = sum of dy[o] / size[o] over the windows o that contain i: the transposed map."""
         return apply_each_transposed(grad, averages(x, grad.shape[-dims:]))
 
 

@@ -1,4 +1,4 @@
-"""Maximum pooling, fixed, adaptive and fractional, and its backward."""
+"""Maximum pooling with sliding, adaptive and fractional windows, and its backward."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _max_pooling(dims: int, forward: Operator, backward: Operator) -> None:
     ) -> Pooled:
         """The maximum of each window and its place in the flattened image: [..., sizes] -> twice [..., windows].
 
-        Of equal ones the first place, in the order of the elements (ATen/native/cpu/MaxPoolKernel.cpp).
+        Of equal elements the first in row-major order is the maximum (ATen/native/cpu/MaxPoolKernel.cpp).
         """
         windows = sliding(x, kernel_size, stride, padding, dilation, ceil_mode, dims=dims)
         return _pool(x, [w.places() for w in windows])
@@ -57,12 +57,12 @@ _max_pooling(3, aten.max_pool3d_with_indices.default, aten.max_pool3d_with_indic
 def _adaptive_pooling(dims: int, forward: Operator, backward: Operator) -> None:
     @decomposes(forward)
     def pool(x: torch.Tensor, output_size: Sequence[int]) -> Pooled:
-        """As that of sliding windows, for those of `adaptive`: [..., sizes] -> twice [..., *output_size]."""
+        """As for sliding windows, with the windows of `adaptive`: [..., sizes] -> twice [..., *output_size]."""
         return _pool(x, [adaptive(*sizes) for sizes in zip(x.shape[-dims:], output_size, strict=True)])
 
     @decomposes(backward)
     def pool_backward(grad: torch.Tensor, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """dx[i] = sum of dy[o] over the windows o whose maximum is at i; `grad` says how many there are."""
+        """dx[i] = sum of dy[o] over the windows o whose maximum is at i; the shape of `grad` gives their number."""
         tables = [adaptive(*sizes) for sizes in zip(x.shape[-dims:], grad.shape[-dims:], strict=True)]
         return _backward(grad, x, tables, indices)
 
@@ -72,7 +72,7 @@ _adaptive_pooling(3, aten.adaptive_max_pool3d.default, aten.adaptive_max_pool3d_
 
 
 def _pool(x: torch.Tensor, tables: Sequence[Places]) -> Pooled:
-    """The maximum of each window; a shorter window repeats its last place, which changes no maximum."""
+    """The maximum of each window and its place; a shorter window repeats its last place, which keeps its maximum."""
     if not all(window for table in tables for window in table):
         raise UnsupportedOpError(
             "max_pool: a dilated window reaches only padding, and has no maximum (eager gives an index outside of the "
@@ -92,16 +92,16 @@ def _of_equal_width(table: Places) -> list[list[int]]:
 
 
 def _largest(windows: torch.Tensor, places: torch.Tensor) -> Pooled:
-    """Maxima over the last dimension, and the first place that has each; a NaN is the largest, as in eager."""
+    """Maxima over the last dimension and the first place of each; NaN is the largest, as in eager."""
     values = windows.amax(-1)
     found = (windows == values.unsqueeze(-1)) | (windows != windows)
     return values, torch.where(found, places, torch.iinfo(torch.int64).max).amin(-1)
 
 
 def _backward(grad: torch.Tensor, x: torch.Tensor, tables: Sequence[Places], indices: torch.Tensor) -> torch.Tensor:
-    """Each input adds up the gradients of those windows that hold it and whose maximum it is.
+    """For each input, sum the gradients of the windows that contain it and whose maximum it is.
 
-    There are few of them, and no two inputs write to the same place, as they would in a scatter.
+    Few windows contain an input. Each sum is written once, while a scatter would write to one place several times.
     """
     dims = len(tables)
     holding = [_windows_of_inputs(table, size) for table, size in zip(tables, x.shape[-dims:], strict=True)]
@@ -109,7 +109,7 @@ def _backward(grad: torch.Tensor, x: torch.Tensor, tables: Sequence[Places], ind
     filled = [[[*row, *[0] * (w - len(row))] for row in rows] for rows, w in zip(holding, width, strict=True)]
     places = flat_places(filled, grad.shape[-dims:])
     real = [[[1] * len(row) + [0] * (w - len(row)) for row in rows] for rows, w in zip(holding, width, strict=True)]
-    # Counted in a base of 2, the flat place of what is real in every dimension is all ones.
+    # In base 2, the flat place of a window that is real in every dimension has all bits set.
     is_real = flat_places(real, [2] * dims) == 2**dims - 1
     flat = places.flatten()
     gradients = grad.flatten(-dims).index_select(-1, flat).unflatten(-1, places.shape)
@@ -131,12 +131,12 @@ def _fractional_pooling(dims: int, forward: Operator, backward: Operator) -> Non
     def pool(
         x: torch.Tensor, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: torch.Tensor
     ) -> Pooled:
-        """Windows at places that follow from random numbers (Graham, arXiv:1412.6071)."""
+        """Maxima of windows whose places are computed from random numbers (Graham, arXiv:1412.6071)."""
         places = torch.zeros((), dtype=torch.int64)
         batch = x.shape[:-dims]
         samples = random_samples.reshape(*batch, dims)
         for dim, (size, kernel, count) in enumerate(zip(x.shape[-dims:], kernel_size, output_size, strict=True)):
-            # ATen's samples are in the order of width, height and depth, but in three dimensions of depth first.
+            # ATen orders the samples by width and height in two dimensions, by depth, height and width in three.
             sample = samples[..., dim if dims == 3 else 1 - dim]
             reach = _starts(sample, size, kernel, count).unsqueeze(-1) + torch.arange(kernel)
             shape = [1] * (2 * dims)
@@ -155,7 +155,7 @@ def _fractional_pooling(dims: int, forward: Operator, backward: Operator) -> Non
         output_size: Sequence[int],
         indices: torch.Tensor,
     ) -> torch.Tensor:
-        """dx[indices[o]] += dy[o]: windows may lie anywhere, and so share inputs, in other ways for each plane."""
+        """dx[indices[o]] += dy[o], as a scatter: in each plane, windows overlap differently."""
         zeros = torch.zeros_like(x).flatten(-dims)
         return zeros.scatter_add(-1, indices.flatten(-dims), grad.flatten(-dims)).reshape(x.shape)
 
@@ -165,7 +165,7 @@ _fractional_pooling(3, aten.fractional_max_pool3d.default, aten.fractional_max_p
 
 
 def _starts(sample: torch.Tensor, size: int, kernel: int, count: int) -> torch.Tensor:
-    """Where the windows of each plane begin; the last one ends at the edge (ATen/native/FractionalMaxPool2d.cpp)."""
+    """The first place of each window, per plane; the last window ends at the edge (FractionalMaxPool2d.cpp)."""
     if count == 1:
         return torch.full((*sample.shape, 1), size - kernel)
     steps = torch.arange(count - 1).to(sample.dtype)

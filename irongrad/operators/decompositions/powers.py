@@ -1,7 +1,7 @@
-"""Powers of real numbers, with the special values of IEEE 754's `pow` (section 9.2), as C and eager have them.
+"""Powers of real numbers, with the special values of IEEE 754's `pow` (section 9.2), as in C and eager.
 
-IREE 3.13.0 computes exp(y log x), which is NaN for 0 ** 0, 1 ** inf and every negative x, and a power of a negative
-constant is 0.
+IREE 3.13.0 computes exp(y log x), which is NaN for 0 ** 0, 1 ** inf and every negative x. A power of a negative
+constant is 0 in IREE.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from irongrad.operators.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
-_FACTORS = 8  # of products that a whole exponent is computed as
+_FACTORS = 8  # the largest whole exponent that is computed by products
 
 
 @decomposes(aten.pow.Tensor_Tensor)
@@ -47,7 +47,7 @@ def _pow_of_number(x: float, y: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten.pow.Tensor_Scalar)
 def _pow_of_tensor(x: torch.Tensor, y: float) -> torch.Tensor:
-    """Roots, squares and whole exponents by roots and products, as eager computes the most common ones."""
+    """Compute square roots and small whole exponents by roots and products, as eager does for the most common ones."""
     dtype = torch.result_type(x, y)
     if dtype.is_complex or _is_on_host(x, x, dtype) or (x.is_floating_point() and y in (1, 2)):
         return NotImplemented
@@ -77,5 +77,8 @@ def _product(x: torch.Tensor, factors: int) -> torch.Tensor:
 
 
 def _is_on_host(x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether it is a float64 scalar, which the host's C library raises (`irongrad.passes.module.scalars_on_host`)."""
+    """Whether the result is a float64 scalar, whose power the host's C library computes.
+
+    The pass `irongrad.passes.module.scalars_on_host` moves it there.
+    """
     return dtype is torch.float64 and not (x.ndim or y.ndim)

@@ -1,4 +1,4 @@
-"""The backward of what random operators draw; the draws themselves are `irongrad.operators.random`."""
+"""The backward of random operators; `irongrad.operators.random` has the draws themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ aten = torch.ops.aten
 
 uses_pytorch(aten.native_dropout_backward)
 
-_FIXED_SLOPE = 1e-6  # where the bounds are nearer than this, ATen's Activation.cpp takes the slope to be fixed
+_FIXED_SLOPE = 1e-6  # ATen's Activation.cpp takes the slope as fixed unless the bounds differ by more than this
 
 
 @decomposes(aten.rrelu_with_noise_backward.default)
@@ -23,7 +23,7 @@ def _rrelu_backward(
     training: bool,
     self_is_result: bool,
 ) -> torch.Tensor:
-    """The drawn slopes times the gradient, in training; torch-mlir 20261001's is wrong in evaluation."""
+    """In training, the drawn slopes times the gradient; torch-mlir 20261001's decomposition is wrong in evaluation."""
     if training and upper - lower > _FIXED_SLOPE:
         return grad * noise
     return torch.where(x > 0, grad, grad * ((lower + upper) / 2))

@@ -1,12 +1,12 @@
 """Recurrent layers: one operator for all time steps of a layer, and one for its backward.
 
-Over long sequences each is a scan, so a compiled layer is as large for a thousand steps as for twenty; over short ones
-the steps stand one after the other. What does not depend on the state is left out of the steps: the caller projects
-the inputs of all of them in one product, and the backward stacks the gradients of the gates and makes the gradients of
-the weights in one product. That is faster than a sum of one product a step (J. Appleyard et al., "Optimizing
-Performance of Recurrent Neural Networks on GPUs", 2016), and rounds less.
+A long sequence becomes a scan, so the compiled layer is as large for a thousand steps as for twenty. A short sequence
+is unrolled. Work that does not depend on the state stays outside the steps. The caller projects the inputs of all steps
+in one product. The backward stacks the gradients of the gates and computes the gradients of the weights in one
+product. That is faster than a sum of one product per step (J. Appleyard et al., "Optimizing Performance of Recurrent
+Neural Networks on GPUs", 2016), and rounds less.
 
-The equations are those in the documentation of torch.nn.LSTM, GRU and RNN; the gradients follow from them by hand.
+The equations are those in the documentation of torch.nn.LSTM, GRU and RNN. The gradients are derived from them by hand.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from irongrad.runtime.errors import UnsupportedOpError
 
 Tensors = Sequence[Tensor]
 
-# Both forms take as long to compile at 16 steps; an LSTM of 64 units then takes 0.8 ms a training step unrolled and
-# 1.9 ms as loops (llvm-cpu, two Zen 3 cores). Unrolled code grows with every further step.
+# At 16 steps both forms take equally long to compile. A training step of an LSTM of 64 units then takes 0.8 ms unrolled
+# and 1.9 ms as loops (llvm-cpu, two Zen 3 cores). Unrolled code grows with every further step.
 LONGEST_UNROLLED = 16
 
 
 class Cell(NamedTuple):
-    """One kind of recurrent layer.
+    """The equations of one kind of recurrent layer.
 
     Attributes:
-        step: (projected input, state, weights) -> (new state, what else the backward needs); the first of the state is
-            the output, and what is needed begins with the rest of the new state.
-        back: (gradient of the new state, old state, new state and needs, weights) -> (gradient of the projected input,
-            gradients of the old state, other gradients that make those of the weights).
-        weights: (old outputs, new states and needs, gradients of the projected inputs, other gradients), all of them
-            stacked -> the gradients of the weights.
+        step: (projected input, state, weights) -> (new state, values saved for the backward). The first tensor of the
+            state is the output. The saved values begin with the rest of the new state.
+        back: (gradient of the new state, old state, new state and saved values, weights) -> (gradient of the projected
+            input, gradients of the old state, other gradients from which those of the weights are computed).
+        weights: (old outputs, new states and saved values, gradients of the projected inputs, other gradients), each
+            stacked over the steps -> gradients of the weights.
     """
 
     step: Callable[[Tensor, Tensors, Tensors], tuple[Tensors, Tensors]]
@@ -58,9 +58,10 @@ def _lstm(x: Tensor, state: Tensors, weights: Tensors) -> tuple[Tensors, Tensors
 
 
 def _lstm_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) -> tuple[Tensor, Tensors, Tensors]:
-    """Back through h' = o tanh(c'), c' = f c + i g and the gates: a sigmoid's slope is s (1 - s), a tanh's 1 - t^2.
+    """Differentiate h' = o tanh(c'), c' = f c + i g and the gates; a sigmoid's slope is s (1 - s), a tanh's 1 - t^2.
 
-    What reaches c' is its own gradient and that through h', which with a projection goes back through that first.
+    The gradient of c' is its own gradient plus the one through h'. With a projection, the gradient of h' first goes back
+    through the projection.
     """
     (dh, dc), (_, c, i, f, g, o) = grads, saved
     t = c.tanh()
@@ -74,7 +75,7 @@ def _lstm_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) -
 
 
 def _lstm_weights(old: Tensor, saved: Tensors, dx: Tensor, others: Tensors) -> Tensors:
-    """Of the state's weight, and of a projection, whose input was o tanh(c')."""
+    """The gradients of the state's weight and of a projection, whose input was o tanh(c')."""
     _, c, *_, o = saved
     return [_product(dx, old), *(_product(dh, o * c.tanh()) for dh in others)]
 
@@ -91,9 +92,10 @@ def _gru(x: Tensor, state: Tensors, weights: Tensors) -> tuple[Tensors, Tensors]
 
 
 def _gru_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) -> tuple[Tensor, Tensors, Tensors]:
-    """Back through h' = (1 - z) n + z h, n = tanh(xn + r hn) and the gates, whose slope is s (1 - s).
+    """Differentiate h' = (1 - z) n + z h, n = tanh(xn + r hn) and the gates, whose slope is s (1 - s).
 
-    The input's and the state's part of a gate have one gradient, but for n, where the state's is multiplied by r.
+    The input's part and the state's part of a gate have the same gradient. The exception is n, where r multiplies the
+    state's part.
     """
     (dh,), (h,) = grads, old
     _, r, z, n, hn = saved
@@ -105,7 +107,7 @@ def _gru_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) ->
 
 
 def _gru_weights(old: Tensor, saved: Tensors, dx: Tensor, others: Tensors) -> Tensors:
-    """Of the state's weight and its bias, which has a gradient of its own as r multiplies it."""
+    """The gradients of the state's weight and bias; r multiplies this bias, so it has a gradient of its own."""
     (hidden,) = others
     return [_product(hidden, old), hidden.sum((0, 1))]
 
@@ -146,13 +148,16 @@ CELLS = {
 
 
 def forward(cell: str, x: Tensor, state: Tensors, weights: Tensors) -> list[Tensor]:
-    """All steps of a layer: the last state, and stacked, the outputs and what else the backward needs.
+    """Run all steps of a layer.
 
     Args:
         cell: a name in `CELLS`.
         x: the projected inputs, (steps, batch, gates).
-        state: the first state, each (batch, size).
-        weights: of the state, and what else `cell` takes.
+        state: the initial state; each tensor is (batch, size).
+        weights: the weight of the state, and the further weights that `cell` takes.
+
+    Returns:
+        The last state. Then, stacked over the steps, the outputs and the values saved for the backward.
     """
     count = len(state)
 
@@ -166,15 +171,16 @@ def forward(cell: str, x: Tensor, state: Tensors, weights: Tensors) -> list[Tens
 def backward(
     cell: str, grads: Tensors, state: Tensors, weights: Tensors, saved: Tensors, valid: Tensor | None = None
 ) -> list[Tensor]:
-    """The gradients of `x`, of each of `state` and of each of `weights`.
+    """Return the gradients of `x`, of each of `state` and of each of `weights`.
 
     Args:
         cell: a name in `CELLS`.
-        grads: of the last state and of the stacked outputs.
+        grads: the gradients of the last state, and then that of the stacked outputs.
         state: as `forward` took it.
         weights: as `forward` took them.
-        saved: what `forward` returned after the last state.
-        valid: which steps there are, of padded ones; all for None. The last state is that of the last of them.
+        saved: the results of `forward` after the last state.
+        valid: for padded sequences, which steps are true ones, (steps,) bool; None if all are. The last state is that
+            of the last true step.
     """
     count = len(state)
     old = [torch.cat([first.unsqueeze(0), stack[:-1]]) for first, stack in zip(state, saved, strict=False)]
@@ -196,13 +202,16 @@ def backward(
     results = list(_scan(step, list(grads[:count]), stacks, tuple(weights), backwards=True))
     dx, *others = results[count:]
     made = CELLS[cell].weights(old[0], saved, dx, others)
-    return [dx, *results[:count], *made[: len(weights)]]  # a layer without biases has no gradients of them
+    return [dx, *results[:count], *made[: len(weights)]]  # `Cell.weights` gives gradients of biases in any case
 
 
 def _scan(
     body: Callable[..., Any], carried: list[Tensor], stacks: list[Tensor], outer: tuple[Tensor, ...], *, backwards: bool
 ) -> list[Tensor]:
-    """The carried values after all rows of `stacks`, taken from the last where `backwards`, and a stack of the rest."""
+    """Scan `body` over the rows of `stacks`, from the last row if `backwards`.
+
+    Returns the final carried values, and then the other results of `body`, stacked.
+    """
     steps, count = stacks[0].shape[0], len(carried)
     if isinstance(steps, int) and 0 < steps <= LONGEST_UNROLLED:
         return _unrolled(body, carried, stacks, outer, range(steps)[::-1] if backwards else range(steps))
@@ -224,7 +233,7 @@ def _unrolled(
 
 @torch.library.custom_op("irongrad::recurrent", mutates_args=())  # type: ignore[untyped-decorator]
 def recurrent(cell: str, x: Tensor, state: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
-    """`forward`, as one operator, so that its backward is ours when autograd differentiates a graph."""
+    """Run `forward` as one operator, so that autograd differentiates a graph by `backward`."""
     return forward(cell, x, state, weights)
 
 
@@ -232,7 +241,7 @@ def recurrent(cell: str, x: Tensor, state: list[Tensor], weights: list[Tensor]) 
 def recurrent_backward(
     cell: str, grads: list[Tensor], state: list[Tensor], weights: list[Tensor], saved: list[Tensor]
 ) -> list[Tensor]:
-    """`backward`, as one operator."""
+    """Run `backward` as one operator."""
     return backward(cell, grads, state, weights, saved)
 
 
@@ -262,17 +271,17 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _differentiate(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    """By `backward`; where its result is differentiated again, by autograd's own, through the steps of `forward`."""
-    count, weighty = ctx.sizes
+    """Differentiate by `backward`; if the result is differentiated again, by autograd through the steps of `forward`."""
+    count, weight_count = ctx.sizes
     x, *kept = ctx.saved_tensors
-    state, weights, output = kept[:count], kept[count : count + weighty], kept[count + weighty :]
+    state, weights, output = kept[:count], kept[count : count + weight_count], kept[count + weight_count :]
     given = [torch.zeros_like(o) if g is None else g for g, o in zip(grads[: count + 1], output, strict=False)]
     if torch.is_grad_enabled():
         if not is_known(x.shape[0]) or x.shape[0] > LONGEST_UNROLLED:
             raise UnsupportedOpError(
-                f"a second derivative of a recurrent layer over {x.shape[0]} steps: over more than {LONGEST_UNROLLED} "
-                "it is a scan, whose second derivatives are wrong in PyTorch 2.13. Pass shorter sequences, or take the "
-                "gradient inside the loss of something else"
+                f"a second derivative of a recurrent layer over {x.shape[0]} steps: above {LONGEST_UNROLLED} steps the "
+                "layer is a scan, whose second derivatives are wrong in PyTorch 2.13. Pass shorter sequences, or let "
+                "the loss contain no gradient that goes through this layer"
             )
         inputs = [t if t.requires_grad else t.detach().requires_grad_() for t in (x, *state, *weights)]
         made = forward(ctx.cell, inputs[0], inputs[1 : count + 1], inputs[count + 1 :])[: count + 1]

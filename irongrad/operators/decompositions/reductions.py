@@ -1,9 +1,9 @@
-"""Sums over many elements in levels, and what is made of sums: means, variances, norms and long matrix products.
+"""Sums over many elements in levels, and operators built on sums: means, variances, norms and long matrix products.
 
-IREE 3.13.0 adds up a reduction in one chain for each output element, whose error grows with its length: a
-mean over 2 million squares is wrong by 1e-3. Summed in chunks of about the square root of the length, and then over
-the chunks, the error is that of two short chains (N. J. Higham, "The accuracy of floating point summation", SIAM
-J. Sci. Comput. 14, 1993).
+IREE 3.13.0 accumulates a reduction in one chain for each output element. The error grows with the length of the chain:
+a mean over 2 million squares is wrong by 1e-3. Here a sum runs over chunks of about the square root of the length, and
+then over the chunks. Its error is that of two short chains (N. J. Higham, "The accuracy of floating point summation",
+SIAM J. Sci. Comput. 14, 1993).
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from irongrad.operators.decompositions.unknown_sizes import always, example_of, 
 
 aten = torch.ops.aten
 
-# Elements that are added in one chain. Eager's own are short ("cascade sum", ATen/native/cpu/SumKernel.cpp): over 256
-# positive numbers one chain is 4 times as wrong as eager (root mean square), over 768 it is 8 times, two levels twice.
+# Elements that are added in one chain. Eager's chains are short ("cascade sum", ATen/native/cpu/SumKernel.cpp). For 256
+# positive numbers, the error of one chain is 4 times eager's (root mean square). For 768 numbers it is 8 times eager's,
+# and that of two levels is twice eager's.
 LONGEST_CHAIN = 256
-LONGEST_PRODUCT = 2048  # the same for matrix products, at whose chunks memory is spent
-# Of sizes that are known only when a step runs, the example's decides; a call may be so much larger.
+LONGEST_PRODUCT = 2048  # the same for matrix products, whose chunks take memory
+# The example decides for sizes that are known only when a step runs. A size at run time may be this much larger.
 _LARGER = 16
 _CHUNK_OF_UNKNOWN = 64
-_UNEVEN = 8  # a chunk may be this much smaller than wanted before padding is the lesser evil
+_UNEVEN = 8  # a chunk may be smaller than wanted by up to this factor; beyond it, padding costs less
 
-# Eager adds these up in float32 (aten/src/ATen/OpMathType.h), torch-mlir 20261001 in the dtype itself.
+# Eager accumulates these in float32 (aten/src/ATen/OpMathType.h), torch-mlir 20261001 in the dtype itself.
 _HALVES = (torch.float16, torch.bfloat16)
 
-# Products of half-precision matrices are added up in float32 by torch-mlir.
+# Half-precision products need no chunks: torch-mlir accumulates them in float32.
 _CHUNKED = (torch.float32, torch.float64)
 
 _Dims = Sequence[int] | None
@@ -42,7 +43,7 @@ _Dims = Sequence[int] | None
 def _sum(
     x: torch.Tensor, dim: _Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Sum the innermost reduced dimensions in chunks, and then over the chunks."""
+    """Sum chunks of the innermost reduced dimensions, and then the chunks."""
     dims = _dims_of(x, dim)
     count = _count(x, dims)
     x = x if dtype is None else x.to(dtype)
@@ -64,7 +65,7 @@ def _sum(
 
 
 def _sum_with_rest(x: torch.Tensor, dims: Sequence[int], wanted: int) -> torch.Tensor:
-    """Sum whole chunks of a dimension of unknown size, and then what is left of it; there may be nothing of either."""
+    """Sum the whole chunks of a dimension of unknown size, and then its remainder; either may be empty."""
     border, chunk = _chunk(x, dims, wanted)
     size = x.shape[border]
     count = size // chunk
@@ -84,8 +85,8 @@ def _in_one_chain(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
 def _sum_of_merged(x: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:
     """Sum over adjacent dimensions as over one.
 
-    IREE 3.13.0 takes the sum of a product over two dimensions for a contraction, and fails where one factor is
-    broadcast along one of them ("'vector.contract' op invalid accumulator/result vector shape", or a crash).
+    IREE 3.13.0 treats the sum of a product over two dimensions as a contraction. It fails if one factor is broadcast
+    along one of them ("'vector.contract' op invalid accumulator/result vector shape", or a crash).
     """
     if len(dims) < 2 or all(b - a > 1 for a, b in itertools.pairwise(dims)):
         return NotImplemented
@@ -94,7 +95,7 @@ def _sum_of_merged(x: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch
 
 
 def _with_merged(x: torch.Tensor, dims: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
-    """`x` with adjacent ones of `dims` as one, and which they are then."""
+    """Merge adjacent dimensions of `dims`; return the reshaped `x` and the merged dimensions."""
     shape: list[int] = []
     merged: list[int] = []
     for dim, size in enumerate(x.shape):
@@ -108,9 +109,9 @@ def _with_merged(x: torch.Tensor, dims: Sequence[int]) -> tuple[torch.Tensor, li
 
 
 def _chunk(x: torch.Tensor, dims: Sequence[int], elements: int) -> tuple[int, int]:
-    """Where chunks of about `elements` begin: in which reduced dimension, and how much of it belongs to one.
+    """Choose the dimension that is split so that a chunk has about `elements`, and the size of a chunk along it.
 
-    All of the reduced dimensions after it belong to a chunk.
+    A chunk extends over all reduced dimensions after that dimension.
     """
     taken = 1
     for dim in reversed(dims):
@@ -124,13 +125,13 @@ def _chunk(x: torch.Tensor, dims: Sequence[int], elements: int) -> tuple[int, in
 
 
 def _divisor(size: int, wanted: int) -> int:
-    """The largest divisor of `size` up to `wanted`, or `wanted` itself where all of them are much smaller."""
+    """The largest divisor of `size` up to `wanted`; `wanted` itself if that divisor is much smaller."""
     best = next(d for d in range(wanted, 0, -1) if size % d == 0)
     return best if best * _UNEVEN >= wanted else wanted
 
 
 def _in_chunks(x: torch.Tensor, dim: int, chunk: int) -> torch.Tensor:
-    """View `dim` as [chunks, chunk], filled up with zeros."""
+    """View `dim` as [chunks, chunk], padded with zeros."""
     missing = -x.shape[dim] % chunk
     if missing:
         x = aten.constant_pad_nd.default(x, [0, 0] * (x.ndim - 1 - dim) + [0, missing])
@@ -160,7 +161,7 @@ def _var(x: torch.Tensor, dim: _Dims = None, *, correction: float | None = None,
 def _var_mean(
     x: torch.Tensor, dim: _Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean first, then the mean square of what differs from it; E[x^2] - E[x]^2 would cancel.
+    """Compute the mean first, then the mean squared deviation from it; E[x^2] - E[x]^2 would cancel.
 
     torch-mlir 20261001 would compute both in float64, at half the speed.
     """
@@ -180,12 +181,12 @@ def _var_mean(
 def _vector_norm(
     x: torch.Tensor, ord: float = 2, dim: _Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """The Euclidean norm without powers: IREE's `powf` costs more than a product and a root, and is less accurate."""
+    """Compute the Euclidean norm without powers: IREE's `powf` is slower than a product and a root, and less accurate."""
     x = x if dtype is None else x.to(dtype)
     if x.dtype in _HALVES:
         return aten.linalg_vector_norm.default(x.float(), ord, dim, keepdim).to(x.dtype)
     if ord not in (0, 1, 2, math.inf, -math.inf) and not x.is_complex():
-        # torch-mlir 20261001 leaves the rounding of the exponent to float32 to host code, where IREE 3.13.0 has none.
+        # torch-mlir 20261001 rounds the exponent to float32 in host code; IREE 3.13.0 has no such operation there.
         powers = x.abs().pow(ord)
         return aten.sum.dim_IntList(powers, dim, keepdim).pow(1 / ord)
     if ord != 2 or x.is_complex():
@@ -219,7 +220,7 @@ def _bmm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _bmm_with_rest(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """As `_bmm`, for a length that is unknown."""
+    """As `_bmm`, for an unknown K."""
     length = x.shape[2]
     count = length // LONGEST_CHAIN
     whole, rest = count * LONGEST_CHAIN, length - count * LONGEST_CHAIN
@@ -233,12 +234,12 @@ def _bmm_with_rest(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _is_short(count: int) -> bool:
-    """Whether so many elements are added up in one chain."""
+    """Whether `count` elements are added in one chain."""
     return always(count <= LONGEST_CHAIN) or (not is_known(count) and example_of(count) * _LARGER <= LONGEST_CHAIN)
 
 
 def _dims_of(x: torch.Tensor, dim: _Dims) -> list[int]:
-    """The reduced dimensions in ascending order; none means all."""
+    """The reduced dimensions in ascending order; no `dim` means all."""
     return sorted(d % x.ndim for d in dim) if dim and x.ndim else list(range(x.ndim))
 
 

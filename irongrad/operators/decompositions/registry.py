@@ -1,4 +1,4 @@
-"""Where decompositions are registered: an operator, and the function of simpler operators that stands for it."""
+"""The registry of decompositions: for each operator, a function of simpler operators that replaces it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _KEPT: set[Operator] = set()
 
 
 def decomposes(*operators: Operator) -> Callable[[F], F]:
-    """Register a function as the decomposition of `operators`, over whatever PyTorch and torch-mlir have for them.
+    """Register a function as the decomposition of `operators`, in place of PyTorch's and torch-mlir's.
 
-    It takes their arguments and returns their results, as a composition of other operators, functional and without
-    control flow on values. It may return NotImplemented for arguments that are to stay as they are.
+    The function takes an operator's arguments and returns its results. It composes other operators, is functional and
+    has no control flow on values. For arguments with which the operator should stay as it is, it returns
+    NotImplemented.
 
     Raises:
-        ValueError: one of them has a decomposition here already; each belongs to one family.
+        ValueError: one of `operators` has a decomposition here already. Each operator belongs to one family.
     """
 
     def register(function: F) -> F:
@@ -47,7 +48,11 @@ def decomposes(*operators: Operator) -> Callable[[F], F]:
 
 
 def decomposes_named(name: str) -> Callable[[F], F]:
-    """As `decomposes`, for `torch.library.custom_op`'s `library::name`, which exists once its library is imported."""
+    """Register a decomposition as `decomposes` does, for an operator that exists once its library is imported.
+
+    Args:
+        name: the operator's `library::name`, as in `torch.library.custom_op`.
+    """
 
     def register(function: F) -> F:
         _NAMED[name] = function
@@ -59,31 +64,31 @@ def decomposes_named(name: str) -> Callable[[F], F]:
 def uses_pytorch(*operators: Operator | torch._ops.OpOverloadPacket) -> None:
     """Use PyTorch's own decomposition of `operators`.
 
-    One by one: all that PyTorch has would expand operators to primitives that torch-mlir lacks.
+    Operators are listed one by one: PyTorch's full table would expand operators to primitives that torch-mlir lacks.
     """
     _PYTORCH.extend(operators)
 
 
 def keeps(*operators: Operator) -> None:
-    """Have `operators` left as they are, although PyTorch or torch-mlir would decompose them."""
+    """Leave `operators` as they are, although PyTorch or torch-mlir would decompose them."""
     _KEPT.update(operators)
 
 
 def register_decomposition(operator: object) -> Callable[[F], F]:
-    """Have a function stand for an operator of one's own, wherever a step or a function is compiled.
+    """Register a function that replaces a custom operator wherever a step or a function is compiled.
 
-    It takes the operator's arguments and returns its results, made of other operators. Gradients go through it,
-    unless the operator has an autograd formula of its own. Eager PyTorch, and with it the oracle that compiled code is
-    compared with, still runs the operator itself. A later registration replaces an earlier one.
+    The function takes the operator's arguments and computes its results with other operators. Gradients go through the
+    function, unless the operator has an autograd formula of its own. Eager PyTorch still runs the operator itself; so
+    does the oracle that compiled code is compared with. A later registration replaces an earlier one.
 
     Args:
-        operator: `torch.ops.library.name`, one overload of it, or what `torch.library.custom_op` returned.
+        operator: `torch.ops.library.name`, one overload of it, or the result of `torch.library.custom_op`.
 
     Returns:
-        A decorator; or call the result: `irongrad.register_decomposition(operator)(function)`.
+        A decorator, which can also be called: `irongrad.register_decomposition(operator)(function)`.
 
     Raises:
-        UserError: it is no operator, or one that IronGrad has a decomposition of.
+        UserError: `operator` is no operator, or IronGrad has a decomposition of it.
     """
     overloads = _overloads(operator)
     for overload in overloads:
@@ -110,7 +115,7 @@ def _overloads(operator: object) -> list[torch._ops.OpOverload]:
 
 
 def has_formula(operator: torch._ops.OpOverload) -> bool:
-    """Whether `operator` has an autograd formula of its own."""
+    """Return whether `operator` has an autograd formula of its own."""
     definition = OPDEFS.get(operator._schema.name)
     if definition is not None:
         return definition._backward_fn is not None
@@ -118,9 +123,11 @@ def has_formula(operator: torch._ops.OpOverload) -> bool:
 
 
 class BeforeAutograd(TorchFunctionMode):
-    """While open, user's operators without an autograd formula are their decompositions, and so have a gradient.
+    """While open, replaces user operators without an autograd formula by their decompositions, which have gradients.
 
-    In eager runs (`eager`), only where autograd records: elsewhere the operator itself gives the expected values.
+    Args:
+        eager: for eager runs, replace an operator only while autograd records. Otherwise the operator itself computes
+            the expected values.
     """
 
     def __init__(self, *, eager: bool = False) -> None:
@@ -132,13 +139,13 @@ class BeforeAutograd(TorchFunctionMode):
         if isinstance(func, torch._ops.OpOverloadPacket) and len(func.overloads()) == 1:
             called = getattr(func, func.overloads()[0])
         if called in _USER and not has_formula(called) and (torch.is_grad_enabled() or not self._eager):
-            with self:  # it may be made of others
+            with self:  # the decomposition may call other user operators
                 return _USER[called](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
 def family_of(operator: Operator) -> str | None:
-    """Where the decomposition of `operator` is: a family of IronGrad's, `user`, or None where it is PyTorch's."""
+    """Return the family that decomposes `operator`: one of IronGrad's, or `user`; None if IronGrad has none for it."""
     if operator in _USER:
         return "user"
     function = _REGISTERED.get(operator) or _NAMED.get(operator.name())
@@ -146,17 +153,17 @@ def family_of(operator: Operator) -> str | None:
 
 
 def users_operators() -> frozenset[Operator]:
-    """The operators that users registered a decomposition of."""
+    """Return the operators for which users registered a decomposition."""
     return frozenset(_USER)
 
 
 def with_users(table: dict[Operator, Decomposition]) -> dict[Operator, Decomposition]:
-    """`table` with operators of other libraries, as far as they are loaded, and what users registered over it."""
+    """Return `table` with the decompositions of loaded operators of other libraries, and with the users' over it."""
     named = {OPDEFS[name]._opoverload: function for name, function in _NAMED.items() if name in OPDEFS}
     return {**table, **named, **_USER}
 
 
 def merged(table: dict[Operator, Decomposition]) -> dict[Operator, Decomposition]:
-    """`table` with what is registered here over it."""
+    """Return `table` with the decompositions registered here over it."""
     both = {**table, **get_decompositions(_PYTORCH)}
     return {op: f for op, f in both.items() if op not in _KEPT} | _REGISTERED

@@ -1,7 +1,7 @@
-"""A function that is called many times while a graph is traced, and the operators it is made of only once.
+"""Functions that are called many times in a trace: their operators are traced once, and then the nodes are copied.
 
-`make_fx` takes about a millisecond for an operator, with its decomposition and its fake tensors, and a recorder a fifth
-of that. Copying its node takes a thirtieth.
+`make_fx` takes about a millisecond per operator, with its decomposition and its fake tensors. A recorder takes a fifth
+of that, and copying the node takes a thirtieth.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class _Call:
     """The nodes that a call added to the graph.
 
     Attributes:
-        kinds: shape and dtype of each argument.
-        arguments: their nodes.
-        nodes: what was added.
+        kinds: the shape and dtype of each argument.
+        arguments: the nodes of the arguments.
+        nodes: the added nodes, in order.
         results: the nodes of the results.
         values: the results.
     """
@@ -47,10 +47,13 @@ class _Call:
 
 
 class Repeated:
-    """`function`, a pure function of the tensors that it is given; in a trace its nodes are copied where possible.
+    """A pure function of tensors; while it is traced, later calls copy the nodes of an earlier call if possible.
 
-    They are those of an earlier call whose arguments were of the same shapes and dtypes, and were distinct: a first
-    state of zeros is often one tensor for several arguments, and then nothing tells which of them an operator takes.
+    The earlier call had arguments of the same shapes and dtypes, and all of them were distinct tensors. An initial state
+    of zeros is often one tensor for several arguments. Its nodes do not tell which of these arguments an operator takes.
+
+    Args:
+        function: the function. It depends on its arguments alone.
     """
 
     def __init__(self, function: Callable[..., Tensors]) -> None:
@@ -58,9 +61,9 @@ class Repeated:
         self._call: _Call | None = None
 
     def __call__(self, *values: Tensor) -> list[Tensor]:
-        """The results of `function`."""
+        """Return the results of `function`."""
         trace = _trace()
-        recorded = any(v.requires_grad for v in values)  # by autograd, which a copy of nodes is not
+        recorded = any(v.requires_grad for v in values)  # autograd does not record copied nodes
         if trace is None or recorded or not all(isinstance(size, int) for v in values for size in v.shape):
             return list(self._function(*values))
         kinds, arguments = [(v.shape, v.dtype) for v in values], _nodes(values, trace)
@@ -76,10 +79,10 @@ class Repeated:
 
 
 class _ByMakeFx:
-    """What `make_fx` traces.
+    """The current trace of `make_fx`, with the methods of `Recorder`.
 
     Attributes:
-        graph: so far.
+        graph: the graph traced so far.
     """
 
     def __init__(self, tracer: Any) -> None:
@@ -87,12 +90,12 @@ class _ByMakeFx:
         self._tracer = tracer
 
     def found(self, value: Tensor) -> Node | None:
-        """Where `value` comes from; None for a constant."""
+        """Return the node of `value`; None for a constant."""
         slot = get_proxy_slot(value, self._tracer, None)
         return None if slot is None else slot.proxy.node
 
     def another(self, like: Tensor, node: Node) -> Tensor:
-        """A tensor like another, which comes from `node`."""
+        """Return a new tensor like `like` that is the result of `node`."""
         with disable_proxy_modes_tracing():
             value = torch.empty_like(like)
         track_tensor(value, Proxy(node, self._tracer), constant=None, tracer=self._tracer)
@@ -100,13 +103,13 @@ class _ByMakeFx:
 
 
 def _trace() -> _ByMakeFx | Recorder | None:
-    """What is being traced, if anything is."""
+    """The current trace, if there is one."""
     mode = get_proxy_mode()
     return recorder.current() if mode is None else _ByMakeFx(mode.tracer)
 
 
 def _nodes(values: Tensors, trace: _ByMakeFx | Recorder) -> list[Node]:
-    """The nodes of traced tensors; none where one is a constant."""
+    """The nodes of traced tensors; empty if one of them is a constant."""
     found = [node for value in values if (node := trace.found(value)) is not None]
     return found if len(found) == len(values) else []
 

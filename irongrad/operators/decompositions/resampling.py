@@ -19,14 +19,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension's sizes.
+    """The sizes of one dimension.
 
     Attributes:
-        size: of the input.
-        count: of the output.
-        align_corners: whether the outermost places of both are the same points, or their outer edges are.
-        scale: how many outputs there are to an input, where that is not `count` / `size`.
-        dtype: of the input.
+        size: the number of inputs.
+        count: the number of outputs.
+        align_corners: whether the centres of the outermost inputs and outputs coincide; if not, their outer edges do.
+        scale: outputs per input, if it is not `count` / `size`.
+        dtype: the dtype of the input.
     """
 
     size: int
@@ -37,13 +37,13 @@ class Axis:
 
     @property
     def step(self) -> float:
-        """How far apart two outputs are in the input."""
+        """The distance between neighbouring outputs, in inputs."""
         if self.align_corners:
             return (self.size - 1) / (self.count - 1) if self.count > 1 else 0.0
         return 1 / self.scale if self.scale else self.size / self.count
 
     def sources(self) -> list[float]:
-        """Where each output lies in the input."""
+        """Return the position of each output in the input; 0 is the centre of the first input."""
         shift = 0.0 if self.align_corners else 0.5
         return [(i + shift) * self.step - shift for i in range(self.count)]
 
@@ -52,11 +52,14 @@ Resampling = Callable[[Axis], Taps]
 
 
 def _nearest(axis: Axis, *, exact: bool = False) -> Taps:
-    """In the input's precision and then rounded to float32, as ATen's: on that it depends what is nearest."""
+    """Take the nearest input. As in ATen, its position is computed in the input's precision and rounded to float32.
+
+    The precision decides which input is nearest.
+    """
     number = np.float64 if axis.dtype == torch.float64 else np.float32
     step = number(1 / axis.scale) if axis.scale else number(axis.size) / number(axis.count)
     if exact:
-        # ATen's `step * (i + 0.5) - 0.5` is a fused product and sum, rounded once.
+        # ATen's `step * (i + 0.5) - 0.5` is a fused multiply-add, rounded once.
         sources = [number(float(step) * (i + 0.5) - 0.5) + number(0.5) for i in range(axis.count)]
     else:
         sources = [number(i) * step for i in range(axis.count)]
@@ -64,18 +67,21 @@ def _nearest(axis: Axis, *, exact: bool = False) -> Taps:
 
 
 def _nearest_of_whole(axis: Axis) -> Taps:
-    """In two dimensions ATen overlooks a fractional scale that gives the same or twice the size."""
+    """Take the nearest input in two dimensions, where ATen ignores a scale that gives the same or twice the size."""
     return _nearest(replace(axis, scale=None) if axis.count in (axis.size, 2 * axis.size) else axis)
 
 
 def _nearest_backward(axis: Axis, *, exact: bool = False) -> Taps:
-    """ATen's backward is in float32 whatever the dtype, and overlooks such a scale in any number of dimensions."""
+    """The weights of ATen's backward, which is in float32 for every dtype.
+
+    It ignores a scale that gives the same or twice the size, in any number of dimensions.
+    """
     axis = replace(axis, dtype=torch.float32)
     return _nearest(axis, exact=True) if exact else _nearest_of_whole(axis)
 
 
 def _linear(axis: Axis) -> Taps:
-    """Each output between the two inputs around it, by its distance from them; before the first, the first itself."""
+    """Weight the two inputs around each output by distance; an output before the first input is the first input."""
     rows: list[Row] = []
     last = axis.size - 1
     for source in axis.sources():
@@ -87,7 +93,7 @@ def _linear(axis: Axis) -> Taps:
 
 
 def _cubic(axis: Axis) -> Taps:
-    """Four inputs, of which those beyond the edge are the one at the edge."""
+    """Weight the four inputs around each output; an input beyond the edge is the one at the edge."""
     rows: list[Row] = []
     for source in axis.sources():
         first = math.floor(source) - 1
@@ -97,7 +103,10 @@ def _cubic(axis: Axis) -> Taps:
 
 
 def _antialiased(axis: Axis, *, kernel: Callable[[float], float], reach: float) -> Taps:
-    """The kernel as wide as a step of the output, normalised (Pillow's resampling; UpSampleKernel.cpp)."""
+    """Weight inputs by the kernel, stretched to the distance of the outputs and normalised.
+
+    The method is that of Pillow's resampling (UpSampleKernel.cpp). The kernel is never narrower than for distance 1.
+    """
     width = max(axis.step, 1.0)
     rows: list[Row] = []
     for i in range(axis.count):
@@ -116,7 +125,10 @@ def _triangle(x: float) -> float:
 
 
 def cubic_kernel(x: float, a: float) -> float:
-    """Keys, "Cubic convolution interpolation for digital image processing", IEEE Trans. ASSP 29, 1981."""
+    """Return the cubic convolution kernel with the parameter `a`, at the distance `x`.
+
+    Keys, "Cubic convolution interpolation for digital image processing", IEEE Trans. ASSP 29, 1981.
+    """
     x = abs(x)
     if x < 1:
         return ((a + 2) * x - (a + 3)) * x * x + 1
@@ -124,7 +136,7 @@ def cubic_kernel(x: float, a: float) -> float:
 
 
 def _lanczos(x: float) -> float:
-    """sinc(x) sinc(x / 3) within 3 (C. Duchon, "Lanczos filtering in one and two dimensions", 1979)."""
+    """sinc(x) sinc(x / 3) for |x| < 3, else 0 (C. Duchon, "Lanczos filtering in one and two dimensions", 1979)."""
 
     def sinc(y: float) -> float:
         return math.sin(math.pi * y) / (math.pi * y) if y else 1.0
@@ -133,7 +145,7 @@ def _lanczos(x: float) -> float:
 
 
 def _register(forward: Operator, backward: Operator, resampling: Resampling, transposed: Resampling) -> None:
-    """Register operators that have no `align_corners`."""
+    """Register operators without an argument `align_corners`; the backward uses the weights of `transposed`."""
 
     @decomposes(forward)
     def upsample(x: torch.Tensor, output_size: Sequence[int], *scales: float | None) -> torch.Tensor:
@@ -144,12 +156,12 @@ def _register(forward: Operator, backward: Operator, resampling: Resampling, tra
     def upsample_backward(
         grad: torch.Tensor, output_size: Sequence[int], input_size: Sequence[int], *scales: float | None
     ) -> torch.Tensor:
-        """dx[i] = sum of w[o, i] dy[o], the weights of `transposed`: [..., *output_size] -> `input_size`."""
+        """dx[i] = sum of w[o, i] dy[o], with the weights of `transposed`: [..., *output_size] -> `input_size`."""
         return apply_each_transposed(grad, _maps(transposed, grad.dtype, input_size, output_size, False, scales))
 
 
 def _register_aligned(forward: Operator, backward: Operator, resampling: Resampling) -> None:
-    """Register operators that have it."""
+    """Register operators with an argument `align_corners`."""
 
     @decomposes(forward)
     def upsample(
@@ -166,7 +178,7 @@ def _register_aligned(forward: Operator, backward: Operator, resampling: Resampl
         align_corners: bool,
         *scales: float | None,
     ) -> torch.Tensor:
-        """dx[i] = sum of w[o, i] dy[o], the weights of the forward: [..., *output_size] -> `input_size`."""
+        """dx[i] = sum of w[o, i] dy[o], with the weights of the forward: [..., *output_size] -> `input_size`."""
         maps = _maps(resampling, grad.dtype, input_size, output_size, align_corners, scales)
         return apply_each_transposed(grad, maps)
 
@@ -179,8 +191,8 @@ def _maps(
     align_corners: bool,
     scales: Sequence[float | None],
 ) -> list[Taps]:
-    given = [*scales, *[None] * (len(counts) - len(scales))]
-    dims = zip(sizes[-len(counts) :], counts, given, strict=True)
+    padded_scales = [*scales, *[None] * (len(counts) - len(scales))]
+    dims = zip(sizes[-len(counts) :], counts, padded_scales, strict=True)
     return [resampling(Axis(size, count, align_corners, scale, dtype)) for size, count, scale in dims]
 
 

@@ -1,9 +1,9 @@
-"""Cumulative sums, products, maxima and the like.
+"""Cumulative sums, products, maxima and similar scans.
 
-A scan combines every element with all before it. IREE 3.13.0 does that in one serial chain, whose rounding error grows
-with its length. Here a row is scanned by doubling distances (W. D. Hillis and G. L. Steele, "Data parallel algorithms",
-Comm. ACM 29, 1986): log2(n) combinations in a chain. Long rows are scanned in blocks, then the last elements of the
-blocks, and then every block is combined with all before it.
+A scan combines every element with all before it. IREE 3.13.0 scans in one serial chain, whose rounding error grows with
+its length. Here a row is scanned by doubling distances (W. D. Hillis and G. L. Steele, "Data parallel algorithms",
+Comm. ACM 29, 1986), in a chain of log2(n) combinations. A long row is split into blocks. First each block is scanned,
+and then the last elements of the blocks. Finally each block is combined with the total of all blocks before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from irongrad.operators.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
-SHORTEST_SCANNED = 32  # below, IREE's serial scan is exact enough, and one dispatch
+SHORTEST_SCANNED = 32  # for shorter rows, IREE's serial scan is accurate enough and takes one dispatch
 BLOCK = 32
 
 _State = tuple[torch.Tensor, ...]
@@ -65,7 +65,10 @@ def _cummin(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _extreme(
     reaches: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The extreme so far and where it is: the last of those alike; NaN once it is met (ATen, `cummax_helper_cpu`)."""
+    """The running extreme and its index.
+
+    Of equal elements the last one counts, and a NaN stays once it is met (ATen, `cummax_helper_cpu`).
+    """
     if x.ndim == 0 or x.numel() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
 
@@ -83,33 +86,33 @@ def _extreme(
 
 @decomposes(aten.logcumsumexp.default)
 def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """A scan of log(exp(a) + exp(b)), which is associative."""
+    """Scan with log(exp(a) + exp(b)), which is associative."""
     if x.ndim == 0 or x.numel() == 0:
         return x.clone()
     return _scan(lambda a, b: (_log_add_exp(a[0], b[0]),), (x,), dim)[0]
 
 
 def _log_add_exp(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """log(exp(x) + exp(y)) from the larger one, so that nothing overflows; an infinity, or NaN, is the result."""
+    """log(exp(x) + exp(y)), computed from the larger operand so that nothing overflows; inf and NaN pass through."""
     large, small = torch.maximum(x, y), torch.minimum(x, y)
     return torch.where(large.isfinite(), large + torch.log1p(torch.exp(small - large)), large)
 
 
 def _scan(combine: _Combine, state: _State, dim: int) -> _State:
-    """All prefixes of `dim` under an associative `combine`."""
+    """Scan `dim` with an associative `combine`."""
     last = tuple(s.movedim(dim, -1) for s in state)
     return tuple(s.movedim(-1, dim) for s in _scan_last(combine, last))
 
 
 def _scan_last(combine: _Combine, state: _State) -> _State:
-    """All prefixes of the last dimension, in blocks: within each, over the blocks' last ones, and both combined."""
+    """Scan the last dimension in blocks: within each block, over the last elements of the blocks, and both combined."""
     length = state[0].shape[-1]
     if length <= BLOCK:
         return _scan_block(combine, state)
     whole = length // BLOCK * BLOCK
     head = tuple(s[..., :whole].unflatten(-1, (-1, BLOCK)) for s in state)
     blocks = _scan_block(combine, head)
-    before = _scan_last(combine, tuple(s[..., -1] for s in blocks))  # all up to the end of each block
+    before = _scan_last(combine, tuple(s[..., -1] for s in blocks))  # the total up to the end of each block
     rest = combine(tuple(s[..., :-1].unsqueeze(-1) for s in before), tuple(s[..., 1:, :] for s in blocks))
     first = tuple(torch.cat([s[..., 0, :], r.flatten(-2)], -1) for s, r in zip(blocks, rest, strict=True))
     if whole == length:
@@ -120,7 +123,7 @@ def _scan_last(combine: _Combine, state: _State) -> _State:
 
 
 def _scan_block(combine: _Combine, state: _State) -> _State:
-    """All prefixes by Hillis and Steele: each element takes in that 1, 2, 4, ... places before it."""
+    """Scan by Hillis and Steele: each element is combined with the element 1, 2, 4, ... places before it."""
     distance = 1
     while distance < state[0].shape[-1]:
         combined = combine(tuple(s[..., :-distance] for s in state), tuple(s[..., distance:] for s in state))

@@ -1,7 +1,7 @@
-"""Scattering, and writing to indices.
+"""Scatters, and writes to indices.
 
-All writes to indices of whole rows become one form, which is the cheapest for IREE: one vector of row numbers into a
-matrix (or a vector) of the indexed dimensions by the others.
+All writes of whole rows become the form that is cheapest for IREE: a vector of row numbers indexes a matrix (or a
+vector). The indexed dimensions are the rows of the matrix, the other dimensions its columns.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ _Indices = Sequence[torch.Tensor | None]
 
 
 def _with_dim_at_one(op: torch._ops.OpOverload) -> None:
-    """torch-mlir 20261001 aborts the process on a negative dimension (an assertion), and lacks rank 0."""
+    """Register a rewrite of `op` for torch-mlir 20261001.
+
+    torch-mlir aborts the process on a negative dimension (an assertion), and lacks rank 0.
+    """
 
     @decomposes(op)
     def rewrite(x: torch.Tensor, dim: int, index: torch.Tensor, *args: object, **kwargs: object) -> object:
-        """`op` of rank 1 or more, along a dimension that is counted from the first."""
+        """`op` on rank 1 or more, along a dimension that is not negative."""
         if index.numel() == 0:
             return x.clone()
         if x.ndim == 0 or index.ndim == 0:
@@ -35,7 +38,7 @@ def _with_dim_at_one(op: torch._ops.OpOverload) -> None:
         if dim < 0:
             return op(x, dim + x.ndim, index, *args, **kwargs)
         if is_known(x.shape[dim]) and x.shape[dim] == 1:
-            # IREE 3.13.0 drops a constant that is written to a computed place of one (test_special_values.py).
+            # IREE 3.13.0 drops a constant that is scattered to a computed index of size 1 (test_special_values.py).
             with undecomposed():
                 return op(x, dim, torch.zeros_like(index), *args, **kwargs)
         if all(map(is_known, x.shape)):
@@ -80,7 +83,7 @@ def _index_put(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumul
     size = [math.prod(columns)] if columns else []
     order = dims + others
     matrix, new = x.permute(order).reshape([rows, *size]), front.reshape([-1, *size])
-    if rows == 1:  # one place, the last to write to it wins
+    if rows == 1:  # all writes go to the same row, and the last one wins
         written = matrix + new.sum(0, keepdim=True, dtype=x.dtype) if accumulate else new[-1:]
     else:
         row = row_of(tensors, [x.shape[d] for d in dims])
@@ -90,11 +93,11 @@ def _index_put(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumul
 
 
 def _own(x: torch.Tensor, *written: torch.Tensor) -> torch.Tensor:
-    """`x`, as a tensor that no other write can be taken to begin with.
+    """Copy `x`, so that IREE cannot give two scatters the same initial buffer.
 
-    IREE 3.13.0 has scatters into equal zeros of unknown sizes begin with one buffer, as those of the gradient of
-    `h[rows, a] * h[rows, b]`, and loses what they write: that gradient was zero. The condition is always false, which
-    MLIR does not know. tests/pipeline/guards/test_position_tables.py compiles such a step.
+    IREE 3.13.0 lets scatters into equal zeros of unknown sizes share one buffer, and loses their writes. The gradient of
+    `h[rows, a] * h[rows, b]` has such scatters, and was zero. The condition added here is always false, but MLIR does
+    not know that. tests/pipeline/guards/test_position_tables.py compiles such a step.
     """
     never = [_first(t).abs() < 0 for t in written]
     return torch.where(torch.stack(never).any(), torch.ones((), dtype=x.dtype), x)
@@ -108,7 +111,17 @@ def _first(x: torch.Tensor) -> torch.Tensor:
 
 
 def put_by_mask(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumulate: bool) -> torch.Tensor:
-    """Write where one mask is true: a value for all of them, or the values one after the other."""
+    """Write where a mask is true: one value to all true elements, or the n-th value to the n-th of them.
+
+    Args:
+        x: the tensor to update.
+        indices: None for each dimension before the mask, and the mask.
+        values: the new values, broadcast to the masked elements.
+        accumulate: whether to add the values to the old ones.
+
+    Returns:
+        The updated tensor; NotImplemented if there are further indices.
+    """
     dims = [d for d, i in enumerate(indices) if i is not None]
     mask = indices[dims[0]]
     assert mask is not None
@@ -118,7 +131,7 @@ def put_by_mask(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumu
     rest = x.ndim - last
     mask = mask.to(torch.bool)
     spread = mask.reshape([*mask.shape, *[1] * rest])
-    counted = values.ndim - 1 - rest  # the dimension of `values` with one entry for each true element, if any
+    counted = values.ndim - 1 - rest  # the dimension of `values` with one entry per true element; negative if none
     if counted >= 0 and values.shape[counted] != 1:
         if mask.numel() == 0 or values.numel() == 0:
             return x.clone()
@@ -132,7 +145,7 @@ def put_by_mask(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumu
 
 
 def _nth_true(mask: torch.Tensor) -> torch.Tensor:
-    """For each true element of `mask`, flat, how many are true before it."""
+    """For each true element of the flattened `mask`, the number of true elements before it."""
     return aten.cumsum.default(mask.reshape(-1).to(torch.int64), 0) - 1
 
 
@@ -208,7 +221,7 @@ def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -
 
 @decomposes(aten.masked_scatter_backward.default)
 def _masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """The n-th source element went to the n-th true place; what is past the last of those got nothing."""
+    """The n-th source element went to the n-th true place; source elements beyond the last have gradient zero."""
     count = math.prod(sizes)
     mask = mask.expand(grad.shape)
     places = torch.where(mask.reshape(-1), _nth_true(mask), count).clamp(0, count)
@@ -236,10 +249,10 @@ def _embedding_dense_backward(
 def _slice_scatter(
     x: torch.Tensor, values: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> torch.Tensor:
-    """A choice between two tensors.
+    """Select between two tensors elementwise instead of writing a slice.
 
-    IREE 3.13.0 writes a chain of slices in place, and reads what it has written already: wrong gradients of
-    Householder products, or "circular dependency: input operation uses partition output".
+    IREE 3.13.0 writes a chain of slices in place, and reads elements that it has already overwritten. Gradients of
+    Householder products are wrong then, or IREE ends with "circular dependency: input operation uses partition output".
     """
     if step != 1:
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Reductions over consecutive segments of one dimension, whose lengths are values of a tensor."""
+"""Reductions over consecutive segments of one dimension; a tensor holds the lengths of the segments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _segment_reduce(
     unsafe: bool = False,
     initial: float | None = None,
 ) -> torch.Tensor:
-    """Every segment over all elements, where those of other segments are the reduction's identity."""
+    """Reduce over all elements for each segment; elements of other segments are the reduction's identity."""
     if data.numel() == 0:
         return NotImplemented
     start, end = _bounds(lengths, offsets)
@@ -35,7 +35,7 @@ def _segment_reduce(
 
 
 def _bounds(lengths: torch.Tensor | None, offsets: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where segments start and end."""
+    """The start and the end of each segment."""
     if offsets is not None:
         return offsets[..., :-1], offsets[..., 1:]
     assert lengths is not None
@@ -51,7 +51,7 @@ def _member(start: torch.Tensor, end: torch.Tensor, data: torch.Tensor, axis: in
 
 
 def _reduced(spread: torch.Tensor, reduce: str, count: torch.Tensor, axis: int, initial: float | None) -> torch.Tensor:
-    """Reduce the elements, with the initial value as one more of them that a mean does not count."""
+    """Reduce the elements; the initial value is one more element, which a mean does not count."""
     dim = axis + 1
     if reduce in ("max", "min"):
         limit = spread.amax(dim) if reduce == "max" else spread.amin(dim)
@@ -80,29 +80,30 @@ def _segment_reduce_backward(
     axis: int = 0,
     initial: float | None = None,
 ) -> torch.Tensor:
-    """Every element is in at most one segment, so the sum over segments only selects.
+    """Give each element the gradient of its segment.
 
-    The gradient of a maximum is divided among the elements that reach it.
+    Every element is in at most one segment, so the sum over segments only selects. The gradient of a maximum or minimum
+    is divided among the elements that are equal to it.
     """
     start, end = _bounds(lengths, offsets)
     member = _member(start, end, data, axis)
-    given = grad.unsqueeze(axis + 1)
+    segment_grad = grad.unsqueeze(axis + 1)
     elements = data.unsqueeze(axis)
     if reduce in ("max", "min"):
         reaches = member & ((elements == output.unsqueeze(axis + 1)) | (elements != elements))
-        share = given / reaches.to(grad.dtype).sum(axis + 1, keepdim=True).clamp_min(1)
+        share = segment_grad / reaches.to(grad.dtype).sum(axis + 1, keepdim=True).clamp_min(1)
         return torch.where(reaches, share, 0.0).sum(axis)
     if reduce == "mean":
         count = (end - start).clamp_min(1)
-        given = given / count.reshape([*count.shape, *[1] * (grad.ndim - count.ndim)]).unsqueeze(axis + 1)
+        segment_grad = segment_grad / count.reshape([*count.shape, *[1] * (grad.ndim - count.ndim)]).unsqueeze(axis + 1)
     if reduce == "prod":
-        given = given * _product_of_others(torch.where(member, elements, 1.0), axis + 1)
-        given = given if initial is None else given * initial
-    return torch.where(member, given, 0.0).sum(axis)
+        segment_grad = segment_grad * _product_of_others(torch.where(member, elements, 1.0), axis + 1)
+        segment_grad = segment_grad if initial is None else segment_grad * initial
+    return torch.where(member, segment_grad, 0.0).sum(axis)
 
 
 def _product_of_others(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The product of all elements but each, from the products before and after it: nothing is divided by zero."""
+    """For each element, the product of all others, from the products before and after it; avoids division by zero."""
     ones = torch.ones_like(x.narrow(dim, 0, 1))
     size = x.shape[dim]
     before = torch.cat([ones, x.cumprod(dim).narrow(dim, 0, size - 1)], dim)

@@ -1,4 +1,4 @@
-"""What elementary and special functions are made of: polynomials, Chebyshev series, and the dtypes to compute in."""
+"""Building blocks of elementary and special functions: polynomials, Chebyshev series, and the dtypes to compute in."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _Function: TypeAlias = Callable[..., torch.Tensor]
 
 
 def in_floating_point(x: torch.Tensor) -> torch.Tensor:
-    """`x` itself, or integers and booleans in the default dtype, as eager's special functions take them."""
+    """Cast integers and booleans to the default dtype, as eager's special functions do; return other tensors as is."""
     return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
 
 
 def polynomial(x: torch.Tensor, coefficients: Sequence[float]) -> torch.Tensor:
-    """The polynomial with these coefficients, that of the highest power first, by Horner's rule."""
+    """Evaluate a polynomial by Horner's rule; `coefficients` begins with the highest power."""
     first, *rest = coefficients
     total = torch.full_like(x, first)
     for coefficient in rest:
@@ -26,14 +26,14 @@ def polynomial(x: torch.Tensor, coefficients: Sequence[float]) -> torch.Tensor:
 
 
 def rational(x: torch.Tensor, numerator: Sequence[float], denominator: Sequence[float]) -> torch.Tensor:
-    """The quotient of two polynomials."""
+    """Return the quotient of two polynomials, each given as in `polynomial`."""
     return polynomial(x, numerator) / polynomial(x, denominator)
 
 
 def chebyshev(x: torch.Tensor, coefficients: Sequence[float]) -> torch.Tensor:
-    """The sum of c[k] T_k(x) for x in [-1, 1], by Clenshaw's recurrence (Math. Tables Aids Comput. 9, 1955).
+    """Return the sum of c[k] T_k(x) for x in [-1, 1], by Clenshaw's recurrence (Math. Tables Aids Comput. 9, 1955).
 
-    Terms that the dtype of `x` is too coarse for are left out.
+    Terms below the resolution of the dtype of `x` are left out.
     """
     limit = torch.finfo(x.dtype).eps / 8 * max(abs(c) for c in coefficients)
     kept = max(k for k, c in enumerate(coefficients) if abs(c) > limit) + 1
@@ -44,15 +44,15 @@ def chebyshev(x: torch.Tensor, coefficients: Sequence[float]) -> torch.Tensor:
 
 
 def signed(size: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """An odd function's value at x from that at |x|; zero keeps its sign, and NaN stays."""
+    """Return an odd function's value at x from its value `size` at |x|; zero keeps its sign, and NaN stays NaN."""
     return torch.where(x > 0, size, torch.where(x < 0, -size, x))
 
 
 def computes_in(*dtypes: torch.dtype) -> Callable[[_Function], _Function]:
-    """Make a decomposition for tensors of `dtypes` one for all real dtypes.
+    """Extend a decomposition for tensors of `dtypes` to all real dtypes.
 
-    Integers are taken in the default dtype, as in eager, and 16-bit numbers in float32, and rounded again. What is
-    in another dtype then stays as it is.
+    Integers are cast to the default dtype, as in eager. 16-bit floats are computed in float32, and the result is
+    rounded back. If the dtype to compute in is not among `dtypes`, the operator stays as it is.
     """
 
     def decorate(function: _Function) -> _Function:

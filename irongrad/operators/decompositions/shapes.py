@@ -23,12 +23,12 @@ uses_pytorch(
 
 @decomposes(aten.detach_copy.default)
 def detach_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself: a graph that computes no gradients has nothing to detach from."""
+    """Return the tensor itself: a graph that computes no gradients has nothing to detach from."""
     return aten.alias(tensor)
 
 
 def _as_view(copy: torch._ops.OpOverload, view: Callable[..., object]) -> None:
-    """In a functional graph a copy of a view is the view."""
+    """Decompose a view_copy operator to the view: in a functional graph they are the same."""
 
     @decomposes(copy)
     def rewrite(*args: object, **kwargs: object) -> object:
@@ -90,9 +90,9 @@ def _as_strided_scatter(
 
 
 def _storage(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The elements of `x` in the order of its storage, and where in the storage the first of them is.
+    """The elements of `x` in storage order, and the storage offset of the first one.
 
-    A compiled tensor has no storage: only the elements of `x` itself are there, in the layout that eager gives them.
+    A compiled tensor has no storage. Only the elements of `x` itself exist, in the layout that eager gives them.
     """
     dense = x.permute(_outermost_first(x))
     if not dense.is_contiguous():
@@ -114,7 +114,7 @@ def _inverse(order: Sequence[int]) -> list[int]:
 def _places(
     x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None, start: int
 ) -> torch.Tensor:
-    """Which element of the storage is at each place of a view of it."""
+    """The index of the storage element at each place of the view."""
     first = (start if storage_offset is None else storage_offset) - start
     last = first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     if 0 not in size and (first < 0 or last >= x.numel()):
@@ -131,7 +131,7 @@ def _places(
 
 @decomposes(aten.diagonal.default)
 def _diagonal(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
-    """The elements (i, i + offset) of the last two dimensions are every (columns + 1)-th of a flat matrix."""
+    """Gather the elements (i, i + offset): in the flattened matrix, these are every (columns + 1)-th element."""
     planes = x.movedim((dim1, dim2), (-2, -1))
     places = _diagonal_places(planes, offset)
     return aten.index_select.default(planes.flatten(-2), planes.ndim - 2, places)
@@ -141,7 +141,7 @@ def _diagonal(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) ->
 def _diagonal_scatter(
     x: torch.Tensor, values: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> torch.Tensor:
-    """The values spread over the rows, or the columns, of the matrix are right where the diagonal is."""
+    """Broadcast each value along its row, and select the broadcast values on the diagonal."""
     planes = x.movedim((dim1, dim2), (-2, -1))
     rows, columns = planes.shape[-2:]
     length = values.shape[-1]
@@ -160,7 +160,7 @@ def _diagonal_places(planes: torch.Tensor, offset: int) -> torch.Tensor:
 
 @decomposes(aten.unfold_backward.default)
 def _unfold_backward(grad: torch.Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int) -> torch.Tensor:
-    """An element is in every window that reaches it: their gradients are added."""
+    """Sum the gradients of all windows that contain an element."""
     if not input_sizes:
         return grad.reshape([])
     dim = dim % len(input_sizes)
@@ -172,7 +172,10 @@ def _unfold_backward(grad: torch.Tensor, input_sizes: Sequence[int], dim: int, s
 
 @decomposes(aten.roll.default)
 def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
-    """The last elements before the others. torch-mlir 20261001's form of a sample of fftshift does not verify."""
+    """Put the last elements before the others.
+
+    torch-mlir 20261001's lowering of roll fails verification on a sample of fftshift.
+    """
     if not dims:
         return aten.roll.default(x.reshape(-1), shifts, [0]).reshape(x.shape)
     for shift, dim in zip(shifts, dims, strict=True):
@@ -185,7 +188,7 @@ def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> t
 
 @decomposes(aten.cat.default)
 def _cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
-    """In one dtype: torch-mlir 20261001 takes a byte above 127 for a negative number where the others are floats."""
+    """Cast to one dtype first: torch-mlir 20261001 reads a byte above 127 as negative if other operands are floats."""
     dtypes = {t.dtype for t in tensors}
     if len(dtypes) == 1:
         return NotImplemented

@@ -1,9 +1,11 @@
-"""Sorting and what is defined by an order: the first few, the k-th, medians and modes.
+"""Sorting, and operators that are defined by an order: topk, kthvalue, median and mode.
 
-IREE 3.13.0 sorts serially in quadratic time, and two sorts in one step share the tensor of indices that it lets both
-sort in place: inside the loop of `train_steps` the second iteration starts from sorted indices. So nothing here uses
-its sort. A short row is sorted by counting how many elements come before each; a long one in runs that are sorted so,
-and merged by rank (R. Cole, "Parallel merge sort", SIAM J. Comput. 17, 1988, uses the same ranks).
+IREE 3.13.0 sorts serially in quadratic time. It also lets two sorts in one step sort a shared index tensor in place:
+inside the loop of `train_steps` the second iteration starts from sorted indices. So nothing here uses IREE's sort.
+
+A short row is sorted by counting, for each element, how many elements come before it. A long row is split into runs.
+Each run is sorted by counting, and runs are merged by rank (R. Cole, "Parallel merge sort", SIAM J. Comput. 17, 1988,
+uses the same ranks).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from irongrad.operators.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
-LONGEST_COUNTED = 128  # every element is compared with every other, in memory too
+LONGEST_COUNTED = 128  # counting compares every element with every other, and stores all comparisons
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -30,7 +32,7 @@ def _sort(x: torch.Tensor, dim: int = -1, descending: bool = False) -> _Pair:
 def _stable_sort(x: torch.Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> _Pair:
     if x.numel() == 0 or x.ndim == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    return _taken(x, dim, _order(x.movedim(dim, -1), descending=descending))
+    return _gathered_along(x, dim, _order(x.movedim(dim, -1), descending=descending))
 
 
 @decomposes(aten.topk.default)
@@ -41,7 +43,7 @@ def _topk(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: 
     if k == 0 or x.numel() == 0:
         shape = [k if d == dim % x.ndim else s for d, s in enumerate(x.shape)]
         return x.new_zeros(shape), x.new_zeros(shape, dtype=torch.int64)
-    return _taken(x, dim, _first(x.movedim(dim, -1), k, descending=largest))
+    return _gathered_along(x, dim, _first(x.movedim(dim, -1), k, descending=largest))
 
 
 @decomposes(aten.kthvalue.default)
@@ -51,7 +53,7 @@ def _kthvalue(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> 
 
 @decomposes(aten.median.dim)
 def _median_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> _Pair:
-    """The lower of the two in the middle; the first NaN where there is one, and NaN is sorted last."""
+    """The lower of the two elements in the middle; the first NaN if there is one. NaN is sorted last."""
     if x.ndim == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     size = x.shape[dim]
@@ -79,7 +81,7 @@ def _nanmedian(x: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten.mode.default)
 def _mode(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> _Pair:
-    """The smallest of the values that occur most often, and its last place."""
+    """The smallest of the most frequent values, and its last place."""
     if x.ndim == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     last = x.movedim(dim, -1)
@@ -93,7 +95,7 @@ def _mode(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> _Pair:
 
 
 def _at(x: torch.Tensor, dim: int, keepdim: bool, place: int | torch.Tensor) -> _Pair:
-    """The value at a place of the ascending order along `dim`, and its index; `place` has size 1 there."""
+    """The value at `place` in the ascending order along `dim`, and its index; a tensor `place` has size 1 along `dim`."""
     if x.ndim == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     last = x.movedim(dim, -1)
@@ -106,12 +108,12 @@ def _at(x: torch.Tensor, dim: int, keepdim: bool, place: int | torch.Tensor) -> 
         index = _counted(last, wanted, descending=False)
     else:
         index = _order(last, descending=False).gather(-1, wanted)
-    value, index = _taken(x, dim, index)
+    value, index = _gathered_along(x, dim, index)
     return (value, index) if keepdim else (value.squeeze(dim), index.squeeze(dim))
 
 
-def _taken(x: torch.Tensor, dim: int, index: torch.Tensor) -> _Pair:
-    """What `index`, along the last dimension, takes from `x` along `dim`."""
+def _gathered_along(x: torch.Tensor, dim: int, index: torch.Tensor) -> _Pair:
+    """Gather from `x` along `dim`; the last dimension of `index` is that dimension."""
     index = index.movedim(-1, dim)
     return x.gather(dim, index), index
 
@@ -120,7 +122,7 @@ def _taken(x: torch.Tensor, dim: int, index: torch.Tensor) -> _Pair:
 
 
 def _order(x: torch.Tensor, *, descending: bool) -> torch.Tensor:
-    """The indices that sort the last dimension, stable; NaN is the largest, as in eager."""
+    """The indices that sort the last dimension stably; NaN is the largest, as in eager."""
     length = x.shape[-1]
     if length <= LONGEST_COUNTED:
         return _counted(x, _places(x), descending=descending)
@@ -137,10 +139,10 @@ def _order(x: torch.Tensor, *, descending: bool) -> torch.Tensor:
 
 
 def _first(x: torch.Tensor, count: int, *, descending: bool) -> torch.Tensor:
-    """The indices of the first `count` elements of the last dimension in order.
+    """The indices of the first `count` elements in the order of the last dimension.
 
-    The first of a long row are among the first of its parts; elements that are alike stay in the order of their
-    indices, because the parts do.
+    A long row is split into parts; its first elements are among the first elements of its parts. Equal elements stay in
+    the order of their indices, because they do so in the parts.
     """
     length = x.shape[-1]
     if length <= LONGEST_COUNTED:
@@ -158,7 +160,7 @@ def _first(x: torch.Tensor, count: int, *, descending: bool) -> torch.Tensor:
 
 
 def _padded(x: torch.Tensor, count: int, *, descending: bool) -> torch.Tensor:
-    """`x` with `count` elements that come last in order: nothing comes after them, and they are at the end."""
+    """Append `count` elements that are last in the order: no element sorts after them, and equal ones precede them."""
     if count == 0:
         return x
     filler = _smallest(x.dtype) if descending else _last(x.dtype)
@@ -178,7 +180,7 @@ def _last(dtype: torch.dtype) -> float:
 
 
 def _counted(x: torch.Tensor, wanted: torch.Tensor, *, descending: bool) -> torch.Tensor:
-    """The indices of the elements at the places `wanted` of the order: as many others come before each."""
+    """The indices of the elements at the places `wanted` of the order; a place is the number of elements before it."""
     places = _places(x)
     one, other = x.unsqueeze(-1), x.unsqueeze(-2)  # [..., place, 1] and [..., 1, place that it is compared with]
     ahead = _before(other, one, descending=descending)
@@ -195,8 +197,9 @@ def _places(x: torch.Tensor) -> torch.Tensor:
 def _merged(values: torch.Tensor, index: torch.Tensor, *, descending: bool) -> _Pair:
     """Merge neighbouring sorted runs [..., runs, run] to [..., runs / 2, 2 * run].
 
-    An element's place is its own in its run, and the number of elements of the other run that come before it: those
-    of the right run only if they are truly smaller, those of the left also if they are alike.
+    An element's place is its place in its own run plus the number of elements of the other run that come before it. An
+    element of the right run comes before an element of the left run only if it is strictly smaller. An element of the
+    left run also comes before an equal element of the right run.
     """
     run = values.shape[-1]
     left, right = values[..., 0::2, :], values[..., 1::2, :]
@@ -209,7 +212,10 @@ def _merged(values: torch.Tensor, index: torch.Tensor, *, descending: bool) -> _
 
 
 def _rank(run: torch.Tensor, x: torch.Tensor, *, alike: bool, descending: bool) -> torch.Tensor:
-    """How many elements of the sorted `run` come before each of `x`, by binary search in the last dimension."""
+    """The number of elements of the sorted `run` that come before each of `x`, by binary search in the last dimension.
+
+    With `alike`, elements that are equal come before too.
+    """
     length = run.shape[-1]
     rank = torch.zeros_like(x, dtype=torch.int64)
     step = 1 << (length.bit_length() - 1)
@@ -222,7 +228,7 @@ def _rank(run: torch.Tensor, x: torch.Tensor, *, alike: bool, descending: bool) 
 
 
 def _before(x: torch.Tensor, y: torch.Tensor, *, descending: bool) -> torch.Tensor:
-    """Whether x comes before y, and is not like it; NaN is the largest, and like itself."""
+    """Whether x comes strictly before y; NaN is the largest, and equal to itself."""
     large, small = (x, y) if descending else (y, x)
     exceeds = large > small
     return exceeds | ((large != large) & (small == small)) if x.is_floating_point() else exceeds

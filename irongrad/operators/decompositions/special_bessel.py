@@ -1,8 +1,8 @@
 """Modified Bessel functions I0 and I1, by Chebyshev series.
 
-On [0, 8] the functions exp(-x) I0(x) and exp(-x) I1(x) / x are series in x / 4 - 1, beyond it sqrt(x) exp(-x) I(x) is
-one in 16 / x - 1: the intervals of C. W. Clenshaw, "Chebyshev Series for Mathematical Functions" (NPL Mathematical
-Tables 5, 1962). The coefficients were computed with mpmath from its Bessel functions, at 40 digits.
+On [0, 8], exp(-x) I0(x) and exp(-x) I1(x) / x are series in x / 4 - 1. Above 8, sqrt(x) exp(-x) I(x) is a series in
+16 / x - 1. The intervals are those of C. W. Clenshaw, "Chebyshev Series for Mathematical Functions" (NPL Mathematical
+Tables 5, 1962). The coefficients were computed from mpmath's Bessel functions, at 40 digits.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _i1e(x: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten.i0.default)
 def _i0(x: torch.Tensor) -> torch.Tensor:
-    """From the scaled one, exp(-|x|) I0(x); the exponential overflows no earlier than where ATen's does."""
+    """exp(|x|) times the scaled function exp(-|x|) I0(x); the exponential overflows no earlier than ATen's."""
     return x.abs().exp() * aten.special_i0e.default(x)
 
 

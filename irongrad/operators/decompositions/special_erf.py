@@ -1,8 +1,8 @@
 """Error functions, the normal distribution's functions, and their inverses.
 
 The rational approximations of erf and erfc are those of W. J. Cody, "Rational Chebyshev approximations for the error
-function" (Math. Comp. 23, 1969), that of the inverse is algorithm AS 241 of M. J. Wichura, "The percentage points of
-the normal distribution" (Appl. Statist. 37, 1988). All of them are good to float64.
+function" (Math. Comp. 23, 1969). That of the inverse is algorithm AS 241 of M. J. Wichura, "The percentage points of
+the normal distribution" (Appl. Statist. 37, 1988). All of them are accurate to float64.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RSQRT_PI = 1 / math.sqrt(math.pi)
 _SMALL = 0.46875  # where Cody's first interval ends
 _LARGE = 4.0  # where the third begins
 
-# erf(x) / x in x^2, erfcx(x) in x, and (1 / sqrt(pi) - x erfcx(x)) x^2 in 1 / x^2: numerators and denominators.
+# Numerators and denominators of erf(x) / x in x^2, erfcx(x) in x, and (1 / sqrt(pi) - x erfcx(x)) x^2 in 1 / x^2.
 _ERF = (
     (1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3),
     (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3),
@@ -48,7 +48,7 @@ _TAIL = (
     ),
 )
 
-# AS 241: the quantile over p - 1/2 in 0.180625 - (p - 1/2)^2, then the quantile in r - 1.6 and in r - 5.
+# AS 241: quantile / (p - 1/2) in 0.180625 - (p - 1/2)^2, then the quantile in r - 1.6 and in r - 5 (`_quantile`).
 _CENTRE = (
     (
         *(2.5090809287301226727e3, 3.3430575583588128105e4, 6.7265770927008700853e4, 4.5921953931549871457e4),
@@ -83,7 +83,7 @@ _ENDS = (
 
 @decomposes(aten.erf.default)
 def _erf(x: torch.Tensor) -> torch.Tensor:
-    """IREE 3.13.0 has erf in float32 alone."""
+    """Compute erf in float64; IREE 3.13.0 supports it in float32 only."""
     if x.dtype != torch.float64:
         return NotImplemented
     size = x.abs()
@@ -93,7 +93,7 @@ def _erf(x: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten.erfc.default, aten.special_erfc.default)
 def _erfc(x: torch.Tensor) -> torch.Tensor:
-    """Below 0.46875 from erf, which is small there; for negative x by erfc(-x) = 2 - erfc(x)."""
+    """For |x| up to 0.46875, 1 - erf(x), where erf is small; for negative x beyond, by erfc(-x) = 2 - erfc(x)."""
     x = in_floating_point(x)
     tail = _complement(x.abs())
     return torch.where(x.abs() <= _SMALL, 1 - _erf_near_zero(x), torch.where(x < 0, 2 - tail, tail))
@@ -111,13 +111,13 @@ def _erfcx(x: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten.special_ndtr.default)
 def _ndtr(x: torch.Tensor) -> torch.Tensor:
-    """erfc(-x / sqrt(2)) / 2, which is a small number in full precision where x is negative (DLMF 7.20.1)."""
+    """erfc(-x / sqrt(2)) / 2 (DLMF 7.20.1), which has full precision also for negative x, where it is small."""
     return 0.5 * aten.erfc.default(in_floating_point(x) * -_SQRT_HALF)
 
 
 @decomposes(aten.special_log_ndtr.default)
 def _log_ndtr(x: torch.Tensor) -> torch.Tensor:
-    """Below -1 by the scaled complement, which does not underflow; elsewhere from the small upper tail."""
+    """Below -1, from the scaled complement erfcx, which does not underflow; elsewhere, from the small upper tail."""
     x = in_floating_point(x)
     scaled = x * _SQRT_HALF
     below = (aten.special_erfcx.default(-scaled.clamp(max=-_SQRT_HALF)) / 2).log() - scaled * scaled
@@ -126,14 +126,14 @@ def _log_ndtr(x: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten.special_ndtri.default)
 def _ndtri(x: torch.Tensor) -> torch.Tensor:
-    """The normal distribution's quantile (Wichura); 1 - x is exact where it is the smaller one."""
+    """The normal distribution's quantile (Wichura); 1 - x is exact where it is smaller than x."""
     x = in_floating_point(x)
     return _quantile(x - 0.5, torch.minimum(x, 1 - x))
 
 
 @decomposes(aten.erfinv.default)
 def _erfinv(x: torch.Tensor) -> torch.Tensor:
-    """The quantile at (1 + x) / 2, over sqrt(2), as erf(x) = 2 ndtr(x sqrt(2)) - 1."""
+    """The quantile at (1 + x) / 2, divided by sqrt(2), because erf(x) = 2 ndtr(x sqrt(2)) - 1."""
     x = in_floating_point(x)
     return _quantile(x / 2, (1 - x.abs()) / 2) * _SQRT_HALF
 
@@ -144,12 +144,12 @@ def _erf_near_zero(x: torch.Tensor) -> torch.Tensor:
 
 
 def _complement(x: torch.Tensor) -> torch.Tensor:
-    """Erfc of x from 0.46875."""
+    """The complement erfc(x) for x >= 0.46875."""
     return _exp_square(x, -1.0) * _scaled_complement(x)
 
 
 def _scaled_complement(x: torch.Tensor) -> torch.Tensor:
-    """Erfcx of x from 0.46875."""
+    """The scaled complement erfcx(x) for x >= 0.46875."""
     middle = rational(x.clamp(_SMALL, _LARGE), *_ERFCX)
     inverse = 1 / x.clamp(min=_LARGE)
     square = inverse * inverse
@@ -157,8 +157,11 @@ def _scaled_complement(x: torch.Tensor) -> torch.Tensor:
 
 
 def _exp_square(x: torch.Tensor, sign: float) -> torch.Tensor:
-    """exp(sign x^2), with the square in two parts: its rounding error times x^2 would be the result's (Cody)."""
-    x = x.clamp(-30.0, 30.0)  # the result is 0 or infinite long before
+    """exp(sign x^2) with the square in two parts (Cody).
+
+    Otherwise the absolute rounding error of x^2 would become the relative error of the result.
+    """
+    x = x.clamp(-30.0, 30.0)  # beyond, the result is 0 or infinite in any case
     coarse = (x * 16).trunc() / 16
     return (sign * coarse * coarse).exp() * (sign * (x - coarse) * (x + coarse)).exp()
 
@@ -169,7 +172,7 @@ def _quantile(centred: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
     centre = near * rational(0.180625 - near * near, *_CENTRE)
     r = (-tail.log()).sqrt()
     sides = rational(r.clamp(max=5.0) - 1.6, *_SIDES)
-    ends = rational(r.clamp(5.0, 27.5) - 5.0, *_ENDS)  # 27.3 for the smallest number
+    ends = rational(r.clamp(5.0, 27.5) - 5.0, *_ENDS)  # r is 27.3 for the smallest positive number
     outer = torch.where(tail == 0, math.inf, torch.where(r <= 5, sides, ends))
     outer = torch.where(tail >= 0, outer, math.nan)
     return torch.where(centred.abs() <= 0.425, centre, torch.where(centred < 0, -outer, outer))

@@ -1,4 +1,4 @@
-"""Functions of the gamma family: its logarithm, the logarithm's derivatives, and the Hurwitz zeta function.
+"""Functions of the gamma family: the log-gamma function, its derivatives, and the Hurwitz zeta function.
 
 Formula numbers are those of the NIST Digital Library of Mathematical Functions (DLMF, https://dlmf.nist.gov).
 """
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 # B(2k) for k = 1, 2, ..., 9 (DLMF 24.2).
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798)
-_SHIFT = 9  # asymptotic series with these terms are good to float64 from here
+_SHIFT = 9  # from this argument on, asymptotic series with these terms are accurate to float64
 _MIDDLE_END = 8.0
 _TINY = 1e-17
 
@@ -87,16 +87,16 @@ def _lgamma(x: torch.Tensor) -> torch.Tensor:
     positive = _lgamma_positive(size)
     fraction = size - size.round()
     reflected = -(size * near_sine(fraction.abs() * math.pi) / math.pi).log() - positive
-    reflected = torch.where(size < _TINY, positive, reflected)  # which differ by 1.2 size; the product would vanish
+    reflected = torch.where(size < _TINY, positive, reflected)  # they differ by 1.2 size; the product would underflow
     found = torch.where(x < 0, reflected, positive)
     pole = (x <= 0) & (fraction == 0)
     return torch.where(pole | (size == math.inf), math.inf, found)
 
 
 def _lgamma_positive(x: torch.Tensor) -> torch.Tensor:
-    """Through lgamma(x + 1) below 1; with the zeros 1 and 2 as factors below 3; by Stirling's series from 8."""
+    """Below 1 through lgamma(x + 1), below 3 with the zeros 1 and 2 as factors, from 8 by Stirling's series."""
     low = x < 1
-    from_two = torch.where(low, x - 1, x - 2).clamp(-1.0, 1.0)  # of x + 1 below 1, which would lose digits itself
+    from_two = torch.where(low, x - 1, x - 2).clamp(-1.0, 1.0)  # for low x, (x + 1) - 2; x + 1 itself loses digits
     from_one = torch.where(low, x, x - 1).clamp(0.0, 2.0)
     near = from_two * from_one * chebyshev(from_two, _NEAR_ZEROS) - torch.where(low, x, 1.0).log()
     middle = chebyshev((x.clamp(3.0, _MIDDLE_END) - 5.5) / 2.5, _MIDDLE)
@@ -104,7 +104,7 @@ def _lgamma_positive(x: torch.Tensor) -> torch.Tensor:
 
 
 def _stirling(x: torch.Tensor) -> torch.Tensor:
-    """DLMF 5.11.1."""
+    """Stirling's series (DLMF 5.11.1)."""
     inverse = 1 / x
     terms = [b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI, 1)]
     series = inverse * polynomial(inverse * inverse, terms[::-1])
@@ -145,14 +145,14 @@ def _polygamma(n: int, x: torch.Tensor) -> torch.Tensor:
 
 
 def _cotangent_of_pi(x: torch.Tensor) -> torch.Tensor:
-    """cot(pi x) for x in [-1/2, 1/2]; the cosine is the sine of what is missing to 1/2, near which it is small."""
+    """cot(pi x) for x in [-1/2, 1/2]; near 1/2 the cosine is small, so it is computed as sin(pi (1/2 - |x|))."""
     size = x.abs()
     found = near_sine(math.pi * (0.5 - size)) / near_sine(math.pi * size)
     return torch.where(x < 0, -found, found)
 
 
 def _derivative_of_cotangent(n: int) -> list[float]:
-    """The n-th derivative of cot(y), a polynomial in cot(y), by D cot = -1 - cot^2; the highest power first."""
+    """The n-th derivative of cot(y) as a polynomial in cot(y), highest power first, by D cot = -1 - cot^2."""
     coefficients = [0.0, 1.0]  # the lowest power first
     for _ in range(n):
         slopes = [k * c for k, c in enumerate(coefficients)][1:]

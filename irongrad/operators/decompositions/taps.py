@@ -1,8 +1,8 @@
 """Linear maps along one dimension in which every output is a weighted sum of a few inputs.
 
-Average pooling, interpolation, padding, `unfold` and `fold` are such maps, one dimension after the other. The
-tables are known when a step is traced, so that the backward of each is the same code with the table transposed: a
-gather with a short sum, parallel over its outputs, where ATen scatters.
+Average pooling, interpolation, padding, `unfold` and `fold` apply such maps to one dimension after another. The tables
+are known when a step is traced, so the backward of each is the same code with the table transposed. It is a gather with
+a short sum, parallel over its outputs; ATen scatters instead.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Row = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class Taps:
-    """One dimension's map.
+    """The map of one dimension.
 
     Attributes:
-        rows: for each output the inputs that it reads, with their weights.
-        size: how many inputs there are.
+        rows: for each output, the inputs that it reads, with their weights.
+        size: the number of inputs.
     """
 
     rows: tuple[Row, ...]
@@ -31,11 +31,11 @@ class Taps:
 
     @classmethod
     def gather(cls, indices: Iterable[int], size: int) -> Taps:
-        """Each output is one input; an index outside of them gives zero."""
+        """Return the map in which output n is the input `indices[n]`; an index out of range gives zero."""
         return cls(tuple(((i, 1.0),) if 0 <= i < size else () for i in indices), size)
 
     def transposed(self) -> Taps:
-        """The map that carries gradients of the outputs to the inputs."""
+        """Return the map from gradients of the outputs to gradients of the inputs."""
         columns: list[list[tuple[int, float]]] = [[] for _ in range(self.size)]
         for output, row in enumerate(self.rows):
             for place, weight in row:
@@ -43,7 +43,7 @@ class Taps:
         return Taps(tuple(tuple(c) for c in columns), len(self.rows))
 
     def apply(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """Map one dimension of `x`."""
+        """Apply the map to dimension `dim` of `x`."""
         dim %= x.ndim
         if self.rows == tuple(((i, 1.0),) for i in range(self.size)):
             return x
@@ -56,7 +56,7 @@ class Taps:
         return self._gathered(x, dim, width)
 
     def _blocks(self, width: int) -> float | None:
-        """The common weight, where the outputs read neighbouring blocks of inputs, which needs no gather."""
+        """The common weight if the outputs read consecutive blocks of inputs, which needs no gather; else None."""
         places = [place for row in self.rows for place, _ in row]
         weights = {weight for row in self.rows for _, weight in row}
         if len(weights) > 1 or any(len(row) != width for row in self.rows) or places != list(range(self.size)):
@@ -64,9 +64,10 @@ class Taps:
         return weights.pop()
 
     def _gathered(self, x: torch.Tensor, dim: int, width: int) -> torch.Tensor:
-        """Gather [outputs, width] inputs and add them up, leaving out the places that fill up shorter rows.
+        """Gather [outputs, width] inputs and sum over the width.
 
-        Those would spread an infinity at the first input if they were multiplied by zero.
+        Shorter rows are padded with the first input and then masked. If the padding were multiplied by zero instead, an
+        infinite first input would spread to their outputs.
         """
         filled = [(*row, *[(0, 0.0)] * (width - len(row))) for row in self.rows]
         read = [k < len(row) for row in self.rows for k in range(width)]
@@ -87,12 +88,12 @@ def _scaled(x: torch.Tensor, weight: float) -> torch.Tensor:
 
 
 def apply_each(x: torch.Tensor, maps: Sequence[Taps]) -> torch.Tensor:
-    """Map the last dimensions of `x`, one for each of `maps`."""
+    """Apply `maps` to the last dimensions of `x`, one map per dimension."""
     for dim, taps in enumerate(maps, start=x.ndim - len(maps)):
         x = taps.apply(x, dim)
     return x
 
 
 def apply_each_transposed(grad: torch.Tensor, maps: Sequence[Taps]) -> torch.Tensor:
-    """The gradient of `apply_each`'s input."""
+    """Return the gradient of the input of `apply_each`."""
     return apply_each(grad, [taps.transposed() for taps in maps])

@@ -1,7 +1,8 @@
 """Trigonometric functions and their inverses.
 
-IREE 3.13.0 calls a C library for float64's, which is not linked (`undefined symbol: sin`). Its float32 sine and cosine
-reduce the argument in one step, and are wrong by 1e-4 at 1000 and infinite at 1e17; its arctangent is wrong by 34 ulps.
+For float64, IREE 3.13.0 calls a C library that is not linked (`undefined symbol: sin`). Its float32 sine and cosine
+reduce the argument in one step; they are wrong by 1e-4 at 1000 and infinite at 1e17. Its arctangent is wrong by 34
+ulps.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from irongrad.operators.decompositions.series import chebyshev, computes_in, pol
 
 aten = torch.ops.aten
 
-# pi / 2 in parts of half a significand, so that the product of one with half a quotient is exact (W. J. Cody and
-# W. Waite, "Software Manual for the Elementary Functions", 1980, chapter 8).
+# pi / 2 as a sum of parts of half a significand each. The product of a part with half the bits of a quotient is exact
+# (W. J. Cody and W. Waite, "Software Manual for the Elementary Functions", 1980, chapter 8).
 _HALF_PI_PARTS = {
     torch.float32: (
         1.5703125,
@@ -37,7 +38,7 @@ _HALF_PI_PARTS = {
 }
 _HALF_QUOTIENT = {torch.float32: 4096.0, torch.float64: 67108864.0}
 
-# Taylor coefficients, of sin(x) / x and cos(x) in x^2, for |x| up to pi / 2.
+# Taylor coefficients of sin(x) / x and cos(x) in x^2, for |x| up to pi / 2.
 _SINE = [(-1) ** k / math.factorial(2 * k + 1) for k in range(12)]
 _COSINE = [(-1) ** k / math.factorial(2 * k) for k in range(13)]
 _TERMS = {torch.float32: 7, torch.float64: 13}
@@ -82,9 +83,9 @@ def _tan(x: torch.Tensor) -> torch.Tensor:
 
 
 def _quarter_turns(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x as quarter turns, modulo 4, and a rest of up to about pi / 4.
+    """Split x into quarter turns, modulo 4, and a rest of magnitude up to about pi / 4.
 
-    Right as long as the quotient is known to half a turn: up to |x| = 6e6 in float32, and 3e15 in float64.
+    The split is right as long as the quotient is known to half a turn: up to |x| = 6e6 in float32, and 3e15 in float64.
     """
     quarters = (x * (2 / math.pi)).round()
     half = _HALF_QUOTIENT[x.dtype]
@@ -108,19 +109,19 @@ def _cosine(quarters: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
 
 
 def near_sine(x: torch.Tensor) -> torch.Tensor:
-    """The sine of x up to pi / 2."""
+    """Return the sine of x for |x| up to pi / 2."""
     return x * polynomial(x * x, _SINE[: _TERMS[x.dtype]][::-1])
 
 
 def _near_cosine(x: torch.Tensor) -> torch.Tensor:
-    """The cosine of x up to pi / 2."""
+    """The cosine of x for |x| up to pi / 2."""
     return polynomial(x * x, _COSINE[: _TERMS[x.dtype]][::-1])
 
 
 @decomposes(aten.atan.default)
 @computes_in(torch.float32, torch.float64)
 def _atan(x: torch.Tensor) -> torch.Tensor:
-    """Between tan(pi/8) and tan(3 pi/8) as pi/4 + atan((x - 1) / (x + 1)), beyond as pi/2 - atan(1 / x)."""
+    """From tan(pi/8) to tan(3 pi/8) as pi/4 + atan((x - 1) / (x + 1)), beyond as pi/2 - atan(1 / x)."""
     size = x.abs()
     near, far = size <= _TAN_EIGHTH, size > 1 / _TAN_EIGHTH
     reduced = torch.where(near, size, torch.where(far, -1 / size, (size - 1) / (size + 1)))
@@ -132,7 +133,7 @@ def _atan(x: torch.Tensor) -> torch.Tensor:
 @decomposes(aten.asin.default)
 @computes_in(torch.float64)
 def _asin(x: torch.Tensor) -> torch.Tensor:
-    """The angle of a right triangle's sides x and sqrt(1 - x^2), where 1 - x^2 is not cancelled near 1."""
+    """atan(x / sqrt(1 - x^2)), with 1 - x^2 as (1 - x) (1 + x), which does not cancel near 1."""
     return (x / ((1 - x) * (1 + x)).sqrt()).atan()
 
 

@@ -1,4 +1,4 @@
-"""`unfold` of an image's windows into columns, and `fold`, which adds them up again."""
+"""`unfold`, which copies the windows of an image into columns, and `fold`, which adds columns up to an image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 def _im2col(
     x: torch.Tensor, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
-    """[..., C, H, W] to [..., C * places of the kernel, positions of the kernel]."""
+    """[..., C, H, W] -> [..., C * places in the kernel, positions of the kernel]."""
     windows = _windows(x.shape[-2:], kernel_size, dilation, padding, stride)
     rows = apply_each(x, _maps(windows))  # [..., C, kernel * positions, kernel * positions]
     (high, down), (wide, across) = [(w.kernel, w.count) for w in windows]
@@ -47,5 +47,5 @@ def _windows(size: Sequence[int], *geometry: Sequence[int]) -> list[Window]:
 
 
 def _maps(windows: Sequence[Window]) -> list[Taps]:
-    """For each place of the kernel, what it meets at every position."""
+    """For each dimension, the map from inputs to what each place in the kernel reads at each position of the kernel."""
     return [Taps.gather((p for met in zip(*w.all_places(), strict=True) for p in met), w.size) for w in windows]

@@ -1,6 +1,6 @@
-"""Sizes that are known only when a step runs: what a decomposition may ask of them.
+"""The queries that a decomposition may make of sizes that are known only when a step runs.
 
-A comparison of such a size would be a condition on it, under which alone the graph is right.
+A plain comparison of such a size would add a guard, and the graph would be right for sizes that meet the guard only.
 """
 
 from __future__ import annotations
@@ -12,24 +12,27 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 
 def is_known(size: int) -> bool:
-    """Whether `size` is a number."""
+    """Return whether `size` is a number, not a symbol."""
     return not isinstance(size, torch.SymInt)
 
 
 def example_of(size: int) -> int:
-    """What `size` is in the example; for choices that every size is right with."""
+    """Return the value of `size` in the example, for choices that are right for every size."""
     return int(size.node.hint) if isinstance(size, torch.SymInt) else size
 
 
 def always(condition: bool) -> bool:
-    """Whether `condition` on sizes is true whatever they are."""
+    """Return whether `condition` on sizes is known to hold for all sizes."""
     return bool(statically_known_true(condition))
 
 
 def for_every_size(size: int) -> AbstractContextManager[None]:
-    """While open, what PyTorch asks of sizes (for strides, or whether there are elements) makes no condition on them.
+    """While open, PyTorch's own queries of sizes (for strides, or whether a tensor is empty) add no guards.
 
-    What is traced meanwhile has to be right for every size.
+    Operators that are traced meanwhile have to be right for every size.
+
+    Args:
+        size: a symbol of the graph that is traced.
     """
     assert isinstance(size, torch.SymInt)
     manager: AbstractContextManager[None] = size.node.shape_env.suppress_guards()

@@ -1,4 +1,4 @@
-"""Where the windows of a pooling or of `unfold` lie."""
+"""The places of the windows of a pooling or of `unfold`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ Places = Sequence[Sequence[int]]  # for each output of one dimension, the inputs
 
 @dataclass(frozen=True)
 class Window:
-    """How windows move over one dimension of `size` inputs, with padding before and behind them."""
+    """How windows move over one padded dimension.
+
+    Attributes:
+        size: the number of inputs.
+        kernel: the number of places in a window.
+        stride: the distance between the starts of neighbouring windows.
+        before: the padding before the first input.
+        after: the padding after the last input.
+        dilation: the distance between neighbouring places in a window.
+        ceil_mode: whether there may be a last window that reaches beyond the padding.
+    """
 
     size: int
     kernel: int
@@ -26,7 +36,7 @@ class Window:
 
     @property
     def count(self) -> int:
-        """How many windows there are; one that begins in the padding on the right does not count."""
+        """The number of windows; with `ceil_mode`, a window that begins in the padding on the right does not count."""
         room = self.size + self.before + self.after - self.dilation * (self.kernel - 1) - 1
         count = (-(-room // self.stride) if self.ceil_mode else room // self.stride) + 1
         if self.ceil_mode and (count - 1) * self.stride >= self.size + self.before:
@@ -35,16 +45,16 @@ class Window:
 
     @property
     def end(self) -> int:
-        """The place after the last window, which with `ceil_mode` may lie behind the padding."""
+        """The place after the last window; with `ceil_mode` it may lie beyond the padding."""
         return (self.count - 1) * self.stride - self.before + self.dilation * (self.kernel - 1) + 1
 
     def all_places(self) -> list[range]:
-        """The places of each window, those in the padding too."""
+        """Return the places of each window, including those in the padding."""
         starts = range(-self.before, -self.before + self.count * self.stride, self.stride)
         return [range(s, s + self.kernel * self.dilation, self.dilation) for s in starts]
 
     def places(self) -> list[list[int]]:
-        """The places of each window that are inputs."""
+        """Return the places of each window that are inputs."""
         return [[p for p in window if 0 <= p < self.size] for window in self.all_places()]
 
 
@@ -58,7 +68,17 @@ def sliding(
     *,
     dims: int,
 ) -> list[Window]:
-    """The windows of each of the last `dims` dimensions; one number stands for all, and no stride for the kernel."""
+    """Return the windows of each of the last `dims` dimensions of `x`.
+
+    Args:
+        x: the input.
+        kernel: one number per dimension, or one for all dimensions; the same holds for the arguments below.
+        stride: empty for the sizes of the kernel.
+        padding: on both sides of a dimension.
+        dilation: the distance between neighbouring places in a window.
+        ceil_mode: as in `Window`.
+        dims: the number of dimensions.
+    """
     kernel = each(kernel, dims)
     steps, edges, gaps = each(stride or kernel, dims), each(padding, dims), each(dilation, dims)
     numbers = zip(x.shape[-dims:], kernel, steps, edges, gaps, strict=True)
@@ -66,21 +86,21 @@ def sliding(
 
 
 def each(numbers: Sequence[int], dims: int) -> list[int]:
-    """One number a dimension, where ATen may be given one for all."""
+    """Return one number per dimension; ATen accepts one number for all dimensions."""
     return list(numbers) * dims if len(numbers) == 1 else list(numbers)
 
 
 def adaptive(size: int, count: int) -> list[list[int]]:
-    """`count` windows that cover `size` inputs, as even as they can be (ATen/native/AdaptivePooling.h)."""
+    """Return `count` windows that cover `size` inputs as evenly as possible (ATen/native/AdaptivePooling.h)."""
     return [list(range(i * size // count, -(-(i + 1) * size // count))) for i in range(count)]
 
 
 def flat_places(tables: Sequence[Places], sizes: Sequence[int]) -> torch.Tensor:
-    """[outputs, width]: the places of windows over several dimensions, counted through all of them.
+    """Return the places of windows over several dimensions, as row-major indices: [outputs, width].
 
     Args:
-        tables: a dimension each, with windows of the same width.
-        sizes: of those dimensions.
+        tables: for each dimension, its windows; all windows of a dimension have the same width.
+        sizes: the sizes of the dimensions.
     """
     dims = len(tables)
     total = constant(0, torch.int64)

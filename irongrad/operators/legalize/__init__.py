@@ -1,1 +1,1 @@
-"""Graphs rewritten to the operators, dtypes and values that the importer takes."""
+"""Rewrites of a graph to the operators, dtypes and values that the importer accepts."""

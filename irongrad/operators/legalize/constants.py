@@ -1,4 +1,4 @@
-"""Tensors that a function names without taking them: small ones stay in its code, large ones become state."""
+"""Constants captured by a function: small ones stay in its code, large ones become state."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from torch.fx import GraphModule
 from irongrad.graph.step_graph import StateTensor, StepGraph, Value
 from irongrad.runtime.manifest import Role
 
-SMALL = 64  # elements; code with larger literals compiles slowly, and stands in every target's file
+SMALL = 64  # elements; larger literals compile slowly, and every target's file repeats them
 
 
 def constants_as_state(graph: StepGraph, name: str) -> StepGraph:
-    """Turn the large constants of the function `name`, which no function writes, into arguments read from the state.
+    """Turn the large constants of the function `name` into arguments read from the state.
 
-    Unsigned bytes of any number too: torch-mlir 20261001 takes a literal of several for signed ones ("inferred type
-    si8"), also one that it makes itself by folding a conversion.
+    No function writes to this state. A uint8 constant of two or more elements becomes state at any size: torch-mlir
+    20261001 imports such a literal as signed ("inferred type si8"). It does so even for a literal that it creates by
+    folding a conversion.
+
+    Args:
+        graph: the step.
+        name: the name of one of its functions.
     """
     function = graph.functions[name]
     module: GraphModule = function.graph

@@ -1,10 +1,17 @@
-"""The closed set of operators that the importer takes: what every function must consist of after decomposition.
+"""The closed set of operators that the importer accepts; after decomposition, functions consist of these alone.
 
-These are the operators that torch-mlir 20261001 lowers to linalg and IREE 3.13.0 compiles. The candidates are the
-conversions in torch-mlir's sources (lib/Conversion/TorchTo*, DecomposeComplexOps.cpp); each is compiled by
-tests/operators/legalize/test_core_operators.py. Left out although torch-mlir has them: random ones (its generator is
-neither ours nor portable), complex ones, logcumsumexp and upsample_nearest2d_backward (wrong numbers), log10 (no such
-symbol). A name without an overload means `default`.
+torch-mlir 20261001 lowers these operators to linalg, and IREE 3.13.0 compiles them. The candidates are the conversions
+in torch-mlir's sources (lib/Conversion/TorchTo*, DecomposeComplexOps.cpp).
+tests/operators/legalize/test_core_operators.py compiles each operator.
+
+Some operators are left out although torch-mlir lowers them:
+
+* random operators: torch-mlir's generator differs from IronGrad's and is not portable;
+* complex operators;
+* logcumsumexp and upsample_nearest2d_backward: wrong numbers;
+* log10: no such symbol.
+
+A name without an overload means `default`.
 """
 
 from __future__ import annotations

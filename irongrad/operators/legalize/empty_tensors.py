@@ -1,7 +1,7 @@
-"""Tensors without elements are constants, and what is computed from them is too.
+"""Fold empty tensors, and results that follow from an empty operand, into constants.
 
-iree-compile 3.13.0 ends with a division by zero (SIGFPE) on a product over no elements, on gathers of nothing and
-others. What they give is known from their shapes.
+iree-compile 3.13.0 crashes with a division by zero (SIGFPE) on a product over no elements, a gather of no elements
+and other operators on empty tensors. Their results follow from the shapes alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 
-# What operators that reduce over no elements give.
+# The results of reductions over no elements.
 _REDUCED = {
     aten.sum.default: 0,
     aten.sum.dim_IntList: 0,
@@ -30,7 +30,7 @@ _REDUCED = {
     aten.all.dim: True,
 }
 
-# Operators that write the elements of another tensor into their first argument: nothing, here.
+# Operators that write to positions of their first argument; with an empty index or source they return it unchanged.
 _WRITES = frozenset(
     {
         aten.scatter.src,
@@ -46,7 +46,7 @@ _WRITES = frozenset(
 
 
 def fold_empty_tensors(graph: GraphModule) -> None:
-    """Replace every tensor without elements, and what operators make of such tensors, by what it is known to be."""
+    """Replace empty tensors, and results that follow from an empty operand, by constants; changes `graph` in place."""
     folded = False
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
@@ -55,9 +55,9 @@ def fold_empty_tensors(graph: GraphModule) -> None:
         if rule is None:
             continue
         with graph.graph.inserting_before(node):
-            made = rule(graph.graph, node)
-        if made is not node:
-            node.replace_all_uses_with(made)
+            replacement = rule(graph.graph, node)
+        if replacement is not node:
+            node.replace_all_uses_with(replacement)
             graph.graph.erase_node(node)
         folded = True
     if folded:
@@ -87,18 +87,18 @@ def _is_empty(value: object) -> bool:
 
 
 def _has_no_elements(tensor: torch.Tensor) -> bool:
-    """Whether that is so at every size that a dimension may have."""
+    """Whether `tensor` is empty for every size that its dynamic dimensions may have."""
     return any(statically_known_true(size == 0) for size in tensor.shape)
 
 
 def _full(graph: Graph, node: Node, value: float) -> Node:
     like = node.meta["val"]
     if like.numel():
-        made = graph.call_function(aten.full.default, (list(like.shape), value), {"dtype": like.dtype})
+        replacement = graph.call_function(aten.full.default, (list(like.shape), value), {"dtype": like.dtype})
     else:
-        made = graph.call_function(aten.empty.memory_format, (list(like.shape),), {"dtype": like.dtype})
-    made.meta = dict(node.meta)
-    return made
+        replacement = graph.call_function(aten.empty.memory_format, (list(like.shape),), {"dtype": like.dtype})
+    replacement.meta = dict(node.meta)
+    return replacement
 
 
 def _without_empty_parts(graph: Graph, node: Node) -> Node:

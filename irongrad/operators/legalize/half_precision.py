@@ -1,11 +1,14 @@
-"""Half-precision operators computed in float32 and rounded once, as eager's kernels do it, and those of bytes in int32.
+"""Compute half-precision operators in float32 and 8-bit integer operators in int32, and round once, as eager does.
 
-ATen computes a bfloat16 or float16 operator in float32 from end to end, sums included, and rounds what it returns
-(aten/src/ATen/OpMathType.h, AccumulateType.h). A decomposition of several operators would round after each of them,
-torch-mlir 20261001 adds up in the dtype itself, and for mixed dtypes (a LayerNorm of bfloat16 values with float32
-weights) gives float32 where eager gives bfloat16. So the values an operator takes are widened before it is decomposed,
-and its results get the dtypes that eager's have. IREE fuses the casts: a product of two widened bfloat16 matrices
-becomes one of bfloat16 matrices, added up in float32.
+ATen computes a bfloat16 or float16 operator in float32 from end to end, sums included, and rounds only the result
+(aten/src/ATen/OpMathType.h, AccumulateType.h). Without this pass, results differ in three ways:
+
+* A decomposition into several operators rounds after each of them.
+* torch-mlir 20261001 accumulates in the dtype itself.
+* For mixed dtypes (a LayerNorm of bfloat16 values with float32 weights) the result is float32; eager's is bfloat16.
+
+So an operator's operands are widened before it is decomposed, and its results are cast to eager's dtypes. IREE fuses
+the casts: a product of two widened bfloat16 matrices becomes a bfloat16 product that accumulates in float32.
 """
 
 from __future__ import annotations
@@ -20,12 +23,12 @@ from irongrad.operators.random import is_random
 
 HALVES = frozenset({torch.float16, torch.bfloat16})
 
-# Integers of 8 bits too: torch-mlir 20261001 has no lowering for many operators of them, and takes the absolute value
-# of an unsigned one for that of a signed. What 32 bits hold wraps around to the same 8 bits.
+# 8-bit integers are widened because torch-mlir 20261001 lacks lowerings for many of their operators, and takes the
+# absolute value of an unsigned byte as if it were signed. A 32-bit result wraps around to the same 8 bits.
 _WIDER = dict.fromkeys(HALVES, torch.float32) | dict.fromkeys((torch.int8, torch.uint8), torch.int32)
 
-# Operators of values that they move and do not change: widened, they would move twice the bytes for the same result.
-# Those that ask for the dtype's own limits would get float32's: nan_to_num and nextafter.
+# Operators that move values without changing them: widening would move twice the bytes for the same result.
+# nan_to_num and nextafter use the limits of the dtype; widened, they would use float32's.
 _MOVES = """
     _reshape_alias _to_copy _unsafe_index _unsafe_view alias cat clone constant_pad_nd convert_element_type copy detach
     diag_embed diagonal_scatter embedding empty_like fill flip full_like gather index index_select lift_fresh_copy
@@ -48,7 +51,12 @@ _NORMS = frozenset(
 
 
 def is_computed_wider(operator: object, arguments: Any) -> TypeGuard[OpOverload]:
-    """Whether `operator` is one of ATen's that computes, and takes half-precision values or bytes."""
+    """Return whether `operator` is an ATen or prims operator that computes on half-precision values or bytes.
+
+    Args:
+        operator: the target of a node.
+        arguments: a tree with its arguments.
+    """
     return (
         isinstance(operator, OpOverload)
         and operator.namespace in ("aten", "prims")
@@ -59,7 +67,7 @@ def is_computed_wider(operator: object, arguments: Any) -> TypeGuard[OpOverload]
 
 
 def widened(arguments: Any) -> Any:
-    """`arguments` with float32 in place of half precision, and int32 of bytes: tensors, and dtypes asked for."""
+    """Widen half precision to float32, and 8-bit integers to int32, in the tensors and dtypes of `arguments`."""
     return tree_map(_widened, arguments)
 
 
@@ -70,13 +78,13 @@ def _widened(value: Any) -> Any:
 
 
 def rounded(operator: OpOverload, arguments: Any, result: Any, made: Any) -> Any:
-    """`result` with the dtypes that eager's has.
+    """Cast `result` to the dtypes of eager's results.
 
     Args:
         operator: the operator.
-        arguments: its positional arguments, before they were widened.
-        result: what it made of widened ones.
-        made: the fake tensors of its node in the graph.
+        arguments: its positional arguments before widening.
+        result: its result for the widened arguments.
+        made: the fake results of its node in the graph.
     """
     if isinstance(result, list | tuple):
         kept = _statistics(operator, arguments)
@@ -90,9 +98,10 @@ def _like(result: Any, made: Any) -> Any:
 
 
 def _statistics(operator: OpOverload, arguments: Any) -> tuple[int, ...]:
-    """Which results are the mean and deviation of a normalisation with float32 weights.
+    """Positions of the results that are the mean and deviation of a normalisation with float32 weights.
 
-    They are float32 then (aten/src/ATen/native/batch_norm.h, `is_mixed_type`), but torch 2.13's fake tensors are not.
+    Eager returns these in float32 (aten/src/ATen/native/batch_norm.h, `is_mixed_type`). The fake tensors of torch 2.13
+    do not have that dtype.
     """
     if operator not in _NORMS:
         return ()

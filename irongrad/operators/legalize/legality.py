@@ -1,4 +1,4 @@
-"""Refusing what cannot be compiled, by name and line, before torch-mlir and IREE are started."""
+"""Refuse operators and values that cannot be compiled, by name and line, before torch-mlir and IREE run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from irongrad.operators.decompositions.registry import LIBRARY
 from irongrad.operators.legalize.core_operators import CONTROL_FLOW, CORE
 from irongrad.targets import Target
 
-# What torch-mlir 20261001 imports of the arithmetic of sizes.
+# Arithmetic on sizes that torch-mlir 20261001 imports.
 _ARITHMETIC = frozenset(
     {
         *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.neg, operator.mod),
@@ -30,25 +30,28 @@ _FIXED = "Leave its dimensions out of dynamic=, so that their sizes are fixed"
 
 
 def check_operators(graph: StepGraph) -> None:
-    """Refuse all that cannot be compiled in any function of `graph`.
+    """Refuse every operator and value of `graph` that cannot be compiled.
 
     Raises:
-        UnsupportedOpError: naming every such operator, up to `MOST`.
+        UnsupportedOpError: there are any. The message names up to `irongrad.diagnostics.refusals.MOST` of them.
     """
     refuse(refusals(graph))
 
 
 def check_float64(graph: StepGraph, targets: Sequence[Target]) -> None:
-    """Refuse tensors of float64 where a target's devices do not compute in it; scalars are computed on the host.
+    """Refuse float64 tensors if a target's devices do not compute in float64.
+
+    Rank-0 tensors are allowed: the host computes them.
 
     Raises:
-        UnsupportedOpError: naming every input, state tensor and operator that first gives one, up to `MOST`.
+        UnsupportedOpError: there are any. The message names up to `MOST` inputs, state tensors and operators. It
+            names an operator only if none of its operands is float64.
     """
     refuse(float64_refusals(graph, targets))
 
 
 def float64_refusals(graph: StepGraph, targets: Sequence[Target]) -> list[Refusal]:
-    """What `check_float64` refuses."""
+    """Return everything that `check_float64` refuses."""
     lacking = ", ".join(t.name for t in targets if not t.float64)
     found = [r for n, f in graph.functions.items() for r in _float64(n, f, lacking)] if lacking else []
     return list(dict.fromkeys(found))
@@ -71,10 +74,10 @@ def _has_float64(node: Node) -> bool:
 
 
 def check_values(graph: GraphModule) -> None:
-    """Refuse what later stages could not even trace: shapes and numbers that depend on values, and sparse tensors.
+    """Refuse values that later stages cannot trace: shapes and numbers that depend on values, and sparse tensors.
 
     Raises:
-        UnsupportedOpError: naming every operator in `graph` that makes one, up to `MOST`.
+        UnsupportedOpError: an operator of `graph` gives such a value. The message names up to `MOST` operators.
     """
     if found := [r for node in nodes_of(graph) if (r := _untraceable(node))]:
         raise unsupported(list(dict.fromkeys(found)))
@@ -84,7 +87,7 @@ def _untraceable(node: Node) -> Refusal | None:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    # An index has the tag also where it is no mask, and then a shape without symbols.
+    # aten.index has the tag for integer indices too, but its result then has no unbacked symbols.
     depends = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(target.tags)
     symbols = depends and free_unbacked_symbols(node.meta.get("val"))
     values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
@@ -95,16 +98,21 @@ def _untraceable(node: Node) -> Refusal | None:
 
 
 def refusals(graph: StepGraph) -> list[Refusal]:
-    """Everything in the functions of `graph` that cannot be compiled, each operator once a line."""
+    """Return everything in the functions of `graph` that cannot be compiled; each operator once per source line."""
     found = [r for name, function in graph.functions.items() for r in function_refusals(name, function)]
     return list(dict.fromkeys(found))
 
 
 def function_refusals(name: str, function: Function) -> Iterator[Refusal]:
-    """Everything in one function of a step graph that cannot be compiled."""
+    """Yield everything that cannot be compiled in one function of a step graph.
+
+    Args:
+        name: the function's name in the step graph.
+        function: the function.
+    """
     for argument, node in _placeholders(function):
-        made = argument.kind in ("gradient", "accumulator")  # of a parameter, which is refused itself
-        if not made and (problem := _value_problem(node)):
+        of_parameter = argument.kind in ("gradient", "accumulator")  # the parameter itself is refused
+        if not of_parameter and (problem := _value_problem(node)):
             yield Refusal(f"{argument.kind} {argument.name!r}", _where(name), *problem)
     for node in nodes_of(function.graph):
         if refusal := _refusal(node, _otherwise(name)):
@@ -112,23 +120,23 @@ def function_refusals(name: str, function: Function) -> Iterator[Refusal]:
 
 
 def _placeholders(function: Function) -> Iterator[tuple[Value, Node]]:
-    """The arguments of a function, each with its node."""
+    """The arguments of a function, each with its placeholder."""
     nodes = (n for n in function.graph.graph.nodes if n.op == "placeholder")
     return zip(function.arguments, nodes, strict=True)
 
 
 def _where(name: str) -> str:
-    """Where the arguments of the function `name` come from."""
+    """The text that messages show in place of a source line for arguments of the function `name`."""
     return "(the function's arguments)" if name == "call" else "(the step's inputs and state)"
 
 
 def _otherwise(name: str) -> str:
-    """What stands for the line of an operator of the function `name` that has none."""
+    """The text that messages show for an operator of the function `name` that has no source line."""
     return "(the optimizer's update)" if name in ("update", "mean", "accumulate") else "(line unknown)"
 
 
 def nodes_of(graph: GraphModule) -> Iterator[Node]:
-    """The calls in `graph`, and in the bodies of its control flow."""
+    """Yield the calls in `graph` and in the bodies of its control flow."""
     for node in graph.graph.nodes:
         if node.op == "call_function":
             yield node
@@ -137,13 +145,13 @@ def nodes_of(graph: GraphModule) -> Iterator[Node]:
 
 
 def _refusal(node: Node, otherwise: str) -> Refusal | None:
-    line = partial(source_lines.line_of, node, otherwise)  # which few need
+    line = partial(source_lines.line_of, node, otherwise)  # deferred: few nodes are refused
     target = node.target
     if _is_size(node) and target not in _ARITHMETIC:
         name = getattr(target, "__name__", str(target))
-        return Refusal(name, line(), "computes a size, or a number, that has no compiled form for every size", _FIXED)
+        return Refusal(name, line(), "does arithmetic on sizes that cannot be compiled for dynamic dimensions", _FIXED)
     if target is operator.getitem or _is_size(node) or any(_value_problem(n) for n in node.all_input_nodes):
-        return None  # where its inputs have a problem already, they are refused
+        return None  # an input with a problem is refused at its own node
     if isinstance(target, torch._ops.HigherOrderOperator):
         if target.name() in CONTROL_FLOW:
             return None
@@ -155,25 +163,25 @@ def _refusal(node: Node, otherwise: str) -> Refusal | None:
 
 
 def _is_size(node: Node) -> bool:
-    """Whether `node` is a size, or a number that is computed from sizes."""
+    """Whether `node` is a size or a number computed from sizes."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _named(node: Node) -> str:
-    """The operator, and what the user called where that is another."""
+    """The operator's name; if the user called another operator that was expanded to it, that name too."""
     history = history_of(node)
     known = not history or history[-1].target == str(node.target)
     return str(node.target) if known else f"{node.target}, a part of {called(history[-1].target)},"
 
 
 def called(operator: str) -> str:
-    """What the user calls `operator`: a `torch.autograd.Function` by its class."""
+    """Return the name of `operator` in the user's code: for a `torch.autograd.Function`, `<class>.apply`."""
     library, _, name = operator.partition(".")
     return f"{name.rpartition('_')[0]}.apply" if library == LIBRARY else operator
 
 
 def history_of(node: Node) -> list[NodeSource]:
-    """What `node` was in the graphs before, the latest first; nothing where the compiler itself added it."""
+    """Return the nodes of earlier graphs that `node` comes from, latest first; empty if the compiler added it."""
     found: list[NodeSource] = []
     source = node.meta.get("from_node")
     while source:
@@ -183,7 +191,7 @@ def history_of(node: Node) -> list[NodeSource]:
 
 
 def _value_problem(node: Node) -> tuple[str, str] | None:
-    """Why a value of `node` cannot be compiled, and what to do."""
+    """Why a value of `node` cannot be compiled, and the advice; None if all values can be."""
     for value in torch.utils._pytree.tree_leaves(node.meta.get("val")):
         if not isinstance(value, torch.Tensor):
             continue

@@ -1,4 +1,4 @@
-"""Graphs that draw random numbers: the seed and the number of draws as state, and what they are drawn with."""
+"""Functions that draw random numbers: they are traced with the seed and the draw count as state."""
 
 from __future__ import annotations
 
@@ -23,18 +23,26 @@ def trace(
     dims: Sequence[Dims] = (),
     derived: Derived | None = None,
 ) -> Function:
-    """Retrace `run`, with its random operators as draws from the state.
+    """Retrace `run` with its random operators replaced by draws from the state.
 
-    A function that draws has the seed and the number of draws as further arguments, and as a further result that
-    number and one more. `dims` and `derived` are as `retrace` has them.
+    A function that draws takes the seed and the draw count as further arguments. It returns the draw count plus one
+    as a further result.
+
+    Args:
+        run: takes tensors like `examples`, returns a flat sequence of tensors and mutates nothing.
+        examples: real or fake tensors, one for each argument.
+        arguments: the values of the step graph that `run` takes.
+        results: the values of the step graph that `run` returns.
+        dims: as in `retrace`.
+        derived: as in `retrace`.
     """
     used = False
 
     def drawing(*values: torch.Tensor) -> list[torch.Tensor]:
         nonlocal used
-        *given, seed, draws = values
+        *tensors, seed, draws = values
         with Draws(seed, draws) as mode:
-            outputs = list(run(*given))
+            outputs = list(run(*tensors))
         used = mode.used
         return [*outputs, draws + 1] if used else outputs
 
@@ -49,7 +57,12 @@ def trace(
 
 
 def random_state(functions: Iterable[Function | None], seed: int) -> tuple[StateTensor, ...]:
-    """The state from which `functions` draw; none where none of them does."""
+    """Return the seed and the draw count as state tensors, rank-0 int64; nothing if no function draws.
+
+    Args:
+        functions: the functions of a step; None for a function that the step lacks.
+        seed: the initial seed.
+    """
     if not any(f is not None and _STATE[0] in f.arguments for f in functions):
         return ()
     values = {SEED: seed, DRAWS: 0}

@@ -1,4 +1,4 @@
-"""Tracing a function of tensors to a functional graph of the operators that the importer takes."""
+"""Trace a function of tensors to a functional graph of operators that the importer accepts."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def retrace(
     dims: Sequence[Dims] = (),
     derived: Derived | None = None,
 ) -> GraphModule:
-    """Trace `function` on fake copies of `examples`, keeping the stack traces of graphs it interprets.
+    """Trace `function` on fake copies of `examples`; keep the stack traces of graphs that it interprets.
 
     Args:
-        function: takes tensors like `examples`, returns a flat sequence of tensors, mutates nothing.
-        examples: real or fake tensors; only shapes and dtypes matter: a compiled step has no strides.
-        decompose: expand operators with IronGrad's decomposition table.
-        dims: names of the dimensions of each of `examples` that stay symbols; none for a graph of fixed sizes.
-        derived: sizes of these that are expressions of others.
+        function: takes tensors like `examples`, returns a flat sequence of tensors and mutates nothing.
+        examples: real or fake tensors. Only shapes and dtypes matter: a compiled step has no strides.
+        decompose: whether to expand operators with IronGrad's decomposition table.
+        dims: for each example, the names of the dimensions that stay symbols; empty for a graph of fixed sizes.
+        derived: sizes of named dimensions that are expressions of other sizes.
     """
     return traced(function, examples, decomposition_table() if decompose else {}, dims, derived)
 
@@ -57,13 +57,13 @@ def traced(
     dims: Sequence[Dims] = (),
     derived: Derived | None = None,
 ) -> GraphModule:
-    """As `retrace`, with the decompositions in `table`.
+    """Trace as `retrace` does, with the decompositions in `table`.
 
-    A graph of fixed sizes is recorded where that can be done, and traced by `make_fx` otherwise.
+    A graph of fixed sizes is recorded if the recorder supports the function; otherwise `make_fx` traces it.
     """
     passes = [stack_scalars_first, fold_empty_tensors]
     if not any(dims):
-        # Dynamo would compile control flow, which cannot be recorded.
+        # force_eager: otherwise Dynamo compiles control flow, which the recorder does not support.
         with suppress(Exception), preserve_node_meta(), aliases_allowed(), torch.compiler.set_stance("force_eager"):
             mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
             return simplified(record(function, [(e.shape, e.dtype) for e in examples], table, mode), passes)
@@ -84,7 +84,7 @@ def _traced_by_make_fx(
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment)
     with mode:
         fakes = [symbols.empty_like(e, d) for e, d in zip(examples, names, strict=True)]
-    # PyTorch 2.13 has the shapes of some operators for symbolic sizes in Python alone (constant_pad_nd).
+    # PyTorch 2.13 computes the shapes of some operators for symbolic sizes in Python only (constant_pad_nd).
     dispatcher = enable_python_dispatcher() if any(dims) else nullcontext()
     with mode, torch.no_grad(), preserve_node_meta(), aliases_allowed(), dispatcher:
         try:
@@ -104,10 +104,10 @@ def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[to
 
 
 def interpret_eager(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """As `interpret`, for a graph that PyTorch made for its own kernels.
+    """Run a graph that PyTorch traced for its own kernels, in the portable form of `Portable`.
 
     Raises:
-        UnsupportedOpError: it has control flow that cannot be compiled.
+        UnsupportedOpError: the graph has control flow that cannot be compiled.
     """
     check_control_flow(graph)
     outputs: Sequence[torch.Tensor] = Portable(graph).run(*values, enable_io_processing=False)
@@ -122,13 +122,13 @@ DETERMINANTS = frozenset({aten._linalg_det.default, aten._linalg_slogdet.default
 
 
 class Portable(torch.fx.Interpreter):
-    """Runs a graph without what only eager's kernels understand: strides, negative indices, and half precision."""
+    """Interpreter that removes what only eager kernels support: strides, negative indices and half precision."""
 
     def run_node(self, n: Node) -> Any:
-        """Run one node; remember it for what `call_function` needs of it.
+        """Run one node, and keep it in `self.node` for `call_function`.
 
         Raises:
-            UnsupportedOpError: it cannot be compiled, and refusals are not gathered.
+            UnsupportedOpError: the node cannot be compiled, and refusals are not gathered or it has no stand-in.
         """
         self.node = n
         try:
@@ -140,7 +140,11 @@ class Portable(torch.fx.Interpreter):
             return value
 
     def stand_in(self, value: Any) -> Any:
-        """Something like `value`, for what comes after a node that is refused; None where there is nothing."""
+        """Return a tensor like `value` in place of the result of a refused node, so that tracing can go on.
+
+        Returns:
+            An uninitialised tensor, or a list of them; None for other values and for tensors of symbolic sizes.
+        """
         if isinstance(value, list | tuple):
             return [self.stand_in(v) for v in value]
         if not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in value.shape):
@@ -148,11 +152,11 @@ class Portable(torch.fx.Interpreter):
         return torch.empty(value.shape, dtype=value.dtype)
 
     def fetch_args_kwargs_from_env(self, n: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a node; of a determinant, the matrix whose transpose is factored.
+        """Return the arguments of a node; transpose a matrix that is not contiguous if its determinant is computed.
 
-        ATen factors the transpose of matrices that are contiguous, and the matrices themselves otherwise
-        (ATen/native/BatchLinearAlgebra.cpp). The backward in the graph solves with those factors, so it is right for
-        one of the two only. Here all are contiguous, and the determinant of the transpose is the same.
+        ATen factors the transpose of a contiguous matrix, and any other matrix itself
+        (ATen/native/BatchLinearAlgebra.cpp). The backward in the graph solves with the factors of one of these cases.
+        Compiled matrices are all contiguous, so the others are transposed here; the determinant is the same.
         """
         args, kwargs = super().fetch_args_kwargs_from_env(n)
         if n.target in DETERMINANTS and not n.all_input_nodes[0].meta["val"].is_contiguous():
@@ -161,16 +165,16 @@ class Portable(torch.fx.Interpreter):
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one node in its portable form."""
-        # What it asserts was known, and true, at capture; as an effect it would keep dead code alive.
+        # The assertion was checked at capture. Its side effect would keep dead code alive.
         if target is aten._assert_tensor_metadata.default:
             return None
-        # Graphs of branches and loop bodies come with copies for views.
+        # PyTorch traces branches and loop bodies with view_copy operators in place of views.
         if isinstance(target, OpOverload) and torch.Tag.view_copy in target.tags:
             target = getattr(getattr(aten, _packet(target).removesuffix("_copy")), target._overloadname)
-        # view asks for strides that fit; reshape is the same function of the values without that demand.
+        # view requires compatible strides; reshape computes the same values for any strides.
         if target is aten.view.default:
             target = aten.reshape.default
-        # torch-mlir 20261001 scatters to a negative index as it stands.
+        # torch-mlir 20261001 scatters to a negative index without wrapping it.
         if target in (aten.index.Tensor, aten.index_put.default):
             args = (args[0], _without_negatives(args[0], args[1]), *args[2:])
         if isinstance(target, HigherOrderOperator):
@@ -181,7 +185,7 @@ class Portable(torch.fx.Interpreter):
         return self._dispatched(target, args, kwargs)
 
     def _dispatched(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The operator; where the dispatcher would expand it, with writes into tensors, our form of it."""
+        """Run an operator; IronGrad's decomposition replaces the dispatcher's, which would write into tensors."""
         if isinstance(target, OpOverload) and target.has_kernel_for_dispatch_key(_COMPOSITE) and is_ours(target):
             return decomposition_table()[target](*args, **kwargs)
         return super().call_function(target, args, kwargs)
@@ -197,7 +201,7 @@ def _region(graph: GraphModule) -> Callable[..., Any]:
 
 
 def _without_negatives(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Count indices from the front; a mask is left as it is, and takes as many dimensions as it has."""
+    """Wrap negative indices; a mask stays as it is and indexes as many dimensions as its rank."""
     result: list[torch.Tensor | None] = []
     dim = 0
     for index in indices:

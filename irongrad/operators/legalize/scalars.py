@@ -1,7 +1,7 @@
-"""Symbolic scalars of a traced optimizer become rank-0 float64 tensors, so that they are run-time values.
+"""Turn symbolic scalars of a traced optimizer into rank-0 float64 tensors, so that they are run-time values.
 
-Eager computes hyperparameter arithmetic (`1 - beta1 ** step`) in Python's doubles; float64 here gives the same
-numbers. A rank-0 tensor does not promote the tensors it meets (PyTorch, "Type Promotion"), so parameters keep
+Eager computes hyperparameter arithmetic (`1 - beta1 ** step`) in Python's doubles; float64 tensors give the same
+numbers. A rank-0 tensor does not promote the dtype of other operands (PyTorch, "Type Promotion"), so parameters keep
 their dtype.
 """
 
@@ -26,7 +26,7 @@ def _sub(x: Any, y: Any, *, alpha: Any = 1) -> Any:
 
 
 def _lerp(start: Any, end: Any, weight: Any) -> Any:
-    """ATen's two-sided form, which is exact at both ends (aten/src/ATen/native/Lerp.h)."""
+    """Interpolate by ATen's two-sided formula, which is exact at both ends (aten/src/ATen/native/Lerp.h)."""
     difference = end - start
     return torch.where(abs(weight) < 0.5, start + weight * difference, end - difference * (1 - weight))
 
@@ -54,7 +54,7 @@ def _clamp(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: A
 
 
 def _tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    # torch.tensor(value) would become a constant of the tracing mode's; full is an operator.
+    # full is traced as an operator; torch.tensor(value) would become a constant of the tracing mode.
     return value.to(dtype) if isinstance(value, torch.Tensor) else torch.full((), value, dtype=dtype)
 
 
@@ -67,7 +67,7 @@ def _pairwise(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return apply
 
 
-# Operators whose Scalar argument may now be a tensor, in forms that take one.
+# For operators whose Scalar argument may now be a tensor: functions that take one.
 _FORMS: dict[object, Callable[..., Any]] = {
     aten.add.Tensor: _add,
     aten.sub.Tensor: _sub,
@@ -99,10 +99,10 @@ _FILLING = (aten.full.default, aten.full_like.default, aten.scalar_tensor.defaul
 
 
 def with_tensors(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`operator` in a form that takes rank-0 tensors where it has numbers; it may give a wider dtype.
+    """Call `operator` with rank-0 tensors in place of numbers; the result may have a wider dtype.
 
     Raises:
-        RuntimeError, TypeError: it has no such form.
+        RuntimeError, TypeError: no form of the operator takes a tensor there.
     """
     if operator in _FILLING:
         return _filled(operator, args, kwargs)
@@ -120,10 +120,10 @@ def _filled(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 class ScalarsToTensors(torch.fx.Interpreter):
-    """Interprets a traced update with tensors in place of its symbolic floats."""
+    """Interpreter of a traced update that computes its symbolic floats as tensors."""
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one node; `.item()` of a tensor is the tensor itself."""
+        """Run one node; `.item()` becomes a cast of the tensor to float64."""
         if target is aten._local_scalar_dense.default:
             return args[0].to(torch.float64)
         if target is torch.sym_float:

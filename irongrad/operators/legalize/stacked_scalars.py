@@ -1,8 +1,8 @@
-"""Scalars that are computed alike and then stacked, as the norms of all gradients are, are stacked first.
+"""Stack scalars before elementwise operations instead of after them, as for the norms of all gradients.
 
-IREE 3.13.0 puts neighbouring scalar operations into one dispatch, however many values that reads and writes; a
-dispatch of more than 32 fails when it is called ("binding count 53 > 32"). One operation on a vector is also less
-to run.
+IREE 3.13.0 puts neighbouring scalar operations into one dispatch, however many values the dispatch reads and writes. A
+dispatch with more than 32 bindings fails when it is called ("binding count 53 > 32"). One operation on a vector is
+also cheaper to run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ aten = torch.ops.aten
 
 
 def stack_scalars_first(graph: GraphModule) -> None:
-    """Rewrite stack([f(a), f(b), ...]) of rank-0 values to f(stack([a, b, ...])), for elementwise f of one tensor."""
+    """Rewrite stack([f(a), f(b), ...]) of rank-0 values to f(stack([a, b, ...])), for elementwise f of one tensor.
+
+    Changes `graph` in place.
+    """
     stacks = graph.graph.find_nodes(op="call_function", target=aten.stack.default)
     for node in stacks:
         while node is not None:
@@ -24,7 +27,10 @@ def stack_scalars_first(graph: GraphModule) -> None:
 
 
 def _sink(graph: Graph, stack: Node) -> Node | None:
-    """Move what `stack` stacks behind it; the new stack, or None where its operands are not computed alike."""
+    """Move the operation that computes each operand of `stack` behind the stack.
+
+    Returns the new stack; None if different operations compute the operands.
+    """
     operands: list[Node] = stack.args[0]
     first = operands[0]
     if not all(_is_scalar_map(o) and _key(o) == _key(first) for o in operands):
@@ -41,7 +47,7 @@ def _sink(graph: Graph, stack: Node) -> Node | None:
 
 
 def _is_scalar_map(node: Node) -> bool:
-    """Whether `node` is an elementwise function of one rank-0 tensor, and constants."""
+    """Whether `node` is an elementwise function of one rank-0 tensor and constants."""
     return (
         isinstance(node.target, torch._ops.OpOverload)
         and torch.Tag.pointwise in node.target.tags

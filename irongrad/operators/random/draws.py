@@ -1,4 +1,4 @@
-"""`Draws`: while it is open, PyTorch's random operators draw from Philox instead of from PyTorch's own generator."""
+"""`Draws`: while open, PyTorch's random operators draw from Philox instead of PyTorch's own generator."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from irongrad.runtime.errors import UnsupportedOpError
 
 aten = torch.ops.aten
 
-# Random, though PyTorch does not tag them so; and tagged so, though its CPU kernel takes no dropout.
+# PyTorch does not tag these random operators as random.
 _UNTAGGED = frozenset({aten.binomial.default, aten._sample_dirichlet.default})
+# PyTorch tags this operator as random, but its CPU kernel does not support dropout.
 _TAGGED_IN_VAIN = frozenset({aten._scaled_dot_product_flash_attention_for_cpu.default})
 
 
 def draws(operator: object) -> bool:
-    """Whether an operator draws random numbers, or is composed of one that does."""
+    """Return whether an operator draws random numbers, itself or through operators that it is composed of."""
     if not isinstance(operator, torch._ops.OpOverload) or operator in _TAGGED_IN_VAIN:
         return False
     known = operator in SAMPLERS or operator in IN_PLACE or operator in _UNTAGGED
@@ -31,14 +32,14 @@ def draws(operator: object) -> bool:
 
 
 def is_random(operator: object) -> bool:
-    """Whether an operator draws random numbers itself."""
+    """Return whether an operator draws random numbers itself, not through operators that it is composed of."""
     return draws(operator) and not operator.has_kernel_for_dispatch_key(  # type: ignore[attr-defined]
         torch._C.DispatchKey.CompositeImplicitAutograd
     )
 
 
 def undrawable(operator: object, generator: object) -> str | None:
-    """Why a random operator's call with this `generator` cannot be drawn; None where it can."""
+    """Return why a random operator cannot be drawn with this `generator`; None if it can be."""
     if generator is not None:
         return (
             "draws from a torch.Generator of its own, whose state a compiled step does not have. Leave generator out; "
@@ -47,7 +48,7 @@ def undrawable(operator: object, generator: object) -> str | None:
     if operator not in SAMPLERS and operator not in IN_PLACE:
         return (
             "draws from a distribution that IronGrad cannot sample with a fixed graph. Pass the random tensor as an "
-            "input, or make it of torch.rand, randn, bernoulli, multinomial or exponential_"
+            "input, or compute it from torch.rand, randn, bernoulli, multinomial or exponential_"
         )
     return None
 
@@ -57,9 +58,12 @@ _NUMBERS: ContextVar[torch.Tensor | None] = ContextVar("numbers", default=None)
 
 @contextmanager
 def numbered(places: torch.Tensor) -> Iterator[None]:
-    """While open, the elements that are drawn have these places in their tensor, not those of row-major order.
+    """While open, `Draws` numbers the elements of a drawn tensor by `places` instead of in row-major order.
 
-    A tensor with padding is drawn so that its true elements are those of the tensor without.
+    The true elements of a padded tensor then get the same values as in the tensor without padding.
+
+    Args:
+        places: the number of each element, int64, of the shape that is drawn.
     """
     token = _NUMBERS.set(places)
     try:
@@ -69,17 +73,17 @@ def numbered(places: torch.Tensor) -> Iterator[None]:
 
 
 class Draws(TorchDispatchMode):
-    """Random operators under it return words of Philox, a function of seed, draw count, call and place alone.
+    """While open, random operators draw from Philox words that depend on seed, draw count, call and place alone.
 
-    It works below autograd, so that a gradient is that of the values drawn, and is the same for eager tensors and for
-    tensors that are traced. The key is the seed; the counter is (place in the tensor, number of the call, draw count).
+    The mode works below autograd, so gradients are those of the drawn values. It draws the same values for eager and
+    for traced tensors. The key is the seed; the counter is (place in the tensor, number of the call, draw count).
 
-    Calls are numbered in the order in which they are made, and the number is kept as the seed of PyTorch's own default
-    generator: `torch.utils.checkpoint` puts that back before it runs a forward again, so that it draws the same.
+    Calls are numbered in call order. The number is kept as the seed of PyTorch's default generator, because
+    `torch.utils.checkpoint` restores that generator before it reruns a forward. So the rerun draws the same values.
 
-    One Philox call an element, though it yields four words: on two Zen 3 cores a dropout of a million elements takes
-    1.0 to 1.7 ms in IREE 3.13.0 then, as one loop with what comes before and after it. With four elements a call it
-    takes 2.4 to 5.8 ms, as the four parts have to be put together in memory first.
+    Each element takes one Philox call, although a call yields four words. On two Zen 3 cores, a dropout of a million
+    elements then takes 1.0 to 1.7 ms in IREE 3.13.0, which fuses it with its producers and consumers into one loop.
+    With four elements per call it takes 2.4 to 5.8 ms, because the four parts are first assembled in memory.
 
     Attributes:
         used: whether a random operator was called.
@@ -88,7 +92,7 @@ class Draws(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, seed: torch.Tensor | int, draws: torch.Tensor | int) -> None:
-        """Draw under `seed`, for the `draws`-th time; both numbers or int64 tensors of rank 0."""
+        """Draw from `seed` with the draw count `draws`; both are numbers or rank-0 int64 tensors."""
         super().__init__()
         self._key, self._draws = _halves(seed), _halves(draws)
         self.used = False
@@ -104,13 +108,16 @@ class Draws(TorchDispatchMode):
         torch.set_rng_state(self._before)
 
     def words(self, shape: Sequence[int]) -> Words:
-        """Four random words for every element of `shape`. A draw of no elements takes no number, as in eager."""
+        """Return four random words for every element of `shape`.
+
+        A draw of no elements does not advance the number of the call; eager does not advance its generator either.
+        """
         size = math.prod(shape)
         if not size:
             nothing = torch.full(list(shape), 0)
             return nothing, nothing, nothing, nothing
-        given = _NUMBERS.get()
-        places = torch.arange(size).reshape(list(shape)) if given is None else given
+        override = _NUMBERS.get()
+        places = torch.arange(size).reshape(list(shape)) if override is None else override
         number = torch.default_generator.initial_seed()
         torch.default_generator.manual_seed(number + 1)
         return philox((places, torch.full((), number), *self._draws), self._key)
@@ -129,6 +136,6 @@ class Draws(TorchDispatchMode):
 
 
 def _halves(value: torch.Tensor | int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The lower and the upper word of 64 bits."""
+    """The lower and the upper word of a 64-bit value."""
     wide = value if isinstance(value, torch.Tensor) else torch.full((), value)
     return wide & MASK, high_word(wide)

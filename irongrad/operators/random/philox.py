@@ -1,9 +1,11 @@
 """Philox 4x32-10, the counter-based random number generator, as operators on int64 tensors.
 
 J. K. Salmon, M. A. Moraes, R. O. Dror and D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Ten
-rounds of two 32-bit multiplications turn a 128-bit counter and a 64-bit key into 128 random bits; the same everywhere,
-with no state and in any order. A word is an int64 in [0, 2^32). The product of two wraps around as an int64, but its
-bits are those of the unsigned product, and a mask after the shift drops the sign's.
+rounds of two 32-bit multiplications turn a 128-bit counter and a 64-bit key into 128 random bits. The bits are the same
+on every target. There is no state, so they can be computed in any order.
+
+A word is an int64 in [0, 2^32). The product of two words wraps around as an int64, but its bits are those of the
+unsigned product. The mask after the arithmetic shift drops the copies of the sign bit.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ MASK = (1 << BITS) - 1
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)  # what the key grows by each round: the golden ratio and sqrt(3) - 1
+_WEYL = (0x9E3779B9, 0xBB67AE85)  # the key's increment per round: the golden ratio and sqrt(3) - 1
 
 
 def philox(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
-    """The four words of `counter` under `key`; elementwise, with the shapes broadcast."""
+    """Return the four random words of `counter` under `key`; elementwise, with broadcast shapes."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -34,5 +36,5 @@ def philox(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
 
 
 def high_word(value: torch.Tensor) -> torch.Tensor:
-    """The upper 32 of 64 bits."""
+    """Return the upper 32 bits of a 64-bit value."""
     return (value >> BITS) & MASK

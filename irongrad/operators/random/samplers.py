@@ -14,16 +14,17 @@ aten = torch.ops.aten
 
 
 class Source(Protocol):
-    """Where random words come from."""
+    """A source of random words."""
 
     def words(self, shape: Sequence[int]) -> Words:
-        """Four random words for every element of `shape`; others at every call."""
+        """Return four random words for every element of `shape`; each call returns different words."""
 
 
 Sampler = Callable[..., Any]
 S = TypeVar("S", bound=Sampler)
 
-# Samplers take a source and the operator's arguments. Those of in-place operators return what the first is to become.
+# A sampler takes a source and the operator's arguments. For an in-place operator it returns the first argument's new
+# value.
 SAMPLERS: dict[torch._ops.OpOverload, Sampler] = {}
 IN_PLACE: dict[torch._ops.OpOverload, Sampler] = {}
 
@@ -87,7 +88,7 @@ def _randint_like(source: Source, x: torch.Tensor, high: int, **options: Any) ->
 
 @_samples(aten.random.default, in_place=[aten.random_.default])
 def _random(source: Source, x: torch.Tensor) -> torch.Tensor:
-    """All integers from 0 that the dtype holds; up to 2^24 for floats wider than 16 bits."""
+    """Integers from 0 to the largest that the dtype represents without gaps: 2^24 for floats wider than 16 bits."""
     return _random_from(source, x, 0, None)
 
 
@@ -98,12 +99,12 @@ def _random_to(source: Source, x: torch.Tensor, to: int) -> torch.Tensor:
 
 @_samples(getattr(aten.random, "from"), in_place=[getattr(aten.random_, "from")])
 def _random_from(source: Source, x: torch.Tensor, low: int, to: int | None) -> torch.Tensor:
-    high = _above_all(x.dtype) if to is None else to
+    high = _exclusive_bound(x.dtype) if to is None else to
     return distributions.integers(source.words(x.shape), low, high).to(x.dtype)
 
 
-def _above_all(dtype: torch.dtype) -> int:
-    """One above the largest integer up to which a dtype holds all; 2^63 - 1 for int64, in which it is a bound."""
+def _exclusive_bound(dtype: torch.dtype) -> int:
+    """The exclusive bound below which a dtype represents all integers; 2^63 - 1 for int64, which must hold it."""
     if dtype == torch.bool:
         return 2
     if not dtype.is_floating_point:
@@ -113,7 +114,7 @@ def _above_all(dtype: torch.dtype) -> int:
 
 @_samples(aten.randperm.default, aten.randperm.generator)
 def _randperm(source: Source, n: int, *, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
-    """The order of one word an element; two that are equal, one pair in 2^32, stay in the order of their places."""
+    """Sort one random word per element; equal words, one pair in 2^32, keep their order."""
     return aten.sort.stable(source.words([n])[0], stable=True)[1].to(dtype or torch.int64)
 
 
@@ -176,10 +177,11 @@ def _geometric(source: Source, x: torch.Tensor, p: float) -> torch.Tensor:
 
 @_samples(aten.multinomial.default)
 def _multinomial(source: Source, weights: torch.Tensor, count: int, replacement: bool = False) -> torch.Tensor:
-    """Categories by weight, in the last dimension.
+    """Draw categories by their weights in the last dimension.
 
-    With replacement by inverting the distribution function, else the first `count` of exponential clocks that run at
-    the speed of the weights (P. S. Efraimidis and P. G. Spirakis, Inf. Process. Lett. 97, 2006).
+    With replacement, the sampler inverts the distribution function. Without replacement, each category gets an
+    exponential arrival time whose rate is its weight, and the `count` earliest categories are drawn (P. S. Efraimidis
+    and P. G. Spirakis, Inf. Process. Lett. 97, 2006).
     """
     weights = weights.to(distributions.wide(weights.dtype))
     if not replacement:
@@ -193,7 +195,7 @@ def _multinomial(source: Source, weights: torch.Tensor, count: int, replacement:
 
 @_samples(aten.native_dropout.default)
 def _dropout(source: Source, x: torch.Tensor, p: float, train: bool | None = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws nothing where eager's dropout, which is made of other operators, does not."""
+    """Draw nothing in the cases in which eager's dropout, a composite operator, draws nothing."""
     if train is False or p == 0.0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1.0:
@@ -206,7 +208,7 @@ def _dropout(source: Source, x: torch.Tensor, p: float, train: bool | None = Tru
 def _rrelu(
     source: Source, x: torch.Tensor, noise: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, *training: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A random slope for every element that is not positive, recorded in `noise`; the mean slope in evaluation."""
+    """Use a random slope for each element that is not positive, recorded in `noise`; in evaluation the mean slope."""
     if not (training and training[0]):
         return torch.where(x > 0, x, x * ((lower + upper) / 2)), noise.clone()
     slope = torch.where(x > 0, 1.0, _uniform(source, x, lower, upper))

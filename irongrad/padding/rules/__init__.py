@@ -1,4 +1,4 @@
-"""What each operator does to padding, one file a family of operators."""
+"""The padding rules of operators, with one file per family of operators."""
 
 from __future__ import annotations
 

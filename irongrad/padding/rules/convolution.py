@@ -1,4 +1,4 @@
-"""Convolutions: zeros in place of padding, as beyond the edge of what is convolved."""
+"""Padding rules of convolutions: zeros in place of padding, as beyond the edge of the input."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from irongrad.padding.registry import Call, NoRule, aten, rule
 
 
 def image(call: Call, value: Padded, spatial: int) -> Layout:
-    """The layout of a result of which the last `spatial` dimensions are windows on those of `value`.
+    """The layout of a result whose last `spatial` dimensions are windows over those of `value`.
 
     Raises:
-        NoRule: the padding of one of those lies between true elements.
+        NoRule: the padding of one of these dimensions lies between true elements.
     """
     if any(len(dim) > 1 for dim in value.layout[value.ndim - spatial :]):
         raise NoRule("slides over a dimension whose padding lies between true elements")
@@ -25,7 +25,7 @@ def _convolution(call: Call) -> Padded:
     value = call["input"]
     spatial = call["weight"].ndim - 2
     if value.padded(1):
-        raise NoRule("sums over a padded dimension of channels")
+        raise NoRule("sums over a padded channel dimension")
     filled = call.padding.fill(value, 0, list(range(value.ndim - spatial, value.ndim)))
     batch, _, *windows = image(call, value, spatial)
     channels = layout_of((call.made[0] or ())[1:2])
@@ -34,9 +34,9 @@ def _convolution(call: Call) -> Padded:
 
 @rule(aten.convolution_backward.default)
 def _convolution_backward(call: Call) -> list[Padded | None]:
-    """Both are zero in their padding: the gradient of the weight is a sum over all of it."""
+    """Zero the padding of both operands, because the gradient of the weight sums over all their elements."""
     if call["input"].padded(1):
-        raise NoRule("sums over a padded dimension of channels")
+        raise NoRule("sums over a padded channel dimension")
     call.like("grad_output", (call["input"].layout[0], *call["grad_output"].layout[1:]))
     results = call.run(**call.zeros("grad_output", "input"))
     weight = call["weight"].layout

@@ -1,4 +1,4 @@
-"""Tensors that are made from nothing but a size."""
+"""Padding rules of operators that make a tensor from a size."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _scalar(call: Call) -> Padded:
 
 @rule(aten.arange.default, aten.arange.start, aten.arange.start_step)
 def _arange(call: Call) -> Padded:
-    """Numbers counted from the true start; those after the true end are padding."""
+    """Count from the true start by the true step; numbers after the true end are padding."""
     (size,) = call.made[0] or ()
     start: Any = call.padding.sizes.true(call.arguments.get("start") or 0)
     step: Any = call.padding.sizes.true(call.arguments.get("step") or 1)

@@ -1,4 +1,4 @@
-"""Reading and writing at indices: none of the padding's is used."""
+"""Padding rules of reads and writes at indices: indices in padding do not affect true elements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from irongrad.padding.registry import Call, NoRule, aten, rule
 
 
 def _located(padding: Padding, dim: Dim, index: Tensor) -> Tensor:
-    """Places in the bucket of indices that may count from the true end."""
+    """Map indices, which may count from the true end, to positions in the bucket."""
     if not is_padded(dim):
         return index
     size: Any = padding.sizes.true(size_of(dim))
@@ -31,7 +31,7 @@ def _embedding(call: Call) -> Padded:
 
 @rule(aten.embedding_dense_backward.default)
 def _embedding_backward(call: Call) -> Padded:
-    """Padding adds zeros to the first row."""
+    """Padding has the index 0 and a zero gradient, so it adds zeros to the first row."""
     if call["scale_grad_by_freq"]:
         raise NoRule("with scale_grad_by_freq=True counts how often each index occurs, which has no padding rule")
     rows = call["indices"]
@@ -59,10 +59,10 @@ def _gather(call: Call) -> Padded:
 
 
 def _check_beside(value: Padded, index: Padded, d: int) -> None:
-    """Refuse what does not pair the elements of the other dimensions one to one.
+    """Refuse arguments whose elements do not correspond one to one in the dimensions other than `d`.
 
     Raises:
-        NoRule: their padding differs.
+        NoRule: the padding of one of these dimensions differs.
     """
     for i, (a, b) in enumerate(zip(value.layout, index.layout, strict=True)):
         if i != d and solid(a) != solid(b) and (len(a) > 1 or len(b) > 1):
@@ -71,7 +71,7 @@ def _check_beside(value: Padded, index: Padded, d: int) -> None:
 
 @rule(aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two)
 def _scatter(call: Call) -> Padded:
-    """Padding is written to one more row, which is cut off again."""
+    """Write padding to an extra row, and then cut the row off."""
     value, index = call["self"], call["index"]
     d = call["dim"] % value.ndim
     _check_beside(value, index, d)
@@ -98,24 +98,24 @@ def _index_add(call: Call) -> Padded:
     return Padded(call.run(index=rows, source=call.padding.fill(aligned, 0, d)), tuple(map(solid, value.layout)))
 
 
-def _tensors(call: Call, value: Padded) -> tuple[list[Tensor | None], Layout, list[int]]:
-    """The indices as places in the bucket, their layout when broadcast, and the dimensions that they take."""
-    given = call["indices"]
-    used = [d for d, index in enumerate(given) if index is not None]
-    if any(given[d].tensor.dtype in (torch.bool, torch.uint8) for d in used):
+def _bucket_indices(call: Call, value: Padded) -> tuple[list[Tensor | None], Layout, list[int]]:
+    """The indices as positions in the bucket, their broadcast layout, and the dimensions that they index."""
+    indices = call["indices"]
+    used = [d for d, index in enumerate(indices) if index is not None]
+    if any(indices[d].tensor.dtype in (torch.bool, torch.uint8) for d in used):
         raise NoRule("with a mask as an index has no padding rule")
-    layout = broadcast([given[d].layout for d in used])
+    layout = broadcast([indices[d].layout for d in used])
     if layout is None:
         raise NoRule("with indices whose padding differs has no padding rule")
     rows = [
         None if index is None else _located(call.padding, value.layout[d], call.padding.fill(index, 0))
-        for d, index in enumerate(given)
+        for d, index in enumerate(indices)
     ]
     return rows, tuple(map(solid, layout)), used
 
 
-def _beside(value: Padded, chosen: Layout, used: list[int]) -> tuple[Layout, int]:
-    """The layout of `value[indices]`, and where in it the dimensions of the indices begin."""
+def _indexed_layout(value: Padded, chosen: Layout, used: list[int]) -> tuple[Layout, int]:
+    """The layout of `value[indices]`, and the position in it of the first dimension of the indices."""
     adjacent = used == list(range(used[0], used[-1] + 1))
     at = used[0] if adjacent else 0
     rest = [dim for d, dim in enumerate(value.layout) if d not in used]
@@ -125,23 +125,23 @@ def _beside(value: Padded, chosen: Layout, used: list[int]) -> tuple[Layout, int
 @rule(aten.index.Tensor, aten._unsafe_index.Tensor)
 def _index(call: Call) -> Padded:
     value = call["self"]
-    rows, chosen, used = _tensors(call, value)
-    return Padded(call.run(indices=rows), _beside(value, chosen, used)[0])
+    rows, chosen, used = _bucket_indices(call, value)
+    return Padded(call.run(indices=rows), _indexed_layout(value, chosen, used)[0])
 
 
 def _align_values(call: Call, chosen: Layout) -> None:
-    """Give the values that are written the padding of their indices."""
+    """Give the written values the same padding as their indices."""
     values, used = call["values"], [d for d, index in enumerate(call["indices"]) if index is not None]
-    layout, at = _beside(call["self"], chosen, used)
+    layout, at = _indexed_layout(call["self"], chosen, used)
     if values.ndim == len(layout):
         call.like("values", (*values.layout[:at], *chosen, *values.layout[at + len(chosen) :]))
 
 
 @rule(aten.index_put.default, aten._unsafe_index_put.default)
 def _index_put(call: Call) -> Padded:
-    """Padding is written to one more row, which is cut off again."""
+    """Write padding to an extra row, and then cut the row off."""
     value = call["self"]
-    rows, chosen, used = _tensors(call, value)
+    rows, chosen, used = _bucket_indices(call, value)
     _align_values(call, chosen)
     first, extent = used[0], value.tensor.shape[used[0]]
     valid = call.padding.valid(Padded(torch.zeros([call.padding.extent(d) for d in chosen]), chosen))

@@ -1,4 +1,4 @@
-"""Losses that are operators of their own: padding has no part in them, nor in the number that they divide by."""
+"""Padding rules of loss operators: padding does not contribute to the loss, nor to its divisor."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from irongrad.padding.padded import Padded
 from irongrad.padding.registry import Call, aten, rule
 from irongrad.padding.rules.reductions import wide
 
-# `reduction`, as the operators number it (torch/nn/_reduction.py).
+# The values of the operators' argument `reduction` (torch/nn/_reduction.py).
 _NONE, _MEAN, _SUM = 0, 1, 2
 
 
 def _align(call: Call) -> None:
-    """Give the targets, and gradients for each of them, the padding of the scores beside the classes."""
+    """Give the targets, and gradients for each target, the padding of the scores without the class dimension."""
     scores = call["self"].layout
     each = (*scores[:-1][:1], *scores[2:])
     call.like("target", each)
@@ -26,7 +26,7 @@ def _align(call: Call) -> None:
 
 @rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _nll(call: Call) -> list[Padded]:
-    """Padding has the class that is ignored, whose scores are not read."""
+    """Give padding the ignored class as its target, so that its scores are not read."""
     _align(call)
     target = call["target"]
     loss, weight = call.run(target=call.padding.fill(target, call["ignore_index"]))

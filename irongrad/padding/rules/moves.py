@@ -1,4 +1,4 @@
-"""Operators that move elements along a dimension: true elements go where they go without padding."""
+"""Padding rules of operators that move elements: true elements go where they go without padding."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from irongrad.padding.rules.reductions import in_order
 
 @rule(aten.cat.default)
 def _cat(call: Call) -> Padded:
-    """One after the other, without the padding between them."""
+    """Concatenate without the padding between the parts."""
     values = [v for v in call["tensors"] if v.ndim > 1 or size_of(v.layout[0]) != 0]
     d = call["dim"] % values[0].ndim
     others = call.broadcast(*(Padded(v.tensor.select(d, 0), v.layout[:d] + v.layout[d + 1 :]) for v in values))
     total = sum((size_of(v.layout[d]) for v in values), start=sympy.Integer(0))
     whole = torch.cat([v.tensor for v in values], d)
     layout = (*others[:d], dim_of(total), *others[d:])
-    # What comes before the last padding is in its place already.
+    # If only the last part is padded, plain concatenation puts every true element in its place.
     if all(not is_padded(v.layout[d]) for v in values[:-1]) and len(values[-1].layout[d]) == 1:
         return Padded(whole, layout)
     return Padded(whole.index_select(d, _sources(call.padding, values, d, total)), layout)
 
 
 def _sources(padding: Padding, values: list[Padded], d: int, total: Any) -> Tensor:
-    """Where each element of the result is in the tensors of the bucket, one after the other."""
+    """For each element of the result, its index in the plain concatenation of the bucket's tensors."""
     places = torch.arange(padding.sizes.bucket(total))
     result = torch.zeros_like(places)
     start: Any = sympy.Integer(0)
@@ -52,13 +52,13 @@ def _stack(call: Call) -> Padded:
     return Padded(call.run(), tuple(layout))
 
 
-def _kept(dim: Dim) -> Dim:
-    """The dimension of what `Padding.take` reads in order."""
+def _true_first(dim: Dim) -> Dim:
+    """The dimension as one axis, with all true elements first; `Padding.take` returns them in this order."""
     return dim_of(size_of(dim))
 
 
-def _moved(padding: Padding, value: Padded, d: int, places: Tensor) -> Padded:
-    layout = (*value.layout[:d], _kept(value.layout[d]), *value.layout[d + 1 :])
+def _reindexed(padding: Padding, value: Padded, d: int, places: Tensor) -> Padded:
+    layout = (*value.layout[:d], _true_first(value.layout[d]), *value.layout[d + 1 :])
     return Padded(padding.take(value, d, places), layout)
 
 
@@ -70,7 +70,7 @@ def _flip(call: Call) -> Padded:
     for d in value.padded(call["dims"]) if call["dims"] else []:
         dim = value.layout[d]
         last: Any = call.padding.sizes.true(size_of(dim) - 1)
-        result = _moved(call.padding, result, d, last - torch.arange(call.padding.extent(dim)))
+        result = _reindexed(call.padding, result, d, last - torch.arange(call.padding.extent(dim)))
     return result
 
 
@@ -78,13 +78,13 @@ def _flip(call: Call) -> Padded:
 def _roll(call: Call) -> Padded:
     value: Padded = call["self"]
     if not call["dims"]:
-        raise NoRule("without dims goes over all elements, of which some are padding")
+        raise NoRule("without dims rolls over all elements, some of which are padding")
     result = value
     for shift, d in zip(call["shifts"], value.dims(call["dims"]), strict=True):
         size: Any = call.padding.sizes.true(size_of(value.layout[d]))
         by: Any = call.padding.sizes.true(shift)
         places = (torch.arange(call.padding.extent(value.layout[d])) - by) % size
-        result = _moved(call.padding, result, d, places)
+        result = _reindexed(call.padding, result, d, places)
     return result
 
 
@@ -107,13 +107,13 @@ def _repeat(call: Call) -> Padded:
 
 @rule(aten.constant_pad_nd.default)
 def _constant_pad(call: Call) -> Padded:
-    """The padding of the bucket becomes that of the program, which has as much of it as it needs."""
+    """Fill the bucket's padding with the pad value: it then serves as the padding that the program adds at the end."""
     value, pad = call["self"], call["pad"]
     changed = [value.ndim - 1 - i for i in range(len(pad) // 2) if pad[2 * i] != 0 or pad[2 * i + 1] != 0]
     for d in changed:
         in_order(value, d)
     if any(isinstance(p, sympy.Basic) for p in pad[::2]):
-        raise NoRule("with as many elements before the first as a named dimension says has no padding rule")
+        raise NoRule("with a size of padding at the front that depends on a named dimension has no padding rule")
     result = call.run(self=call.padding.fill(value, call["value"] or 0, changed))
     sizes = call.made[0] or ()
     return Padded(result, tuple(dim_of(sizes[d]) if d in changed else solid(v) for d, v in enumerate(value.layout)))
@@ -125,7 +125,7 @@ def _triangle(call: Call) -> Padded:
     in_order(value, -1)
     in_order(value, -2)
     if isinstance(call["diagonal"], sympy.Basic):
-        raise NoRule("from a diagonal that a named dimension says has no padding rule")
+        raise NoRule("with a diagonal that depends on a named dimension has no padding rule")
     return Padded(call.run(), tuple(map(solid, value.layout)))
 
 

@@ -1,6 +1,6 @@
-"""Normalisations: means and variances of true elements.
+"""Padding rules of normalisations: means and variances are over true elements.
 
-The gradients are those of y = (x - mean) / deviation over n elements, in terms of x' = (x - mean) / deviation:
+The rules compute the gradient of y = x' = (x - mean) / deviation over n elements as
 dx = (dy - mean(dy) - x' mean(dy x')) / deviation (S. Ioffe and C. Szegedy, "Batch Normalization", 2015, section 3).
 """
 
@@ -25,7 +25,7 @@ def _solid(value: Padded) -> Layout:
 def _gradient(
     call: Call, dy: Padded, x: Padded, mean: Tensor, inverse: Tensor, dims: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of what was normalised along `dims`, and x' without padding."""
+    """The gradient of the input that was normalised along `dims`, and x' with zeros for padding."""
     count = call.padding.count(x, dims)
     filled = call.padding.fill(dy, 0, dims)
     scaled = call.padding.fill(Padded((wide(x.tensor) - mean) * inverse, x.layout), 0)
@@ -35,7 +35,7 @@ def _gradient(
 
 
 def _channels(vector: Tensor | None, rank: int) -> Tensor | None:
-    """A number for each channel, in a shape that broadcasts to (batch, channel, …)."""
+    """Reshape a vector of channels so that it broadcasts to (batch, channel, …)."""
     return None if vector is None else vector.reshape([1, -1, *[1] * (rank - 2)])
 
 
@@ -58,7 +58,7 @@ def _frozen_batch_norm(call: Call) -> list[Padded]:
 
 
 def _results(results: Sequence[Tensor], layout: Layout) -> list[Padded]:
-    """The first result with `layout`, and the others one dimension of channels each."""
+    """Wrap the first result with `layout`, and each of the others as a vector of channels."""
     channels = layout[1:2]
     return [Padded(results[0], layout), *(Padded(r, channels if len(r) else (dim_of(0),)) for r in results[1:])]
 
@@ -69,7 +69,7 @@ def _results(results: Sequence[Tensor], layout: Layout) -> list[Padded]:
     aten.native_batch_norm.default,
 )
 def _batch_norm(call: Call) -> list[Padded]:
-    """Statistics of true elements; the running variance is of n / (n - 1) of theirs."""
+    """Statistics are over the n true elements; the running variance takes n / (n - 1) of their variance."""
     x = call["input"]
     layout = _solid(x)
     if not call["training"]:
@@ -80,15 +80,15 @@ def _batch_norm(call: Call) -> list[Padded]:
     inverse = torch.rsqrt(squares / count + call["eps"])
     weight, bias = (_channels(_tensor(call[n]), x.ndim) for n in ("weight", "bias"))
     result = _affine((wide(x.tensor) - mean) * inverse, weight, bias).to(x.tensor.dtype)
-    made = [result, mean.flatten(), inverse.flatten()]
+    outputs = [result, mean.flatten(), inverse.flatten()]
     if call.operator is aten._native_batch_norm_legit_functional.default:
         new = (mean.flatten(), (squares / (count - 1)).flatten())
         momentum = call["momentum"]
         running = (call["running_mean"].tensor, call["running_var"].tensor)
-        made += [old * (1 - momentum) + n * momentum for old, n in zip(running, new, strict=True)]
+        outputs += [old * (1 - momentum) + n * momentum for old, n in zip(running, new, strict=True)]
     elif call.arguments.get("running_mean") is not None:
-        raise NoRule("writes into running statistics, where only the functional form has a padding rule")
-    return _results(made, layout)
+        raise NoRule("updates running statistics in place; only the functional form has a padding rule")
+    return _results(outputs, layout)
 
 
 @rule(aten.native_batch_norm_backward.default)
@@ -110,7 +110,7 @@ def _batch_norm_backward(call: Call) -> list[Padded | None]:
 
 
 def _masked(call: Call, results: Sequence[Tensor | None], layouts: Sequence[Layout]) -> list[Padded | None]:
-    """The results that were asked for."""
+    """The results that `output_mask` asks for; the others are None."""
     asked = zip(results, layouts, call["output_mask"], strict=True)
     return [Padded(r, layout) if wanted and r is not None else None for r, layout, wanted in asked]
 
@@ -140,13 +140,13 @@ def _layer_norm_backward(call: Call) -> list[Padded | None]:
         return _masked(call, call.run(**call.zeros("grad_out", "input", "mean", "rstd")), layouts)
     if call["weight"] is not None:
         raise NoRule("with a weight for each element of a padded dimension has no padding rule")
-    given = Padded(wide(dy.tensor), dy.layout)
-    dx, _ = _gradient(call, given, x, call["mean"].tensor, call["rstd"].tensor, dims)
+    incoming = Padded(wide(dy.tensor), dy.layout)
+    dx, _ = _gradient(call, incoming, x, call["mean"].tensor, call["rstd"].tensor, dims)
     return _masked(call, (dx.to(x.tensor.dtype), None, None), layouts)
 
 
 def _grouped(value: Padded, groups: int) -> Padded:
-    """(batch, channel, …) as (batch, group, channel in it, …)."""
+    """Reshape (batch, channel, …) to (batch, group, channel in the group, …)."""
     batch, channels, *rest = value.layout
     inner = int(size_of(channels)) // groups
     shape = [value.tensor.shape[0], groups, inner, *value.tensor.shape[2:]]
@@ -159,7 +159,7 @@ def _group_norm(call: Call) -> list[Padded]:
     layout = _solid(x)
     statistics = (layout[0], dim_of(call["group"]))
     if x.padded(1):
-        raise NoRule("groups channels of which some are padding")
+        raise NoRule("groups channels, some of which are padding")
     if not x.padded(list(range(2, x.ndim))):
         return [Padded(r, shape) for r, shape in zip(call.run(), (layout, statistics, statistics), strict=True)]
     grouped = _grouped(x, call["group"])
@@ -182,10 +182,10 @@ def _group_norm_backward(call: Call) -> list[Padded | None]:
         return _masked(call, call.run(**call.zeros("grad_out", "input", "mean", "rstd")), layouts)
     weight = _channels(_tensor(call["weight"]), x.ndim)
     scaled_dy = Padded(_affine(wide(dy.tensor), weight, None), dy.layout)
-    grouped, given = _grouped(x, call["group"]), _grouped(scaled_dy, call["group"])
+    grouped, incoming = _grouped(x, call["group"]), _grouped(scaled_dy, call["group"])
     dims = list(range(2, grouped.ndim))
     mean, inverse = (call[n].tensor.reshape([*call[n].tensor.shape, *[1] * len(dims)]) for n in ("mean", "rstd"))
-    dx, scaled = _gradient(call, given, grouped, mean, inverse, dims)
+    dx, scaled = _gradient(call, incoming, grouped, mean, inverse, dims)
     filled = wide(call.padding.fill(dy, 0))
     over = _batch_dims(x)
     dw = (filled * scaled.reshape(x.tensor.shape)).sum(over)

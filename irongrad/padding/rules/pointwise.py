@@ -1,4 +1,4 @@
-"""Operators that work on each element alone: padding makes padding."""
+"""Padding rules of pointwise operators: padding gives padding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from irongrad.operators.legalize.scalars import with_tensors
 from irongrad.padding.padded import Padded
 from irongrad.padding.registry import Call, NoRule, aten, rule
 
-# Not tagged so by PyTorch 2.13, though they are.
+# Pointwise operators that PyTorch 2.13 does not tag as such.
 _UNTAGGED = frozenset(
     {
         aten._to_copy.default,
@@ -49,12 +49,12 @@ _UNTAGGED = frozenset(
 
 
 def is_pointwise(operator: OpOverload) -> bool:
-    """Whether an operator of one result works on each element alone."""
+    """Whether an operator with one result is pointwise."""
     return torch.Tag.pointwise in operator.tags or operator in _UNTAGGED
 
 
 def pointwise(call: Call) -> Padded:
-    """The operator itself; a number that is computed from sizes is a tensor of rank 0 there."""
+    """Run the operator itself; numbers computed from sizes become tensors of rank 0."""
     names = [n for n, v in call.arguments.items() if isinstance(v, Padded)]
     call.aligned(*names)
     layout = call.broadcast(*(call[n] for n in names))
@@ -65,7 +65,7 @@ def pointwise(call: Call) -> Padded:
 
 
 def _with_tensors(call: Call, numbers: dict[str, Any]) -> torch.Tensor:
-    """The operator in a form that takes tensors where this one takes numbers."""
+    """Run the operator in a form that takes tensors in place of numbers."""
     arguments = {n: v.tensor if isinstance(v, Padded) else v for n, v in call.arguments.items()} | numbers
     schema = call.operator._schema.arguments
     positional = tuple(arguments[a.name] for a in schema if not a.kwarg_only)
@@ -75,7 +75,7 @@ def _with_tensors(call: Call, numbers: dict[str, Any]) -> torch.Tensor:
     try:
         result: torch.Tensor = with_tensors(call.operator, positional, changed)
     except (RuntimeError, TypeError):
-        raise NoRule("takes a size as a number, for which it has no padding rule") from None
+        raise NoRule("takes a number computed from sizes, for which it has no padding rule") from None
     return result
 
 
@@ -101,7 +101,7 @@ def _prelu_backward(call: Call) -> list[Padded]:
 def _glu(call: Call) -> Padded:
     value = call["self"]
     if value.padded(call["dim"]):
-        raise NoRule("halves a padded dimension")
+        raise NoRule("splits a padded dimension in half")
     result = call.run()
     layout = list(value.layout)
     d = call["dim"] % value.ndim

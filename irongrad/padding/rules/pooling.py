@@ -1,4 +1,4 @@
-"""Pooling: windows that reach into padding see what they see beyond the edge of the program's own tensors."""
+"""Padding rules of pooling: windows read padding as they read positions beyond the edge of the tensor."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SPATIAL = {
 
 
 def _windows(call: Call) -> list[int]:
-    """The dimensions that windows slide over."""
+    """The dimensions that the windows slide over."""
     value = call["self"]
     dims = list(range(value.ndim - _SPATIAL[call.operator], value.ndim))
     if call["ceil_mode"] and value.padded(dims):
-        raise NoRule("with ceil_mode=True has no padding rule along what it slides over")
+        raise NoRule("with ceil_mode=True has no padding rule where a window slides over padding")
     return dims
 
 
@@ -51,7 +51,7 @@ def _max_pool_backward(call: Call) -> Padded:
 
 
 def _renumbered(call: Call, indices: Tensor, dims: list[int], *, to_bucket: bool) -> Tensor:
-    """Numbers of elements in the program's own images, for those in the bucket's, or the other way round."""
+    """Convert flat indices into the bucket's images to those into images without padding, or back with `to_bucket`."""
     value = call["self"]
     if not value.padded(dims[1:]):
         return indices
@@ -91,15 +91,15 @@ def _avg_pool_backward(call: Call) -> Padded:
 
 
 def _has_fixed_divisor(call: Call) -> bool:
-    """Whether every window is divided by the same number."""
+    """Whether every window has the same divisor."""
     return call["divisor_override"] is not None or call["count_include_pad"] or not any(call["padding"])
 
 
 def _counts(call: Call, dims: list[int], windows: tuple[Dim, ...]) -> Tensor:
-    """How many elements of the program's own tensor each window has; one for a window of padding."""
+    """The number of elements of the tensor without padding in each window; 1 for a window of padding alone."""
     rank = len(dims)
-    given = (call["kernel_size"], call["stride"] or call["kernel_size"], call["padding"])
-    kernel, stride, edge = (list(numbers) * (rank // len(numbers)) for numbers in given)
+    settings = (call["kernel_size"], call["stride"] or call["kernel_size"], call["padding"])
+    kernel, stride, edge = (list(numbers) * (rank // len(numbers)) for numbers in settings)
     counts = torch.ones((), dtype=torch.int64)
     for i, d in enumerate(dims):
         size: Any = call.padding.sizes.true(size_of(call["self"].layout[d]))
@@ -110,10 +110,10 @@ def _counts(call: Call, dims: list[int], windows: tuple[Dim, ...]) -> Tensor:
     return counts
 
 
-def _parts(call: Call, dim: Dim, count: int) -> Tensor:
-    """Which elements of a dimension are in each of `count` parts of it (PyTorch, AdaptivePooling.h)."""
+def _part_masks(call: Call, dim: Dim, count: int) -> Tensor:
+    """For each of `count` parts of a dimension, a mask of the elements in it (PyTorch, AdaptivePooling.h)."""
     if len(dim) > 1:
-        raise NoRule("cuts a dimension whose padding lies between true elements")
+        raise NoRule("divides a dimension whose padding lies between true elements")
     size: Any = call.padding.sizes.true(size_of(dim))
     part = torch.arange(count).unsqueeze(1)
     place = torch.arange(call.padding.extent(dim))
@@ -121,13 +121,13 @@ def _parts(call: Call, dim: Dim, count: int) -> Tensor:
 
 
 def _adaptive_weights(call: Call, dim: Dim, count: int, dtype: torch.dtype) -> Tensor:
-    """The mean of each of `count` parts of a dimension as a matrix."""
-    inside = _parts(call, dim, count)
+    """A matrix that maps a dimension to the means of its `count` parts."""
+    inside = _part_masks(call, dim, count)
     return inside.to(dtype) / inside.sum(1, keepdim=True)
 
 
-def _along(tensor: Tensor, d: int, matrix: Tensor) -> Tensor:
-    """The product of `matrix` and dimension `d`."""
+def _multiply_along(tensor: Tensor, d: int, matrix: Tensor) -> Tensor:
+    """Multiply dimension `d` by `matrix`."""
     return (tensor.movedim(d, -1) @ matrix.t()).movedim(-1, d)
 
 
@@ -137,12 +137,12 @@ def _adaptive_pool(call: Call) -> Padded:
     sizes = call["output_size"]
     dims = list(range(value.ndim - len(sizes), value.ndim))
     if any(isinstance(s, sympy.Basic) for s in sizes):
-        raise NoRule("makes as many means as a named dimension says")
+        raise NoRule("has an output size that depends on a named dimension")
     if not value.padded(dims):
         return Padded(call.run(), (*map(solid, value.layout[: -len(sizes)]), *map(dim_of, sizes)))
     result = call.padding.fill(value, 0, dims)
     for d, count in zip(dims, sizes, strict=True):
-        result = _along(result, d, _adaptive_weights(call, value.layout[d], count, result.dtype))
+        result = _multiply_along(result, d, _adaptive_weights(call, value.layout[d], count, result.dtype))
     return Padded(result, (*map(solid, value.layout[: -len(sizes)]), *map(dim_of, sizes)))
 
 
@@ -153,27 +153,27 @@ def _adaptive_pool_backward(call: Call) -> Padded:
     dims = list(range(value.ndim - spatial, value.ndim))
     layout = tuple(map(solid, value.layout))
     if gradient.padded(dims):
-        raise NoRule("makes as many means as a named dimension says")
+        raise NoRule("has an output size that depends on a named dimension")
     if not value.padded(dims):
         return Padded(call.run(), layout)
     result = gradient.tensor
     for d in dims:
         count = gradient.tensor.shape[d]
-        result = _along(result, d, _adaptive_weights(call, value.layout[d], count, result.dtype).t())
+        result = _multiply_along(result, d, _adaptive_weights(call, value.layout[d], count, result.dtype).t())
     return Padded(result, layout)
 
 
 @rule(aten.adaptive_max_pool2d.default)
 def _adaptive_max_pool(call: Call) -> list[Padded]:
-    """The largest element of each part, and its number; an image for every part."""
+    """The largest element of each part, and its index; each part is a masked copy of the image."""
     value, sizes = call["self"], call["output_size"]
     dims = [value.ndim - 2, value.ndim - 1]
     if any(isinstance(s, sympy.Basic) for s in sizes):
-        raise NoRule("makes as many maxima as a named dimension says")
+        raise NoRule("has an output size that depends on a named dimension")
     layout = (*map(solid, value.layout[:-2]), *map(dim_of, sizes))
     if not value.padded(dims):
         return [Padded(r, layout) for r in call.run()]
-    rows, columns = (_parts(call, value.layout[d], n) for d, n in zip(dims, sizes, strict=True))
+    rows, columns = (_part_masks(call, value.layout[d], n) for d, n in zip(dims, sizes, strict=True))
     inside = rows[:, None, :, None] & columns[None, :, None, :]
     parts = torch.where(inside, value.tensor[..., None, None, :, :], float("-inf"))
     result, indices = parts.flatten(-2).max(-1)

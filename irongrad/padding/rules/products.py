@@ -1,4 +1,4 @@
-"""Matrix products: zeros in place of the padding that a sum runs over."""
+"""Padding rules of matrix products: zeros in place of padding along the reduction dimension."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from irongrad.padding.registry import Call, NoRule, aten, rule
 
 
 def _contracted(call: Call, a: str, b: str) -> dict[str, object]:
-    """Both operands with zeros along the dimension that is summed over: the last of `a`, the last but one of `b`."""
+    """Both operands with zeros for padding along the reduction dimension: the last of `a`, the last but one of `b`."""
     x, y = call[a], call[b]
     inner = max(y.ndim - 2, 0)
     same = unified(x.layout[-1], y.layout[inner])
@@ -20,7 +20,7 @@ def _contracted(call: Call, a: str, b: str) -> dict[str, object]:
     return {a: call.padding.fill(x, 0, -1), b: call.padding.fill(y, 0, inner)}
 
 
-def _product(call: Call, a: str, b: str) -> tuple[Dim, ...]:
+def _product_layout(call: Call, a: str, b: str) -> tuple[Dim, ...]:
     x, y = call[a], call[b]
     batch = (unified(x.layout[0], y.layout[0]),) if x.ndim == 3 else ()
     if None in batch:
@@ -32,12 +32,12 @@ def _product(call: Call, a: str, b: str) -> tuple[Dim, ...]:
 
 @rule(aten.mm.default, aten.bmm.default)
 def _mm(call: Call) -> Padded:
-    return Padded(call.run(**_contracted(call, "self", "mat2")), _product(call, "self", "mat2"))
+    return Padded(call.run(**_contracted(call, "self", "mat2")), _product_layout(call, "self", "mat2"))
 
 
 @rule(aten.mv.default)
 def _mv(call: Call) -> Padded:
-    return Padded(call.run(**_contracted(call, "self", "vec")), _product(call, "self", "vec"))
+    return Padded(call.run(**_contracted(call, "self", "vec")), _product_layout(call, "self", "vec"))
 
 
 @rule(aten.dot.default)
@@ -47,22 +47,22 @@ def _dot(call: Call) -> Padded:
 
 @rule(aten.addmm.default)
 def _addmm(call: Call) -> Padded:
-    return Padded(call.run(**_contracted(call, "mat1", "mat2")), _product(call, "mat1", "mat2"))
+    return Padded(call.run(**_contracted(call, "mat1", "mat2")), _product_layout(call, "mat1", "mat2"))
 
 
 @rule(aten.baddbmm.default)
 def _baddbmm(call: Call) -> Padded:
-    return Padded(call.run(**_contracted(call, "batch1", "batch2")), _product(call, "batch1", "batch2"))
+    return Padded(call.run(**_contracted(call, "batch1", "batch2")), _product_layout(call, "batch1", "batch2"))
 
 
-def _features(call: Call) -> None:
+def _check_features(call: Call) -> None:
     if call["x1"].padded(-1):
-        raise NoRule("measures distances of vectors of which some elements are padding")
+        raise NoRule("measures distances between vectors that contain padding")
 
 
 @rule(aten._cdist_forward.default)
 def _distances(call: Call) -> Padded:
-    _features(call)
+    _check_features(call)
     x, y = call["x1"], call["x2"]
     batch = broadcast([x.layout[:-2], y.layout[:-2]])
     if batch is None:
@@ -72,7 +72,7 @@ def _distances(call: Call) -> Padded:
 
 @rule(aten._cdist_backward.default)
 def _distances_backward(call: Call) -> Padded:
-    _features(call)
+    _check_features(call)
     layout = (*call["x1"].layout[:-1], call["x2"].layout[-2])
     call.like("grad", layout)
     call.like("cdist", layout)

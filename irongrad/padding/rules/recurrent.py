@@ -1,4 +1,4 @@
-"""Recurrent layers over padded time: the last state is that of the true last step."""
+"""Padding rules of recurrent layers over padded time: the last state is that of the true last step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from irongrad.padding.registry import Call, NoRule, rule
 
 def _check(steps: Padded) -> None:
     if steps.padded(2) or len(steps.layout[0]) > 1:
-        raise NoRule("over gates or steps whose padding lies between true elements has no padding rule")
+        raise NoRule("over padded gates, or steps with padding between true elements, has no padding rule")
 
 
 @rule(torch.ops.irongrad.recurrent.default)
 def _forward(call: Call) -> list[Padded]:
-    """Steps after the last change nothing before them; the last states are among the states of all steps."""
+    """Steps past the true last one do not affect earlier ones; the last states are taken from those of all steps."""
     x, count = call["x"], len(call["state"])
     _check(x)
     steps, batch = solid(x.layout[0]), solid(x.layout[1])
@@ -33,7 +33,7 @@ def _forward(call: Call) -> list[Padded]:
 
 @rule(torch.ops.irongrad.recurrent_backward.default)
 def _backward(call: Call) -> list[Padded]:
-    """The gradients of the last states come in at the true last step."""
+    """The gradients of the last states enter at the true last step."""
     steps = call["grads"][-1]
     _check(steps)
     grads, state, saved = ([call.padding.fill(v, 0) for v in call[n]] for n in ("grads", "state", "saved"))

@@ -1,4 +1,4 @@
-"""Reductions and scans: the identity of each in place of padding, and means over true elements."""
+"""Padding rules of reductions and scans: padding becomes the identity, and means are over true elements."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _IDENTITIES: dict[OpOverload, float | str] = {
 
 
 def reduced(value: Padded, dims: Sequence[int], *, keepdim: bool) -> Layout:
-    """The layout of a reduction over `dims`."""
+    """The layout of the result of a reduction of `value` over `dims`."""
     kept = [(d, solid(dim)) for d, dim in enumerate(value.layout)]
     return tuple(dim_of(1) if d in dims else dim for d, dim in kept if keepdim or d not in dims)
 
@@ -70,12 +70,12 @@ def _mean(call: Call) -> Padded:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Half precision as float32, in which ATen adds it up."""
+    """Cast half precision to float32, the dtype in which ATen accumulates it."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def moments(call: Call, value: Padded, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Mean and sum of squared deviations of the true elements along `dims`, which are kept."""
+    """The mean and the sum of squared deviations of the true elements along `dims`, kept as dimensions of size 1."""
     x = Padded(wide(value.tensor), value.layout)
     count = call.padding.count(value, dims)
     mean = call.padding.fill(x, 0, dims).sum(dims, keepdim=True) / count
@@ -107,10 +107,10 @@ def _var_mean(call: Call) -> list[Padded]:
 
 
 def in_order(value: Padded, d: int) -> None:
-    """Refuse a dimension whose true elements are not the first ones.
+    """Refuse a dimension whose true elements do not all come first.
 
     Raises:
-        NoRule: it is such a one.
+        NoRule: padding lies between true elements.
     """
     if value.ndim and len(value.layout[d]) > 1:
         raise NoRule("works along a dimension whose padding lies between true elements, as after view(B * T)")
@@ -118,7 +118,7 @@ def in_order(value: Padded, d: int) -> None:
 
 @rule(aten.cumsum.default, aten.cumprod.default, aten.logcumsumexp.default)
 def _scan(call: Call) -> Padded:
-    """What comes first does not depend on what comes after it."""
+    """An element does not depend on later ones, so padding at the end needs no mask."""
     value = call["self"]
     in_order(value, call["dim"])
     return Padded(call.run(), tuple(map(solid, value.layout)))
@@ -145,7 +145,7 @@ def _with_index(call: Call) -> Padded | list[Padded]:
     for d in dims:
         in_order(value, d)
     if any(d > 0 and len(dims) > 1 for d in value.padded(dims)):
-        raise NoRule("numbers the elements of several dimensions, of which an inner one is padded")
+        raise NoRule("returns one index over several dimensions, and an inner one is padded")
     results: Any = call.run(self=call.padding.fill(value, _EXTREMES[call.operator], dims))
     if isinstance(results, Tensor):
         return Padded(results, _layout(call))

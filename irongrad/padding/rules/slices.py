@@ -1,4 +1,4 @@
-"""Parts of a dimension: places counted from its true end, and gradients that go back to where they came from."""
+"""Padding rules of slices: positions count from the true end, and gradients return to the sliced positions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from irongrad.padding.registry import Call, NoRule, aten, rule
 
 
 def _from_front(padding: Padding, place: Any, dim: Dim) -> Any:
-    """A place that may be counted from the end, counted from the front."""
+    """Convert a position that may count from the true end to one from the front."""
     return size_of(dim) + place if padding.sizes.bucket(place) < 0 else place
 
 
 def part(padding: Padding, value: Padded, d: int, start: Any, size: Any, step: int = 1) -> Padded:
-    """`size` elements of dimension `d` from `start` on.
+    """Slice `size` elements of dimension `d` from `start` on, `step` apart.
 
     Raises:
-        NoRule: the bucket needs more elements than there are.
+        NoRule: the bucket has too few elements for the slice.
     """
     dim = value.layout[d]
     count = padding.sizes.bucket(size)
@@ -33,7 +33,7 @@ def part(padding: Padding, value: Padded, d: int, start: Any, size: Any, step: i
     if isinstance(start, int | sympy.Integer) and len(dim) == 1:
         end = int(start) + (count - 1) * step + 1 if count else int(start)
         if end > padding.extent(dim):
-            raise NoRule(f"takes {size} of {size_of(dim)} elements, where the bucket needs {count} of them")
+            raise NoRule(f"takes {size} of {size_of(dim)} elements, but the bucket is too small for {count} of them")
         return Padded(aten.slice.Tensor(value.tensor, d, int(start), end, step), layout)
     return Padded(padding.take(value, d, _places(padding, start, count, step)), layout)
 
@@ -62,7 +62,7 @@ def _select(call: Call) -> Padded:
     return Padded(one.tensor.squeeze(d), one.layout[:d] + one.layout[d + 1 :])
 
 
-def _parts(call: Call, sizes: list[Any]) -> list[Padded]:
+def _slices_of(call: Call, sizes: list[Any]) -> list[Padded]:
     d = call["dim"] % call["self"].ndim
     starts = [sum(sizes[:i], start=0) for i in range(len(sizes))]
     return [part(call.padding, call["self"], d, at, size) for at, size in zip(starts, sizes, strict=True)]
@@ -70,13 +70,13 @@ def _parts(call: Call, sizes: list[Any]) -> list[Padded]:
 
 @rule(aten.split_with_sizes.default)
 def _split_with_sizes(call: Call) -> list[Padded]:
-    return _parts(call, list(call["split_sizes"]))
+    return _slices_of(call, list(call["split_sizes"]))
 
 
 @rule(aten.split.Tensor)
 def _split(call: Call) -> list[Padded]:
     d = call["dim"] % call["self"].ndim
-    return _parts(call, [(sizes or ())[d] for sizes in call.made])
+    return _slices_of(call, [(sizes or ())[d] for sizes in call.made])
 
 
 @rule(aten.unbind.int)
@@ -84,12 +84,12 @@ def _unbind(call: Call) -> list[Padded]:
     value = call["self"]
     d = call["dim"] % value.ndim
     if is_padded(value.layout[d]):
-        raise NoRule("makes as many tensors as a padded dimension is long")
+        raise NoRule("makes one tensor for each element of a padded dimension")
     return [Padded(r, value.layout[:d] + value.layout[d + 1 :]) for r in call.run()]
 
 
-def _placed(call: Call, gradient: Padded, d: int, start: Any, step: int) -> Padded:
-    """Zeros of the size that was cut, with the true part of `gradient` where it came from."""
+def _embedded_in_zeros(call: Call, gradient: Padded, d: int, start: Any, step: int) -> Padded:
+    """Zeros of the size before the slice, with the true part of `gradient` at the sliced positions."""
     size = (call.made[0] or ())[d]
     layout: Layout = (*gradient.layout[:d], dim_of(size), *gradient.layout[d + 1 :])
     if size_of(gradient.layout[d]) == size and step == 1:
@@ -107,15 +107,15 @@ def _placed(call: Call, gradient: Padded, d: int, start: Any, step: int) -> Padd
 
 @rule(aten.as_strided.default)
 def _as_strided(call: Call) -> Padded:
-    """The tensor itself, where that is all that the strides say, of dimensions of more than one element."""
+    """Return the tensor itself if its sizes and strides stay the same; strides of dimensions of size 1 do not count."""
     value: Padded = call["self"]
     stride: Any = 1
     same = tuple(call.made[0] or ()) == tuple(size_of(dim) for dim in value.layout) and not call["storage_offset"]
-    for dim, given in reversed(list(zip(value.layout, call["stride"], strict=False))):
-        same = same and (size_of(dim) == 1 or given == stride)
+    for dim, requested in reversed(list(zip(value.layout, call["stride"], strict=False))):
+        same = same and (size_of(dim) == 1 or requested == stride)
         stride = stride * size_of(dim)
     if not same:
-        raise NoRule("reads memory as another shape, which has no padding rule")
+        raise NoRule("reads memory with other sizes or strides, which has no padding rule")
     return value
 
 
@@ -124,7 +124,7 @@ def _slice_backward(call: Call) -> Padded:
     gradient = call["grad_output"]
     d = call["dim"] % gradient.ndim
     whole = dim_of((call.made[0] or ())[d])
-    return _placed(call, gradient, d, _from_front(call.padding, call["start"], whole), call["step"])
+    return _embedded_in_zeros(call, gradient, d, _from_front(call.padding, call["start"], whole), call["step"])
 
 
 @rule(aten.select_backward.default)
@@ -133,12 +133,12 @@ def _select_backward(call: Call) -> Padded:
     d = call["dim"] % (gradient.ndim + 1)
     row = Padded(gradient.tensor.unsqueeze(d), (*gradient.layout[:d], dim_of(1), *gradient.layout[d:]))
     whole = dim_of((call.made[0] or ())[d])
-    return _placed(call, row, d, _from_front(call.padding, call["index"], whole), 1)
+    return _embedded_in_zeros(call, row, d, _from_front(call.padding, call["index"], whole), 1)
 
 
 @rule(aten.slice_scatter.default)
 def _slice_scatter(call: Call) -> Padded:
-    """The elements of `src` in place of the part, those of `self` elsewhere."""
+    """Take the elements of `src` inside the slice, and those of `self` elsewhere."""
     value, source = call["self"], call["src"]
     d = call["dim"] % value.ndim
     dim = value.layout[d]

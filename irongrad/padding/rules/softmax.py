@@ -1,4 +1,4 @@
-"""Softmax: no weight for the padding along its dimension."""
+"""Padding rules of softmax: padding along its dimension gets no weight."""
 
 from __future__ import annotations
 

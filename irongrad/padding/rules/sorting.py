@@ -1,4 +1,4 @@
-"""Sorting: padding comes last."""
+"""Padding rules of sorting operators: padding sorts to the end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def _topk(call: Call) -> list[Padded]:
 
 @rule(aten.bucketize.Tensor)
 def _bucketize(call: Call) -> Padded:
-    """How many boundaries are below each element; a boundary of padding is below none, nor counted where it equals."""
+    """Count the boundaries below each element.
+
+    Padding boundaries get the largest value, so they are below no element. The clamp leaves out those that equal one.
+    """
     boundaries: Padded = call["boundaries"]
     in_order(boundaries, 0)
     places = call.run(boundaries=call.padding.fill(boundaries, HIGHEST))
@@ -45,7 +48,7 @@ def _bucketize(call: Call) -> Padded:
 
 @rule(aten.median.dim)
 def _median(call: Call) -> list[Padded]:
-    """The lower of the two in the middle of the true elements."""
+    """The median of the true elements; of two middle elements, the lower."""
     value = call["self"]
     d = call["dim"] % value.ndim
     in_order(value, d)

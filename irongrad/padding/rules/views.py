@@ -1,4 +1,4 @@
-"""Views that keep every element: dimensions moved, joined, split, added, dropped and expanded."""
+"""Padding rules of views that keep every element: permute, reshape, unsqueeze, squeeze and expand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _view(call: Call) -> Padded:
 
 
 def _gathered(call: Call, value: Padded, layout: Layout) -> Padded:
-    """A view in which true elements lie elsewhere among padding, as the first B * T of a dimension as (B, T)."""
+    """Copy a view that moves true elements within the padding, as when (B, T) is made of the first B * T elements."""
     whole = Padded(value.tensor.flatten(), (joined([axis for dim in value.layout for axis in dim]),))
     places = call.padding.places(layout)
     return Padded(call.padding.take(whole, 0, places.flatten()).reshape(places.shape), layout)
@@ -57,7 +57,7 @@ def _unsqueeze(call: Call) -> Padded:
 
 @rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def _squeeze(call: Call) -> Padded:
-    """A dimension of named size stays also in a bucket where it is 1, as the graph is the same for every size."""
+    """Keep a named dimension even in a bucket where its size is 1: the graph is the same for every size."""
     value: Padded = call["self"]
     dims = value.dims(call.arguments.get("dim"))
     kept = [d for d, dim in enumerate(value.layout) if d not in dims or dim != dim_of(1)]

@@ -13,16 +13,16 @@ from irongrad.passes.base import Context, OfAnySize, PassResult
 
 @dataclass(frozen=True)
 class CommonSubexpressions(OfAnySize):
-    """Compute a value once that several nodes compute alike.
+    """Compute a value once if several nodes compute it.
 
     Before:
         a = exp(x); b = exp(x); c = a + b; return (c,)
     After:
         a = exp(x); c = a + a; return (c,)
 
-    By global value numbering over a list of nodes in order, as all of them dominate what follows (Muchnick, "Advanced
-    Compiler Design and Implementation", 1997, section 12.4). Random and writing operators and control flow are left as
-    they are.
+    The method is global value numbering over the ordered list of nodes, in which every node dominates those after it
+    (Muchnick, "Advanced Compiler Design and Implementation", 1997, section 12.4). The pass leaves random operators,
+    operators that write, and control flow alone.
     """
 
     name: ClassVar[str] = "cse"

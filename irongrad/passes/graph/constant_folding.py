@@ -24,17 +24,20 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @dataclass(frozen=True)
 class ConstantFolding:
-    """Compute at compile time what depends on no argument.
+    """Compute at compile time the values that depend on no argument.
 
     Before:
         a = full_like(x, 1); b = mul(a, 0.5); c = arange(0, 3); d = mul(c, 2); return (b, d)
     After:
         a = full([8, 8], 0.5); b = [0, 2, 4]; return (a, b)
 
-    A tensor of equal elements, of any size, becomes `full`; another becomes `arange` or a literal, if it has at most
-    `limit` elements, and equal literals are one. Numbers are those that eager gives, and float64 too: what rounds
-    differently on the way than once at the end is not folded. Nor are booleans that differ, which are no literals (see
-    `irongrad.pipeline.lower.literals`).
+    A tensor of equal elements becomes `full`, whatever its size. Any other tensor becomes `arange` or a literal, if it
+    has at most `limit` elements. Equal literals share one attribute. The values are those that eager computes, in its
+    dtypes and in float64. A value is not folded if it rounds differently on the way than once at the end. Nor are
+    boolean tensors of unequal elements, which cannot be literals (see `irongrad.pipeline.lower.literals`).
+
+    Attributes:
+        limit: the most elements of a tensor that is folded to `arange` or a literal.
     """
 
     name: ClassVar[str] = "fold"
@@ -47,11 +50,11 @@ class ConstantFolding:
 
 @dataclass(frozen=True)
 class Constant:
-    """What a node is known to give.
+    """The known value of a node.
 
     Attributes:
-        narrow: its value in its own dtype; a tensor of one element where all are equal.
-        wide: the same from float64 all the way.
+        narrow: the value in its own dtype; one element if all elements are equal.
+        wide: the same value, computed in float64 throughout.
     """
 
     narrow: torch.Tensor
@@ -59,14 +62,14 @@ class Constant:
 
     @property
     def is_splat(self) -> bool:
-        """Whether it is one number for all elements."""
+        """Whether all elements are one number."""
         return bool(self.narrow.numel() == 1)
 
     @property
     def is_exact(self) -> bool:
-        """Whether it can be written down once and for all: as a float64 number, or as elements of its own dtype.
+        """Whether the value can be written exactly: as a float64 number, or as elements of its own dtype.
 
-        PyTorch refuses a number that is finite, and too large for the dtype of the tensor that it shall fill.
+        PyTorch refuses to fill a tensor with a finite number that overflows the tensor's dtype.
         """
         if self.is_splat:
             overflows = bool((self.wide.isfinite() & self.narrow.isinf()).any())
@@ -75,7 +78,7 @@ class Constant:
 
 
 def fold_constants(graph: GraphModule, limit: int) -> PassResult:
-    """Replace every constant that something else needs, but for those that are in their simplest form."""
+    """Replace every constant that a non-constant node uses, unless it is in its simplest form already."""
     known: dict[Node, Constant] = {}
     inexact: set[Node] = set()
     for node in graph.graph.nodes:
@@ -88,12 +91,12 @@ def fold_constants(graph: GraphModule, limit: int) -> PassResult:
     for node, constant in known.items():
         if _is_simplest(node, constant) or all(user in known for user in node.users):
             continue
-        # IREE 3.13.0 computes a mask of literals once and for all, and then cannot pack its i1 elements into tiles
+        # IREE 3.13.0 hoists a mask of literals as a constant expression. It then cannot pack the mask's i1 elements
         # ("'linalg.pack' op expected padding_value has 'i8' but got: 'i1'").
         if not constant.is_splat and not inexact.isdisjoint(node.users):
             continue
         with graph.graph.inserting_before(node):
-            new = _written(graph, node, constant)
+            new = _constant_node(graph, node, constant)
         node.replace_all_uses_with(new, delete_user_cb=lambda user: user not in known)
         folded.append(node)
     for node in folded:
@@ -102,14 +105,14 @@ def fold_constants(graph: GraphModule, limit: int) -> PassResult:
 
 
 def _is_simplest(node: Node, constant: Constant) -> bool:
-    """Whether `node` is what `_written` would make of its value."""
+    """Whether `node` is the node that `_constant_node` would make of its value."""
     if node.target is aten.full.default:
         is_number = type(node.args[1]) is type(constant.wide.item())
         return is_number and node.kwargs == {"dtype": value_of(node).dtype}
     return node.target is aten.arange.start_step or node.op == "get_attr"
 
 
-# Operators that give one number everywhere, with that number.
+# Operators that fill a tensor with one number, with that number.
 _FILLED: Mapping[Any, Callable[[Node], Any]] = {
     aten.full.default: lambda node: node.args[1],
     aten.full_like.default: lambda node: node.args[1],
@@ -119,7 +122,7 @@ _FILLED: Mapping[Any, Callable[[Node], Any]] = {
     **dict.fromkeys((aten.ones.default, aten.ones_like.default, aten.new_ones.default), lambda node: 1),
 }
 
-# Operators that keep each element's value.
+# Operators that only move elements.
 _MOVES = frozenset(
     {
         aten.view.default,
@@ -138,22 +141,22 @@ _MOVES = frozenset(
     }
 )
 
-_LITERAL = "folded_"
+_LITERAL_PREFIX = "folded_"
 
 _UNDEFINED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 
 
 def _evaluated(graph: GraphModule, node: Node, known: Mapping[Node, Constant], limit: int) -> Constant | None:
-    """The value of `node`; None where it is none, is not known, or is not for folding."""
+    """The value of `node`; None if it is unknown, is no tensor, or should not be folded."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.numel() == 0:
         return None
     if value.dtype is torch.uint8:
-        # torch-mlir 20261001 takes constants of them for signed bytes (see `irongrad.operators.legalize.constants`)
+        # torch-mlir 20261001 reads uint8 constants as signed bytes (see `irongrad.operators.legalize.constants`)
         return None
     if node.op == "get_attr":
-        held = getattr(graph, str(node.target))
-        return _constant(held, in_float64(held)) if value.numel() <= limit else None
+        tensor = getattr(graph, str(node.target))
+        return _constant(tensor, in_float64(tensor)) if value.numel() <= limit else None
     if node.target in _FILLED:
         number = _FILLED[node.target](node)
         narrow = torch.full([1] * value.ndim, number, dtype=value.dtype)
@@ -175,7 +178,7 @@ def _is_undefined(operator: OpOverload) -> bool:
 
 
 def _splat(node: Node, known: Mapping[Node, Constant]) -> Constant | None:
-    """What an operator of splats gives, computed of one element each; None where it may not be one number."""
+    """The result of an operator whose operands are splats, computed on one element; None if it may not be a splat."""
     ndim = value_of(node).ndim
     if node.target in _MOVES:
         source = known[node.all_input_nodes[0]]
@@ -188,8 +191,8 @@ def _splat(node: Node, known: Mapping[Node, Constant]) -> Constant | None:
 
 def _run(node: Node, known: Mapping[Node, Constant], wide: bool, whole: bool) -> torch.Tensor:
     def value(source: Node) -> torch.Tensor:
-        held = known[source].wide if wide else known[source].narrow
-        return held.expand(value_of(source).shape) if whole else held
+        tensor = known[source].wide if wide else known[source].narrow
+        return tensor.expand(value_of(source).shape) if whole else tensor
 
     args, kwargs = map_arg((node.args, node.kwargs), value)
     if wide:
@@ -201,7 +204,7 @@ def _run(node: Node, known: Mapping[Node, Constant], wide: bool, whole: bool) ->
 
 
 def _constant(narrow: torch.Tensor, wide: torch.Tensor) -> Constant:
-    """The constant of these elements, as one where all are equal."""
+    """The constant of these elements; one element if all are equal."""
     one = [slice(0, 1)] * narrow.ndim
     if all(_equal(t, t[tuple(one)].expand(t.shape)) for t in (narrow, wide)):
         return Constant(narrow[tuple(one)], wide[tuple(one)])
@@ -209,7 +212,7 @@ def _constant(narrow: torch.Tensor, wide: torch.Tensor) -> Constant:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Bit for bit, but for the payloads of nan."""
+    """Whether two tensors are equal bit for bit, except for the payloads of nan."""
     if one.is_complex() and other.is_complex():
         return _equal(torch.view_as_real(one), torch.view_as_real(other))
     numbers = ~one.isnan()
@@ -221,27 +224,27 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-def _written(graph: GraphModule, node: Node, constant: Constant) -> Node:
-    """A node for `constant`, in place of `node`."""
+def _constant_node(graph: GraphModule, node: Node, constant: Constant) -> Node:
+    """Add a node for `constant` before `node`."""
     value = value_of(node)
     if constant.is_splat:
         number = constant.wide.item()
         return call(graph.graph, aten.full.default, list(value.shape), number, dtype=value.dtype, like=node)
     if value.dtype is torch.int64 and torch.equal(constant.narrow, torch.arange(value.numel())):
         return call(graph.graph, aten.arange.start_step, 0, value.numel(), like=node)
-    new = graph.graph.get_attr(_literal(graph, constant.narrow.reshape(value.shape)))
+    new = graph.graph.get_attr(_literal_name(graph, constant.narrow.reshape(value.shape)))
     new.meta = dict(node.meta)
     return new
 
 
-def _literal(graph: GraphModule, elements: torch.Tensor) -> str:
-    """The attribute of `graph` that holds `elements`: one for all equal ones, which are common subexpressions so."""
-    held_here = graph.named_buffers(recurse=False)
-    literals: dict[str, torch.Tensor] = {name: held for name, held in held_here if name.startswith(_LITERAL)}
-    for name, held in literals.items():
-        if (held.dtype, held.shape) == (elements.dtype, elements.shape) and _equal(held, elements):
+def _literal_name(graph: GraphModule, elements: torch.Tensor) -> str:
+    """The attribute of `graph` that holds `elements`. Equal elements share one, so they are common subexpressions."""
+    buffers = graph.named_buffers(recurse=False)
+    literals: dict[str, torch.Tensor] = {name: tensor for name, tensor in buffers if name.startswith(_LITERAL_PREFIX)}
+    for name, tensor in literals.items():
+        if (tensor.dtype, tensor.shape) == (elements.dtype, elements.shape) and _equal(tensor, elements):
             return name
-    graph.register_buffer(name := f"{_LITERAL}{len(literals)}", elements)
+    graph.register_buffer(name := f"{_LITERAL_PREFIX}{len(literals)}", elements)
     return name
 
 

@@ -13,15 +13,15 @@ from irongrad.passes.base import Context, OfAnySize, PassResult
 
 @dataclass(frozen=True)
 class DeadCode(OfAnySize):
-    """Drop nodes whose value no result depends on.
+    """Drop nodes that no result depends on.
 
     Before:
         a = relu(x); b = sin(x); return (a,)
     After:
         a = relu(x); return (a,)
 
-    The other passes leave such nodes where they write others. Placeholders stay, since they are the signature.
-    Nothing is refused; a node that is not pure stays.
+    Other passes leave such nodes behind. Placeholders stay, because they are the signature. So do nodes that are not
+    pure.
     """
 
     name: ClassVar[str] = "dce"

@@ -1,4 +1,4 @@
-"""The squares of packed gradients, summed in one pass."""
+"""Sum the squares of packed gradients in one pass."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ _REARRANGED = (aten.view.default, aten.reshape.default)
 
 @dataclass(frozen=True)
 class GradientNorm:
-    """Sum the squares of neighbours in a packed tensor at once.
+    """Sum the squares of adjacent parts of a packed tensor at once.
 
     Before:
         a = t[:n]; b = t[n:]; x = sum(a * a); y = sum(b * b); z = sum(g * g); norm = sqrt(sum(stack([x, y, z])))
     After:
         c = t[:]; x = sum(c * c); z = sum(g * g); norm = sqrt(sum(stack([z, x])))
 
-    Clipping by the global norm (Pascanu et al., arXiv:1211.5063) sums the squares of every gradient: a kernel or two
-    for each, where `multi-tensor`, which runs before, has the small ones side by side. The sums are only ever added up,
-    or their square roots squared and added up: sums that anything else reads are left alone, as are tensors with a gap
-    behind them, in which anything may stand.
+    Clipping by the global norm (Pascanu et al., arXiv:1211.5063) sums the squares of every gradient: one or two kernels
+    for each. The pass `multi-tensor`, which runs before, packs the small gradients next to each other.
 
-    They are stacked as a backward computes the gradients, that of the last parameter first: IREE 3.13.0 lists all that
-    is computed of one before the kernel of the next, as both write into the stack (EmplaceAllocations.cpp).
+    The pass only joins sums that are added up, or whose square roots are squared and added up. Left alone: sums with
+    any other use, and tensors followed by a gap, because a gap may hold anything.
+
+    The sums are stacked in the order in which a backward computes the gradients: the last parameter's first. All parts
+    write into the stack, so IREE 3.13.0 lists everything that one part depends on before the kernel of the next
+    (EmplaceAllocations.cpp).
     """
 
     name: ClassVar[str] = "gradient-norm"
@@ -48,10 +50,10 @@ class GradientNorm:
                 _join(run)
                 joined += len(run)
             left_out = {piece.total for _, *others in runs for piece in others}
-            ordered = sorted(stack.args[0], key=lambda total: _computed_at(total, position))
+            ordered = sorted(stack.args[0], key=lambda total: _backward_order(total, position))
             totals = [total for total in ordered if total not in left_out]
             if totals != list(stack.args[0]):
-                _take_norm_of(totals, stack)
+                _replace_norm(totals, stack)
                 changed = True
         if changed:
             sort_topologically(graph.graph)
@@ -63,10 +65,10 @@ class _Piece:
     """A part of a packed tensor.
 
     Attributes:
-        pack: the tensor, of rank 1.
-        start: where it begins.
-        stop: where it ends.
-        total: the sum of its squares.
+        pack: the packed tensor, of rank 1.
+        start: the index of its first element in the pack.
+        stop: the index after its last element.
+        total: the node of the sum of its squares.
     """
 
     pack: Node
@@ -76,9 +78,10 @@ class _Piece:
 
 
 def _is_norm_of(stack: Node) -> bool:
-    """Whether all that is done with stacked sums of squares is to add up the squares of their square roots."""
+    """Whether the only use of stacked sums of squares is the sum of the squares of their square roots."""
     roots = list(stack.users)
-    if len(stack.all_input_nodes) != len(stack.args[0]) or value_of(stack).ndim != 1:  # one twice, or no scalars
+    # an operand stands twice, or the operands are not scalars
+    if len(stack.all_input_nodes) != len(stack.args[0]) or value_of(stack).ndim != 1:
         return False
     if len(roots) != 1 or roots[0].target is not aten.sqrt.default:
         return False
@@ -89,7 +92,7 @@ def _is_norm_of(stack: Node) -> bool:
 
 
 def _piece_of(total: Node) -> _Piece | None:
-    """The piece of which `total` is the sum of the squares, and nothing else."""
+    """The piece whose sum of squares is `total`; None if it is anything else."""
     if value_of(total).ndim or len(total.users) != 1:
         return None
     node = total
@@ -111,7 +114,7 @@ def _piece_of(total: Node) -> _Piece | None:
 
 
 def _runs(pieces: list[_Piece]) -> list[list[_Piece]]:
-    """Pieces of which each ends where the next begins; two or more together."""
+    """Sequences of two or more pieces in which each piece ends where the next begins."""
     found: list[list[_Piece]] = []
     for piece in sorted(pieces, key=lambda p: (p.pack.name, p.start)):
         if found and (last := found[-1][-1]).pack is piece.pack and last.stop == piece.start:
@@ -122,15 +125,18 @@ def _runs(pieces: list[_Piece]) -> list[list[_Piece]]:
 
 
 def _join(run: list[_Piece]) -> None:
-    """Have the first sum stand for all."""
+    """Make the first sum of a run the sum over the whole run."""
     first = run[0].total
     with first.graph.inserting_before(first):
         whole = call(first.graph, aten.slice.Tensor, run[0].pack, 0, run[0].start, run[-1].stop, like=first)
     replace(first, inline(_sum_of_squares, [whole], first))
 
 
-def _computed_at(total: Node, position: Mapping[Node, int]) -> tuple[bool, int]:
-    """When in a backward what a sum is of is there, as can be compared: a pack, when all of it is."""
+def _backward_order(total: Node, position: Mapping[Node, int]) -> tuple[bool, int]:
+    """A sort key: when a backward has computed the gradient that `total` sums.
+
+    Packs come last, because a pack is complete only when all its parts are.
+    """
     node, is_packed = total, False
     while node.all_input_nodes:
         is_packed = is_packed or node.target is aten.slice.Tensor
@@ -138,8 +144,8 @@ def _computed_at(total: Node, position: Mapping[Node, int]) -> tuple[bool, int]:
     return is_packed, -position.get(node, 0)
 
 
-def _take_norm_of(totals: Sequence[Node], stack: Node) -> None:
-    """Take the norm of `totals`, in their order, in place of all that is stacked."""
+def _replace_norm(totals: Sequence[Node], stack: Node) -> None:
+    """Replace the norm of the stacked sums by the norm of `totals`, in their order."""
     (roots,) = stack.users
     (squares,) = roots.users
     with stack.graph.inserting_before(squares):

@@ -1,4 +1,4 @@
-"""Products of half-precision matrices, kept recognisable as such."""
+"""Keep matrix products of half-precision operands recognisable as such."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
 _HALVES = (torch.bfloat16, torch.float16)
-# Operators of their first argument's elements that change none, whatever the dtype.
+# Operators that only move the elements of their first argument, whatever the dtype.
 _MOVES = (
     aten.view.default,
     aten.permute.default,
@@ -28,20 +28,20 @@ _MOVES = (
 
 @dataclass(frozen=True)
 class HalfProducts:
-    """Widen half-precision operands right before the product that reads them, and scale its result in their place.
+    """Widen half-precision operands directly before the product that reads them, and apply their scale to its result.
 
     Before:
         q = convert(a, float32) * 0.35; k = permute(convert(b, float32)); y = bmm(q, k)
     After:
         k = permute(b); y = bmm(convert(a, float32), convert(k, float32)) * 0.35
 
-    IREE 3.13.0 makes a product of half-precision matrices, which tensor cores have instructions for, of one whose
-    operands are nothing but widened. Where a transpose comes after the widening, it writes the wide matrix to memory,
-    and where a scale does, as in PyTorch's attention, the operand is a float32 one.
+    Tensor cores have instructions for half-precision products. IREE 3.13.0 only forms one if each operand is a widening
+    of a half-precision matrix and nothing more. If a transpose follows the widening, IREE writes the wide matrix to
+    memory. If a scale follows it, as in PyTorch's attention, the operand is a float32 matrix.
 
-    Holds before: a float32 product. It adds up in float32 as before; only the scale is applied to its result, as
-    FlashAttention does (T. Dao et al., arXiv:2205.14135). Left alone: operands of which anything else is computed; and
-    everything for a CPU, where it costs more than it brings (docs/benchmarks.md).
+    Holds before: the product is float32. It still accumulates in float32. Only the scale moves to its result, as in
+    FlashAttention (T. Dao et al., arXiv:2205.14135). Left alone: operands with any other computation on the way. The
+    pass does nothing for a CPU, where it costs more than it gains (docs/benchmarks.md).
     """
 
     name: ClassVar[str] = "half-products"
@@ -78,7 +78,7 @@ def _rewrite(product: Node) -> bool:
 
 
 def _source(operand: Node) -> tuple[Node | None, list[Node], float]:
-    """The half-precision value that `operand` is, after moves, times a number; no value where it is none."""
+    """The half-precision source of `operand`, or None, and the moves and the scale on the way."""
     node, moves, scale = operand, list[Node](), 1.0
     while True:
         first = node.args[0] if node.args else None

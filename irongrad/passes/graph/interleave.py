@@ -1,4 +1,4 @@
-"""Concatenations along inner dimensions, as one elementwise function of their parts."""
+"""Rewrite concatenations along inner dimensions as one elementwise function of their parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Interleave:
-    """Let elementwise functions that are concatenated along an inner dimension be one elementwise function.
+    """Turn a concatenation of elementwise functions along an inner dimension into one elementwise function.
 
     Before:
         y = cat([exp(a), sin(b)], 1)                              # a and b [N, C]
@@ -28,15 +28,15 @@ class Interleave:
         first = arange(2).view(1, 2, 1) == 0
         y = where(first, exp(a).view(N, 1, C), sin(b).view(N, 1, C)).view(N, 2 * C)
 
-    IREE 3.13.0 computes each part by itself and copies its rows to where they belong, with one kernel each: four for
-    the gates of a recurrent cell at every step. As one function it is one kernel, or none where it fuses further, at
-    the price of each part being computed as often as there are parts.
+    IREE 3.13.0 computes each part separately and copies its rows into place, with one kernel for each. The gates of a
+    recurrent cell take four such kernels at every step. As one function they take one kernel, or none if it fuses
+    further. In exchange, each of n parts is computed n times.
 
-    Left alone: parts of different sizes, more than `parts` of them, parts that are not elementwise functions, and
-    concatenations along the first dimension, whose parts lie in one piece.
+    Left alone: parts of different sizes, more than `parts` of them, and parts that are not elementwise functions. So
+    are concatenations along the first dimension, whose parts are contiguous.
 
     Attributes:
-        parts: how many parts there may be at the most.
+        parts: the most parts of a concatenation that is rewritten.
     """
 
     name: ClassVar[str] = "interleave"
@@ -45,13 +45,13 @@ class Interleave:
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
-        found = [node for node in graph.graph.nodes if self._takes(node)]
+        found = [node for node in graph.graph.nodes if self._is_candidate(node)]
         for node in found:
             dim = node.args[1] % value_of(node).ndim
-            replace(node, inline(_Together(node.target, dim), node.args[0], node))
+            replace(node, inline(_Concatenation(node.target, dim), node.args[0], node))
         return PassResult(bool(found), {"interleaved": len(found)})
 
-    def _takes(self, node: Node) -> bool:
+    def _is_candidate(self, node: Node) -> bool:
         if node.target not in (aten.cat.default, aten.stack.default) or len(node.args) < 2:
             return False
         parts: Any = node.args[0]
@@ -66,8 +66,8 @@ class Interleave:
 
 
 @dataclass(frozen=True)
-class _Together:
-    """`cat` or `stack` along `dim`."""
+class _Concatenation:
+    """`cat` or `stack` along `dim`, as a function of tensors."""
 
     operator: OpOverload
     dim: int

@@ -1,4 +1,4 @@
-"""One update over packed tensors in place of the same update of each."""
+"""Replace equal updates of several tensors by one update of packed tensors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from irongrad.passes.base import Context, PassResult
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-# These give their argument, where they keep its shape.
-_SAME = (aten.clone.default, aten.alias.default, aten.view.default, aten.reshape.default)
+# Operators that return their argument unchanged if they keep its shape.
+_IDENTITIES = (aten.clone.default, aten.alias.default, aten.view.default, aten.reshape.default)
 # Elementwise, although torch 2.13 does not tag them so.
-_ALSO_POINTWISE = (*_SAME, aten._to_copy.default, prims.convert_element_type.default)
+_ALSO_POINTWISE = (*_IDENTITIES, aten._to_copy.default, prims.convert_element_type.default)
 
 
-# Kernels of IREE's read and write whole vectors, and take a tensor to begin where a vector may.
+# Bytes. IREE's kernels read and write whole vectors, and assume that a tensor begins at a multiple of this.
 _ALIGNMENT = 64
 
 
@@ -39,18 +39,20 @@ class MultiTensor:
         s = cat([g.view(-1), h.view(-1)]); t = cat([p.view(-1), q.view(-1)])
         u = t - s * lr; return (u[:n].view(p.shape), u[n:].view(q.shape))
 
-    An optimizer runs the same elementwise program over every parameter, and each run is a kernel launch, or several:
-    what `torch.optim` avoids with `foreach` and `fused`. Where the concatenated tensors are state, they are stored as
-    they are concatenated (`irongrad.pipeline.assemble.packed_state`), and nothing is copied.
+    An optimizer runs the same elementwise program on every parameter. Each run is one kernel launch or several;
+    `torch.optim` avoids them with `foreach` and `fused`. If the packed tensors are state, they are stored in packed
+    form (`irongrad.pipeline.assemble.packed_state`), and nothing is copied.
 
-    Programs are alike if they read the same scalars, so `cse` comes before. They have to lead from arguments of the
-    step graph's function `update` to results. Refused are those with anything between that is not elementwise, those
-    over tensors of more than `limit` elements, whose launch is little beside their work, and those that fewer than
-    `least` tensors share.
+    Programs are equal only if they read the same scalars, so `cse` runs before. A program must lead from arguments of
+    the step graph's function `update` to results. Left alone:
+
+    * programs with a non-elementwise operator in between
+    * programs over tensors of more than `limit` elements, whose launch is cheap compared to their work
+    * programs that fewer than `least` tensors share
 
     Attributes:
         limit: the most elements of a tensor that is packed.
-        least: the fewest tensors that are packed.
+        least: the fewest tensors that are packed together.
     """
 
     name: ClassVar[str] = "multi-tensor"
@@ -71,9 +73,9 @@ class Program:
 
     Attributes:
         nodes: the nodes, in order.
-        inputs: the values of that shape that they read, in the order of their first use.
-        outputs: those of the nodes that others use.
-        form: equal for programs that compute the same from their inputs.
+        inputs: the values of that shape that the nodes read, in the order of their first use.
+        outputs: the nodes that nodes outside the program use.
+        form: a key that is equal for programs which compute the same from their inputs.
     """
 
     nodes: tuple[Node, ...]
@@ -83,7 +85,7 @@ class Program:
 
 
 def pack_updates(graph: GraphModule, limit: int, least: int) -> PassResult:
-    """Replace every group of programs that are alike by one over packed tensors."""
+    """Replace every group of equal programs by one program over packed tensors."""
     groups: dict[Hashable, list[Program]] = defaultdict(list)
     for program in _programs(graph.graph, limit):
         if _is_update(program):
@@ -97,7 +99,7 @@ def pack_updates(graph: GraphModule, limit: int, least: int) -> PassResult:
 
 
 def _is_update(program: Program) -> bool:
-    """Whether it leads from arguments to results."""
+    """Whether the program leads from arguments to results."""
     users = {u for n in program.outputs for u in n.users} - set(program.nodes)
     return all(i.op == "placeholder" for i in program.inputs) and all(u.op == "output" for u in users)
 
@@ -105,12 +107,12 @@ def _is_update(program: Program) -> bool:
 def _programs(graph: Graph, limit: int) -> list[Program]:
     """The programs over tensors of at most `limit` elements.
 
-    They are the connected parts of the elementwise nodes of one shape and stage. A path that leaves elementwise nodes
-    of a shape enters a later stage, so none leaves a program and comes back, and none leads from one to another of the
-    same stage. Every node is in the latest stage that it can be in: a parameter's decay with the update that a gradient
-    norm scales.
+    A program is a connected set of elementwise nodes of one shape and one stage. A path that leaves the elementwise
+    nodes of a shape enters a later stage. So no path leaves a program and returns to it, and none connects two programs
+    of one stage. Every node is in the latest possible stage. So a parameter's decay is in one program with the update
+    that the gradient norm scales.
     """
-    lanes = {node: _lanes(node, limit) for node in graph.nodes}
+    lanes = {node: _tensor_operands(node, limit) for node in graph.nodes}
     stage: dict[Node, int] = {}  # counted back from the results
     part: dict[Node, list[Node]] = {}
     for node in reversed(graph.nodes):
@@ -126,8 +128,8 @@ def _programs(graph: Graph, limit: int) -> list[Program]:
     return [_program(sorted(p, key=order.__getitem__), stage[p[0]]) for p in parts]
 
 
-def _lanes(node: Node, limit: int) -> list[Node]:
-    """The operands of an elementwise node that have its shape, where all others are scalars; else nothing."""
+def _tensor_operands(node: Node, limit: int) -> list[Node]:
+    """The operands of an elementwise node that have its shape, if all others are scalars; else nothing."""
     if not _is_pointwise(node) or not isinstance(value := node.meta.get("val"), torch.Tensor):
         return []
     if value.ndim == 0 or not 0 < value.numel() <= limit:
@@ -150,7 +152,7 @@ def _program(nodes: Sequence[Node], stage: int) -> Program:
     inputs: dict[Node, tuple[str, int]] = {}
 
     def key(argument: Any) -> Hashable:
-        """Equal for arguments that play the same part in their programs."""
+        """A key that is equal for arguments which play the same role in their programs."""
         if isinstance(argument, (list, tuple)):
             return tuple(map(key, argument))
         if not isinstance(argument, Node):
@@ -162,7 +164,7 @@ def _program(nodes: Sequence[Node], stage: int) -> Program:
         return inputs.setdefault(argument, ("input", len(inputs)))
 
     def call_key(node: Node) -> Hashable:
-        if node.target in _SAME:
+        if node.target in _IDENTITIES:
             return "same", key(node.args[0])
         return node.target, key(node.args), key(tuple(node.kwargs.items()))
 
@@ -174,8 +176,9 @@ def _program(nodes: Sequence[Node], stage: int) -> Program:
 
 
 def _run_packed(graph: Graph, group: Sequence[Program]) -> None:
-    """Add the program over packed tensors, and have its slices stand for the outputs, and for what else is read."""
-    group = sorted(group, key=lambda p: bool(_padding(value_of(p.inputs[0]))))  # those without gaps in one piece
+    """Add the program over packed tensors; its slices replace the outputs and all other reads of the inputs."""
+    # members without padding come first, so that they are contiguous
+    group = sorted(group, key=lambda p: bool(_padding(value_of(p.inputs[0]))))
     first = group[0]
     graph.inserting_before(first.nodes[0])
     packed: dict[Node, Node] = {}
@@ -190,7 +193,7 @@ def _run_packed(graph: Graph, group: Sequence[Program]) -> None:
                 user.replace_input_with(old, part)
     for node in first.nodes:
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: packed.get(n, n))
-        packed[node] = args[0] if node.target in _SAME else call(graph, node.target, *args, like=node, **kwargs)
+        packed[node] = args[0] if node.target in _IDENTITIES else call(graph, node.target, *args, like=node, **kwargs)
     for place, output in enumerate(first.outputs):
         members = [p.outputs[place] for p in group]
         for old, start in zip(members, _starts(members), strict=True):
@@ -201,7 +204,7 @@ def _run_packed(graph: Graph, group: Sequence[Program]) -> None:
 
 
 def _starts(members: Sequence[Node]) -> list[int]:
-    """Where each member of a packed tensor begins."""
+    """The position at which each member of a packed tensor begins."""
     sizes = [value_of(n).numel() + _padding(value_of(n)) for n in members]
     return [sum(sizes[:i]) for i in range(len(sizes))]
 
@@ -214,7 +217,7 @@ def _part(graph: Graph, whole: Node, start: int, like: Node) -> Node:
 
 
 def _flattened(graph: Graph, node: Node, like: Node) -> Node:
-    """`node` as rank 1, with zeros up to where the next tensor may begin."""
+    """`node` as a tensor of rank 1, zero-padded to where the next tensor may begin."""
     flat = _reshaped(graph, node, [value_of(node).numel()], like)
     padding = _padding(value_of(node))
     return call(graph, aten.constant_pad_nd.default, flat, [0, padding], like=like) if padding else flat

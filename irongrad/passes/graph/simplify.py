@@ -14,17 +14,17 @@ from irongrad.sizes.symbols import has_symbols
 
 @dataclass(frozen=True)
 class Simplify(OfAnySize):
-    """Write expressions in their simplest form, by the tables of `passes/rules`, until none applies.
+    """Rewrite expressions to their simplest form with the rules of `passes/rules`, until no rule applies.
 
     Before:
         a = permute(w, [1, 0]); b = permute(a, [1, 0]); c = mul(b, 1); d = alias(c); return (d,)
     After:
         return (w,)
 
-    A rule holds for every number there is, infinities, nan and -0.0 included, or says that it rounds differently; so
-    `x + 0` stays (-0.0 + 0 is 0.0), and `x * 0` does. None makes more work where another user needs what it looks
-    into. What rules leave without users goes; what was dead before is left to dead code elimination. Rules that take
-    sizes for numbers are left out where these are symbols.
+    A rule holds for every number, including infinities, nan and -0.0, or it is marked as rounding differently. So `x +
+    0` stays (-0.0 + 0 is 0.0), and so does `x * 0`. No rule adds work if other users need the nodes that it matches.
+    The pass drops nodes that rules leave without users. Earlier dead nodes are left to dead code elimination. Rules
+    that need sizes as numbers are skipped in graphs whose sizes are symbols.
     """
 
     name: ClassVar[str] = "simplify"

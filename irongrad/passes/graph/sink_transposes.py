@@ -1,4 +1,4 @@
-"""Layout propagation: transposes sink through what does not care about the order of dimensions."""
+"""Layout propagation: sink transposes through operators that do not depend on the order of dimensions."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from irongrad.passes.base import Context, PassResult
 aten = torch.ops.aten
 
 Order: TypeAlias = tuple[int, ...]  # dimension d of a transposed tensor is dimension order[d] of its source
-_CHANNELS_LAST: Order = (0, 3, 1, 2)  # of a source that has them so
+_CHANNELS_LAST: Order = (0, 3, 1, 2)  # of a source that is channels-last
 
 Rule: TypeAlias = Callable[[Node], "tuple[Node, Order] | None"]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sink transposes towards the outputs, where they meet their inverses and vanish.
+    """Sink transposes towards the outputs, where they meet their inverses and cancel.
 
     Before:
         a = permute(x, [0, 3, 1, 2]); b = relu(a + bias); c = permute(b, [0, 2, 3, 1]); return (c,)
     After:
         b = relu(x + permute(bias, [0, 2, 3, 1])); return (b,)
 
-    The products that convolutions became are channels-last between two transposes, so a network of them is
-    channels-last from its first convolution to its loss, and back.
+    The matrix products that replace convolutions are channels-last between two transposes. After this pass, a network
+    of convolutions is channels-last from its first convolution to its loss, and back.
 
-    A transpose sinks through elementwise functions, reductions, views that keep its runs of dimensions together,
-    slices, pads, flips and concatenations; where tensors of several layouts meet, if most of the large ones agree, or
-    half of them if they are images with the channels last. It stops at everything else, and at an output.
+    A transpose sinks through elementwise functions, reductions, slices, pads, flips and concatenations. It also sinks
+    through views that split or merge only dimensions which are adjacent before the transpose. If an elementwise
+    function reads several layouts, most of its large operands must agree on one. For channels-last images, half of them
+    is enough. A transpose stops at everything else, and at an output.
     """
 
     name: ClassVar[str] = "layout"
@@ -51,7 +52,7 @@ class Layout:
 
 
 def _sink(node: Node) -> bool:
-    """Put `node` before the transposes of its operands."""
+    """Move `node` before the transposes of its operands."""
     rule = _RULES.get(node.target) or (_elementwise if _is_elementwise(node.target) else None)
     if rule is None or not node.users or not isinstance(node.meta.get("val"), torch.Tensor):
         return False
@@ -81,7 +82,7 @@ def _inverse(order: Order) -> Order:
 
 
 def _permute(node: Node) -> tuple[Node, Order] | None:
-    """Two transposes are one."""
+    """Compose two transposes into one."""
     outer = _transposed(node)
     inner = _transposed(outer[0]) if outer else None
     if outer is None:
@@ -106,7 +107,7 @@ def _elementwise(node: Node) -> tuple[Node, Order] | None:
     enough = 2 * votes >= len(large) if order == _CHANNELS_LAST else 2 * votes > len(large)
     if not enough or any(isinstance(a, (list, tuple)) for a in node.args):
         return None
-    args = [_before(a, order, node) if isinstance(a, Node) else a for a in node.args]
+    args = [_untransposed(a, order, node) if isinstance(a, Node) else a for a in node.args]
     return call(node.graph, _target(node), *args, like=node, **node.kwargs), order
 
 
@@ -119,12 +120,12 @@ _FILLS = frozenset({aten.full.default, aten.full_like.default, aten.zeros.defaul
 
 
 def _is_cheap(node: Node) -> bool:
-    """Whether `node` is as easily had in another order of dimensions."""
+    """Whether `node` costs the same in another order of dimensions."""
     return node.target in _FILLS or node.target is aten.expand.default
 
 
-def _before(operand: Node, order: Order, like: Node) -> Node:
-    """What `operand`, broadcast to the rank of `order`, is before a transpose in that order."""
+def _untransposed(operand: Node, order: Order, like: Node) -> Node:
+    """`operand`, broadcast to the rank of `order`, as it is before a transpose in that order."""
     transposed = _transposed(operand)
     if transposed is not None and transposed[1] == order:
         return transposed[0]
@@ -134,7 +135,7 @@ def _before(operand: Node, order: Order, like: Node) -> Node:
     wide = [1] * (len(order) - len(shape)) + shape
     inverse = _inverse(order)
     if operand.target is aten.expand.default:
-        source = _before(operand.all_input_nodes[0], order, like)
+        source = _untransposed(operand.all_input_nodes[0], order, like)
         return call(graph, aten.expand.default, source, [wide[d] for d in inverse], like=like)
     if sum(size != 1 for size in wide) <= 1:
         return call(graph, aten.view.default, operand, [wide[d] for d in inverse], like=like)
@@ -144,7 +145,7 @@ def _before(operand: Node, order: Order, like: Node) -> Node:
 
 
 def _reduction(node: Node) -> tuple[Node, Order] | None:
-    """A reduction over `args[1]`, with `keepdim` third."""
+    """A reduction over the dimensions `args[1]`; the next argument is `keepdim`."""
     transposed = _transposed(node.args[0])
     if transposed is None or len(node.args) < 2 or not node.args[1]:
         return None
@@ -160,7 +161,7 @@ def _reduction(node: Node) -> tuple[Node, Order] | None:
 
 
 def _view(node: Node) -> tuple[Node, Order] | None:
-    """A view that splits and merges runs of dimensions which are runs in the source as well."""
+    """A view that splits and merges runs of dimensions, if each is a run in the source too."""
     transposed = _transposed(node.args[0])
     if transposed is None:
         return None
@@ -184,7 +185,7 @@ def _view(node: Node) -> tuple[Node, Order] | None:
 
 
 def _runs(before: list[int], after: list[int]) -> list[tuple[list[int], list[int]]] | None:
-    """The shortest runs of dimensions of `before` and the sizes in `after` that each becomes."""
+    """The shortest runs of dimensions of `before`, each with the sizes that it becomes in `after`."""
     if 0 in before:
         return None
     runs: list[tuple[list[int], list[int]]] = []
@@ -200,7 +201,7 @@ def _runs(before: list[int], after: list[int]) -> list[tuple[list[int], list[int
                 sizes.append(rest.pop(0))
         runs.append((dims, sizes))
     if runs:
-        runs[-1][1].extend(rest)  # ones
+        runs[-1][1].extend(rest)  # trailing sizes of one
     return runs
 
 
@@ -212,7 +213,8 @@ def _slice(node: Node) -> tuple[Node, Order] | None:
     dim = node.args[1] if len(node.args) > 1 else 0
     assert isinstance(dim, int)
     if dim % len(order) == 0 and order[0] != 0:
-        return None  # these rows lie together in the transposed alone: steps of a sequence, say, all with one kernel
+        # Rows are contiguous only after the transpose, so that readers such as the steps of a sequence share a kernel.
+        return None
     return call(node.graph, aten.slice.Tensor, source, order[dim], *node.args[2:], like=node), order
 
 
@@ -221,11 +223,11 @@ def _pad(node: Node) -> tuple[Node, Order] | None:
     if transposed is None:
         return None
     source, order = transposed
-    given = node.args[1]
-    assert isinstance(given, (list, tuple))
-    pairs = [tuple(given[i : i + 2]) for i in range(0, len(given), 2)][::-1]
+    padding = node.args[1]
+    assert isinstance(padding, (list, tuple))
+    pairs = [tuple(padding[i : i + 2]) for i in range(0, len(padding), 2)][::-1]
     of_dim = dict(zip(order[len(order) - len(pairs) :], pairs, strict=True))
-    first = min((d for d, pair in of_dim.items() if any(pair)), default=0)  # so that equal pads are equal nodes
+    first = min((d for d, pair in of_dim.items() if any(pair)), default=0)  # canonical: equal pads are equal nodes
     pads = [p for d in reversed(range(first, len(order))) for p in of_dim.get(d, (0, 0))]
     return call(node.graph, aten.constant_pad_nd.default, source, pads, *node.args[2:], like=node), order
 

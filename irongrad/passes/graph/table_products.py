@@ -1,4 +1,4 @@
-"""Products with rows of a table, as products with the table."""
+"""Rewrite products with rows of a table as products with the table."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from irongrad.passes.inline import inline
 
 aten = torch.ops.aten
 
-_VIEWS = (aten.view.default, aten.reshape.default, aten.clone.default)  # a copy is one of the same shape
+_VIEWS = (aten.view.default, aten.reshape.default, aten.clone.default)  # a copy is a view of the same shape
 
-# As many operations of a product take as long as adding one number to its row: one core of a Zen 4 adds 2e9 numbers a
-# second in a scatter of IREE 3.13.0, and does 1e11 operations of a product.
+# The operations of a product that take as long as adding one element to a row. One core of a Zen 4 adds 2e9 elements a
+# second in a scatter of IREE 3.13.0, and does 1e11 operations of a product a second.
 _ADDITION = 50
 
 
 @dataclass(frozen=True)
 class TableProducts:
-    """Multiply a table before its rows are taken, and add gradients up by row before they are multiplied.
+    """Multiply a table before its rows are gathered, and sum gradients by row before they are multiplied.
 
     Before:
         x = embedding(table, index)                             # [M, K] of [V, K]
@@ -37,17 +37,22 @@ class TableProducts:
         dw = mm(permute(rows), table)
         dtable = mm(rows, permute(w))
 
-    Equal rows have equal products, and what is multiplied by the same matrix may be added up before. Each of the three
-    then takes V rows in place of M: in a model of characters or bytes, the first layer behind the embedding costs what
-    its alphabet does, and not what a batch of text does.
+    Equal rows have equal products, and rows that are multiplied by the same matrix may be summed first. Each of the
+    three products then takes V rows instead of M. In a model of characters or bytes, the first layer after the
+    embedding then costs as much as its alphabet, not as a batch of text.
 
-    Holds before: float32 or float64. Views and permutations on the way leave rows whole; they are done to the index.
-    Left alone: where adding up costs more than it spares; half precision, which would be added up as such; the gradient
-    of `w` over so many rows that it is a sum of products already; rows that a bucket masks; and everything for other
-    targets than a CPU, where it is not measured.
+    Holds before: float32 or float64. Views and permutations between the rows and the product must keep rows whole; the
+    pass applies them to the index. Left alone:
+
+    * sums that cost more than they save
+    * half precision, because the sums would be in half precision
+    * the gradient of `w` if it has so many rows that it is already a sum of several products
+    * rows that a bucket masks
+    * targets other than a CPU, because the gain is not measured there
 
     Attributes:
-        chain: how many rows may be added up one after the other; more are added up in parts, for float32's sake.
+        chain: the most rows that are summed one after the other. More rows are summed in parts, for float32's
+            precision.
     """
 
     name: ClassVar[str] = "table-products"
@@ -60,40 +65,40 @@ class TableProducts:
             return PassResult(False)
         products = 0
         for node in [n for n in graph.graph.nodes if _is_wide(n)]:
-            if (new := self._rewritten(node)) is not None:
+            if (new := self._replacement(node)) is not None:
                 replace(node, new)
                 products += 1
         return PassResult(products > 0, {"products": products})
 
-    def _rewritten(self, node: Node) -> Node | None:
-        """What `node` is to be, before it; nothing where it stays."""
+    def _replacement(self, node: Node) -> Node | None:
+        """The replacement of `node`, inserted before it; None if `node` stays."""
         if node.target is aten.index_put.default:
-            if (put := self._worth(_put(node))) is None:
+            if (put := self._if_worthwhile(_added_rows(node))) is None:
                 return None
             left, right = _operands(put.table)
             return inline(torch.mm, [self._added_up(node, put, put.index_before(node), left), right], node)
         if node.target is not aten.mm.default:
             return None
         left, right = _operands(node)
-        if (taken := self._worth(_taken(left))) is not None:
-            return _take(inline(torch.mm, [taken.table, right], node), taken.index_after(node), node)
-        if (taken := self._worth(_taken(right))) is not None:
+        if (taken := self._if_worthwhile(_gathered_rows(left))) is not None:
+            return _gather_rows(inline(torch.mm, [taken.table, right], node), taken.index_after(node), node)
+        if (taken := self._if_worthwhile(_gathered_rows(right))) is not None:
             added = self._added_up(node, taken, taken.index_after(node), _transposed(left, node))
             return inline(_transposed_product, [added, taken.table], node)
-        if _is_transpose(left) and (taken := self._worth(_taken(left.all_input_nodes[0]))) is not None:
+        if _is_transpose(left) and (taken := self._if_worthwhile(_gathered_rows(left.all_input_nodes[0]))) is not None:
             added = self._added_up(node, taken, taken.index_after(node), right)
             return inline(_transposed_product, [taken.table, added], node)
         return None
 
-    def _worth(self, rows: _Rows | None) -> _Rows | None:
-        """`rows` where adding them up, or taking them later, spares more than it costs."""
+    def _if_worthwhile(self, rows: _Rows | None) -> _Rows | None:
+        """Return `rows` if summing them first, or gathering them later, saves more than it costs."""
         if rows is None:
             return None
         spared = 2 * rows.width * (rows.count - rows.height)
         return rows if spared > _ADDITION * rows.count and self._parts(rows) * rows.height <= rows.count else None
 
     def _parts(self, rows: _Rows) -> int:
-        """The fewest equal parts of rows."""
+        """The smallest number of equal parts of at most `chain` rows."""
         fewest = -(-rows.count // self.chain)
         return next(parts for parts in range(fewest, rows.count + 1) if rows.count % parts == 0)
 
@@ -101,7 +106,7 @@ class TableProducts:
         return inline(_AddUp(rows.height, self._parts(rows)), [index, values], like)
 
 
-def _take(table: Node, index: Node, like: Node) -> Node:
+def _gather_rows(table: Node, index: Node, like: Node) -> Node:
     with like.graph.inserting_before(like):
         return call(like.graph, aten.embedding.default, table, index, like=like)
 
@@ -112,15 +117,15 @@ def _transposed(node: Node, like: Node) -> Node:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of one matrix that are taken, or added to those of another.
+    """Rows that are gathered from a matrix, or added to the rows of another.
 
     Attributes:
-        table: the matrix that they are taken from, or the product whose rows are added.
-        index: which are taken, or what they are added to, of any shape.
-        moves: views and permutations on the way from the rows to where they are read, in order.
-        height: how many different rows there may be.
-        width: elements of a row of what is taken, or added to.
-        count: how many rows are taken or added.
+        table: the matrix that the rows are gathered from, or the product whose rows are added.
+        index: the rows that are gathered, or that are added to; an index tensor of any shape.
+        moves: the views and permutations between the rows and where they are read, in order.
+        height: the number of different rows.
+        width: the elements of a row that is gathered, or added to.
+        count: the number of rows that are gathered or added.
     """
 
     table: Node
@@ -131,26 +136,29 @@ class _Rows:
     count: int
 
     def index_after(self, like: Node) -> Node:
-        """The index, as `moves` order what is taken."""
+        """Return the index in the order of the rows after `moves`."""
         index = self.index
         for move in self.moves:
-            index = _moved(index, value_of(move).shape[:-1], _order(move), like)
-        return _moved(index, [self.count], None, like)
+            index = _moved_index(index, value_of(move).shape[:-1], _row_order(move), like)
+        return _moved_index(index, [self.count], None, like)
 
     def index_before(self, like: Node) -> Node:
-        """The index, in the order of what `moves` begin with."""
+        """Return the index in the order of the rows before `moves`."""
         index = self.index
         for move in reversed(self.moves):
             (source,) = move.all_input_nodes
-            order = _order(move)
+            order = _row_order(move)
             back = None if order is None else sorted(range(len(order)), key=order.__getitem__)
-            index = _moved(index, value_of(move).shape[:-1], None, like)
-            index = _moved(index, value_of(source).shape[:-1], back, like)
-        return _moved(index, [self.count], None, like)
+            index = _moved_index(index, value_of(move).shape[:-1], None, like)
+            index = _moved_index(index, value_of(source).shape[:-1], back, like)
+        return _moved_index(index, [self.count], None, like)
 
 
-def _moved(index: Node, shape: Sequence[int], order: Sequence[int] | None, like: Node) -> Node:
-    """`index` with its dimensions in `order`, or where there is none, in another shape; itself where that is so."""
+def _moved_index(index: Node, shape: Sequence[int], order: Sequence[int] | None, like: Node) -> Node:
+    """`index` with its dimensions permuted by `order`, or viewed in `shape` if there is no order.
+
+    `index` itself if it has that shape.
+    """
     if order is None:
         while index.target in _VIEWS and list(value_of(index).shape) != list(shape):
             (index,) = index.all_input_nodes
@@ -161,16 +169,16 @@ def _moved(index: Node, shape: Sequence[int], order: Sequence[int] | None, like:
         return call(like.graph, operator, index, list(how), like=like)
 
 
-def _order(move: Node) -> list[int] | None:
-    """The order of the rows' dimensions that a permutation gives; none for a view."""
+def _row_order(move: Node) -> list[int] | None:
+    """The order in which a permutation puts the dimensions of rows; None for a view."""
     if move.target in _VIEWS:
         return None
     dims: Any = move.args[1]
     return [d % len(dims) for d in dims[:-1]]
 
 
-def _taken(node: Node) -> _Rows | None:
-    """The rows of a table that `node` is."""
+def _gathered_rows(node: Node) -> _Rows | None:
+    """The rows of a table that `node` gathers."""
     source, moves = _moves(node)
     if source.target is not aten.embedding.default:
         return None
@@ -181,7 +189,7 @@ def _taken(node: Node) -> _Rows | None:
     return _Rows(table, index, moves, height, width, value_of(index).numel())
 
 
-def _put(node: Node) -> _Rows | None:
+def _added_rows(node: Node) -> _Rows | None:
     """The rows of a product that `node` adds to zeros."""
     zeros, indices, values, *accumulate = node.args
     if accumulate != [True] or len(indices) != 1 or not _is_zero(zeros) or value_of(node).ndim != 2:
@@ -194,7 +202,7 @@ def _put(node: Node) -> _Rows | None:
 
 
 def _moves(node: Node) -> tuple[Node, list[Node]]:
-    """What `node` is the rows of, in another order or shape, and what gives them that, in order."""
+    """The node whose rows `node` reorders or reshapes, and the views and permutations between, in order."""
     moves = list[Node]()
     while (node.target in _VIEWS or node.target is aten.permute.default) and _leaves_rows(node):
         moves.append(node)
@@ -235,7 +243,7 @@ def _transposed_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _AddUp:
-    """Rows added up by index, in equal parts that are added up in the end."""
+    """Sum rows by index: in equal parts, and then over the parts."""
 
     height: int
     parts: int

@@ -1,33 +1,54 @@
-"""What a module asks its device when it is loaded, so that no program runs code on a device that it is not made for."""
+"""A module queries its device when it is loaded, and refuses one that it is not compiled for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 from iree.compiler import ir
 
-from irongrad.mlir.walk import bytecode_of
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModuleContext, ModulePass
 from irongrad.targets import Requirement
 
 
-def check_device(bytecode: bytes, requirements: Sequence[Requirement]) -> bytes:
-    """Put the checks before everything else that a module does when it is loaded.
+@dataclass(frozen=True)
+class CheckDevice(ModulePass):
+    """Have a module refuse to load on a device that it is not compiled for.
 
-    Args:
-        bytecode: the module, as MLIR bytecode, which the result is too.
-        requirements: what its device must answer.
+    Before:
+        module { util.global ... }
+    After:
+        module { util.initializer { %v = hal.device.query<...>; cf.assert %right, "this module ..." } util.global ... }
+
+    Attributes:
+        requirements: what the device must answer.
     """
-    if not requirements:
-        return bytecode
-    with ir.Context(), ir.Location.unknown():
-        module = ir.Module.parse(bytecode)
-        checks = ir.Module.parse("\n".join(_initializer(requirements)))
+
+    name: ClassVar[str] = "check-device"
+    required: ClassVar[str] = "the module would compute wrong numbers on another device"
+
+    requirements: tuple[Requirement, ...] = ()
+
+    @classmethod
+    def of_context(cls, context: ModuleContext) -> Self:
+        """The pass with what the target requires."""
+        return cls(context.target.requirements)
+
+    def applies(self, context: ModuleContext) -> bool:
+        """For targets that require anything."""
+        return bool(self.requirements)
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        checks = ir.Module.parse("\n".join(_initializer(self.requirements)))
         (initializer,) = checks.body.operations
         initializer.detach_from_parent()
         first = module.body.operations[0]
         module.body.append(initializer)
         initializer.move_before(first)
-        return bytecode_of(module)
+        return PassResult(True, {"checks": len(self.requirements)})
 
 
 def _initializer(requirements: Sequence[Requirement]) -> Iterator[str]:
@@ -43,3 +64,6 @@ def _initializer(requirements: Sequence[Requirement]) -> Iterator[str]:
         yield f'  cf.assert %right{number}, "this module {need.message}"'
     yield "  util.return"
     yield "}"
+
+
+PASS = CheckDevice

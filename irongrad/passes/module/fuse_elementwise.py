@@ -9,49 +9,57 @@ Run as often as they are long, it leaves one: a step of the medium LSTM launches
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from iree.compiler import ir, passmanager
+from iree.compiler import ir
 
 from irongrad.memory_model.fusion_limits import LARGEST, ROUNDS
 from irongrad.mlir.barriers import hold_behind, release
-from irongrad.mlir.linalg import is_elementwise, readers_of, reduces, size_of
+from irongrad.mlir.linalg import GENERIC, is_elementwise, readers_of, reduces, size_of
+from irongrad.mlir.tools import run_pipeline
 from irongrad.mlir.walk import STORE, inside
-from irongrad.runtime.errors import InternalError
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModulePass
 
 # IREE's own order: first what one operation alone reads.
 _FUSE = "iree-dispatch-creation-elementwise-op-fusion,iree-flow-canonicalize,cse"
 _FUSE_FOR_SEVERAL = f"iree-dispatch-creation-fuse-multi-use-elementwise-producer{{num-iterations={ROUNDS}}}"
 
 
-def fuse_elementwise(module: ir.Module) -> None:
-    """Make elementwise operations one that read the same.
+@dataclass(frozen=True)
+class FuseElementwise(ModulePass):
+    """Fuse linalg elementwise operations that share inputs, even if they have several users.
 
-    What a reduction reads is left to IREE, which computes that in the reduction's kernel.
+    Before:
+        %m = linalg.generic ins(%g, %m0) {...}; %v = linalg.generic ins(%g, %v0) {...}
+        %p = linalg.generic ins(%m, %v) {...}
+    After:
+        %m, %v, %p = linalg.generic ins(%g, %m0, %v0) {...}
 
-    Args:
-        module: as it is after IREE's phase `global-optimization`, in its own context. Passes of that phase take
-            operations of several results for such of one, and make invalid ones of them.
+    An operation that a reduction reads is left to IREE, which computes it in the reduction's kernel.
 
     Raises:
         InternalError: IREE's passes fail.
     """
-    _run(_FUSE, module)
-    found = [result for op in inside(module.operation) if is_elementwise(op) for result in op.results]
-    held = [hold_behind(result) for result in found if _is_for_others(result)]
-    _run(_FUSE_FOR_SEVERAL, module)
-    for value in held:
-        release(value)
+
+    name: ClassVar[str] = "fuse-elementwise"
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        before = _count(module)
+        run_pipeline(module, _FUSE)
+        found = [result for op in inside(module.operation) if is_elementwise(op) for result in op.results]
+        held = [hold_behind(result) for result in found if _is_for_others(result)]
+        run_pipeline(module, _FUSE_FOR_SEVERAL)
+        for value in held:
+            release(value)
+        fused = before - _count(module)
+        return PassResult(fused > 0, {"fused": fused})
 
 
-def _run(passes: str, module: ir.Module) -> None:
-    with module.context:
-        manager = passmanager.PassManager.parse(f"builtin.module(util.func({passes}))")
-        manager.enable_verifier(False)
-        try:
-            manager.run(module.operation)
-        except ir.MLIRError as error:
-            raise InternalError(f"IREE's passes {passes} fail: {error}") from error
+def _count(module: ir.Module) -> int:
+    return sum(op.name == GENERIC for op in inside(module.operation))
 
 
 def _is_for_others(result: Any) -> bool:
@@ -63,3 +71,6 @@ def _is_for_others(result: Any) -> bool:
     if any(map(reduces, readers)):
         return True
     return size_of(result) > LARGEST and not any(reader.name == STORE for reader in readers)
+
+
+PASS = FuseElementwise

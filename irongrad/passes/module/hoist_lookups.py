@@ -1,37 +1,53 @@
-"""What a loop looks up in a table by rows, looked up before the loop.
+"""Lookups of rows in a table are hoisted out of loops.
 
-IREE 3.13.0 moves a row's slice in front of what computes the elements of all rows, and computes each row in the
-iteration that reads it: a lookup in a table within the product that the iteration makes, element by element, on packed
-operands. An LSTM whose first layer looks its inputs up then takes two to three times as long.
-tests/passes/module/test_hoist_lookups.py tells when it no longer does. Other rows cost as much in the loop as before
-it, and no memory.
+IREE 3.13.0 sinks the slice of a row above the computation of all rows, and so computes each row in the iteration that
+reads it: a lookup in a table within the iteration's matrix product, element by element, on packed operands. An LSTM
+whose first layer looks its inputs up then takes two to three times as long.
+tests/passes/module/test_hoist_lookups.py tells when it no longer does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from iree.compiler import ir
 
 from irongrad.mlir.barriers import hold
 from irongrad.mlir.linalg import GENERIC, RESHAPES, is_elementwise
 from irongrad.mlir.walk import around, block_of, inside, loops_around
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModulePass
 
 _SLICE, _LOOKUP = "tensor.extract_slice", "tensor.extract"
 
 
-def look_up_before_loops(functions: ir.Module) -> None:
-    """Have loops read rows that were looked up before they run.
+@dataclass(frozen=True)
+class HoistLookups(ModulePass):
+    """Look rows up in a table before the loop that reads them.
 
-    Args:
-        functions: as torch-mlir makes them, in linalg; changed in place, in their own context.
+    Before:
+        %rows = linalg.generic { tensor.extract %table[...] }; scf.for %t { %row = tensor.extract_slice %rows[%t] ... }
+    After:
+        %rows = linalg.generic { ... }; %held = util.optimization_barrier %rows
+        scf.for %t { %row = tensor.extract_slice %held[%t] ... }
+
+    Rows that are not looked up in a table stay: they cost as much in the loop as before it, and no memory.
     """
-    for operation in [op for op in inside(functions.operation) if op.name == _SLICE]:
-        rows = operation.operands[0]
-        loop = next(iter(loops_around(operation.block)), None)
-        if loop is not None and loop not in around(block_of(rows)) and any(map(_is_lookup, _computing(rows))):
-            operation.operands[0] = hold(rows, ir.InsertionPoint(loop))
+
+    name: ClassVar[str] = "hoist-lookups"
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        hoisted = 0
+        for operation in [op for op in inside(module.operation) if op.name == _SLICE]:
+            rows = operation.operands[0]
+            loop = next(iter(loops_around(operation.block)), None)
+            if loop is not None and loop not in around(block_of(rows)) and any(map(_is_lookup, _computing(rows))):
+                operation.operands[0] = hold(rows, ir.InsertionPoint(loop))
+                hoisted += 1
+        return PassResult(hoisted > 0, {"hoisted": hoisted})
 
 
 def _computing(value: Any) -> Iterator[Any]:
@@ -61,3 +77,6 @@ def _is_of_data(place: Any) -> bool:
     if isinstance(place.owner, ir.Block):
         return True
     return any(map(_is_of_data, place.owner.operation.operands))
+
+
+PASS = HoistLookups

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from iree.compiler import ir
 
 from irongrad.mlir.device import has_microkernels
 from irongrad.mlir.walk import inside, name_of, text_of
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModuleContext, ModulePass
 
 # Executables are compiled side by side, one to a thread.
 EXECUTABLES = 8
@@ -55,26 +57,40 @@ class _Executable:
     function: Any
 
 
-def join_executables(module: ir.Module) -> None:
-    """Put the kernels of a module into a few executables, where they can be put together.
+@dataclass(frozen=True)
+class JoinExecutables(ModulePass):
+    """Put the kernels of a module into a few executables.
 
-    Args:
-        module: as it is after IREE's phase `stream`; changed in place, in its own context.
+    Before:
+        stream.executable @a { ... @f }; stream.executable @b { ... @g }; stream.cmd.dispatch @b::@g
+    After:
+        stream.executable @a { ... @f ... @g }; stream.cmd.dispatch @a::@g
     """
-    single = _single_kernels(module)
-    libraries = _libraries_of(len(single)) if len(single) == len(_executables(module)) else 1
-    count = libraries if libraries > 1 else EXECUTABLES
-    homes = {name_of(one.operation): single[i % count] for i, one in enumerate(single)}
-    names = {name: name_of(home.operation) for name, home in homes.items()}
-    with module.context:
-        for operation in inside(module.operation):
-            if "entry_points" in operation.attributes:
-                operation.attributes["entry_points"] = _renamed(operation.attributes["entry_points"], names)
-    for one in single[count:]:
-        home = homes[name_of(one.operation)]
-        one.export.move_before(home.code)
-        one.function.move_before(home.function)
-        one.operation.erase()
+
+    name: ClassVar[str] = "join-executables"
+
+    def applies(self, context: ModuleContext) -> bool:
+        """Where an executable is machine code; a shader is one kernel."""
+        return context.target.joined_executables
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        single = _single_kernels(module)
+        libraries = _libraries_of(len(single)) if len(single) == len(_executables(module)) else 1
+        count = libraries if libraries > 1 else EXECUTABLES
+        homes = {name_of(one.operation): single[i % count] for i, one in enumerate(single)}
+        names = {name: name_of(home.operation) for name, home in homes.items()}
+        with module.context:
+            for operation in inside(module.operation):
+                if "entry_points" in operation.attributes:
+                    operation.attributes["entry_points"] = _renamed(operation.attributes["entry_points"], names)
+        joined = single[count:]
+        for one in joined:
+            home = homes[name_of(one.operation)]
+            one.export.move_before(home.code)
+            one.function.move_before(home.function)
+            one.operation.erase()
+        return PassResult(bool(joined), {"joined": len(joined)})
 
 
 def linking_flags(stream: ir.Module) -> tuple[str, ...]:
@@ -131,3 +147,6 @@ def _renamed(entry_points: Any, names: dict[str, str]) -> Any:
     """`entry_points` in the executables where they are now."""
     paths = [list(ir.SymbolRefAttr(entry_point).value) for entry_point in ir.ArrayAttr(entry_points)]
     return ir.ArrayAttr.get([ir.SymbolRefAttr.get([names.get(first, first), *rest]) for first, *rest in paths])
+
+
+PASS = JoinExecutables

@@ -13,11 +13,13 @@ loaded:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from iree.compiler import ir
 
 from irongrad.mlir.walk import STORE, constant_of, functions_of, inside, joined, loaded, name_of
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModuleContext, ModulePass
 from irongrad.runtime.manifest import OF_STATE
 
 _ALLOCATED, _FREED, _RUN = "stream.resource.alloca", "stream.resource.dealloca", "stream.cmd.execute"
@@ -55,29 +57,55 @@ class _State:
         return ", ".join(sorted(str(store.attributes["global"]) for store in self.stores))
 
 
-def keep_memory(module: ir.Module, least: int) -> None:
-    """Keep memory of more than `least` bytes from one call to the next.
+@dataclass(frozen=True)
+class KeepBuffers(ModulePass):
+    """Allocate large buffers when a module is loaded, and keep them from call to call.
 
-    Args:
-        module: as it is after IREE's phase `stream`, in its own context.
-        least: how much is left to IREE.
+    Before:
+        %memory, %ready = stream.resource.alloca : !stream.resource<transient>{%c100000000} ... stream.resource.dealloca
+    After:
+        %memory = util.global.load @__kept_0 ...       // allocated by an initializer
+
+    Attributes:
+        least: the size in bytes up to which the device itself keeps what a call frees.
     """
-    kept: dict[str, tuple[int, str]] = {}
-    states: dict[str, str] = {}
-    for function in functions_of(module):
-        large = [op for op in inside(function) if op.name == _ALLOCATED and (constant_of(op.operands[0]) or 0) > least]
-        uses = list(filter(None, map(_use_of, large)))
-        found = list(filter(None, map(_state_of, large))) if name_of(function) not in OF_STATE else []
-        for index, use in enumerate(uses):
-            _grow(kept, f"__kept_{index}", use.allocated)
-            _take(use, f"__kept_{index}")
-        for state in found:
-            name = states.setdefault(state.globals, f"__kept_state_{len(states)}")
-            for memory in (name, _other(name)):
-                _grow(kept, memory, state.allocated)
-            _alternate(state, name)
-    for name, (size, kind) in kept.items():
-        _declare(module, name, size, kind)
+
+    name: ClassVar[str] = "keep-buffers"
+
+    least: int = 1 << 26
+
+    @classmethod
+    def of_context(cls, context: ModuleContext) -> Self:
+        """The pass with the limit of the target's device."""
+        return cls() if context.target.largest_freed is None else cls(context.target.largest_freed)
+
+    def applies(self, context: ModuleContext) -> bool:
+        """On devices that return large buffers to the system after each call."""
+        return context.target.largest_freed is not None
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        kept: dict[str, tuple[int, str]] = {}
+        states: dict[str, str] = {}
+        for function in functions_of(module):
+            large = [
+                op
+                for op in inside(function)
+                if op.name == _ALLOCATED and (constant_of(op.operands[0]) or 0) > self.least
+            ]
+            uses = list(filter(None, map(_use_of, large)))
+            found = list(filter(None, map(_state_of, large))) if name_of(function) not in OF_STATE else []
+            for index, use in enumerate(uses):
+                _grow(kept, f"__kept_{index}", use.allocated)
+                _use_kept(use, f"__kept_{index}")
+            for state in found:
+                name = states.setdefault(state.globals, f"__kept_state_{len(states)}")
+                for memory in (name, _other(name)):
+                    _grow(kept, memory, state.allocated)
+                _alternate(state, name)
+        for name, (size, kind) in kept.items():
+            _declare(module, name, size, kind)
+        return PassResult(bool(kept), {"kept": len(kept)})
 
 
 def _use_of(allocated: Any) -> _Use | None:
@@ -112,7 +140,7 @@ def _grow(kept: dict[str, tuple[int, str]], name: str, allocated: Any) -> None:
     kept[name] = max(size, constant_of(allocated.operands[0]) or 0), str(allocated.results[0].type)
 
 
-def _take(use: _Use, name: str) -> None:
+def _use_kept(use: _Use, name: str) -> None:
     """Use the memory that is kept, from when on the last call is through with it."""
     allocated, freed = use.allocated, use.freed
     _, ready = allocated.results
@@ -173,3 +201,6 @@ def _ready(name: str) -> str:
 
 def _other(name: str) -> str:
     return f"{name}__other"
+
+
+PASS = KeepBuffers

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from iree.compiler import ir
 
 from irongrad.mlir.barriers import hold_behind
 from irongrad.mlir.linalg import PRODUCTS, inputs_of, is_elementwise, readers_of, size_of, source_of
 from irongrad.mlir.walk import inside
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModuleContext, ModulePass
 
 # How many values a kernel with a product may read beside the product.
 _MOST_PACKED = 2
 
 
-def keep_products_apart(module: ir.Module) -> None:
-    """Hold products whose elementwise reader reads many other values: a kernel of its own then computes that one.
+@dataclass(frozen=True)
+class KeepProductsApart(ModulePass):
+    """Give a product a kernel of its own if its elementwise reader reads many other values.
 
-    With data tiling IREE 3.13.0 packs each value that is read beside a product in the product's kernel, which takes it
-    a quarter of a second of compile time each, and the step more than the kernel saves. docs/benchmarks.md has figures.
+    Before:
+        %p = linalg.matmul ...; %r = linalg.generic ins(%p, %a, %b, %c) {...}
+    After:
+        %p = linalg.matmul ...; %held = util.optimization_barrier %p; %r = linalg.generic ins(%held, %a, %b, %c) {...}
 
-    Args:
-        module: as above, with what is elementwise made one already.
+    With data tiling IREE 3.13.0 packs each value that is read beside a product in the product's kernel. That costs a
+    quarter of a second of compile time for each, and the step more time than the fused kernel saves
+    (docs/benchmarks.md). Runs after fuse-elementwise.
     """
-    for product in [op.results[0] for op in inside(module.operation) if op.name in PRODUCTS]:
-        if any(_beside(product, reader) > _MOST_PACKED for reader in readers_of(product)):
+
+    name: ClassVar[str] = "keep-products-apart"
+
+    def applies(self, context: ModuleContext) -> bool:
+        """With data tiling, which packs."""
+        return context.data_tiling
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        products = [op.results[0] for op in inside(module.operation) if op.name in PRODUCTS]
+        apart = [p for p in products if any(_beside(p, reader) > _MOST_PACKED for reader in readers_of(p))]
+        for product in apart:
             hold_behind(product)
+        return PassResult(bool(apart), {"held": len(apart)})
 
 
 def _beside(product: Any, reader: Any) -> int:
@@ -34,3 +52,6 @@ def _beside(product: Any, reader: Any) -> int:
         return 0
     read = set(map(source_of, inputs_of(reader)))
     return sum(value != product and size_of(value) == size_of(product) for value in read)
+
+
+PASS = KeepProductsApart

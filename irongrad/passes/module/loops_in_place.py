@@ -10,11 +10,14 @@ tests/passes/module/test_loops_in_place.py tells when either is mended.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from iree.compiler import ir
 
 from irongrad.mlir.walk import BOUNDS, around, block_of, functions_of, inside, loops_around
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModulePass
 
 _LOOP = "scf.for"
 _TRANSFER = "stream.async.transfer"
@@ -26,20 +29,33 @@ _MADE_ANEW = frozenset({"stream.tensor.empty", "stream.tensor.splat"})
 _COMPUTED, _GIVEN = "stream.tensor.", "stream.tensor.import"
 
 
-def write_in_place(module: ir.Module) -> None:
-    """Have the loops of a module write what they carry in place.
+@dataclass(frozen=True)
+class LoopsInPlace(ModulePass):
+    """Have loops update in place the values that they carry.
 
-    Args:
-        module: as it is after IREE's pipeline `iree-stream-tensor-transformation-pipeline`, in its own context.
+    Before:
+        scf.for %t iter_args(%h = %h0) { %copy = stream.async.transfer %h; %new = stream.tensor.dispatch @step(%copy) }
+    After:
+        scf.for %t iter_args(%h = %h0) { %new = stream.tensor.dispatch @step(%h) }
+
+    A value keeps its copy if it may be aliased, or if it is made outside the loop and overwritten inside.
     """
-    for function in functions_of(module):
-        for loop in [op for op in inside(function) if op.name == _LOOP]:
-            for place in range(BOUNDS, len(loop.operands)):
-                _make_anew(loop, place)
-                if _is_its_own(loop, place):
-                    _drop_transfers(loop.regions[0].blocks[0].arguments[place - BOUNDS + 1])
-        for operation in list(inside(function)):
-            _copy_what_is_around(operation)
+
+    name: ClassVar[str] = "loops-in-place"
+    required: ClassVar[str] = "IREE overwrites values from around a loop in each iteration"
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        dropped = copied = 0
+        for function in functions_of(module):
+            for loop in [op for op in inside(function) if op.name == _LOOP]:
+                for place in range(BOUNDS, len(loop.operands)):
+                    _make_anew(loop, place)
+                    if _is_its_own(loop, place):
+                        dropped += _drop_transfers(loop.regions[0].blocks[0].arguments[place - BOUNDS + 1])
+            for operation in list(inside(function)):
+                copied += _copy_what_is_around(operation)
+        return PassResult(dropped + copied > 0, {"dropped": dropped, "copied": copied})
 
 
 def _make_anew(loop: Any, place: int) -> None:
@@ -70,24 +86,30 @@ def _is_its_own(loop: Any, place: int) -> bool:
     return list(loop.operands).count(value) == 1 and block_of(value) == loop.block
 
 
-def _drop_transfers(argument: Any) -> None:
+def _drop_transfers(argument: Any) -> int:
+    dropped = 0
     for use in list(argument.uses):
         transfer = use.owner
         if transfer.name == _TRANSFER and transfer.results[0].type == argument.type:
             transfer.results[0].replace_all_uses_with(argument)
             transfer.erase()
+            dropped += 1
+    return dropped
 
 
-def _copy_what_is_around(operation: Any) -> None:
+def _copy_what_is_around(operation: Any) -> int:
     """Have an operation in a loop that overwrites a value from around the loop overwrite a copy.
 
     IREE 3.13.0 takes the operation for the last that reads the value, and overwrites it in each iteration.
     """
     loop = next(iter(loops_around(operation.block)), None)
+    copied = 0
     for place in _overwritten(operation) if loop is not None else ():
         value = operation.operands[place]
         if loop not in around(block_of(value)):
             operation.operands[place] = _copied(value, operation)
+            copied += 1
+    return copied
 
 
 def _copied(value: Any, before: Any) -> Any:
@@ -108,3 +130,6 @@ def _overwritten(operation: Any) -> Iterator[int]:
         workload, *_ = ir.DenseI32ArrayAttr(operation.attributes["operandSegmentSizes"])
         tied = [ir.IntegerAttr(t).value for t in ir.ArrayAttr(operation.attributes["tied_operands"])]
         yield from (workload + place for place in tied if place >= 0)
+
+
+PASS = LoopsInPlace

@@ -10,51 +10,86 @@ refused.
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
-import iree.compiler.tools.binaries as iree_binaries
 import numpy as np
 from iree.compiler import ir
 
 from irongrad.diagnostics.toolchain_errors import toolchain_error
 from irongrad.mlir.integer_bounds import upper_bound
+from irongrad.mlir.tools import run_tool
 from irongrad.mlir.walk import bytecode_of
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModuleContext, ModulePass
 from irongrad.runtime.errors import UnsupportedOpError
 
 _PASS = "--iree-input-conversion-demote-i64-to-i32"
 _PREFIX = "graph."
+# What these take besides the state are counters.
+_COUNTERS = ("import_state", "import_gradients")
 _NARROW = ".narrow"
 _WIDEST, _INT32 = np.iinfo(np.int64), np.iinfo(np.int32)
 # What reductions begin with, and indices that are none.
 _LIMITS = {int(_WIDEST.min): int(_INT32.min), int(_WIDEST.max): int(_INT32.max)}
 
 
-def narrow_integers(bytecode: bytes) -> bytes:
-    """Have the functions of the step graph compute in 32-bit integers.
+@dataclass(frozen=True)
+class NarrowIntegers(ModulePass):
+    """Compute in 32-bit integers inside the step's functions, which keep their signatures.
 
-    Args:
-        bytecode: the module, as MLIR bytecode, which the result is too.
+    Before:
+        func.func @graph.joint(%y: tensor<4xi64>) -> tensor<f32> { ... i64 ... }
+    After:
+        func.func @graph.joint(%y: tensor<4xi64>) -> tensor<f32> { %n = saturated %y; call @graph.joint.narrow(%n) }
+        func.func @graph.joint.narrow(%y: tensor<4xi32>) -> tensor<f32> { ... i32 ... }
+
+    Attributes:
+        unbounded: inputs that may hold any 64-bit integer, for which the pass refuses the module.
+        target: the target's name, for that message.
 
     Raises:
-        UnsupportedOpError: a constant does not fit into 32 bits, or sizes vary.
+        UnsupportedOpError: an input is unbounded, a constant does not fit into 32 bits, or sizes vary.
         ToolchainError: IREE cannot change the types.
     """
-    with ir.Context(), ir.Location.unknown():
-        module = ir.Module.parse(bytecode)
+
+    name: ClassVar[str] = "narrow-integers"
+    required: ClassVar[str] = "the device has no 64-bit integers"
+
+    unbounded: tuple[str, ...] = ()
+    target: str = ""
+
+    @classmethod
+    def of_context(cls, context: ModuleContext) -> Self:
+        """The pass for the entry points of `context`; their counters are no indices, and fit."""
+        computing = [e for e in context.entry_points if e.name not in _COUNTERS]
+        inputs = [s for e in computing for s in e.inputs if s.dtype == "int64" and s.minimum is None]
+        return cls(tuple(s.name for s in inputs), context.target.name)
+
+    def applies(self, context: ModuleContext) -> bool:
+        """For devices without 64-bit integers."""
+        return not context.target.integers64
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        if self.unbounded:
+            raise UnsupportedOpError(
+                f"the input {self.unbounded[0]!r} holds 64-bit integers that are more than indices, and the devices of "
+                f"the target {self.target!r} have none. Make it int32, or compile for vulkan:profile=desktop"
+            )
         kinds = {name: f.type for name, f in _functions(module).items()}
-        narrow = ir.Module.parse(_narrowed(_graph_alone(bytecode)))
+        narrow = ir.Module.parse(_narrowed(_graph_alone(bytecode_of(module))))
         _check_static(kinds)
         wrapped = {n: k for n, k in kinds.items() if any(map(_is_wide, (*k.inputs, *k.results)))}
         wrappers = ir.Module.parse("\n".join(_wrappers(wrapped, _functions(narrow))))
         for function in _functions(module).values():
             function.operation.erase()
-        _move(_functions(wrappers), module, {n: n for n in wrapped})
-        _move(_functions(narrow), module, {n: n + _NARROW if n in wrapped else n for n in kinds})
-        return bytecode_of(module)
+        _append_renamed(_functions(wrappers), module, {n: n for n in wrapped})
+        _append_renamed(_functions(narrow), module, {n: n + _NARROW if n in wrapped else n for n in kinds})
+        return PassResult(True, {"functions": len(kinds)})
 
 
 def _check_static(kinds: dict[str, Any]) -> None:
@@ -72,7 +107,7 @@ def _functions(module: ir.Module) -> dict[str, Any]:
     return {f.name.value: f for f in functions if f.name.value.startswith(_PREFIX)}
 
 
-def _move(functions: dict[str, Any], module: ir.Module, names: dict[str, str]) -> None:
+def _append_renamed(functions: dict[str, Any], module: ir.Module, names: dict[str, str]) -> None:
     for name, new in names.items():
         function = functions[name]
         function.operation.attributes["sym_name"] = ir.StringAttr.get(new)
@@ -161,15 +196,14 @@ def _fitting(values: Sequence[int], constant: ir.Operation) -> np.ndarray[Any, A
 
 
 def _narrowed(bytecode: bytes) -> bytes:
-    tool = iree_binaries.find_tool("iree-opt")
     with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
         source = Path(folder) / "functions.mlirbc"
         source.write_bytes(bytecode)
-        result = subprocess.run([tool, _PASS, "--emit-bytecode", str(source)], capture_output=True, check=False)
+        output = source.with_name("narrow.mlirbc")
+        result = run_tool("iree-opt", [_PASS, "--emit-bytecode", str(source), "-o", str(output)])
         if result.returncode != 0:
-            text = subprocess.CompletedProcess(result.args, result.returncode, "", result.stderr.decode())
-            raise toolchain_error("iree-opt", text, source)
-    return result.stdout
+            raise toolchain_error("iree-opt", result, source)
+        return output.read_bytes()
 
 
 def _is_wide(kind: ir.Type) -> bool:
@@ -263,3 +297,6 @@ def _elementwise(dims: Sequence[int], operands: int) -> str:
     maps = ", ".join([f"affine_map<({names}) -> ({names})>"] * operands)
     parallel = ", ".join(['"parallel"'] * len(dims))
     return f"{{indexing_maps = [{maps}], iterator_types = [{parallel}]}}"
+
+
+PASS = NarrowIntegers

@@ -7,18 +7,37 @@ tests/passes/module/test_hoist_lookups.py tells when it no longer does.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from iree.compiler import ir
 
 from irongrad.mlir.walk import PACKING, found_in, outside_loops
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModulePass
 
 
-def pack_before_loops(module: ir.Module) -> None:
-    """Move what packs an operand out of the loops over which the operand stays the same.
+@dataclass(frozen=True)
+class PackBeforeLoops(ModulePass):
+    """Pack operands of products before the loops in which they stay the same.
 
-    Args:
-        module: as it is after IREE's phase `flow`, in its own context.
+    Before:
+        scf.for %t { %packed = flow.tensor.encode %weight; %h = flow.dispatch @product(%x, %packed) }
+    After:
+        %packed = flow.tensor.encode %weight; scf.for %t { %h = flow.dispatch @product(%x, %packed) }
     """
-    for operation in found_in(module, PACKING):
-        place = outside_loops(operation, operation.operands)
-        if place is not operation:
-            operation.move_before(place)
+
+    name: ClassVar[str] = "pack-before-loops"
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        moved = 0
+        for operation in found_in(module, PACKING):
+            place = outside_loops(operation, operation.operands)
+            if place is not operation:
+                operation.move_before(place)
+                moved += 1
+        return PassResult(moved > 0, {"moved": moved})
+
+
+PASS = PackBeforeLoops

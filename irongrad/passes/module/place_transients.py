@@ -8,88 +8,56 @@ prediction has. Here the largest are placed first, which mostly wastes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from iree.compiler import ir
 
 from irongrad.memory_model.placement import Span, most_at_once, place
-from irongrad.mlir.stream import LARGEST_ALLOCATION
-from irongrad.mlir.walk import constant_of, found_in, functions_of, inside
-
-_PACK = "stream.resource.pack"
-_ALLOCATION = "stream.resource.alloca"
-_PART = "stream.resource.subview"
-_TRANSIENT = "!stream.resource<transient>"
-_MOMENTS = "lifetime_intervals"  # the first and the last of each value, one after the other
+from irongrad.mlir.stream import LARGEST_ALLOCATION, PACK, slices_of
+from irongrad.mlir.walk import found_in
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModuleContext, ModulePass
 
 
-def lay_out(module: ir.Module, alignment: int) -> None:
-    """Place the intermediate values of a module, in place.
+@dataclass(frozen=True)
+class PlaceTransients(ModulePass):
+    """Place a function's intermediate values in its one allocation, the largest first.
 
-    Args:
-        module: as it is after IREE's pass `iree-stream-schedule-allocation`, in its own context.
-        alignment: of which number of bytes every place has to be a multiple.
+    Before:
+        %offsets:3 = stream.resource.pack slices({[0, 2] = %c64, [1, 3] = %c128})
+    After:
+        %total = arith.constant 192; %offset_0 = arith.constant 128; %offset_1 = arith.constant 0
+
+    Values of unknown size are left to IREE.
+
+    Attributes:
+        alignment: every offset is a multiple of this number of bytes.
     """
-    for pack in found_in(module, _PACK):
-        spans = list(_spans(pack))
-        if len(spans) < len(pack.results) - 1:
-            continue  # an offset, or sizes that are not known
-        if not most_at_once(spans) < sum(s.bytes for s in spans):
-            continue  # all are there at the same time
-        placement = place(spans, alignment)
-        if placement.total > LARGEST_ALLOCATION:
-            continue
-        _replace(pack, (placement.total, *placement.offsets))
 
+    name: ClassVar[str] = "place-transients"
 
-def allocate_apart(module: ir.Module) -> None:
-    """Give values that outlive a submission an allocation each, in functions with loops or branches, in place.
+    alignment: int = 64
 
-    IREE 3.13.0 allocates all that a submission hands on to later ones at once, and frees it when the last of it has
-    been read; where a loop begins with one of them, never.
+    @classmethod
+    def of_context(cls, context: ModuleContext) -> Self:
+        """The pass with the alignment of the target."""
+        return cls(context.target.alignment)
 
-    Args:
-        module: as `lay_out` takes it.
-    """
-    for function in functions_of(module):
-        operations = list(inside(function))
-        if any(op.name.startswith("scf.") and len(op.results) for op in operations):
-            for allocation in list(filter(_is_shared, operations)):  # before any of the operations is erased
-                _allocate_each(allocation)
-
-
-def _is_shared(operation: Any) -> bool:
-    """Whether an operation allocates transient values that are all there at the same time."""
-    if operation.name != _ALLOCATION or str(operation.results[0].type) != _TRANSIENT:
-        return False
-    size = operation.operands[0].owner
-    if getattr(size, "name", "") != _PACK or any(s.start or s.end for s in _spans(size)):
-        return False
-    return all(use.owner.name == _PART for use in operation.results[0].uses)
-
-
-def _allocate_each(allocation: Any) -> None:
-    memory, ready = allocation.results
-    values = [use.owner for use in memory.uses]
-    with allocation.location, ir.InsertionPoint(allocation):
-        each = [allocation.clone() for _ in values]
-        timepoints = [one.results[1] for one in each]
-        ready.replace_all_uses_with(ir.Operation.create("stream.timepoint.join", [ready.type], timepoints).result)
-    for value, one in zip(values, each, strict=True):
-        *_, one.operands[0] = value.operands
-        value.results[0].replace_all_uses_with(one.results[0])
-        value.erase()
-    allocation.erase()
-
-
-def _spans(pack: Any) -> Iterator[Span]:
-    """What `pack` places, as far as sizes are known."""
-    moments = [ir.IntegerAttr(a).value for a in ir.ArrayAttr(pack.attributes[_MOMENTS])]
-    if len(pack.operands) == len(pack.results) - 1:
-        for size, start, end in zip(pack.operands, moments[::2], moments[1::2], strict=True):
-            if (known := constant_of(size)) is not None:
-                yield Span(known, start, end)
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        placed = 0
+        for pack in found_in(module, PACK):
+            spans = [Span(s.bytes, s.start, s.end) for s in slices_of(pack)]
+            if len(spans) < len(pack.results) - 1:
+                continue  # an offset, or sizes that are not known
+            if not most_at_once(spans) < sum(s.bytes for s in spans):
+                continue  # all are there at the same time
+            placement = place(spans, self.alignment)
+            if placement.total <= LARGEST_ALLOCATION:
+                _replace(pack, (placement.total, *placement.offsets))
+                placed += len(spans)
+        return PassResult(placed > 0, {"placed": placed})
 
 
 def _replace(operation: Any, values: tuple[int, ...]) -> None:
@@ -102,3 +70,6 @@ def _replace(operation: Any, values: tuple[int, ...]) -> None:
             )
             result.replace_all_uses_with(constant.result)
     operation.erase()
+
+
+PASS = PlaceTransients

@@ -9,12 +9,15 @@ taken out of its `linalg.generic`, and what reads such a tensor to round it to f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith, func, tensor
 
 from irongrad.mlir.linalg import GENERIC
-from irongrad.mlir.walk import bytecode_of
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModuleContext, ModulePass
 
 # The virtual machine of IREE 3.13.0 cannot round a float64 to float32, so this does, on the bits (IEEE 754, to nearest,
 # ties to even). Below float32's smallest normal number, 2**-126, the sum with 2**-97 leaves multiples of 2**-149.
@@ -58,28 +61,40 @@ func.func private @float32_of(%x: f64) -> f32 {
 """
 
 
-def scalars_on_host(bytecode: bytes) -> bytes:
-    """Move the float64 scalars of a module of linalg on tensors to the host.
+@dataclass(frozen=True)
+class ScalarsOnHost(ModulePass):
+    """Compute float64 scalars in IREE's virtual machine, and hand them to the device as float32.
 
-    Args:
-        bytecode: the module, as MLIR bytecode, which the result is too.
+    Before:
+        %r = linalg.generic ins(%lr, %beta : tensor<f64>, tensor<f64>) { arith.mulf ... }
+    After:
+        %a = tensor.extract %lr[]; %b = tensor.extract %beta[]; %m = arith.mulf %a, %b; %r = tensor.from_elements %m
+
+    A kernel that only rounds such a scalar to float32 reads the rounded scalar instead.
     """
-    with ir.Context(), ir.Location.unknown():
-        module = ir.Module.parse(bytecode)
-        helpers = ir.Module.parse(_ROUND)
-        for helper in list(helpers.body.operations):
+
+    name: ClassVar[str] = "scalars-on-host"
+    required: ClassVar[str] = "the device has no float64"
+
+    def applies(self, context: ModuleContext) -> bool:
+        """For devices whose code has no arithmetic in float64."""
+        return context.target.scalars_on_host
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        for helper in list(ir.Module.parse(_ROUND).body.operations):
             helper.detach_from_parent()
             module.body.append(helper)
-        for operation in _generics(module):
-            if not _mentions_float64(operation):
-                continue
+        moved = 0
+        for operation in filter(_mentions_float64, _generics(module)):
             with operation.location:
                 if _is_scalar(operation):
-                    _move(operation)
+                    _compute_on_host(operation)
+                    moved += 1
                 else:
                     _round_operands(operation)
                     _round_constants(operation)
-        return bytecode_of(module)
+        return PassResult(True, {"moved": moved})
 
 
 def _generics(module: ir.Module) -> list[ir.Operation]:
@@ -116,7 +131,7 @@ def _is_scalar(operation: ir.Operation) -> bool:
     )
 
 
-def _move(operation: ir.Operation) -> None:
+def _compute_on_host(operation: ir.Operation) -> None:
     """Compute on scalars what `operation` computes on tensors of rank 0."""
     block = operation.regions[0].blocks[0]
     with ir.InsertionPoint(operation):
@@ -227,3 +242,6 @@ def _constant(value: ir.Value) -> float | None:
         return None
     attribute = value.owner.attributes["value"]
     return float(attribute.value) if isinstance(attribute, ir.FloatAttr) else None
+
+
+PASS = ScalarsOnHost

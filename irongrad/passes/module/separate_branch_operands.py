@@ -11,32 +11,52 @@ still are.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from iree.compiler import ir
 
-from irongrad.mlir.walk import bytecode_of
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModulePass
 
 
-def separate_branch_operands(bytecode: bytes) -> bytes:
-    """A module of the VM dialect with no reference twice among the operands of one branch.
+@dataclass(frozen=True)
+class SeparateBranchOperands(ModulePass):
+    """Give every argument of a branch a reference of its own.
 
-    Args:
-        bytecode: the module, as MLIR bytecode, which the result is too.
+    Before:
+        vm.br ^bb1(%buffer, %buffer : !vm.ref<!hal.buffer>, !vm.ref<!hal.buffer>)
+    After:
+        %another = vm.select.ref %given, %buffer, %null; vm.br ^bb1(%buffer, %another : ...)
     """
-    with ir.Context(), ir.Location.unknown():
-        module = ir.Module.parse(bytecode)
-        module.operation.walk(_separate)
-        return bytecode_of(module)
+
+    name: ClassVar[str] = "separate-branch-operands"
+    required: ClassVar[str] = "IREE's register allocation loses a reference that a branch hands on twice"
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        separated = 0
+
+        def separate(operation: ir.Operation) -> ir.WalkResult:
+            nonlocal separated
+            separated += _separate(operation)
+            return ir.WalkResult.ADVANCE
+
+        module.operation.walk(separate)
+        return PassResult(separated > 0, {"separated": separated})
 
 
-def _separate(operation: ir.Operation) -> ir.WalkResult:
+def _separate(operation: ir.Operation) -> int:
     seen: set[ir.Value] = set()
+    separated = 0
     for index, value in enumerate(operation.operands if operation.successors else ()):
         if value in seen:
             with ir.InsertionPoint(operation):
                 operation.operands[index] = _another(value)
+            separated += 1
         elif str(value.type).startswith("!vm.ref<"):
             seen.add(value)
-    return ir.WalkResult.ADVANCE
+    return separated
 
 
 def _another(reference: ir.Value) -> ir.Value:
@@ -45,3 +65,6 @@ def _another(reference: ir.Value) -> ir.Value:
     given = ir.Operation.create("vm.cmp.nz.ref", [flag], [reference]).result
     null = ir.Operation.create("vm.const.ref.zero", [reference.type]).result
     return ir.Operation.create("vm.select.ref", [reference.type], [given, reference, null]).result
+
+
+PASS = SeparateBranchOperands

@@ -13,11 +13,13 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from iree.compiler import ir
 
 from irongrad.mlir.walk import inside, name_of, text_of
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModuleContext, ModulePass
 
 _LOAD = "iree_tensor_ext.dispatch.tensor.load"
 _STORE = "iree_tensor_ext.dispatch.tensor.store"
@@ -84,23 +86,36 @@ class _Call:
     offsets: Offsets
 
 
-def share_kernels(module: ir.Module) -> None:
-    """Have a module use one kernel for all that differ in their offsets alone.
+@dataclass(frozen=True)
+class ShareKernels(ModulePass):
+    """Merge kernels that differ only in the offsets at which they read and write.
 
-    Args:
-        module: as it is after IREE's phase `flow`, in its own context.
+    Before:
+        flow.dispatch @copy_0(%x); flow.dispatch @copy_1(%x)     // the same code, at offsets [0, 1] and [0, 2]
+    After:
+        flow.dispatch @copy_0(%x, %c0, %c1); flow.dispatch @copy_0(%x, %c0, %c2)
     """
-    of_a_type = _alike(_kernels(module), lambda kernel: kernel.type)
-    alike = [kernels for found in of_a_type for kernels in _alike(found, lambda kernel: kernel.kind)]
-    calls: dict[str, _Call] = {}
-    for kernels in alike:
-        calls |= _merged(kernels)
-    for operation in list(inside(module.operation)):
-        if operation.name == "flow.dispatch" and (call := calls.get(_kernel_of(operation))) is not None:
-            _redirect(operation, call)
-    for _, *others in alike:
-        for kernel in others:
+
+    name: ClassVar[str] = "share-kernels"
+
+    def applies(self, context: ModuleContext) -> bool:
+        """Where a kernel with computed offsets is as fast as one with known offsets."""
+        return context.target.shared_kernels
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        of_a_type = _alike(_kernels(module), lambda kernel: kernel.type)
+        alike = [kernels for found in of_a_type for kernels in _alike(found, lambda kernel: kernel.kind)]
+        calls: dict[str, _Call] = {}
+        for kernels in alike:
+            calls |= _merged(kernels)
+        for operation in list(inside(module.operation)):
+            if operation.name == "flow.dispatch" and (call := calls.get(_kernel_of(operation))) is not None:
+                _redirect(operation, call)
+        merged = [kernel for _, *others in alike for kernel in others]
+        for kernel in merged:
             kernel.executable.erase()
+        return PassResult(bool(merged), {"merged": len(merged)})
 
 
 def _alike(kernels: Iterable[_Kernel], key: Callable[[_Kernel], str]) -> list[list[_Kernel]]:
@@ -134,14 +149,14 @@ def _merged(kernels: Sequence[_Kernel]) -> Mapping[str, _Call]:
     start = 0
     for part in first.parts:
         end = start + len(_offsets_of(part))
-        _take(part, {i - start: value for i, value in given.items() if start <= i < end})
+        _read_at(part, {i - start: value for i, value in given.items() if start <= i < end})
         start = end
     name = ir.SymbolRefAttr.get([name_of(first.executable), name_of(first.function)])
     entry_points = ir.ArrayAttr.get([name])
     return {n: _Call(entry_points, tuple(offsets[i] for i in varying)) for n, offsets in every.items()}
 
 
-def _take(operation: Any, given: Mapping[int, Any]) -> None:
+def _read_at(operation: Any, given: Mapping[int, Any]) -> None:
     """Have `operation` begin at `given` along those dimensions."""
     offsets = [_IS_OPERAND if i in given else offset for i, offset in enumerate(_offsets_of(operation))]
     attributes = {"static_offsets": ir.DenseI64ArrayAttr.get(offsets)}
@@ -189,3 +204,6 @@ def _kernel_of(dispatch: Any) -> str:
     """The name of the executable that is called."""
     (entry_point,) = ir.ArrayAttr(dispatch.attributes["entry_points"])
     return str(ir.SymbolRefAttr(entry_point).value[0])
+
+
+PASS = ShareKernels

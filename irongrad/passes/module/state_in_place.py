@@ -21,13 +21,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from iree.compiler import ir
 
 from irongrad.memory_model.placement import aligned
 from irongrad.mlir.stream import LARGEST_ALLOCATION, RUN, Access, accesses, keeps_places
 from irongrad.mlir.walk import LOAD, STORE, around, constant_of, global_of, inside, joined, loaded, name_of, owner_of
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModuleContext, ModulePass
 
 _AWAIT = "stream.timepoint.await"
 _ALLOCATION, _PART, _PACK = "stream.resource.alloca", "stream.resource.subview", "stream.resource.pack"
@@ -73,19 +75,33 @@ class _Known:
     ends_before: Callable[[Any, Any], bool]
 
 
-def write_state_in_place(module: ir.Module) -> None:
-    """Have functions write new state where the old one lies, in place.
+@dataclass(frozen=True)
+class StateInPlace(ModulePass):
+    """Write new state into the buffer of the old state.
 
-    Args:
-        module: as it is after IREE's pass `iree-stream-schedule-allocation`, in its own context.
+    Before:
+        %old = util.global.load @w; %new = stream.resource.alloca; stream.cmd.dispatch @update(%old, %new)
+        util.global.store %new, @w
+    After:
+        %old = util.global.load @w; stream.cmd.dispatch @update(%old, %old)
     """
-    kernels = {name_of(op.operation): op.operation for op in module.body.operations if op.operation.name == _KERNEL}
-    known = _Known(kernels, cache(_gathered), cache(_nothing_fails_after), cache(_ends_before))
-    own = [memory for memory in _globals_of(module).values() if _has_no_other_name(memory, known)]
-    replaced = [(store, _beside(store, memory.loads), memory) for memory in own for store in memory.stores]
-    updates = [(store, loads) for store, loads, memory in replaced if _can_overwrite(store, loads, memory, known)]
-    for store, loads in updates:
-        _overwrite(store, *loads)
+
+    name: ClassVar[str] = "state-in-place"
+
+    def applies(self, context: ModuleContext) -> bool:
+        """On devices whose code reads and writes memory in program order."""
+        return context.target.state_in_place
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        kernels = {name_of(op.operation): op.operation for op in module.body.operations if op.operation.name == _KERNEL}
+        known = _Known(kernels, cache(_gathered), cache(_nothing_fails_after), cache(_ends_before))
+        own = [memory for memory in _globals_of(module).values() if _has_no_other_name(memory, known)]
+        replaced = [(store, _beside(store, memory.loads), memory) for memory in own for store in memory.stores]
+        updates = [(store, loads) for store, loads, memory in replaced if _can_overwrite(store, loads, memory, known)]
+        for store, loads in updates:
+            _overwrite(store, *loads)
+        return PassResult(bool(updates), {"overwritten": len(updates)})
 
 
 def _globals_of(module: ir.Module) -> Mapping[str, _Memory]:
@@ -298,3 +314,6 @@ def _drop_allocation(allocation: Any) -> None:
     with allocation.location, ir.InsertionPoint(allocation):
         allocation.results[1].replace_all_uses_with(joined(awaited, allocation.results[1].type))
     allocation.erase()
+
+
+PASS = StateInPlace

@@ -15,12 +15,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from iree.compiler import ir
 
 from irongrad.mlir.barriers import BARRIER, is_gradient
 from irongrad.mlir.walk import LOAD, STORE, around, found_in, global_of, owner_of
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModulePass
 
 # What is a part of a value, or gives it another shape.
 _VIEWS = frozenset({"flow.tensor.reshape", "flow.tensor.slice"})
@@ -29,15 +32,27 @@ _SMALL = 1024
 _MOVABLE = _VIEWS | {"flow.dispatch", "flow.tensor.empty", "flow.tensor.splat", "flow.tensor.update"}
 
 
-def update_early(module: ir.Module) -> None:
-    """List what updates compute behind the last that they need, in place.
+@dataclass(frozen=True)
+class UpdateEarly(ModulePass):
+    """Move each update directly after the last of its inputs and the last other reader of the state that it overwrites.
 
-    Args:
-        module: as it is after IREE's phase `flow`, with gradients still held, in its own context.
+    Before:
+        %g1 = flow.dispatch @dw1; %g0 = flow.dispatch @dw0
+        %w1 = flow.dispatch @update(%g1); %w0 = flow.dispatch @update(%g0)
+    After:
+        %g1 = flow.dispatch @dw1; %w1 = flow.dispatch @update(%g1)
+        %g0 = flow.dispatch @dw0; %w0 = flow.dispatch @update(%g0)
+
+    Runs while gradients are still held by barriers, by which it recognises them.
     """
-    blocks = dict.fromkeys(op.block for op in found_in(module, BARRIER) if is_gradient(op))
-    for block in blocks:
-        _Listing(block).move()
+
+    name: ClassVar[str] = "update-early"
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        blocks = dict.fromkeys(op.block for op in found_in(module, BARRIER) if is_gradient(op))
+        moved = sum(_Listing(block).move() for block in blocks)
+        return PassResult(moved > 0, {"moved": moved})
 
 
 class _Listing:
@@ -51,32 +66,35 @@ class _Listing:
         self._places = {value: i for i, op in enumerate(self._operations) for value in op.results}
         # By such a place, the last that was moved there.
         self._moved: dict[int, Any] = {}
+        self._count = 0
         # By global, what loads it.
         self._loads: dict[str, list[Any]] = defaultdict(list)
         for operation in self._operations:
             if operation.name == LOAD:
                 self._loads[global_of(operation)].append(operation)
 
-    def move(self) -> None:
-        """Move what depends on gradients."""
+    def move(self) -> int:
+        """Move what depends on gradients; how many operations that were."""
         gradients: set[Any] = set()
         for operation in self._operations[self._first :]:
             if is_gradient(operation) or not gradients.isdisjoint(operation.operands):
                 gradients.update(operation.results)
-                self._move(operation, gradients)
+                self._move_up(operation, gradients)
+        return self._count
 
-    def _move(self, operation: Any, gradients: set[Any]) -> None:
+    def _move_up(self, operation: Any, gradients: set[Any]) -> None:
         """Move an operation, and what it needs besides gradients, as far up as they can be."""
         if operation.name not in _MOVABLE and not is_gradient(operation):
             return
         for value in operation.operands:
             if self._places.get(value, 0) >= self._first and value not in gradients and _is_small(owner_of(value)):
-                self._move(owner_of(value), gradients)
+                self._move_up(owner_of(value), gradients)
         needed = [self._places.get(value, 0) for value in operation.operands]
         place = max([0, *needed, *map(self._place_of, self._reading_replaced(operation))])
         if place < self._first:
             operation.move_after(self._moved.get(place, self._operations[place]))
             self._moved[place] = operation
+            self._count += 1
             self._places.update(dict.fromkeys(operation.results, place))
 
     def _reading_replaced(self, operation: Any) -> Iterator[Any]:
@@ -117,3 +135,6 @@ def _stores(value: Any) -> Iterator[Any]:
             yield user
         elif user.name in _VIEWS:
             yield from _stores(user.results[0])
+
+
+PASS = UpdateEarly

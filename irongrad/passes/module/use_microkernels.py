@@ -10,33 +10,52 @@ as the microkernel where there is one; for bfloat16 there are instructions that 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from typing import ClassVar
 
 from iree.compiler import ir
 
 from irongrad.mlir.device import NO_MICROKERNELS, cpu_of, device_of
-from irongrad.mlir.walk import bytecode_of, parsed
+from irongrad.mlir.walk import KERNELS, found_in
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModulePass
 
 # The features of a CPU with either of which microkernels are faster, by the type of what is multiplied.
 _FASTER = {"bf16": {"avx512bf16", "bf16"}, "i8": {"avx2"}}
 
 # How IREE says, in the type of an operand, what a product multiplies.
-_MULTIPLIED = re.compile(rb"element_types = \[(\w+),")
+_MULTIPLIED = re.compile(r"element_types = \[(\w+),")
 
 
-def with_microkernels(flow: bytes) -> bytes:
-    """A module that was compiled without microkernels, with them where they make its products faster.
+@dataclass(frozen=True)
+class UseMicrokernels(ModulePass):
+    """Compile products with IREE's microkernels if that makes them faster on the module's CPU.
 
-    Args:
-        flow: the module as it is after IREE's phase `flow`, as MLIR bytecode, which the result is too.
+    Before:
+        util.global @__device_0 = #hal.device.target<..., ukernels = "none", ...>   // with products of bfloat16
+    After:
+        util.global @__device_0 = #hal.device.target<..., ...>
+
+    All products of a module get them or none. A module is compiled without them up to here.
     """
-    wanted = [_FASTER[name] for found in set(_MULTIPLIED.findall(flow)) if (name := found.decode()) in _FASTER]
-    if not wanted:
-        return flow
-    with parsed(flow) as module:
-        device = device_of(module)
-        _, features = cpu_of(module)
-        if device is None or not any(names & set(features) for names in wanted):
-            return flow
+
+    name: ClassVar[str] = "use-microkernels"
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        multiplied = {name for text in _types_of_kernels(module) for name in _MULTIPLIED.findall(text)}
+        device, (_, features) = device_of(module), cpu_of(module)
+        if device is None or not any(_FASTER.get(name, set()) & set(features) for name in multiplied):
+            return PassResult(False)
         value = str(device.attributes["initial_value"])
         device.attributes["initial_value"] = ir.Attribute.parse(value.replace(NO_MICROKERNELS, ""))
-        return bytecode_of(module)
+        return PassResult(True, {"enabled": 1})
+
+
+def _types_of_kernels(module: ir.Module) -> set[str]:
+    """The types of what kernels take and give, which say how an operand of a product is packed."""
+    kernels = found_in(module, *KERNELS)
+    return set(map(str, {value.type for op in kernels for value in (*op.operands, *op.results)}))
+
+
+PASS = UseMicrokernels

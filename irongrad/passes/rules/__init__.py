@@ -1,4 +1,4 @@
-"""Algebraic rules, a table a kind, and their application to a graph until none applies."""
+"""Algebraic rules, in one table for each kind, and their application to a graph until none applies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def apply_rules(graph: GraphModule, rules: Sequence[Rule]) -> Counter[str]:
 
 
 def _rewrite_once(graph: Graph, node: Node, rules: dict[Any, list[Rule]], applied: Counter[str]) -> bool:
-    """Apply the first rule that can be to `node`, unless it is gone already."""
+    """Apply the first applicable rule to `node`, unless `node` is already erased."""
     if node._erased:
         return False
     for rule in rules.get(node.target, ()):

@@ -1,7 +1,7 @@
 """Rules of arithmetic, logic and casts.
 
-They hold by IEEE 754-2019: x * 1, x / 1 and x - 0 are x for every x, and x + (-y) is x - y (section 6.3 has the sign
-of a sum that is zero, for which x + 0 is not x).
+They hold by IEEE 754-2019: x * 1, x / 1 and x - 0 are x for every x, and x + (-y) is x - y. Section 6.3 defines the
+sign of a zero sum, for which x + 0 is not x.
 """
 
 from __future__ import annotations
@@ -33,17 +33,21 @@ copy = family(aten.clone.default, aten.alias.default, aten.detach.default, aten.
 
 
 def is_boolean(x: Node) -> bool:
-    """Whether a value is of booleans, for which an operator on bits is that of logic."""
+    """Whether `x` is a tensor of booleans, for which a bitwise operator is a logical one."""
     return bool(value_of(x).dtype is torch.bool)
 
 
 def are_alike(x: Any, y: Node) -> bool:
-    """Whether two values are of one dtype: -y of an unsigned byte is a large one, and not what `x - y` takes away."""
+    """Whether two values have one dtype.
+
+    The rule x + -y does not hold for mixed dtypes: the negative of an unsigned byte is a large number, which x - y does
+    not subtract.
+    """
     return isinstance(x, Node) and value_of(x).dtype is value_of(y).dtype
 
 
 def is_widening(x: Node, y: Any) -> bool:
-    """Whether every number of the dtype of `x` is one of the dtype `y`."""
+    """Whether the dtype `y` represents every number of the dtype of `x`."""
     have = value_of(x).dtype
     if have.is_complex or y.is_complex:
         return False
@@ -58,12 +62,12 @@ def is_widening(x: Node, y: Any) -> bool:
 
 
 def square_of_view(x: Node, out: Node) -> Expression:
-    """The square of `x` in the shape of `out`: IREE fuses no view of other sizes between a product and its sum."""
+    """Build the square of `x` in the shape of `out`: IREE does not fuse a reshape between a product and its sum."""
     seen = view(x, shape_of(out))
     return mul(seen, seen)
 
 
-# Bits of a significand; all integers of fewer are exact.
+# Bits of the significand; all integers with fewer bits are exact.
 _PRECISION = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 RULES = (

@@ -1,7 +1,7 @@
-"""Rules of parts of what was put together: the rows of a stack, slices and splits of a concatenation.
+"""Rules for parts of joined tensors: rows of a stack, slices and splits of a concatenation.
 
-An unrolled loop stacks what its steps save and its backward takes the stack apart. Whoever still needs the whole has
-it; the rest reads the part where it was made.
+An unrolled loop stacks the values that its steps save, and its backward takes the stack apart. With these rules, a node
+that needs one part reads it directly. A node that needs the whole keeps the stack.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ item = family(operator.getitem)
 
 
 def bounds(x: Node, d: int, start: int | None, stop: int | None) -> tuple[int, int]:
-    """The first place of a slice of `x` and the one after its last."""
+    """Return the first position of a slice of `x`, and the position after its last."""
     low, high, _ = slice(start, stop).indices(shape_of(x)[d])
     return low, max(low, high)
 
 
 def sizes_of(parts: Sequence[Node], d: int) -> list[int]:
-    """How much of a concatenation along `d` each of `parts` is: nothing where it is empty, of whatever rank."""
+    """Return the size of each of `parts` along `d`; 0 for an empty part, whatever its rank."""
     return [shape_of(p)[d] if value_of(p).numel() else 0 for p in parts]
 
 
 def holder(parts: Sequence[Node], d: int, start: int, stop: int) -> tuple[Node, int] | None:
-    """The one of `parts`, put together along `d`, that holds [start, stop) of them, and where it starts."""
+    """Return the part that contains positions [start, stop) of the concatenation along `d`, and where it starts."""
     sizes = sizes_of(parts, d)
     for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
         first = end - size
@@ -47,7 +47,7 @@ def holder(parts: Sequence[Node], d: int, start: int, stop: int) -> tuple[Node, 
 
 
 def row(parts: Sequence[Node], d: int, i: int, out: Node) -> Expression | Node:
-    """Row `i` of `parts`, put together along `d`."""
+    """Build row `i` of the concatenation of `parts` along `d`."""
     (whole,) = out.all_input_nodes
     place = i % shape_of(whole)[d]
     found = holder(parts, d, place, place + 1)
@@ -56,19 +56,19 @@ def row(parts: Sequence[Node], d: int, i: int, out: Node) -> Expression | Node:
 
 
 def row_of_slice(x: Node, d: int, start: int | None, stop: int | None, i: int) -> Expression:
-    """Row `i` of a slice of `x`."""
+    """Build row `i` of a slice of `x`."""
     low, high = bounds(x, d, start, stop)
     return select(x, d, low + i % (high - low))
 
 
 def within_one(parts: Sequence[Node], d: int, start: int | None, stop: int | None, out: Node) -> bool:
-    """Whether one of `parts` holds a slice of the whole."""
+    """Whether a slice of a concatenation lies within one of its `parts`."""
     (whole,) = out.all_input_nodes
     return holder(parts, d, *bounds(whole, d, start, stop)) is not None
 
 
 def slice_of_part(parts: Sequence[Node], d: int, start: int | None, stop: int | None, out: Node) -> Expression:
-    """A slice of `parts`, put together along `d`, as one of the part that holds it."""
+    """Build a slice of a concatenation along `d` as a slice of the part that contains it."""
     (whole,) = out.all_input_nodes
     low, high = bounds(whole, d, start, stop)
     found = holder(parts, d, low, high)
@@ -77,7 +77,7 @@ def slice_of_part(parts: Sequence[Node], d: int, start: int | None, stop: int | 
 
 
 def split_there(parts: Sequence[Node], d: int, sizes: Sequence[int]) -> bool:
-    """Whether a split into `sizes` is at the borders of `parts`."""
+    """Whether a split into `sizes` cuts at the borders of `parts`."""
     return sizes_of(parts, d) == list(sizes)
 
 

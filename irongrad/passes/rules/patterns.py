@@ -1,10 +1,11 @@
-"""Rules of the form "this expression is that one", and their application to the nodes of a graph.
+"""Rules of the form "this expression equals that one", and their application to the nodes of a graph.
 
 Both sides of a rule are functions that build an expression of operators from variables:
 
     Rule("-(-x)", lambda x: neg(neg(x)), lambda x: x)
 
-The parameters of the first are what it matches: any value, twice the same where one stands twice.
+The parameters of the first function are the variables of the pattern. A variable matches any value. If it occurs twice,
+both values must be equal.
 """
 
 from __future__ import annotations
@@ -25,23 +26,33 @@ from irongrad.graph.purity import is_mergeable
 
 aten = torch.ops.aten
 
-# Where a result lies in memory is nothing that a graph says.
+# Graphs do not represent where and how a result is stored.
 _WITHOUT_MEANING = frozenset({"memory_format", "layout", "device", "pin_memory", "non_blocking"})
 
-Operator: TypeAlias = OpOverload | Callable[[Any, Any], Any]  # the second is operator.getitem, of several results
+# The callable is operator.getitem, for operators of several results.
+Operator: TypeAlias = OpOverload | Callable[[Any, Any], Any]
 Bindings = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Variable:
-    """Stands for any value in a pattern."""
+    """A placeholder that matches any value in a pattern.
+
+    Attributes:
+        name: the name of the parameter that it stands for.
+    """
 
     name: str
 
 
 @dataclass(frozen=True)
 class Expression:
-    """A call of one of the operators of `family`; an ellipsis as the last argument stands for any further ones."""
+    """A call of one of the operators of a family.
+
+    Attributes:
+        family: the operators.
+        arguments: the arguments; an ellipsis as the last one matches any further arguments.
+    """
 
     family: Family
     arguments: tuple[Any, ...]
@@ -49,34 +60,40 @@ class Expression:
 
 @dataclass(frozen=True)
 class Family:
-    """Operators that compute the same of the same arguments; an expression that is built uses the first."""
+    """Operators that compute the same result from the same arguments.
+
+    Attributes:
+        operators: the operators; a replacement calls the first.
+        commutative: whether a pattern also matches with its arguments in reverse order.
+    """
 
     operators: tuple[Operator, ...]
     commutative: bool = False
 
     def __call__(self, *arguments: Any) -> Expression:
-        """An expression, of variables in a pattern and of values in a replacement."""
+        """Build an expression, from variables in a pattern and from values in a replacement."""
         return Expression(self, arguments)
 
 
 def family(*operators: Operator, commutative: bool = False) -> Family:
-    """The family of `operators`."""
+    """Return the family of `operators`."""
     return Family(operators, commutative)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One expression that may stand for another.
+    """A rule that replaces one expression by another.
 
-    A rule applies where the replacement has the shape and dtype of what it replaces, so that none has to say so.
+    A rule only applies if the replacement has the shape and dtype of the node that it replaces. So no rule has to check
+    them.
 
     Attributes:
-        name: what it does, as `irongrad compile --pass-report` counts it.
-        pattern: builds what is looked for from variables.
-        replacement: builds what stands for it, from any of these variables and `out`, the node that is replaced.
-        when: what else has to hold of the variables.
-        exact: whether the numbers stay bit for bit; otherwise they may round differently.
-        sized: whether it takes sizes for numbers, and so is for graphs of known sizes.
+        name: the name that `irongrad compile --pass-report` counts the rule under.
+        pattern: builds the expression to match, from variables.
+        replacement: builds the replacement, from any of these variables and `out`, the replaced node.
+        when: a further condition on the variables.
+        exact: whether the replacement is equal bit for bit; otherwise it may round differently.
+        sized: whether the rule needs sizes as numbers; if so, it is skipped in graphs of symbolic sizes.
     """
 
     name: str
@@ -88,20 +105,20 @@ class Rule:
 
     @cached_property
     def expression(self) -> Expression:
-        """The pattern, of variables named as its parameters."""
+        """The pattern, with variables named after its parameters."""
         return self.pattern(*map(Variable, _names(self.pattern)))
 
     @cached_property
-    def _inner(self) -> tuple[tuple[int, Family], ...]:
-        """Which arguments have to be calls, by position; none of those that may also stand the other way around."""
+    def _argument_families(self) -> tuple[tuple[int, Family], ...]:
+        """The arguments that must be calls, by position; none if the family is commutative."""
         if self.expression.family.commutative:
             return ()
         return tuple((i, a.family) for i, a in enumerate(self.expression.arguments) if isinstance(a, Expression))
 
     def apply(self, graph: Graph, node: Node) -> Node | None:
-        """What stands for `node`, before which it is put into `graph`; None where the rule does not apply."""
+        """Build the replacement of `node` before it in `graph`, and return it; None if the rule does not apply."""
         args = node.args
-        for position, inner in self._inner:  # most rules fail at this, which `match` would find out slowly
+        for position, inner in self._argument_families:  # most rules fail here, and `match` is slower
             if position < len(args) and getattr(args[position], "target", None) not in inner.operators:
                 return None
         bound = match(self.expression, node, {"out": node})
@@ -110,7 +127,7 @@ class Rule:
         with graph.inserting_before(node):
             new = build(_call_with(self.replacement, bound), graph, node)
         if not isinstance(new, Node):
-            return None  # a number, which stands for no tensor
+            return None  # a number cannot replace a tensor
         if kind_of(value_of(new)) == kind_of(value_of(node)):
             return new
         drop(new, keep=node)
@@ -118,7 +135,7 @@ class Rule:
 
 
 def match(pattern: Any, value: Any, bound: Bindings) -> Bindings | None:
-    """`bound` with the variables of `pattern`, as they have to be for it to be `value`; None where it is not."""
+    """Return `bound` with the variables of `pattern` bound so that it equals `value`; None if it does not match."""
     if isinstance(pattern, Variable):
         known = bound.get(pattern.name, value)
         return {**bound, pattern.name: value} if known is value or _is_equal(known, value) else None
@@ -155,7 +172,7 @@ def _match_all(patterns: Sequence[Any], values: Sequence[Any], bound: Bindings) 
 
 
 def arguments_of(node: Node) -> tuple[Any, ...] | None:
-    """All positional arguments of `node`, defaults too; None where another one says something but its default."""
+    """Return all positional arguments of `node`, with defaults; None if a keyword argument is not its default."""
     if not isinstance(node.target, OpOverload):
         return tuple(node.args)
     positional, named = _parameters(node.target)
@@ -169,7 +186,7 @@ def arguments_of(node: Node) -> tuple[Any, ...] | None:
 
 @cache
 def _parameters(operator: OpOverload) -> tuple[tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...]]:
-    """Names and defaults of an operator's positional arguments, and of the others that mean something."""
+    """The names and defaults of an operator's positional arguments, and of its relevant keyword arguments."""
     arguments = [(a.name, a.kwarg_only, a.default_value) for a in operator._schema.arguments]
     positional = tuple((name, default) for name, keyword, default in arguments if not keyword)
     named = tuple((n, default) for n, keyword, default in arguments if keyword and n not in _WITHOUT_MEANING)
@@ -177,14 +194,14 @@ def _parameters(operator: OpOverload) -> tuple[tuple[tuple[str, Any], ...], tupl
 
 
 def constant_of(value: Any) -> Any:
-    """The number that `value` is, or that all elements of it are; otherwise `value` itself."""
+    """Return the number that `value` is or is filled with; otherwise `value` itself."""
     if isinstance(value, Node) and value.target is aten.full.default:
         return value.args[1]
     return value
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Whether two arguments are equal, as an operator sees them: 0.0 and -0.0 are not."""
+    """Whether two arguments are equal to an operator: 0.0 and -0.0 are not."""
     if isinstance(one, Node) or isinstance(other, Node) or isinstance(one, (list, tuple)):
         return bool(one == other)
     numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
@@ -192,25 +209,25 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def build(value: Any, graph: Graph, like: Node) -> Any:
-    """The node of an expression, made at the insertion point of `graph`; anything else as it is.
+    """Build the node of an expression at the insertion point of `graph`; return any other value unchanged.
 
-    Where one expression stands twice, so does its node.
+    An expression that occurs twice becomes one node.
     """
-    made: dict[int, Node] = {}
+    nodes: dict[int, Node] = {}
 
     def node_of(part: Any) -> Any:
         if not isinstance(part, Expression):
             return part
-        if id(part) not in made:
+        if id(part) not in nodes:
             operator, *_ = part.family.operators
-            made[id(part)] = call(graph, operator, *map(node_of, part.arguments), like=like)
-        return made[id(part)]
+            nodes[id(part)] = call(graph, operator, *map(node_of, part.arguments), like=like)
+        return nodes[id(part)]
 
     return node_of(value)
 
 
 def _call_with(function: Callable[..., Any], bound: Bindings) -> Any:
-    """The result of `function` of those of `bound` that it names."""
+    """Call `function` with the bindings that its parameters name."""
     return function(*(bound[name] for name in _names(function)))
 
 
@@ -220,7 +237,7 @@ def _names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def drop(node: Node, keep: Node | None = None) -> None:
-    """Drop `node` and what only it needed, but for `keep`."""
+    """Erase `node`, and recursively the operands that only it used, except `keep`."""
     if node._erased or node.users or node is keep or node.op not in ("call_function", "get_attr"):
         return
     sources = node.all_input_nodes

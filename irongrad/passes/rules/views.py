@@ -1,7 +1,7 @@
-"""Rules of operators that only move elements.
+"""Rules for operators that only move elements.
 
-Nothing here has strides, so that a view and a copy are the same, and every operator that keeps the order of the
-elements is a `view`.
+Tensors in a graph have no strides. So a view equals a copy, and every operator that keeps the order of the elements is
+a `view`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from irongrad.passes.rules.patterns import Expression, Rule, family
 aten, prims = torch.ops.aten, torch.ops.prims
 
 view = family(aten.view.default)
-# All that keep the order of the elements, and their number.
+# Operators that keep the elements and their order.
 reshape = family(
     aten.view.default,
     aten.reshape.default,
@@ -43,54 +43,54 @@ put = family(aten.index_put.default)
 
 
 def shape_of(x: Node) -> list[int]:
-    """The sizes of a value."""
+    """Return the sizes of a value."""
     return list(value_of(x).shape)
 
 
 def positions(dims: Sequence[int], x: Node) -> list[int]:
-    """Dimensions of `x`, counted from the front."""
+    """Return dimensions of `x`, counted from the front."""
     return [d % value_of(x).ndim for d in dims]
 
 
 def same_elements(x: Node, out: Node) -> Expression | Node:
-    """The elements of `x` in their order, in the shape of `out`."""
+    """Build a tensor of the elements of `x`, in their order, in the shape of `out`."""
     return x if shape_of(x) == shape_of(out) else view(x, shape_of(out))
 
 
 def moves_nothing(x: Node, p: Sequence[int]) -> bool:
-    """Whether a permutation keeps the order of all dimensions but those of size 1, which hold no order."""
+    """Whether a permutation keeps the order of all dimensions whose size is not 1."""
     moved = [d for d in positions(p, x) if shape_of(x)[d] != 1]
     return moved == sorted(moved)
 
 
 def composed(x: Node, p: Sequence[int], q: Sequence[int]) -> Expression:
-    """`x` permuted by `p`, then by `q`."""
+    """Build `x` permuted by `p`, then by `q`."""
     first = positions(p, x)
     return permute(x, [first[d] for d in positions(q, x)])
 
 
 def used_once(node: Any) -> bool:
-    """Whether nothing but what is replaced needs a value."""
+    """Whether the replaced node is the only user of a value."""
     return len(node.users) == 1
 
 
 def product_of_one(x: Node, y: Node, out: Node) -> Expression:
-    """The product of a batch of one pair of matrices."""
+    """Build the product of a batch that has only one pair of matrices."""
     return view(mm(view(x, shape_of(x)[1:]), view(y, shape_of(y)[1:])), shape_of(out))
 
 
 def without_ones(sizes: Sequence[int]) -> list[int]:
-    """The sizes that are not 1."""
+    """Return the sizes that are not 1."""
     return [s for s in sizes if s != 1]
 
 
 def only_adds_ones(x: Node, y: Node) -> bool:
-    """Whether `y`, a view of `x`, is `x` with more dimensions of size 1."""
+    """Whether `y`, a view of `x`, only adds dimensions of size 1."""
     return value_of(x).ndim < value_of(y).ndim and without_ones(shape_of(x)) == without_ones(shape_of(y))
 
 
 def permuted_without_ones(x: Node, out: Node, p: Sequence[int]) -> Expression:
-    """`x` with dimensions of size 1 added and then permuted by `p`, permuted before."""
+    """Build a permutation of a tensor with added dimensions of size 1 as a permutation of `x` before they are added."""
     (added,) = out.all_input_nodes
     rank = {d: i for i, d in enumerate(d for d, s in enumerate(shape_of(added)) if s != 1)}
     order = [rank[d] for d in positions(p, added) if d in rank]
@@ -98,12 +98,12 @@ def permuted_without_ones(x: Node, out: Node, p: Sequence[int]) -> Expression:
 
 
 def as_slice(w: Node, i: Node) -> Expression:
-    """The rows of `w` with the indices 0, 1, ..."""
+    """Build the rows of `w` with the indices 0, 1, ... as a slice."""
     return slice_(w, 0, 0, value_of(i).numel(), 1)
 
 
 def counts_up(i: Node) -> bool:
-    """Whether a value is 0, 1, ..."""
+    """Whether a value is 0, 1, 2, ..."""
     return i.target is aten.arange.start_step and i.args == (0, value_of(i).numel())
 
 

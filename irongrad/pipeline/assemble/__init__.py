@@ -1,1 +1,1 @@
-"""ImportedStep -> AssembledModule: state, guards, buckets and entry points around the functions."""
+"""ImportedStep -> AssembledModule: adds state, guards, buckets and entry points to the functions."""

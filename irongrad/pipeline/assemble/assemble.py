@@ -14,8 +14,6 @@ from iree.compiler import ir
 
 from irongrad.graph.step_graph import StepGraph
 from irongrad.mlir.walk import bytecode_of
-from irongrad.passes.module.drop_index_checks import _drop_checks
-from irongrad.passes.module.hoist_lookups import look_up_before_loops
 from irongrad.pipeline.assemble.entry_points import entry_point
 from irongrad.pipeline.assemble.interface import Interface, chain_of
 from irongrad.pipeline.assemble.shared_step_functions import Cores, parts_of
@@ -61,8 +59,6 @@ def assemble(step: ImportedStep, interface: Interface) -> AssembledModule:
             functions = ir.Module.parse(step.modules.linalg)
         except ir.MLIRError as error:
             raise InternalError(f"the assembled module does not parse: {error}") from error
-        _drop_checks(functions)
-        look_up_before_loops(functions)
         _replace_declarations(module, functions)
         if not module.operation.verify():
             raise InternalError("the assembled module does not verify")

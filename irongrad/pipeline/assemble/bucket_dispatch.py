@@ -1,12 +1,12 @@
-"""Entry points of a step with buckets: guards on the named dimensions, and the smallest bucket that fits.
+"""Entry points of a step with buckets: guards on the named dimensions, and dispatch to the smallest bucket that fits.
 
-Compiled code measures the inputs, refuses sizes that no function takes, pads the inputs, calls the function of one
-bucket on them and on the true sizes, and cuts its outputs to their own sizes. A function of any size gets the inputs as
-they are.
+The compiled code measures the inputs, refuses sizes that no function takes, and pads the inputs to a bucket. It calls
+the function of the bucket on the padded inputs and the true sizes, and slices the outputs to their true sizes. A
+function of any size gets the inputs unpadded.
 
-What comes after forward and backward, and every store, comes after the choice: it is compiled once, and IREE 3.13.0
-loses the offset of a tensor in its buffer where two branches store it ("attempted to access an address outside of the
-valid buffer range").
+The branch on the bucket contains only forward and backward. The functions after them, and all stores, follow the
+branch, so they are compiled once. Stores in two branches would fail: IREE 3.13.0 then loses the offset of the tensor in
+its buffer ("attempted to access an address outside of the valid buffer range").
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from irongrad.runtime.manifest import EntryPoint, TensorSpec
 
 @dataclass(frozen=True)
 class Dispatch:
-    """What chooses between the forms of the first function of an entry point.
+    """The choice between the forms of an entry point's first function: one form per bucket, and one for any size.
 
     Attributes:
-        entry: the entry point, or one of its steps.
-        graph: the step graph.
-        sizes: the SSA name of each named dimension's size, an index.
-        prefix: of the SSA names of its inputs, which end in their numbers.
-        leading: how many dimensions the entry point's arguments have before those of an input.
+        entry: the entry point; for `train_steps`, with the inputs and the output of a single step.
+        graph: the step graph; a form's number is its position in `graph.forms`.
+        sizes: by named dimension, the SSA name of its size, an index.
+        prefix: the prefix of the SSA names of the inputs; the input's number follows it.
+        leading: how many leading dimensions the entry point's arguments have in addition to those of an input.
     """
 
     entry: EntryPoint
@@ -58,22 +58,22 @@ class Dispatch:
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """The functions that it runs; the first has a form for every bucket."""
+        """The functions that the entry point runs, in order; the first one has several forms."""
         return chain_of(self.entry.name, self.graph)
 
     @property
     def packs(self) -> dict[Value, str]:
-        """The packs of gradients that the functions after the first read, with their types."""
+        """The gradient packs that the functions after the first read, with their MLIR types."""
         storage = Storage(self.graph)
         typed = [pair for name in self.chain[1:] for pair in typed_arguments(self.graph.functions[name])]
         return {value: kind for value, kind in typed if storage.is_gathered(value)}
 
     @property
     def results(self) -> dict[Value, str]:
-        """What each branch of the choice has, with types: the results of the first function, cut to their own sizes.
+        """The results of every branch, with MLIR types: those of the first function, with outputs at their true sizes.
 
-        Gradients are put into their packs in the branch, where the kernels that compute them write there; after it
-        they would be copied.
+        Gradients are packed inside the branch, where their kernels write directly into the pack. After the branch, IREE
+        would copy them.
         """
         typed, packed = typed_results(self.graph.functions[self.chain[0]]), self.packs
         members = {m for p in self.graph.packs if Value("pack", p.name) in packed for m in p.starts}
@@ -81,31 +81,31 @@ class Dispatch:
         return {v: spec_type(self.outputs[v.name]) if v.kind == "output" else k for v, k in own.items()} | packed
 
     def form(self, number: int) -> str:
-        """The name of that first function in bucket `number`, or for any size."""
+        """The name of form `number` of the first function."""
         return self.graph.in_bucket(self.chain[0], self.graph.forms[number])
 
     def check(self, number: int) -> Function | None:
-        """What checks the values of its inputs."""
+        """The function that checks the input values of form `number`; None if no input has a range."""
         return self.graph.functions.get(f"check.{self.form(number)}")
 
     def kind(self, spec: TensorSpec, number: int) -> tuple[tuple[int | str, ...], str]:
-        """The shape that an input has in bucket `number`, its own for a function of any size, and its type."""
+        """The shape of an input in form `number`, and its MLIR type; a function of any size takes the input's shape."""
         bucket = self.graph.forms[number]
         shape = tuple(bucket[d] if isinstance(d, str) and bucket else d for d in spec.shape)
         return shape, mlir_type(shape, torch_dtype(spec.dtype))
 
     def own_sizes(self, number: int) -> dict[int, str]:
-        """The SSA names of the sizes of the named dimensions of input `number`."""
+        """The SSA names of the sizes of input `number`, by position of its named dimensions."""
         shape = self.entry.inputs[number].shape
         return {d: f"%size{number}.{d + self.leading}" for d, name in enumerate(shape) if isinstance(name, str)}
 
 
-# What is run in bucket `number`, or at any size.
+# Writes the code that runs in form `number`; see `Dispatch`.
 Form = Callable[[Dispatch, int], Lines]
 
 
 def sizes_of_call(entry: EntryPoint, graph: StepGraph) -> Generator[str, None, dict[str, str]]:
-    """Measure the named dimensions, and refuse sizes that no function takes."""
+    """Measure the named dimensions and refuse sizes that no function takes; return SSA names by dimension."""
     sizes: dict[str, str] = {}
     yield from measured(entry, sizes)
     yield from refusals(entry, graph, sizes)
@@ -113,56 +113,63 @@ def sizes_of_call(entry: EntryPoint, graph: StepGraph) -> Generator[str, None, d
 
 
 def run_in_bucket(entry: EntryPoint, graph: StepGraph, values: Mapping[Value, str]) -> Lines:
-    """Check sizes and values, and run the smallest bucket that they fit into."""
+    """Check the sizes and values of a call, and run it in the smallest bucket that fits."""
     dispatch = Dispatch(entry, graph, (yield from sizes_of_call(entry, graph)))
-    return (yield from _finished(dispatch, values, _checked_form))
+    return (yield from _run_chain(dispatch, values, _checked_form))
 
 
 def value_limits(graph: StepGraph, sizes: Mapping[str, str], name: str) -> Generator[str, None, dict[str, list[str]]]:
-    """The largest values of inputs that depend on the sizes of a call: by input, SSA names of indices.
+    """Compute the upper limits of input values that depend on the sizes of a call.
 
     Args:
         graph: the step graph.
-        sizes: the SSA name of each named dimension's size, an index.
-        name: what the SSA names of what is computed begin with.
+        sizes: by named dimension, the SSA name of its size, an index.
+        name: the prefix of the SSA names that the lines define.
+
+    Returns:
+        By input, the SSA names of its limits, indices; limits on dimensions that `sizes` lacks are left out.
     """
     found: dict[str, list[str]] = {}
-    for number, (given, limits) in enumerate(graph.value_limits.items()):
+    for number, (input_name, limits) in enumerate(graph.value_limits.items()):
         known = [m for m in limits if all(s.name in sizes for s in m.free_symbols)]
-        found[given] = []
+        found[input_name] = []
         for i, limit in enumerate(known):
-            found[given].append((yield from index_of(limit, sizes, f"{name}.{number}.{i}")))
+            found[input_name].append((yield from index_of(limit, sizes, f"{name}.{number}.{i}")))
     return found
 
 
 def run_checked(dispatch: Dispatch, values: Mapping[Value, str]) -> Lines:
-    """Run the smallest bucket that holds a call whose sizes and values are known to be right."""
-    return (yield from _finished(dispatch, values, _form))
+    """Run a call in the smallest bucket that fits; its sizes and values have been checked before."""
+    return (yield from _run_chain(dispatch, values, _unchecked_form))
 
 
 def checks_in_bucket(dispatch: Dispatch) -> Lines:
-    """What the checks of values find, in the smallest bucket that holds a call."""
+    """Run the value checks of a call in the smallest bucket that fits; return the SSA names of their results."""
     check = dispatch.check(0)
-    return (yield from _choice(dispatch, 0, ["tensor<i64>"] * (len(check.results) if check else 0), _outcomes))
+    return (
+        yield from _first_form_that_fits(
+            dispatch, 0, ["tensor<i64>"] * (len(check.results) if check else 0), _check_outcomes
+        )
+    )
 
 
-def _finished(dispatch: Dispatch, values: Mapping[Value, str], form: Form) -> Lines:
-    """Run a form of the first function, and what comes after it."""
+def _run_chain(dispatch: Dispatch, values: Mapping[Value, str], form: Form) -> Lines:
+    """Run a form of the first function, then the functions after it; return the SSA names of the outputs."""
     results = dispatch.results
-    names = yield from _choice(dispatch, 0, list(results.values()), form)
+    names = yield from _first_form_that_fits(dispatch, 0, list(results.values()), form)
     done = dict(zip(results, names, strict=True))
     yield from finish(dispatch.chain, dispatch.graph, dict(values), done)
     return [done[Value("output", s.name)] for s in dispatch.entry.outputs]
 
 
-def _choice(dispatch: Dispatch, number: int, kinds: Sequence[str], form: Form) -> Lines:
-    """Run `form` in bucket `number` where that fits, and else in one of those after it, or at any size."""
+def _first_form_that_fits(dispatch: Dispatch, number: int, kinds: Sequence[str], form: Form) -> Lines:
+    """Run `form` for the first form number, from `number` on, whose bucket fits the call."""
     if number == len(dispatch.graph.forms) - 1:
         return (yield from form(dispatch, number))
     yield f"%out{number}:{len(kinds)} = scf.if %fits{number} -> ({', '.join(kinds)}) {{"
     yield from _region(kinds, form(dispatch, number))
     yield "} else {"
-    yield from _region(kinds, _choice(dispatch, number + 1, kinds, form))
+    yield from _region(kinds, _first_form_that_fits(dispatch, number + 1, kinds, form))
     yield "}"
     return [f"%out{number}#{i}" for i in range(len(kinds))]
 
@@ -173,8 +180,8 @@ def _region(kinds: Sequence[str], lines: Lines) -> Iterator[str]:
 
 
 def _checked_form(dispatch: Dispatch, number: int) -> Lines:
-    """Refuse values that are outside the range of an input, and call the function of a bucket."""
-    values = yield from _given(dispatch, number)
+    """Refuse values outside the range of their input, and call the function of form `number`."""
+    values = yield from _form_arguments(dispatch, number)
     check = dispatch.check(number)
     if check is not None:
         yield from call(f"graph.check.{dispatch.form(number)}", check, values, f"%far.{number}")
@@ -182,11 +189,11 @@ def _checked_form(dispatch: Dispatch, number: int) -> Lines:
         found = results_of(check, f"%far.{number}")
         passed = yield from refuse_unless(found, check, dispatch.entry, f"%passed.{number}", limits)
         yield from _after_checks(dispatch, number, values, passed)
-    return (yield from _results(dispatch, number, values))
+    return (yield from _call_form(dispatch, number, values))
 
 
 def _after_checks(dispatch: Dispatch, number: int, values: dict[Value, str], passed: Sequence[str]) -> Iterator[str]:
-    """Nothing that reads an input as an index comes before the checks of it."""
+    """Order all readers of the inputs after the checks, so that no unchecked value becomes an index."""
     for spec in dispatch.entry.inputs:
         old = values[Value("input", spec.name)]
         shape, kind = dispatch.kind(spec, number)
@@ -196,23 +203,23 @@ def _after_checks(dispatch: Dispatch, number: int, values: dict[Value, str], pas
         values[Value("input", spec.name)] = f"{old}.s"
 
 
-def _form(dispatch: Dispatch, number: int) -> Lines:
-    values = yield from _given(dispatch, number)
-    return (yield from _results(dispatch, number, values))
+def _unchecked_form(dispatch: Dispatch, number: int) -> Lines:
+    values = yield from _form_arguments(dispatch, number)
+    return (yield from _call_form(dispatch, number, values))
 
 
-def _outcomes(dispatch: Dispatch, number: int) -> Lines:
+def _check_outcomes(dispatch: Dispatch, number: int) -> Lines:
     check = dispatch.check(number)
     assert check is not None
-    values = yield from _given(dispatch, number)
+    values = yield from _form_arguments(dispatch, number)
     yield from call(f"graph.check.{dispatch.form(number)}", check, values, f"%far.{number}")
     return results_of(check, f"%far.{number}")
 
 
-def _given(dispatch: Dispatch, number: int) -> Generator[str, None, dict[Value, str]]:
-    """The inputs padded to a bucket, or as they are for a function of any size, and the true sizes."""
+def _form_arguments(dispatch: Dispatch, number: int) -> Generator[str, None, dict[Value, str]]:
+    """The arguments of form `number`: the inputs, padded to a bucket if the form has one, and the true sizes."""
     bucket = dispatch.graph.forms[number]
-    names = yield from _inputs(dispatch, number)
+    names = yield from _form_inputs(dispatch, number)
     values = {Value("input", s.name): n for s, n in zip(dispatch.entry.inputs, names, strict=True)}
     for dim in bucket or ():
         values[Value("size", dim)] = f"%true.{dim}.{number}"
@@ -220,8 +227,8 @@ def _given(dispatch: Dispatch, number: int) -> Generator[str, None, dict[Value, 
     return values
 
 
-def _results(dispatch: Dispatch, number: int, values: Mapping[Value, str]) -> Lines:
-    """Call the function of a bucket, or the one of any size, and cut its outputs to their own sizes."""
+def _call_form(dispatch: Dispatch, number: int, values: Mapping[Value, str]) -> Lines:
+    """Call the function of form `number`, slice its outputs to their true sizes, and pack its gradients."""
     graph, name = dispatch.graph, dispatch.form(number)
     yield from call_part(name, graph, values, f"%part.{number}")
     done: dict[Value, str] = {}
@@ -230,21 +237,24 @@ def _results(dispatch: Dispatch, number: int, values: Mapping[Value, str]) -> Li
         if value.kind == "output" and graph.forms[number] is not None:
             spec = dispatch.outputs[value.name]
             sizes = graph.output_sizes.get(spec.name, spec.shape)
-            done[value] = yield from _cut(done[value], f"%cut{i}.{number}", kind, spec, sizes, dispatch.sizes)
+            done[value] = yield from _sliced_to_size(
+                done[value], f"%cut{i}.{number}", kind, spec, sizes, dispatch.sizes
+            )
     for i, value in enumerate(dispatch.packs):
         yield from Storage(graph).gathered(f"%pack{i}.{number}", value, done)
         done[value] = f"%pack{i}.{number}"
     return [done[value] for value in dispatch.results]
 
 
-def _inputs(dispatch: Dispatch, number: int) -> Lines:
-    """The inputs for the function of a bucket, or for that of any size: those of named sizes padded, the others copied.
+def _form_inputs(dispatch: Dispatch, number: int) -> Lines:
+    """The inputs for form `number`: inputs whose shape the bucket changes are padded, all others are copied.
 
-    IREE cannot see through a copy, and so never writes into the caller's buffer. One barrier holds all of them: what is
-    before a barrier is submitted, and waited for, by itself. Slices of stacked inputs have one each, for IREE 3.13.0
-    takes the lifetime of a barrier's first operand for that of all its results (Stream, ResourceUsage.cpp; "failed to
-    verify that all of {operands, results} have same type"), and a slice of a vector is a part of the caller's buffer
-    where others are copies. tests/pipeline/iree/test_toolchain_sizes.py tells when that is gone.
+    IREE cannot see through the copy and its barrier, so it never writes into the caller's buffer. All copies share one
+    barrier, because IREE submits the work before each barrier separately and waits for it. Slices of stacked inputs
+    have a barrier each. IREE 3.13.0 gives all results of a barrier the lifetime of its first operand (Stream,
+    ResourceUsage.cpp; "failed to verify that all of {operands, results} have same type"). But a slice of a vector is
+    part of the caller's buffer, while other slices are copies. tests/pipeline/iree/test_toolchain_sizes.py tells when
+    this is fixed.
     """
     inputs = dispatch.entry.inputs
     names, copied = [f"%in{i}.{number}" for i in range(len(inputs))], dict[str, str]()
@@ -253,7 +263,7 @@ def _inputs(dispatch: Dispatch, number: int) -> Lines:
         if shape != spec.shape:
             yield from _padded(names[i], i, shape, dispatch)
             continue
-        # Its own sizes: IREE takes what a clone says for the sizes of the input itself, and drops a guard on them.
+        # The measured sizes: IREE takes the sizes of the clone for those of the input, and would drop a guard on them.
         own = _braced(dispatch.own_sizes(i).values())
         yield f"{names[i]}.c = flow.tensor.clone {dispatch.prefix}{i} : {kind}{own}"
         copied[names[i]] = kind
@@ -262,7 +272,7 @@ def _inputs(dispatch: Dispatch, number: int) -> Lines:
         results, operands = ", ".join(f"{n}.b" for n in group), ", ".join(f"{n}.c" for n in group)
         yield f"{results} = util.optimization_barrier {operands} : {', '.join(copied[n] for n in group)}"
     for i, spec in enumerate(inputs):
-        if names[i] in copied:  # the barrier hides the sizes too
+        if names[i] in copied:  # the barrier hides the sizes from IREE
             same = [dispatch.sizes[d] for d in spec.shape if isinstance(d, str)]
             yield f"{names[i]} = flow.tensor.tie_shape {names[i]}.b : {copied[names[i]]}{_braced(same)}"
     return names
@@ -274,10 +284,10 @@ def _braced(names: Iterable[str]) -> str:
 
 
 def _padded(result: str, number: int, shape: tuple[int | str, ...], dispatch: Dispatch) -> Iterator[str]:
-    """A copy of input `number` in the shape of a bucket.
+    """A copy of input `number`, padded to the shape of a bucket.
 
-    Its padding is zeros, as `irongrad.padding` expects. Every range of indices has zero, so the check of that can look
-    at all elements.
+    The padding is zeros, as `irongrad.padding` expects. Zero is in every range of indices, so a range check may read
+    the padding too.
     """
     spec, value = dispatch.entry.inputs[number], f"{dispatch.prefix}{number}"
     kind = mlir_type(shape, torch_dtype(spec.dtype))
@@ -297,7 +307,7 @@ def _padded(result: str, number: int, shape: tuple[int | str, ...], dispatch: Di
 
 
 def _true_size(result: str, size: str | None) -> Iterator[str]:
-    """The size of a dimension as a tensor; of one that the entry point's inputs do not have, 1."""
+    """The size of a dimension as a rank-0 tensor; 1 if the entry point's inputs lack the dimension."""
     if size is None:
         yield f"{result} = arith.constant dense<1> : tensor<i64>"
         return
@@ -305,10 +315,10 @@ def _true_size(result: str, size: str | None) -> Iterator[str]:
     yield f"{result} = tensor.from_elements {result}.n : tensor<i64>"
 
 
-def _cut(
+def _sliced_to_size(
     value: str, result: str, kind: str, spec: TensorSpec, shape: Sequence[object], sizes: Mapping[str, str]
 ) -> Generator[str, None, str]:
-    """The true elements of a result."""
+    """Slice a padded result to its true sizes; return the SSA name."""
     if not any(isinstance(d, str) for d in spec.shape):
         return value
     wanted: list[str] = []

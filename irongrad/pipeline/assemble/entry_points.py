@@ -1,4 +1,4 @@
-"""The public functions of the module: guards, copies of the caller's tensors, and a call of a core."""
+"""The exported functions of the module: guards, copies of the caller's tensors, and a call of a core."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _arguments(entry: EntryPoint) -> str:
 
 
 def entry_point(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
-    """The exported function of an entry point."""
+    """Write the exported function of an entry point as lines of MLIR."""
     results = ", ".join(f'{spec_type(s)} {{iree.abi.name = "{quoted(s.name)}"}}' for s in entry.outputs)
     yield f"  func.func @{entry.name}({_arguments(entry)}) -> ({results}) {{"
     body = {
@@ -42,20 +42,20 @@ def entry_point(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[s
 
 
 def _private(value: str, kind: str, name: str) -> Iterator[str]:
-    """A copy of an input that IREE cannot see through, so that it never writes into the caller's buffer."""
+    """Copy a tensor, as `name`, in a way that IREE cannot see through, so that it never reuses the tensor's buffer."""
     yield f"{name}.c = flow.tensor.clone {value} : {kind}"
     yield f"{name} = util.optimization_barrier {name}.c : {kind}"
 
 
 def _copied(value: str, kind: str, name: str) -> Iterator[str]:
-    """A copy between the state and a caller's buffer."""
+    """Copy a tensor, as `name`, between the state and a caller's buffer."""
     yield f"{name} = flow.tensor.clone {value} : {kind}"
 
 
 def _guards(entry: EntryPoint, graph: StepGraph, values: dict[Value, str], passed: Sequence[str] = ()) -> Iterator[str]:
-    """Check the ranges of integer inputs with the function `check.<name>`; a refusal comes before any effect.
+    """Check the ranges of integer inputs with the function `check.<name>`, before the call has any effect.
 
-    So does that of what else has `passed`.
+    All readers of the inputs are ordered after these checks, and after those whose outcomes are in `passed`.
     """
     name = f"check.{chain_of(entry.name, graph)[0]}"
     check = graph.functions.get(name)
@@ -69,7 +69,7 @@ def _guards(entry: EntryPoint, graph: StepGraph, values: dict[Value, str], passe
 
 
 def _run_once(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
-    """`train_step`, `grad_step`, `eval_step` and `predict`."""
+    """The body of `train_step`, `grad_step`, `eval_step`, `predict` and `call`."""
     values: dict[Value, str] = {}
     yield from _hypers(entry, values)
     if graph.forms:
@@ -98,7 +98,7 @@ def _forward(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]
     names = yield from _run_at_fixed_sizes(entry, graph, cores, {})
     kinds = [spec_type(s) for s in entry.outputs]
     for i, name in enumerate(names):
-        yield from _private(name, kinds[i], f"%given{i}")  # IREE cannot give one buffer to a global and to the caller
+        yield from _private(name, kinds[i], f"%given{i}")  # IREE cannot return a buffer that a global owns
     ticket = yield from opened()
     yield return_line([*(f"%given{i}" for i in range(len(names))), ticket], kinds)
 
@@ -118,7 +118,7 @@ def _finish_step(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[
 
 
 def _hypers(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:
-    """Scalar hyperparameters as rank-0 tensors."""
+    """Convert scalar hyperparameters to rank-0 tensors, and add these to `values`."""
     for i, hyper in enumerate(entry.hypers, len(entry.inputs)):
         yield f"%h{i} = tensor.from_elements %arg{i} : tensor<f64>"
         values[Value("hyper", hyper)] = f"%h{i}"
@@ -139,7 +139,7 @@ def _apply_step(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[s
 
 
 def _clear(graph: StepGraph) -> Iterator[str]:
-    """Set the accumulators back to zero, where there are any."""
+    """Reset the gradient accumulators to zero, if the module has any."""
     if not graph.gradients:
         return
     for i, name in enumerate(graph.gradients):
@@ -177,8 +177,8 @@ def _import_state(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator
 
 
 def _return_steps() -> Iterator[str]:
-    # As a number that IREE takes for another: IREE 3.13.0 cannot give one buffer to a global and to the caller. By way
-    # of the host, the count would be written before what an update computes of the old one.
+    # The no-op maximum makes IREE copy the counter: IREE 3.13.0 cannot return a buffer that a global still owns. If the
+    # count went through the host, it would be overwritten before the update has used the old count.
     yield f"%steps = util.global.load {symbol('state', STEPS)} : tensor<i64>"
     yield "%least = arith.constant dense<0> : tensor<i64>"
     yield "%result = arith.maxsi %steps, %least : tensor<i64>"

@@ -1,4 +1,4 @@
-"""Sizes as MLIR: expressions of named dimensions in host code."""
+"""Sizes as MLIR: expressions of named dimensions, computed by index arithmetic on the host."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ _OPERATIONS = {
 
 
 def index_of(size: Any, sizes: Mapping[str, str], name: str) -> Generator[str, None, str]:
-    """Lines that compute `size`, and what stands for it: a number, or an SSA name.
+    """Write lines of MLIR that compute `size`.
 
     Args:
         size: a number or an expression of named dimensions.
-        sizes: the SSA name of each dimension, an index.
-        name: what the names of intermediate results begin with.
+        sizes: by named dimension, the SSA name of its size, an index.
+        name: the prefix of the SSA names that the lines define.
+
+    Returns:
+        The SSA name of the size, an index; for a constant size, the number itself.
 
     Raises:
-        UnsupportedOpError: an operation that there is no index arithmetic for.
+        UnsupportedOpError: an operation in `size` has no index arithmetic.
     """
     expression = sympy.sympify(size)
     if expression.is_Integer:
@@ -40,7 +43,7 @@ def index_of(size: Any, sizes: Mapping[str, str], name: str) -> Generator[str, N
     if expression.func not in _OPERATIONS:
         names = ", ".join(sorted(repr(s.name) for s in expression.free_symbols))
         raise UnsupportedOpError(
-            f"the size {expression} is not made of sums, products, whole quotients, remainders, maxima and minima, so "
+            f"the size {expression} is not made of sums, products, floor divisions, remainders, maxima and minima, so "
             f"an entry point cannot compute it: leave {names} out of dynamic="
         )
     terms: list[str] = []

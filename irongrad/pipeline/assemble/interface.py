@@ -14,7 +14,7 @@ from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import OF_GRADIENTS, OF_STATE, STEPS_DIM, TICKET, EntryPoint, StateSpec, TensorSpec
 from irongrad.step.train_step import INFERENCE
 
-# The functions of the step graph that each entry point runs, one after the other.
+# The functions of the step graph that each entry point runs, in order.
 _CHAINS = {
     "train_step": ("joint", "update"),
     "train_steps": ("joint", "update"),
@@ -28,15 +28,15 @@ _CHAINS = {
 }
 
 
-# What a step in pieces has `forward` and `finish_step` for.
-_IN_ONE_PIECE = ("train_step", "train_steps", "grad_step", "apply_step", *OF_GRADIENTS)
+# The entry points of an undivided step. A split step has `forward` and `finish_step` in their place.
+_OF_UNDIVIDED_STEP = ("train_step", "train_steps", "grad_step", "apply_step", *OF_GRADIENTS)
 _TICKET = TensorSpec(TICKET, "int64", ())
 
 
 def chain_of(entry: str, graph: StepGraph) -> tuple[str, ...]:
-    """The functions of `graph` that an entry point runs, one after the other; none for one that computes nothing.
+    """The functions of `graph` that an entry point runs, in order; none for an entry point that computes nothing.
 
-    The gradients of micro-batches are accumulated before the update. An imported step comes in one piece.
+    With micro-batches, gradients are accumulated before the update. An imported step is a single function, `step`.
     """
     chain = _CHAINS.get(entry, ())
     if chain == ("joint", "update") and "step" in graph.functions:
@@ -45,7 +45,7 @@ def chain_of(entry: str, graph: StepGraph) -> tuple[str, ...]:
 
 
 def chains_of(entry: str, graph: StepGraph) -> list[tuple[str, ...]]:
-    """As `chain_of`, for every bucket; those that no bucket changes once."""
+    """The distinct chains of an entry point over all forms of its functions; see `chain_of`."""
     chain = chain_of(entry, graph)
     made = [tuple(graph.in_bucket(n, bucket) for n in chain) for bucket in graph.forms] or [chain]
     return list(dict.fromkeys(made))
@@ -54,7 +54,7 @@ def chains_of(entry: str, graph: StepGraph) -> list[tuple[str, ...]]:
 def inference_of(chosen: Sequence[str] | None) -> tuple[str, ...]:
     """Which of `eval` and `predict` the entry points `chosen` run.
 
-    Both for None, and for a name that is none, which `describe` refuses with all that there are.
+    Both, if `chosen` is None or has an unknown name. `describe` later refuses such a name and lists the known ones.
     """
     if chosen is None or not set(chosen) <= set(SUMMARIES):
         return INFERENCE
@@ -84,8 +84,8 @@ class Interface:
     """Entry points and state of a step, ready for the manifest.
 
     Attributes:
-        entry_points: in the order in which they are exported.
-        state: all state tensors.
+        entry_points: the entry points, in the order of their export.
+        state: the specifications of all state tensors.
     """
 
     entry_points: tuple[EntryPoint, ...]
@@ -101,10 +101,10 @@ class Interface:
 
 
 def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | None) -> Interface:
-    """List the entry points of `graph`, or the `chosen` ones.
+    """Describe all entry points of `graph`, or only the `chosen` ones.
 
     Raises:
-        UserError: a chosen name that is none.
+        UserError: `chosen` has an unknown name, or only entry points that compute nothing.
     """
     inputs = {n: _with_names(_spec(n, t, ranges), graph.dynamic.get(n, {})) for n, t in graph.inputs.items()}
     state = tuple(
@@ -118,9 +118,10 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
     stacked = tuple(_stacked(s) for s in everything)
     sums = tuple(_spec(n, graph.tensor(n).initial, ()) for n in graph.gradients)
     count = TensorSpec("count", "int64", ())
-    # A call without a result is not waited for: iree-run-module of IREE 3.13.0 then hangs at exit now and then.
+    # Every entry point has a result: nothing waits for a call without one, and then iree-run-module of IREE 3.13.0
+    # sometimes hangs at exit.
     steps = TensorSpec("steps", "int64", ())
-    made = {
+    signatures = {
         "train_step": (everything, hypers, (loss,)),
         "train_steps": (stacked, hypers, (_stacked(loss, "losses"),)),
         "grad_step": (everything, (), (loss,)),
@@ -134,18 +135,18 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
         "reset": ((), (), (steps,)),
     }
     if in_pieces:
-        pieces = {"forward": _forward(graph, inputs), "finish_step": (_late(graph, inputs), hypers, (loss,))}
-        made = {**pieces, **{name: parts for name, parts in made.items() if name not in _IN_ONE_PIECE}}
-    made = {n: parts for n, parts in made.items() if set(chain_of(n, graph)) <= set(graph.functions)}
-    if "grad_step" not in made:
-        made = {name: parts for name, parts in made.items() if name not in OF_GRADIENTS}
-    names = _chosen(list(made), chosen)
-    points = tuple(EntryPoint(n, *made[n], summary=SUMMARIES[n]) for n in names)
+        pieces = {"forward": _forward(graph, inputs), "finish_step": (_late_inputs(graph, inputs), hypers, (loss,))}
+        signatures = {**pieces, **{name: parts for name, parts in signatures.items() if name not in _OF_UNDIVIDED_STEP}}
+    signatures = {n: parts for n, parts in signatures.items() if set(chain_of(n, graph)) <= set(graph.functions)}
+    if "grad_step" not in signatures:
+        signatures = {name: parts for name, parts in signatures.items() if name not in OF_GRADIENTS}
+    names = _chosen(list(signatures), chosen)
+    points = tuple(EntryPoint(n, *signatures[n], summary=SUMMARIES[n]) for n in names)
     return Interface(points, state)
 
 
 def describe_function(graph: StepGraph, ranges: Sequence[Range]) -> Interface:
-    """The one entry point of a compiled function, and the constants that it reads."""
+    """Describe the single entry point of a compiled function, and the constants that it reads."""
     function = graph.functions["call"]
     inputs = tuple(_spec(n, t, ranges) for n, t in graph.inputs.items())
     outputs = tuple(_output(graph, "call", r.name) for r in function.results)
@@ -154,7 +155,7 @@ def describe_function(graph: StepGraph, ranges: Sequence[Range]) -> Interface:
 
 
 def selected(graph: StepGraph, interface: Interface) -> StepGraph:
-    """`graph` with the functions that the entry points of `interface` need, and no more."""
+    """A copy of `graph` with only the functions that the entry points of `interface` need, and their checks."""
     names = {name for e in interface.entry_points for chain in chains_of(e.name, graph) for name in chain}
     functions = {n: f for n, f in graph.functions.items() if n.removeprefix("check.") in names}
     return replace(graph, functions=functions)
@@ -167,7 +168,7 @@ def _chosen(available: list[str], chosen: Sequence[str] | None) -> list[str]:
         raise UserError(f"entry points {unknown} do not exist; this step has {available}")
     if not any(n in _CHAINS for n in chosen):
         raise UserError(f"entry points {list(chosen)} compute nothing; add one of {', '.join(_CHAINS)}")
-    # Verification and checkpoints go through these two.
+    # Verification and checkpoints use the entry points of `OF_STATE`.
     return [n for n in available if n in {*chosen, *OF_STATE}]
 
 
@@ -193,8 +194,8 @@ def _forward(
     return taken, (), (*outputs, _TICKET)
 
 
-def _late(graph: StepGraph, inputs: dict[str, TensorSpec]) -> tuple[TensorSpec, ...]:
-    """What the second piece of a step takes: all that the first does not."""
+def _late_inputs(graph: StepGraph, inputs: dict[str, TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The inputs of a split step's second piece: the ticket, and all inputs that the first piece does not take."""
     early = {a.name for a in graph.functions["forward"].arguments if a.kind == "input"}
     return (_TICKET, *(spec for name, spec in inputs.items() if name not in early))
 
@@ -212,9 +213,9 @@ def _with_names(spec: TensorSpec, dims: Mapping[int, str]) -> TensorSpec:
 
 
 def _sized(spec: TensorSpec, sizes: Mapping[str, tuple[Any, ...]]) -> TensorSpec:
-    """An output with a name, or a formula, for each dimension that varies."""
-    given = sizes.get(spec.name, spec.shape)
-    return replace(spec, shape=tuple(s if isinstance(s, int) else _spelled(s) for s in given))
+    """An output whose dynamic dimensions are names or expressions of names."""
+    shape = sizes.get(spec.name, spec.shape)
+    return replace(spec, shape=tuple(s if isinstance(s, int) else _spelled(s) for s in shape))
 
 
 def _spelled(size: Any) -> int | str:

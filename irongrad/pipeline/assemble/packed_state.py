@@ -1,9 +1,9 @@
-"""Storing state as the update concatenates it.
+"""Packs: state tensors and gradients that the update concatenates are stored concatenated.
 
-Where the update reads state tensors as parts of one concatenation, and writes them as the same parts of one result, as
-`irongrad.passes.graph.multi_tensor` has it, they are stored one after the other in one tensor that it reads and writes
-as a whole. The other functions read slices, which are no copies. Gradients are concatenated as they are computed: IREE
-has their kernels write to their places.
+`irongrad.passes.graph.multi_tensor` makes the update read state tensors as parts of one concatenation, and write them
+as the same parts of one result. Such tensors are stored back to back in one tensor, a pack. The update reads and writes
+the pack as a whole. The other functions read slices of it, which need no copies. Gradients are packed as they are
+computed: IREE lets their kernels write directly into the pack.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ aten = torch.ops.aten
 
 
 def pack_state(graph: StepGraph) -> StepGraph:
-    """Store together what the update reads and writes together."""
+    """Pack the state tensors and the gradients that the update reads as one concatenation."""
     update = graph.functions.get("update")
     if update is None:
         return graph
-    function, packs = _packed(replace(update, graph=copy.deepcopy(update.graph)))
+    function, packs = _packed_update(replace(update, graph=copy.deepcopy(update.graph)))
     source = next((f for n in ("joint", "finish") if (f := graph.functions.get(n)) is not None), None)
-    turns = _turns(source) if source is not None else {}
-    packs = tuple(replace(p, starts=dict(sorted(p.starts.items(), key=lambda i: turns.get(i[0], 0)))) for p in packs)
+    order = _order_of_results(source) if source is not None else {}
+    packs = tuple(replace(p, starts=dict(sorted(p.starts.items(), key=lambda i: order.get(i[0], 0)))) for p in packs)
     return replace(graph, functions={**graph.functions, "update": function}, packs=packs)
 
 
-def _turns(function: Function) -> dict[Value, int]:
-    """When each result is computed.
+def _order_of_results(function: Function) -> dict[Value, int]:
+    """The position of each result in the order of computation; members of a pack are put into it in this order.
 
-    IREE 3.13.0 has a kernel write to its place in a whole only after those that the whole was given before
-    (compiler/src/iree/compiler/Dialect/Stream/Transforms/EmplaceAllocations.cpp).
+    IREE 3.13.0 lets a kernel write directly into a pack only if it runs after the kernels of the members put there
+    before (compiler/src/iree/compiler/Dialect/Stream/Transforms/EmplaceAllocations.cpp).
     """
-    turn = {n: i for i, n in enumerate(function.graph.graph.nodes)}
+    order = {n: i for i, n in enumerate(function.graph.graph.nodes)}
     results = function.graph.graph.output_node().args[0]
-    return {v: turn[n] for v, n in zip(function.results, results, strict=True)}
+    return {v: order[n] for v, n in zip(function.results, results, strict=True)}
 
 
-def _packed(function: Function) -> tuple[Function, tuple[Pack, ...]]:
+def _packed_update(function: Function) -> tuple[Function, tuple[Pack, ...]]:
     fx = function.graph.graph
     output = fx.output_node()
     arguments = {n: v for n, v in zip(fx.nodes, function.arguments, strict=False) if n.op == "placeholder"}
@@ -75,7 +75,10 @@ def _packed(function: Function) -> tuple[Function, tuple[Pack, ...]]:
 
 
 def _starts(node: Node, arguments: Mapping[Node, Value]) -> dict[Value, int]:
-    """Where the arguments begin that `node` concatenates: all state or all gradients, and used for that alone."""
+    """The offsets, in elements, of the arguments that `node` concatenates; empty if they cannot be packed.
+
+    A pack has state tensors only, or gradients only, and they have no other use.
+    """
     if node.target is not aten.cat.default or node.args[1:] not in ((), (0,)):
         return {}
     starts: dict[Value, int] = {}
@@ -90,14 +93,14 @@ def _starts(node: Node, arguments: Mapping[Node, Value]) -> dict[Value, int]:
 
 
 def _source(part: Node) -> Node:
-    """What `part` is with another shape, and with zeros behind it."""
+    """The value that `part` is made of by reshapes and zero padding at the end."""
     while part.target in (aten.constant_pad_nd.default, aten.reshape.default) and len(part.users) == 1:
         (part,) = part.all_input_nodes
     return part
 
 
 def _written(starts: Mapping[Value, int], results: Mapping[Value, Node]) -> Node | None:
-    """The value of which the new values of the members of a pack are the slices."""
+    """The one value whose slices are the new values of a pack's members; None if there is none."""
     sources: set[Any] = set()
     for member, start in starts.items():
         result = results.get(member)

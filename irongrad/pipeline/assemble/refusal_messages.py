@@ -1,11 +1,12 @@
-"""Refusals in the module that say what was given, and what has to come after them.
+"""Refusals in the module whose messages contain the refused number, and barriers that order code after them.
 
-IREE 3.13.0 has constant texts only in what a program can fail with: cf.assert, util.status.check_ok and vm.fail take an
-attribute. Its own check of a buffer view's shape alone prints numbers of the call
+IREE 3.13.0 has only constant texts in operations that fail: cf.assert, util.status.check_ok and vm.fail take an
+attribute. Only its check of a buffer view's shape prints numbers of the call
 (runtime/src/iree/modules/hal/utils/buffer_diagnostics.c: "shape dimension 0 mismatch; expected 9 but have 12"). So a
-number that is refused stands in the place of a size there, beside the nearest number that is allowed. All such refusals
-have the status INVALID_ARGUMENT, as IREE's own of a wrong shape; FAILED_PRECONDITION is left to calls that come at a
-wrong time, whatever they are given.
+refusal passes the refused number to that check as a size, and the nearest allowed number as the expected size.
+
+All such refusals have the status INVALID_ARGUMENT, as IREE's own refusal of a wrong shape. FAILED_PRECONDITION is
+reserved for calls at a wrong time, whatever their arguments.
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ def refuse_unless(
     name: str,
     limits: Mapping[str, Sequence[str]] | None = None,
 ) -> Lines:
-    """Refuse values out of the range of their input; returns for each input that it passed, an i1.
+    """Refuse values outside the range of their input.
 
     Args:
-        distances: the SSA names of what `check` gave: a value's distance from the smallest of its range, for each.
-        check: names the inputs.
-        entry: the entry point, whose arguments they are.
-        name: what the SSA names of what is computed begin with.
-        limits: by input, the SSA names of further largest values, indices.
+        distances: for each result of `check`, its SSA name: the distance of one value from its range's minimum. If any
+            value of the input is out of range, it is the distance of such a value.
+        check: the check function; its results have the names of the inputs.
+        entry: the entry point, whose arguments the inputs are.
+        name: the prefix of the SSA names that the lines define.
+        limits: by input, the SSA names of further upper limits, indices.
+
+    Returns:
+        For each checked input, the SSA name of an i1 that says whether it passed.
     """
     numbers = {spec.name: i for i, spec in enumerate(entry.inputs)}
     for i, (distance, result) in enumerate(zip(distances, check.results, strict=True)):
@@ -46,7 +51,9 @@ def refuse_unless(
         assert spec.maximum is not None
         yield f"{own}.far = tensor.extract {distance}[] : tensor<i64>"
         yield f"{own}.least = arith.constant {spec.minimum} : i64"
-        yield from _most(f"{own}.most", spec.maximum - spec.minimum, (limits or {}).get(spec.name, ()), f"{own}.least")
+        yield from _largest_distance(
+            f"{own}.most", spec.maximum - spec.minimum, (limits or {}).get(spec.name, ()), f"{own}.least"
+        )
         yield f"{own}.zero = arith.constant 0 : i64"
         yield f"{own} = arith.cmpi ule, {own}.far, {own}.most : i64"
         yield f"{own}.near = arith.minsi {own}.far, {own}.most : i64"
@@ -63,8 +70,8 @@ def refuse_unless(
     return [f"{name}.{i}" for i in range(len(distances))]
 
 
-def _most(result: str, constant: int, limits: Sequence[str], least: str) -> Iterator[str]:
-    """The largest distance from the smallest value."""
+def _largest_distance(result: str, constant: int, limits: Sequence[str], least: str) -> Iterator[str]:
+    """The largest allowed distance from the minimum `least`, as `result`: the least of `constant` and all `limits`."""
     names = [f"{result}.{i}" for i in range(len(limits))] + [result]
     yield f"{names[0]} = arith.constant {constant} : i64"
     for before, after, limit in zip(names, names[1:], limits, strict=False):
@@ -81,10 +88,10 @@ def _sum_as_index(result: str, a: str, b: str) -> Iterator[str]:
 def refuse_unless_equal(
     entry: EntryPoint, number: int, given: Sequence[str], wanted: Sequence[str], text: str, name: str
 ) -> Iterator[str]:
-    """Refuse a call in which indices that are `given` differ from those `wanted`, with a text and both.
+    """Refuse a call if the indices `given` differ from `wanted`; the message is `text` with both.
 
-    The message has them as sizes of a tensor in the buffer of argument `number`. Another dimension of size 0 comes
-    after them, for a buffer has to hold all elements of its views.
+    The message shows the indices as sizes of a view of argument `number`'s buffer. The view gets a last dimension of
+    size 0, because a buffer must hold all elements of its views.
     """
     yield f"{name}.ne = arith.constant false"
     differs = f"{name}.ne"
@@ -105,7 +112,7 @@ def refuse_unless_equal(
 
 
 def exported(entry: EntryPoint, number: int, name: str) -> Iterator[str]:
-    """Argument `number` as `{name}.view`, with its sizes as `{name}.0`, `{name}.1`, …."""
+    """Export argument `number` as the buffer view `{name}.view`, with its sizes as `{name}.0`, `{name}.1`, …."""
     spec = entry.inputs[number]
     kind = spec_type(spec)
     own: list[str] = []
@@ -122,7 +129,7 @@ def exported(entry: EntryPoint, number: int, name: str) -> Iterator[str]:
 
 
 def assert_shape(view: str, shape: Sequence[str], text: str, name: str) -> Iterator[str]:
-    """Refuse a buffer view of another shape, in words; `exported` has computed its type."""
+    """Refuse a buffer view whose shape is not `shape`, with the message `text`; `exported` defines its type."""
     yield f'hal.buffer_view.assert<{view} : !hal.buffer_view> message("{quoted(text)}")'
     yield f"    shape([{', '.join(shape)}]) type({name}.type) encoding({name}.order)"
 
@@ -133,10 +140,10 @@ def results_of(check: Function, result: str) -> list[str]:
 
 
 def after(passed: Sequence[str], result: str, value: str, kind: str) -> Iterator[str]:
-    """`value`, but nothing that is computed from it comes before the outcome of a check.
+    """Define `result` as `value` behind a barrier, which orders all readers of `result` after the checks in `passed`.
 
-    IREE 3.13.0 sorts the operations of a block by what they use alone (ScheduleExecutionPass), so a call that changes
-    the state could come before the refusal.
+    IREE 3.13.0 orders the operations of a block by their operands alone (ScheduleExecutionPass). So without the
+    barrier, a call that changes the state could run before the refusal.
     """
     names = [result, *(f"{result}.{i}" for i in range(len(passed)))]
     kinds = ", ".join([kind, *("i1" for _ in passed)])
@@ -144,7 +151,7 @@ def after(passed: Sequence[str], result: str, value: str, kind: str) -> Iterator
 
 
 def indented(lines: Lines) -> Lines:
-    """`lines` as the body of a region."""
+    """Indent `lines`, the body of a region."""
     try:
         while True:
             yield f"  {next(lines)}"

@@ -1,9 +1,9 @@
-"""Cores that several entry points run: one function of the module each, which IREE optimises and compiles once.
+"""Cores that several entry points share: each is one function of the module, which IREE optimises and compiles once.
 
-`train_step` and `train_steps` run the same core. Inlined into both, it is two programs to IREE, of the same kernels.
-Kept apart with tensors as arguments, IREE 3.13.0 refuses it (the stream dialect's verifier, on resources of several
-lifetimes), and what is handed over in globals it moves behind the call (ScheduleExecutionPass sorts by operands alone).
-So it takes and returns buffer views, as an exported function does, and scalars.
+`train_step` and `train_steps` run the same core. Inlined into both, it would be two programs with the same kernels.
+IREE 3.13.0 rejects a separate function that takes tensors: the stream dialect's verifier fails on resources of several
+lifetimes. It moves values that are passed in globals behind the call, because ScheduleExecutionPass orders operations
+by their operands alone. So a shared core takes and returns buffer views, as an exported function does, and scalars.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VIEW = "!hal.buffer_view"
 
 @dataclass(frozen=True)
 class Cores:
-    """The cores of a module.
+    """The cores of a module: private functions that run a chain of functions of the step graph on the state.
 
     Attributes:
         graph: the step graph.
@@ -32,20 +32,20 @@ class Cores:
     interface: Interface
 
     def functions(self) -> Iterator[str]:
-        """The cores, and what the callers of the shared ones call."""
+        """Write all cores, and for each shared core the function that its callers call."""
         for chain in self._users():
             yield from core(chain, self.graph)
             if self._is_shared(chain):
                 yield from self._shared(chain)
 
     def call(self, chain: tuple[str, ...], values: dict[Value, str], result: str) -> Iterator[str]:
-        """Call the core of `chain` on the SSA names in `values`; `results` says what it gives back."""
+        """Call the core of `chain` on the SSA names in `values`; `results` names the values that it returns."""
         if not self._is_shared(chain):
             yield from call_core(chain, self.graph, values, result)
             return
         given, returned = given_to(chain, self.graph), returned_by(chain, self.graph)
         for i, (value, kind) in enumerate(given.items()):
-            yield from _handed(f"{result}.in{i}", values[value], value, kind)
+            yield from _argument_of_call(f"{result}.in{i}", values[value], value, kind)
         names = ", ".join(f"{result}.in{i}" for i in range(len(given)))
         signature = f"({', '.join(_types(given))}) -> ({', '.join(_types(returned))})"
         yield f'{result}.view:{len(returned)} = func.call @"{_name(chain)}"({names}) : {signature}'
@@ -53,7 +53,7 @@ class Cores:
             yield f"{result}.{i} = hal.tensor.import {result}.view#{i} : {_VIEW} -> {kind}"
 
     def results(self, chain: tuple[str, ...], result: str) -> list[str]:
-        """The SSA names of what `call` gave back."""
+        """The SSA names of the results of a `call`."""
         separator = "." if self._is_shared(chain) else "#"
         return [f"{result}{separator}{i}" for i in range(len(returned_by(chain, self.graph)))]
 
@@ -71,7 +71,7 @@ class Cores:
         yield f'  func.func private @"{_name(chain)}"({arguments}) -> ({", ".join(types)}) attributes {{noinline}} {{'
         values = {value: f"%t{i}" for i, value in enumerate(given)}
         for i, (value, kind) in enumerate(given.items()):
-            yield f"    {_taken(f'%t{i}', f'%a{i}', value, kind)}"
+            yield f"    {_argument_in_body(f'%t{i}', f'%a{i}', value, kind)}"
         yield from (f"    {line}" for line in call_core(chain, self.graph, values, "%r"))
         for i, kind in enumerate(returned.values()):
             yield f"    %v{i} = hal.tensor.export %r#{i} : {kind} -> {_VIEW}"
@@ -91,21 +91,21 @@ def _types(values: dict[Value, str]) -> list[str]:
     return ["f64" if _is_scalar(v) else _VIEW for v in values]
 
 
-def _handed(result: str, name: str, value: Value, kind: str) -> Iterator[str]:
+def _argument_of_call(result: str, name: str, value: Value, kind: str) -> Iterator[str]:
     if _is_scalar(value):
         yield f"{result} = tensor.extract {name}[] : {kind}"
     else:
         yield f"{result} = hal.tensor.export {name} : {kind} -> {_VIEW}"
 
 
-def _taken(result: str, name: str, value: Value, kind: str) -> str:
+def _argument_in_body(result: str, name: str, value: Value, kind: str) -> str:
     if _is_scalar(value):
         return f"{result} = tensor.from_elements {name} : {kind}"
     return f"{result} = hal.tensor.import {name} : {_VIEW} -> {kind}"
 
 
 def parts_of(chain: tuple[str, ...], graph: StepGraph) -> list[str]:
-    """The forms of the first function of a chain, where it has one for every bucket, or for any size."""
+    """The names of the forms of a chain's first function; empty if it takes no inputs or all sizes are fixed."""
     if not chain or all(a.kind != "input" for a in graph.functions[chain[0]].arguments):
         return []
     return [graph.in_bucket(chain[0], bucket) for bucket in graph.forms]

@@ -1,4 +1,4 @@
-"""The relations of sizes that entry points check, as the manifest says them, each with sizes that break it."""
+"""The constraints on sizes that entry points check, as listed in the manifest, each with sizes that violate it."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _STEPS = (1, -1, 2, -2, 3, 4, 8, 16)
 
 
 def constraints_of(graph: StepGraph) -> tuple[ConstraintSpec, ...]:
-    """What has to hold of a call's sizes beside the interval of each."""
+    """The constraints on a call's sizes, other than the interval of each dimension."""
     always = graph.bucket_limits.conditions
     found = dict.fromkeys((*always, *(graph.limits or Limits()).conditions))
-    return tuple(ConstraintSpec(spelled(c), needed(c), _broken(c, graph, found)) for c in found)
+    return tuple(ConstraintSpec(spelled(c), needed(c), _violating_sizes(c, graph, found)) for c in found)
 
 
-def _broken(condition: Any, graph: StepGraph, conditions: Mapping[Any, None]) -> dict[str, int]:
-    """Sizes near the example's that are accepted but for this one of `conditions`; empty where none are found."""
-    for sizes in _near(graph, {s.name for s in condition.free_symbols}):
-        held = smallest(graph.buckets, sizes) is not None
-        checked = held if graph.limits is None else not held or condition in graph.bucket_limits.conditions
+def _violating_sizes(condition: Any, graph: StepGraph, conditions: Mapping[Any, None]) -> dict[str, int]:
+    """Sizes near the example's that violate `condition` and no other condition; empty if none are found."""
+    for sizes in _sizes_near_example(graph, {s.name for s in condition.free_symbols}):
+        fits = smallest(graph.buckets, sizes) is not None
+        checked = fits if graph.limits is None else not fits or condition in graph.bucket_limits.conditions
         if checked and [c for c in conditions if not holds(c, sizes)] == [condition]:
             return sizes
     return {}
 
 
-def _near(graph: StepGraph, varied: set[str]) -> Iterator[dict[str, int]]:
+def _sizes_near_example(graph: StepGraph, varied: set[str]) -> Iterator[dict[str, int]]:
     accepted = accepted_sizes(graph)
-    given = {name: graph.inputs[n].shape[d] for n, dims in graph.dynamic.items() for d, name in dims.items()}
+    example = {name: graph.inputs[n].shape[d] for n, dims in graph.dynamic.items() for d, name in dims.items()}
     tried: list[list[int]] = []
     for name, (least, most) in accepted.items():
-        sizes = [given[name], *(given[name] + n for n in _STEPS if name in varied)]
+        sizes = [example[name], *(example[name] + n for n in _STEPS if name in varied)]
         tried.append([s for s in sizes if s >= least and (most is None or s <= most)])
     return (dict(zip(accepted, chosen, strict=True)) for chosen in itertools.product(*tried))

@@ -1,7 +1,7 @@
-"""Guards on named dimensions, in the module: what every entry point of a step with dynamic dimensions checks first.
+"""Guards on named dimensions: the checks at the start of every entry point of a step with dynamic dimensions.
 
-A refusal says what is allowed and what was given: the input is compared with the nearest size that is allowed
-(`irongrad.pipeline.assemble.refusal_messages` says why so).
+A refusal names the allowed size and the given size. For that, a guard compares the given size with the nearest allowed
+one (`irongrad.pipeline.assemble.refusal_messages` explains why).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from irongrad.runtime.refusals import NOT_RUN
 from irongrad.sizes.buckets import Bucket
 from irongrad.sizes.limits import multiple_of, spelled
 
-# Of a relation, the operation that makes its left side the nearest one that it allows, given the right side; and what
-# is added to the right side before.
+# By relation: the operation that yields the nearest allowed left side from both sides, and the number that is first
+# added to the right side.
 _NEAREST = {
     sympy.Le: ("minsi", 0),
     sympy.Lt: ("minsi", -1),
@@ -31,27 +31,27 @@ _NEAREST = {
 
 
 def measured(entry: EntryPoint, sizes: dict[str, str]) -> Iterator[str]:
-    """The size of every named dimension, which must be the same in all inputs, as an SSA name in `sizes`."""
+    """Measure every named dimension into `sizes`, as an SSA name; refuse inputs that disagree on its size."""
     first: dict[str, str] = {}
     for d in sorted({d for spec in entry.inputs for d in range(len(spec.shape))}):
         yield f"%dim{d} = arith.constant {d} : index"
-    for i, d, name in _named(entry):
+    for i, d, name in _named_dimensions(entry):
         spec = entry.inputs[i]
         yield f"%size{i}.{d} = tensor.dim %arg{i}, %dim{d} : {spec_type(spec)}"
         if name not in sizes:
             sizes[name], first[name] = f"%size{i}.{d}", f"dimension {d} of {spec.name}"
             continue
         text = f"{spec.name}: dimension {d} ({name}) must be as large as {first[name]}"
-        yield from _refused(entry, i, d, sizes[name], text)
+        yield from _refuse_size(entry, i, d, sizes[name], text)
 
 
 def accepted_sizes(graph: StepGraph) -> dict[str, tuple[int, int | None]]:
-    """The smallest and the largest size of each named dimension that some function takes; None for no largest."""
+    """By named dimension, the smallest and largest size that any function takes; None if there is no largest."""
     accepted: dict[str, tuple[int, int | None]] = {}
     for name in graph.buckets[0] if graph.buckets else ():
         least, most = graph.bucket_limits.interval(name)
-        held = max(bucket[name] for bucket in graph.buckets)
-        accepted[name] = least, held if most is None else min(most, held)
+        largest_bucket = max(bucket[name] for bucket in graph.buckets)
+        accepted[name] = least, largest_bucket if most is None else min(most, largest_bucket)
     if graph.limits is None:
         return accepted
     for name in graph.limits.smallest:
@@ -62,7 +62,7 @@ def accepted_sizes(graph: StepGraph) -> dict[str, tuple[int, int | None]]:
 
 
 def refusals(entry: EntryPoint, graph: StepGraph, sizes: Mapping[str, str]) -> Iterator[str]:
-    """Refuse sizes that no function of the graph takes; `%fits0`, `%fits1`, … say which bucket holds a call."""
+    """Refuse sizes that no function of the graph takes; define `%fits0`, `%fits1`, …, the outcome for each bucket."""
     buckets = [{n: size for n, size in bucket.items() if n in sizes} for bucket in graph.buckets]
     for number, bucket in enumerate(buckets):
         yield from _fits(f"%fits{number}", bucket, sizes)
@@ -79,16 +79,16 @@ def refusals(entry: EntryPoint, graph: StepGraph, sizes: Mapping[str, str]) -> I
         yield from _condition(entry, condition, sizes, f"%needs{number}", "%fits" if buckets else "")
 
 
-def _named(entry: EntryPoint) -> Iterator[tuple[int, int, str]]:
-    """Input, dimension and name of every named dimension of the inputs."""
+def _named_dimensions(entry: EntryPoint) -> Iterator[tuple[int, int, str]]:
+    """All named dimensions of the inputs: the input's number, the dimension's position, and its name."""
     for i, spec in enumerate(entry.inputs):
         for d, name in enumerate(spec.shape):
             if isinstance(name, str) and name != STEPS_DIM:
                 yield i, d, name
 
 
-def _refused(entry: EntryPoint, number: int, dim: int, wanted: str, text: str) -> Iterator[str]:
-    """Refuse a call whose input `number` has another size than `wanted` in dimension `dim`."""
+def _refuse_size(entry: EntryPoint, number: int, dim: int, wanted: str, text: str) -> Iterator[str]:
+    """Refuse a call if the size of dimension `dim` of input `number` is not `wanted`."""
     spec, name = entry.inputs[number], f"%refused{number}.{dim}.{wanted.strip('%')}"
     yield f"{name} = arith.cmpi ne, {wanted}, %size{number}.{dim} : index"
     yield f"scf.if {name} {{"
@@ -109,7 +109,7 @@ def _fits(result: str, bucket: Bucket, sizes: Mapping[str, str]) -> Iterator[str
 
 
 def _any_of(outcomes: Sequence[str]) -> Iterator[str]:
-    """`%fits`: whether any bucket holds a call."""
+    """Define `%fits`: whether the call fits into any bucket."""
     yield f"%fits.0 = arith.ori {outcomes[0]}, {outcomes[0]} : i1"
     for number, outcome in enumerate(outcomes[1:], 1):
         yield f"%fits.{number} = arith.ori %fits.{number - 1}, {outcome} : i1"
@@ -117,16 +117,16 @@ def _any_of(outcomes: Sequence[str]) -> Iterator[str]:
     yield f"%fits = arith.ori %fits.{last}, %fits.{last} : i1"
 
 
-def _first(entry: EntryPoint) -> dict[str, tuple[int, int]]:
-    """The first input and dimension of every name."""
-    return {name: (i, d) for i, d, name in reversed(list(_named(entry)))}
+def _first_occurrences(entry: EntryPoint) -> dict[str, tuple[int, int]]:
+    """By name, the first input that has the dimension, and the dimension's position."""
+    return {name: (i, d) for i, d, name in reversed(list(_named_dimensions(entry)))}
 
 
 def _intervals(
     entry: EntryPoint, sizes: Mapping[str, str], accepted: Mapping[str, tuple[int, int | None]]
 ) -> Iterator[str]:
-    """Refuse sizes outside of the interval of one dimension."""
-    first = _first(entry)
+    """Refuse a size outside the interval of its dimension."""
+    first = _first_occurrences(entry)
     for name, size in sizes.items():
         (number, dim), (least, most) = first[name], accepted[name]
         yield f"%least.{name} = arith.constant {least} : index"
@@ -137,11 +137,11 @@ def _intervals(
             yield f"%nearest.{name} = arith.minui %near.{name}, %most.{name} : index"
             nearest, allowed = f"%nearest.{name}", f"in [{least}, {most}]"
         text = f"{entry.inputs[number].name}: dimension {dim} ({name}) must be {allowed}"
-        yield from _refused(entry, number, dim, nearest, text)
+        yield from _refuse_size(entry, number, dim, nearest, text)
 
 
 def _combinations(entry: EntryPoint, buckets: Sequence[Bucket], sizes: Mapping[str, str]) -> Iterator[str]:
-    """Refuse sizes that are each in some bucket, but not together."""
+    """Refuse sizes that each fit into some bucket, but do not fit into one bucket together."""
     listed = "; ".join(", ".join(f"{n} {size}" for n, size in bucket.items()) for bucket in buckets)
     names = ", ".join(sizes)
     text = f"{names}: the sizes fit into no bucket of [{listed}]; {NOT_RUN}; beside the largest, written as a shape:"
@@ -157,21 +157,21 @@ def _combinations(entry: EntryPoint, buckets: Sequence[Bucket], sizes: Mapping[s
 def _condition(
     entry: EntryPoint, condition: Any, sizes: Mapping[str, str], name: str, unless: str = ""
 ) -> Iterator[str]:
-    """Refuse sizes for which a relation does not hold, where `unless`, the name of an i1, is not true."""
+    """Refuse sizes that violate a relation, except if `unless`, the SSA name of an i1, is true."""
     if any(s.name not in sizes for s in condition.free_symbols):
         return
     multiple = multiple_of(condition)
-    side, other, kind = (multiple[0], multiple[1], None) if multiple else _balanced(condition)
-    given = yield from _index(side, sizes, f"{name}.given")
-    bound = yield from _index(other, sizes, f"{name}.bound")
-    nearest = yield from (_multiple(given, bound, name) if kind is None else _nearest(given, bound, kind, name))
+    side, other, relation = (multiple[0], multiple[1], None) if multiple else _balanced(condition)
+    given = yield from _computed_index(side, sizes, f"{name}.given")
+    bound = yield from _computed_index(other, sizes, f"{name}.bound")
+    nearest = yield from (_multiple(given, bound, name) if relation is None else _nearest(given, bound, relation, name))
     if unless:
         yield f"{name}.wanted = arith.select {unless}, {given}, {nearest} : index"
         nearest = f"{name}.wanted"
     if side.is_Symbol:
-        number, dim = _first(entry)[side.name]
+        number, dim = _first_occurrences(entry)[side.name]
         text = f"{entry.inputs[number].name}: dimension {dim} ({side}): {needed(condition)}"
-        yield from _refused(entry, number, dim, nearest, text)
+        yield from _refuse_size(entry, number, dim, nearest, text)
         return
     names = ", ".join(sorted(s.name for s in condition.free_symbols))
     text = f"{names}: {needed(condition)}; {NOT_RUN}; {side}, written as a shape:"
@@ -179,12 +179,12 @@ def _condition(
 
 
 def needed(condition: Any) -> str:
-    """What is said where a relation of sizes does not hold."""
+    """The message of a refusal of sizes that violate `condition`."""
     return f"the step needs {spelled(condition)}"
 
 
 def _balanced(condition: Any) -> tuple[Any, Any, Any]:
-    """A relation with nothing negative on either side, a dimension alone on the left if there is one."""
+    """A relation's sides, without negative terms, and its type; a side that is a single dimension comes first."""
     terms = sympy.Add.make_args(sympy.expand(condition.lhs - condition.rhs))
     negative = [t for t in terms if t.could_extract_minus_sign()]
     left, right = sympy.Add(*(t for t in terms if t not in negative)), sympy.Add(*(-t for t in negative))
@@ -194,31 +194,31 @@ def _balanced(condition: Any) -> tuple[Any, Any, Any]:
 
 
 def _multiple(given: str, step: str, name: str) -> Generator[str, None, str]:
-    """The largest multiple of `step` that is not larger than `given`, or `step` itself."""
+    """Compute the largest multiple of `step` up to `given`, but at least `step`; return its SSA name."""
     yield f"{name}.rest = arith.remui {given}, {step} : index"
     yield f"{name}.below = arith.subi {given}, {name}.rest : index"
     yield f"{name}.near = arith.maxui {name}.below, {step} : index"
     return f"{name}.near"
 
 
-def _nearest(given: str, bound: str, kind: Any, name: str) -> Generator[str, None, str]:
-    """The number nearest to `given` that has the relation `kind` to `bound`."""
-    if kind is sympy.Eq:
+def _nearest(given: str, bound: str, relation: Any, name: str) -> Generator[str, None, str]:
+    """Compute the number nearest to `given` that has the relation `relation` to `bound`; return its SSA name."""
+    if relation is sympy.Eq:
         return bound
-    if kind is sympy.Ne:
+    if relation is sympy.Ne:
         yield f"{name}.equal = arith.cmpi eq, {given}, {bound} : index"
         yield f"{name}.one = arith.index_castui {name}.equal : i1 to index"
         yield f"{name}.near = arith.addi {given}, {name}.one : index"
         return f"{name}.near"
-    operation, step = _NEAREST[kind]
+    operation, step = _NEAREST[relation]
     yield f"{name}.step = arith.constant {step} : index"
     yield f"{name}.edge = arith.addi {bound}, {name}.step : index"
     yield f"{name}.near = arith.{operation} {given}, {name}.edge : index"
     return f"{name}.near"
 
 
-def _index(size: Any, sizes: Mapping[str, str], name: str) -> Generator[str, None, str]:
-    """The SSA name of `size`, an expression of named dimensions or a number."""
+def _computed_index(size: Any, sizes: Mapping[str, str], name: str) -> Generator[str, None, str]:
+    """Compute `size`, an expression of named dimensions or a number; return its SSA name."""
     found = yield from index_of(size, sizes, name)
     if found.startswith("%"):
         return found

@@ -1,7 +1,7 @@
-"""The border between the two pieces of a step: the values that the first saves, and whose turn it is.
+"""State that a split step keeps between its two pieces: the values that the first saves, and a counter, `@border`.
 
-`@border` counts. It is odd while a forward waits for its second piece, and is then that forward's ticket; another
-forward, the second piece itself, and whatever replaces the state take it further, so that a ticket is good once.
+The counter is odd while a forward waits for its second piece; its value is then the ticket of that forward. Another
+forward, the second piece, and everything that replaces the state advance the counter. So a ticket is valid once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from irongrad.pipeline.assemble.storage import stored_type, symbol, tensor_type
 
 
 def border_globals(graph: StepGraph) -> Iterator[str]:
-    """The globals of a step in pieces; none of another's."""
+    """The globals of a split step: saved values and the counter; none for other steps."""
     forward = graph.functions.get("forward")
     if forward is None:
         return
-    for value, made in zip(forward.results, forward.results_like(), strict=True):
+    for value, example in zip(forward.results, forward.results_like(), strict=True):
         if value.kind == "saved":
-            kind = stored_type(tensor_type(made))
+            kind = stored_type(tensor_type(example))
             element = kind.removesuffix(">").rpartition("x")[2].removeprefix("tensor<")
             zero = "0" if element.startswith("i") else "0.0"
             yield f"util.global private mutable {symbol('saved', value.name)} = dense<{zero}> : {kind}"
@@ -27,7 +27,7 @@ def border_globals(graph: StepGraph) -> Iterator[str]:
 
 
 def opened() -> Generator[str, None, str]:
-    """Open the border; returns the SSA name of the ticket."""
+    """Advance the counter to the next odd number; return the SSA name of the ticket."""
     yield "%border = util.global.load @border : i64"
     yield "%border.1 = arith.constant 1 : i64"
     yield "%border.next = arith.addi %border, %border.1 : i64"
@@ -38,7 +38,7 @@ def opened() -> Generator[str, None, str]:
 
 
 def is_open(ticket: str) -> Generator[str, None, list[str]]:
-    """Refuse another `ticket` than that of the forward that is open; returns the conditions."""
+    """Refuse a `ticket` that is not that of the waiting forward; return the SSA names of the conditions."""
     yield f"%border.given = tensor.extract {ticket}[] : tensor<i64>"
     yield "%border.now = util.global.load @border : i64"
     yield "%border.open = arith.trunci %border.now : i64 to i1"
@@ -50,7 +50,7 @@ def is_open(ticket: str) -> Generator[str, None, list[str]]:
 
 
 def closed() -> Iterator[str]:
-    """Close the border: what was saved is of no use any more."""
+    """Advance the counter to the next even number, which invalidates the saved values and the ticket."""
     yield "%closed.was = util.global.load @border : i64"
     yield "%closed.1 = arith.constant 1 : i64"
     yield "%closed.odd = arith.ori %closed.was, %closed.1 : i64"
@@ -59,6 +59,6 @@ def closed() -> Iterator[str]:
 
 
 def closed_if_any(graph: StepGraph) -> Iterator[str]:
-    """`closed`, of a step in pieces."""
+    """`closed`, if the step is a split step."""
     if "forward" in graph.functions:
         yield from closed()

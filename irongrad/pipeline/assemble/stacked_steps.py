@@ -1,4 +1,4 @@
-"""`train_steps`: a loop over inputs that are stacked along a first dimension, each slice a training step."""
+"""`train_steps`: a loop over inputs stacked along a first dimension, with one training step per slice."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from irongrad.runtime.refusals import NOT_RUN
 
 @dataclass(frozen=True)
 class _Step:
-    """What the loops run on slice `%i` of the stacked inputs.
+    """The code that the loops run on slice `%i` of the stacked inputs.
 
     Attributes:
-        checked: what measures the values of its inputs; None where they have no range.
-        check: gives what that finds.
-        run: gives the results.
-        limits: the largest values of inputs that depend on the sizes of the call.
+        checked: the function that checks the values of the inputs; None if no input has a range.
+        check: writes a call of `checked` and returns the SSA names of its results.
+        run: writes one training step and returns the SSA names of its outputs.
+        limits: by input, the SSA names of upper limits of its values that depend on the sizes of the call.
     """
 
     checked: Function | None
@@ -46,10 +46,10 @@ class _Step:
 
 
 def train_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
-    """Two loops over the stacked inputs: all guards first, so that a refused call changes nothing; then the steps."""
+    """Write two loops over the stacked inputs: first all guards, so that a refusal has no effect, then the steps."""
     yield "%c0 = arith.constant 0 : index"
     yield "%c1 = arith.constant 1 : index"
-    yield from _one_number_of_steps(entry)
+    yield from _measure_step_count(entry)
     step = (yield from _in_buckets(entry, graph)) if graph.forms else _at_fixed_sizes(entry, graph, cores)
     steps = yield from _guards_of_all_steps(step, entry)
     (loss,) = returned_by(chain_of(entry.name, graph), graph).values()
@@ -67,11 +67,11 @@ def train_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[s
 
 
 def _loop(result: str, steps: str, carried: Sequence[tuple[str, str, str]], body: Lines) -> Lines:
-    """Run `body` for `%i` from 0 to `steps`; `carried` are name, first value and type of what it hands on.
+    """Run `body` for `%i` from 0 to `steps`; `carried` has the name, initial value and type of each loop-carried value.
 
-    A while, for IREE 3.13.0 gives functions the sizes of their tensors as further arguments, and calls in a scf.for
-    not (ExpandTensorShapes: "'util.call' op function type mismatch"). tests/pipeline/iree/test_toolchain_sizes.py tells
-    when that is gone.
+    The loop is a scf.while, because IREE 3.13.0 fails on calls inside a scf.for. It adds tensor sizes to the arguments
+    of functions, but not of such calls (ExpandTensorShapes: "'util.call' op function type mismatch").
+    tests/pipeline/iree/test_toolchain_sizes.py tells when it is fixed.
     """
     names = ", ".join(["%i", *(name for name, _, _ in carried)])
     kinds = ", ".join(["index", *(kind for _, _, kind in carried)])
@@ -88,8 +88,8 @@ def _loop(result: str, steps: str, carried: Sequence[tuple[str, str, str]], body
     return [f"{result}#{i}" for i in range(1, len(carried) + 1)]
 
 
-def _one_number_of_steps(entry: EntryPoint) -> Iterator[str]:
-    """The number of steps as `%k`, which must be the same in all arguments."""
+def _measure_step_count(entry: EntryPoint) -> Iterator[str]:
+    """Define `%k`, the number of steps; refuse arguments that are stacked over another number."""
     kinds = [spec_type(s) for s in entry.inputs] + ["tensor<?xf64>"] * len(entry.hypers)
     names = [s.name for s in entry.inputs] + list(entry.hypers)
     yield f"%k = tensor.dim %arg0, %c0 : {kinds[0]}"
@@ -100,7 +100,7 @@ def _one_number_of_steps(entry: EntryPoint) -> Iterator[str]:
 
 
 def _guards_of_all_steps(step: _Step, entry: EntryPoint) -> Generator[str, None, str]:
-    """Check every slice of the stacked inputs, and wait for the outcome once; returns the number of steps to take."""
+    """Check every slice of the stacked inputs, and wait for the outcome once; return the SSA name of the step count."""
     if step.checked is None:
         return "%k"
     count = len(step.checked.results)
@@ -140,10 +140,10 @@ def _at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores) -> _Step:
 
 
 def _in_buckets(entry: EntryPoint, graph: StepGraph) -> Generator[str, None, _Step]:
-    """All slices are of one size, so one bucket is chosen for them all, by conditions that no loop changes."""
+    """All slices have the same sizes, so one bucket fits them all; conditions outside the loops choose it."""
     sizes = yield from sizes_of_call(entry, graph)
     limits = yield from value_limits(graph, sizes, "%largest")
-    dispatch = Dispatch(_of_one_step(entry, graph), graph, sizes, "%slice", 1)
+    dispatch = Dispatch(_single_step(entry, graph), graph, sizes, "%slice", 1)
 
     def checked() -> Lines:
         yield from _slices_of_own_size(entry, dispatch)
@@ -158,7 +158,7 @@ def _in_buckets(entry: EntryPoint, graph: StepGraph) -> Generator[str, None, _St
     return _Step(dispatch.check(0), checked, run, limits)
 
 
-def _of_one_step(entry: EntryPoint, graph: StepGraph) -> EntryPoint:
+def _single_step(entry: EntryPoint, graph: StepGraph) -> EntryPoint:
     """`train_steps` with the inputs and the output of one of its steps."""
     (loss,) = returned_by(chain_of(entry.name, graph), graph)
     (losses,) = entry.outputs
@@ -170,9 +170,9 @@ def _slice(spec: TensorSpec) -> TensorSpec:
 
 
 def _private_slices(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:
-    """Slice `%i` of every stacked input; a slice is a copy, so the caller's is safe.
+    """Take slice `%i` of every stacked input, as a copy, so that the caller's buffer is never written.
 
-    Behind a barrier, so that the kernels are those of `train_step` and are compiled once.
+    Each slice is behind a barrier. So the kernels are the same as those of `train_step`, and are compiled once.
     """
     for i, spec in enumerate(entry.inputs):
         yield from _sliced(f"%in{i}.s", i, spec, [str(size) for size in spec.shape[1:]])
@@ -188,7 +188,7 @@ def _slices_of_own_size(entry: EntryPoint, dispatch: Dispatch) -> Iterator[str]:
 
 
 def _sliced(result: str, number: int, stacked: TensorSpec, sizes: list[str]) -> Iterator[str]:
-    """Slice `%i` of argument `number`."""
+    """Take slice `%i` of argument `number`."""
     offsets = ", ".join(["%i", *("0" for _ in sizes)])
     ones = ", ".join(["1", *("1" for _ in sizes)])
     kinds = f"{spec_type(stacked)} to {spec_type(_slice(stacked))}"
@@ -196,7 +196,7 @@ def _sliced(result: str, number: int, stacked: TensorSpec, sizes: list[str]) -> 
 
 
 def _hypers(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:
-    """Number `%i` of every hyperparameter."""
+    """Take element `%i` of every stacked hyperparameter."""
     for i, hyper in enumerate(entry.hypers, len(entry.inputs)):
         yield f"%h{i}.s = tensor.extract %arg{i}[%i] : tensor<?xf64>"
         yield f"%h{i} = tensor.from_elements %h{i}.s : tensor<f64>"

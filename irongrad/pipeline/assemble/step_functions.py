@@ -1,8 +1,8 @@
 """The private functions of the module: each loads the state, calls functions of the step graph, stores the results.
 
-Gradients, and packs of them, are held (`mlir/barriers.py`): with --iree-opt-data-tiling, IREE 3.13.0 fuses the
-unpacking of a matmul into an optimizer update with several results and then refuses its own tile sizes ("large vector
-sizes").
+Gradients and gradient packs are behind barriers (`mlir/barriers.py`). Without them, and with --iree-opt-data-tiling,
+IREE 3.13.0 fuses the unpacking of a matmul into an optimizer update with several results. Then it refuses its own tile
+sizes ("large vector sizes").
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def spec_type(spec: TensorSpec) -> str:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a numpy name."""
+    """The torch dtype with a numpy name."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
@@ -37,7 +37,7 @@ def declaration(name: str, function: Function) -> Iterator[str]:
 
 
 def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
-    """Load the state, call the functions of `chain`, store the new state, return the outputs."""
+    """Write the core of `chain`: load the state, call the functions, store the new state, return the outputs."""
     given = given_to(chain, graph)
     returned = returned_by(chain, graph)
     arguments = ", ".join(f"%a{i}: {kind}" for i, kind in enumerate(given.values()))
@@ -60,21 +60,21 @@ def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
 def _run(
     chain: Sequence[str], graph: StepGraph, storage: Storage, values: dict[Value, str], new: dict[Value, str]
 ) -> Iterator[str]:
-    """Call the functions of `chain`, with the state that `values` lacks."""
+    """Call the functions of `chain`; load the state that `values` lacks."""
     for position, name in enumerate(chain):
         yield from _loads(typed_arguments(graph.functions[name]), storage, values)
         yield from _call(name, graph, storage, values, new, str(position))
 
 
 def _stores(storage: Storage, new: Mapping[Value, str], kinds: Mapping[Value, str]) -> Iterator[str]:
-    """Store what is new of the state and the accumulators."""
+    """Store new values of the state, the accumulators, packs and saved values."""
     for value, name in new.items():
         if value.kind in ("state", "accumulator", "pack", "saved"):
             yield from storage.store(name, value, kinds[value])
 
 
 def part(name: str, graph: StepGraph) -> Iterator[str]:
-    """A private function that loads the state, calls the function `name`, and returns all its results."""
+    """Write `@part.<name>`, which loads the state, calls the function `name`, and returns all its results."""
     function = graph.functions[name]
     typed = typed_arguments(function)
     given = {value: kind for value, kind in typed if value.kind in ("input", "size")}
@@ -89,7 +89,7 @@ def part(name: str, graph: StepGraph) -> Iterator[str]:
 
 
 def call_part(name: str, graph: StepGraph, values: Mapping[Value, str], result: str) -> Iterator[str]:
-    """Call what `part` makes on the SSA names in `values`; its results are `result#0`, …."""
+    """Call the function that `part` writes on the SSA names in `values`; its results are `result#0`, …."""
     function = graph.functions[name]
     given = {value: kind for value, kind in typed_arguments(function) if value.kind in ("input", "size")}
     results = [kind for _, kind in typed_results(function)]
@@ -101,9 +101,9 @@ def call_part(name: str, graph: StepGraph, values: Mapping[Value, str], result: 
 def finish(
     chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str], done: Mapping[Value, str]
 ) -> Iterator[str]:
-    """Call the functions of `chain` after the first, whose results are `done`, and store what is new of the state.
+    """Call the functions of `chain` after the first, whose results are `done`, and store the new state.
 
-    In place of gradients, `done` may have packs of them.
+    `done` may have gradient packs in place of gradients.
     """
     storage, kinds = Storage(graph), {v: k for name in chain for v, k in typed_results(graph.functions[name])}
     read = {v: k for name in chain[1:] for v, k in typed_arguments(graph.functions[name])}
@@ -118,7 +118,7 @@ def finish(
 
 
 def _loads(wanted: Sequence[tuple[Value, str]], storage: Storage, values: dict[Value, str]) -> Iterator[str]:
-    """Load, or put together, what `values` lacks."""
+    """Load the values in `wanted` that `values` lacks; build gradient packs from their members."""
     for value, kind in wanted:
         if value in values:
             continue
@@ -133,7 +133,7 @@ def _loads(wanted: Sequence[tuple[Value, str]], storage: Storage, values: dict[V
 def _call(
     name: str, graph: StepGraph, storage: Storage, values: dict[Value, str], new: dict[Value, str], suffix: str
 ) -> Iterator[str]:
-    """Call a function on `values`; its results are added to `new`, and to `values` for the functions after it."""
+    """Call a function on `values`; add its results to `new`, and to `values` for later functions."""
     function = graph.functions[name]
     yield from call(f"graph.{name}", function, values, f"%r{suffix}")
     for i, (value, kind) in enumerate(typed_results(function)):
@@ -146,9 +146,9 @@ def _call(
 def _micro_batches(
     graph: StepGraph, storage: Storage, values: dict[Value, str], new: dict[Value, str], *, updates: bool
 ) -> Iterator[str]:
-    """Run `joint` on one micro-batch after the other, and add up its gradients and losses.
+    """Run `joint` on each micro-batch in a loop, and sum its gradients and losses.
 
-    Where an update follows, the sums begin with zeros and are its gradients; else they are the accumulators.
+    If an update follows, the sums start from zeros and become its gradients. Otherwise they are the accumulators.
     """
     joint = graph.functions["joint"]
     sums = typed_results(graph.functions["accumulate"])
@@ -179,7 +179,7 @@ def _micro_batches(
 def _micro_batch(
     graph: StepGraph, storage: Storage, values: dict[Value, str], carried: Sequence[tuple[Value, str]]
 ) -> Iterator[str]:
-    """The body of the loop: number `%i` of the micro-batches."""
+    """The body of the loop: one step on micro-batch `%i`."""
     joint = graph.functions["joint"]
     for number, value in enumerate(joint.arguments):
         if value.kind == "input" and joint.example(number).ndim:
@@ -196,7 +196,10 @@ def _micro_batch(
 
 
 def _slice(result: str, whole: str, part: torch.Tensor, like: torch.Tensor) -> Iterator[str]:
-    """Rows `%i * n` and after of `whole`, as many as `part` has; behind a barrier, so that kernels are as without."""
+    """Take micro-batch `%i` of the batch `whole`; `part` and `like` are examples of micro-batch and batch.
+
+    The slice is behind a barrier, so that the kernels are the same as without micro-batches.
+    """
     yield f"{result}.n = arith.constant {part.shape[0]} : index"
     yield f"{result}.at = arith.muli %i, {result}.n : index"
     offsets = ", ".join([f"{result}.at", *("0" for _ in part.shape[1:])])
@@ -211,24 +214,24 @@ def _core_name(chain: tuple[str, ...]) -> str:
 
 
 def typed_arguments(function: Function) -> list[tuple[Value, str]]:
-    """The arguments of a function with their types."""
+    """The arguments of a function with their MLIR types."""
     return [(a, tensor_type(function.example(i))) for i, a in enumerate(function.arguments)]
 
 
 def typed_results(function: Function) -> list[tuple[Value, str]]:
-    """The results of a function with their types."""
+    """The results of a function with their MLIR types."""
     return list(zip(function.results, map(tensor_type, function.results_like()), strict=True))
 
 
 def given_to(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:
-    """What a caller hands to the core of `chain`, with types; of inputs whole batches."""
+    """The arguments of the core of `chain`, with MLIR types; inputs are whole batches."""
     typed = [pair for name in chain for pair in typed_arguments(graph.functions[name])]
     given = {value: kind for value, kind in typed if value.kind in ("input", "hyper", "count")}
     return {v: tensor_type(graph.inputs[v.name]) if v.kind == "input" else kind for v, kind in given.items()}
 
 
 def returned_by(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:
-    """What the core of `chain` hands back, with types."""
+    """The results of the core of `chain`, with MLIR types."""
     typed = [pair for name in chain for pair in typed_results(graph.functions[name])]
     return {value: kind for value, kind in typed if value.kind == "output"}
 
@@ -251,5 +254,5 @@ def call_core(chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str]
 
 
 def return_line(names: Sequence[str], kinds: Sequence[str], indent: str = "") -> str:
-    """A return of `names`, which may be none."""
+    """A return of the values `names`, of types `kinds`; both may be empty."""
     return f"{indent}return {', '.join(names)} : {', '.join(kinds)}" if names else f"{indent}return"

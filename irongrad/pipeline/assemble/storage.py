@@ -1,4 +1,4 @@
-"""Where the module keeps what lasts between calls: a global for each tensor, or a slice of one that several share."""
+"""Where the module keeps values between calls: each tensor has a global, or a slice of a global shared by several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tensor_type(tensor: torch.Tensor) -> str:
 
 
 def symbol(kind: str, name: str) -> str:
-    """The global of a state tensor, of a gradient accumulator, or of a pack."""
+    """The symbol of the global of a state tensor, gradient accumulator or pack."""
     return f'@"{kind}:{name}"'
 
 
@@ -31,12 +31,12 @@ def stored_type(kind: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """`text` as it stands between quotes in MLIR."""
+    """`text`, escaped for a string literal of MLIR."""
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 class Storage:
-    """Loads, stores and initial values of the state, of accumulators, and of packs of state."""
+    """Writes the loads, stores and initial values of the state, the accumulators and the packs."""
 
     def __init__(self, graph: StepGraph) -> None:
         self._graph = graph
@@ -47,7 +47,7 @@ class Storage:
                 self._places[member] = symbol("pack", pack.name), self._pack_type(pack), start
 
     def globals(self) -> Iterator[str]:
-        """The globals of the state and their initial values: parameters of the archive that the module is run with."""
+        """The globals of the state; their initial values are parameters of the archive that the module runs with."""
         for tensor in self._graph.state:
             if Value("state", tensor.name) not in self._places:
                 kind = stored_type(tensor_type(tensor.initial))
@@ -70,7 +70,7 @@ class Storage:
         yield "util.return"
 
     def reset(self) -> Iterator[str]:
-        """Give the state its initial values again."""
+        """Reset the state to its initial values."""
         for i, tensor in enumerate(self._graph.state):
             kind = tensor_type(tensor.initial)
             yield f"%p{i} = flow.tensor.constant {_parameter(tensor.name)} : {stored_type(kind)}"
@@ -78,7 +78,7 @@ class Storage:
             yield from self._store(f"%v{i}", Value("state", tensor.name), stored_type(kind))
 
     def load(self, result: str, value: Value, kind: str) -> Iterator[str]:
-        """Load a stored value as `kind`."""
+        """Load the stored value `value`, of MLIR type `kind`, as `result`."""
         if value in self._places:
             yield from self._load_slice(result, value, kind)
             return
@@ -90,7 +90,11 @@ class Storage:
         yield f"{result} = arith.trunci {result}.bytes : {stored} to {kind}"
 
     def _load_slice(self, result: str, value: Value, kind: str) -> Iterator[str]:
-        """Not by tensor.extract_slice, which IREE makes part of the kernel: two slices would have two kernels."""
+        """Load a slice of a pack.
+
+        It is no tensor.extract_slice: IREE would fuse that into the kernel that reads the slice, and so compile the
+        kernel once per slice.
+        """
         name, whole, start = self._places[value]
         flat = flattened(kind)
         yield f"{result}.pack = util.global.load {name} : {whole}"
@@ -100,7 +104,7 @@ class Storage:
         yield f"{result} = flow.tensor.reshape {result}.flat : {flat} -> {kind}"
 
     def store(self, source: str, value: Value, kind: str) -> Iterator[str]:
-        """Store `source` of type `kind`."""
+        """Store `source`, of MLIR type `kind`, as the new value of `value`."""
         stored = stored_type(kind)
         if stored != kind:
             converted = f"{source.replace('#', '.')}.bytes"
@@ -119,7 +123,7 @@ class Storage:
         yield f"util.global.store {part}.next, {name} : {whole}"
 
     def gathered(self, result: str, value: Value, values: Mapping[Value, str]) -> Iterator[str]:
-        """The pack of gradients `value`, made of the SSA names in `values`."""
+        """Build the gradient pack `value`, as `result`, from the SSA names of its members in `values`."""
         yield from self._concatenated(result, self._packs[value.name], values)
 
     def is_gathered(self, value: Value) -> bool:
@@ -127,7 +131,7 @@ class Storage:
         return value.kind == "pack" and self._is_gradients(self._packs[value.name])
 
     def is_member(self, value: Value) -> bool:
-        """Whether `value` is in a pack."""
+        """Whether `value` is a member of a pack."""
         return value in self._places
 
     def _is_gradients(self, pack: Pack) -> bool:
@@ -138,9 +142,9 @@ class Storage:
         return mlir_type((pack.size,), self._graph.tensor(first.name).initial.dtype)
 
     def _concatenated(self, result: str, pack: Pack, values: Mapping[Value, str]) -> Iterator[str]:
-        """Put the members at their places; what is between them is never read.
+        """Put the members at their offsets in an uninitialised tensor; gaps between members are never read.
 
-        IREE has the kernels that compute them write there, into an empty tensor. Into zeros it would copy them.
+        IREE lets the kernels of the members write directly into an empty tensor. Into zeros, it would copy the members.
         """
         whole = self._pack_type(pack)
         yield f"{result}.0 = flow.tensor.empty : {whole}"
@@ -151,7 +155,7 @@ class Storage:
 
 
 def put(result: str, source: str, kind: str, target: str, whole: str, start: int) -> Iterator[str]:
-    """`target` of type `whole` with `source` of type `kind` from element `start` on."""
+    """Write `source`, of type `kind`, into `target`, of type `whole`, from element `start` on; define `result`."""
     flat = flattened(kind)
     yield f"{result}.start = arith.constant {start} : index"
     yield f"{result}.flat = flow.tensor.reshape {source} : {kind} -> {flat}"
@@ -165,7 +169,7 @@ def elements(kind: str) -> int:
 
 
 def flattened(kind: str) -> str:
-    """The type of a tensor of type `kind` as one of rank 1."""
+    """The rank-1 MLIR type with as many elements as the type `kind`."""
     element = kind.removeprefix("tensor<").removesuffix(">").split("x")[-1]
     return f"tensor<{elements(kind)}x{element}>"
 

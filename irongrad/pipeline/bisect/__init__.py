@@ -1,1 +1,1 @@
-"""Which pass first changes the numbers."""
+"""Find the first pass that changes the numbers."""

@@ -1,4 +1,4 @@
-"""The first pass that changes the numbers beyond rounding."""
+"""Find the first pass that changes the numbers beyond rounding."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from irongrad.passes.manager import PassRecord, run_passes
 from irongrad.pipeline.bisect.rounding_bounds import Bounds
 from irongrad.pipeline.bisect.run_arguments import arguments, first_step, second_step
 
-# Of the largest magnitude of a result, or of what it is a sum of: far above what float64 rounds, far below what
-# anything but rounding would do.
+# As a share of the largest magnitude of a result, or of the terms that it sums: far above the rounding of float64, and
+# far below any other change.
 TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a pass did to the numbers of a function.
+    """How a pass changed the numbers of a function.
 
     Attributes:
-        number: its position among the passes, from 1.
+        number: the pass's position among the passes, from 1.
         name: the pass's name.
         function: the function's name.
-        step: in which training step, 1 or 2.
-        difference: the difference from the graph before any pass, run in float64, as a share of the largest magnitude
-            of the result or of what it is a sum of.
-        error: the error of the graph in its own dtypes, as a share of what is allowed of a compiled step.
-        result: where that is, the worst of the function's results: its kind and name.
-        stats: what the pass says it did.
+        step: the training step, 1 or 2.
+        difference: the difference from the graph before any pass, both run in float64, as a share of the largest
+            magnitude of the result, or of the terms that it sums.
+        error: the error of the graph in its own dtypes, as a share of the error allowed for a compiled step.
+        result: the kind and name of the function's worst result, which has this difference and error.
+        stats: the pass's own counts of its changes.
     """
 
     number: int
@@ -49,29 +49,35 @@ class Finding:
 
     @property
     def changes_meaning(self) -> bool:
-        """Whether the numbers are others in float64 too."""
+        """Whether the numbers change in float64 too."""
         return not self.difference <= TOLERANCE
 
     @property
     def changes_numbers(self) -> bool:
-        """Whether that is more than rounding, or rounds more than the step itself does."""
+        """Whether the numbers change in float64, or round more than a compiled step is allowed to."""
         return self.changes_meaning or not self.error <= 1
 
 
 class _FoundError(Exception):
-    """Ends the run of the passes."""
+    """Ends the run of the passes at the first that changes the numbers."""
 
 
 def bisect(
     graph: StepGraph, passes: Sequence[Pass], targets: Sequence[str] = ("llvm-cpu",), timer: Timer | None = None
 ) -> tuple[Finding, ...]:
-    """Run `passes`, and after each run every function that it changed, up to the first that changes the numbers.
+    """Run `passes` up to the first that changes the numbers; after each pass, run every function that it changed.
 
-    Functions are run in float64, where a change of meaning shows, and in their own dtypes, where a loss of digits does;
-    with the state as it is before the first step and before the second.
+    Functions run in float64, which shows a change of meaning, and in their own dtypes, which shows a loss of digits.
+    They run with the state before the first step, and with the state before the second.
+
+    Args:
+        graph: the step graph before any pass.
+        passes: the passes, in order.
+        targets: the backends that the graph is compiled for.
+        timer: measures on the targets, for passes that choose by time; None if they choose by cost tables.
 
     Returns:
-        A finding for every change a pass made, in order; only the last can be one that changes the numbers.
+        A finding for every change that a pass made, in order; only the last may change the numbers.
 
     Raises:
         InternalError: a pass fails, or leaves a graph that is not well formed.
@@ -80,7 +86,7 @@ def bisect(
     found: list[Finding] = []
 
     def compare(number: int, record: PassRecord, function: Function) -> None:
-        """Note how far what a pass has changed is from what was captured; end the run where that is beyond rounding."""
+        """Record how far a changed function is from the captured one; end the run if that is beyond rounding."""
         if record.changed:
             name, stats = record.function, dict(record.stats)
             step, place, difference, error = trials.worst(name, function.graph)
@@ -96,7 +102,7 @@ def bisect(
 
 
 class _Trial:
-    """A function as it was captured, on the arguments of one step."""
+    """A captured function with the arguments of one step."""
 
     def __init__(self, graph: GraphModule, values: list[torch.Tensor]) -> None:
         self._values = values
@@ -105,25 +111,25 @@ class _Trial:
         self._bounds = Bounds(graph, values, self._exact)
 
     def measured(self, graph: GraphModule) -> list[tuple[int, float, float]]:
-        """By result of the function as it is now: its place, its difference and its error, as in `Finding`."""
+        """For each result of the changed function: its position, and its difference and error as in `Finding`."""
         found = differences(self._exact, run_in_float64(graph, self._values), self._sizes)
         return [(i, *both) for i, both in enumerate(zip(found, self._bounds.ratios(graph), strict=True))]
 
 
 class _Trials:
-    """Every function of a step, run in two steps; one that no pass changes is never run."""
+    """Every function of a step with the arguments of two steps; a function that no pass changes never runs."""
 
     def __init__(self, graph: StepGraph) -> None:
         self._graph = graph
         self._first = first_step(graph)
         self._second = cache(lambda: second_step(graph, self._first))
-        self._trial = cache(self._made)
+        self._trial = cache(self._new_trial)
 
-    def _made(self, name: str, step: int) -> _Trial:
+    def _new_trial(self, name: str, step: int) -> _Trial:
         value_of = self._first if step == 1 else self._second()
         return _Trial(self._graph.functions[name].graph, arguments(self._graph, name, value_of))
 
     def worst(self, name: str, graph: GraphModule) -> tuple[int, int, float, float]:
-        """The step, the place of the result, the difference and the error where those are largest."""
+        """The step, the position of the worst result, and its difference and error."""
         found = [(step, *one) for step in (1, 2) for one in self._trial(name, step).measured(graph)]
         return max(found, key=lambda f: max(f[2] / TOLERANCE, f[3]))

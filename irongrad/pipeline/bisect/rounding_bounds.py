@@ -1,7 +1,7 @@
-"""Running a graph in its own dtypes, and how far it may be from its exact values there: as the float64 oracle has it.
+"""Run a graph in its own dtypes, and bound its distance from the exact values as the float64 oracle does.
 
-A pass may compute a sum in another order, and so round in another way; it may not lose digits. How far apart runs are
-that round in other ways, runs with `irongrad.pipeline.oracle.rounding_noise.RoundingNoise` show.
+A pass may compute a sum in a different order, and so round differently, but it may not lose digits. Runs with
+`irongrad.pipeline.oracle.rounding_noise.RoundingNoise` show how far apart runs with different rounding are.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from irongrad.runtime.verification import Comparison, largest_error
 
 
 class Bounds:
-    """The largest errors of the results of a function that are right.
+    """The largest errors that the results of a function may have.
 
     Args:
-        graph: the function as it was captured.
+        graph: the captured function.
         values: its arguments.
         exact: its results in float64.
     """
@@ -46,14 +46,14 @@ class Bounds:
         *_, self._allowed = spread.widened_by(run, sum(v.numel() for v in values))
 
     def ratios(self, graph: GraphModule) -> Iterator[float]:
-        """By result, the error of `graph` as a share of what is allowed."""
+        """Yield for each result the error of `graph`, as a share of the largest allowed error."""
         for place, result in enumerate(run_own(graph, self._values)):
             error = largest_error(to_numpy(result), self._exact.arrays[str(place)])
             yield Comparison("", str(place), error, self._allowed[str(place)]).ratio
 
 
 def run_own(graph: GraphModule, values: Sequence[torch.Tensor], seed: int | None = None) -> list[torch.Tensor]:
-    """Run a functional graph in its own dtypes; with the noise of `seed` in what rounds, unless that is None."""
+    """Run a functional graph in its own dtypes, with the rounding noise of `seed` unless that is None."""
     with torch.no_grad(), eager_control_flow():
         runner = Eager(graph) if seed is None else _Noisy(graph, RoundingNoise(seed))
         return runner.outputs([v.clone() for v in values])
@@ -66,20 +66,20 @@ class _Noisy(Eager):
         self._rounding = _rounding(graph)
 
     def of_body(self, body: GraphModule) -> Eager:
-        """What runs a body: with the same noise."""
+        """Return the interpreter of a body, which adds the same noise."""
         return _Noisy(body, self._noise)
 
     def run_node(self, n: Node) -> Any:
-        """Run one node; control flow adds noise inside."""
+        """Run one node with noise if it rounds; control flow gets its noise inside the bodies."""
         with self._noise if n in self._rounding else nullcontext():
             return super().run_node(n)
 
 
 def _rounding(graph: GraphModule) -> set[Node]:
-    """The calls that take floating-point values computed from floating-point arguments.
+    """The calls whose floating-point results depend on floating-point arguments.
 
-    What is made of integers alone is exact: random numbers, places of elements, constants. Eager's operators compute
-    these inside, out of the reach of any noise, which would change a mask or a place and not the last bits.
+    Values computed from integers alone are exact: random numbers, positions of elements, constants. Eager's operators
+    compute these inside, where no noise reaches them. Noise would change a mask or a position, not the last bits.
     """
     known: set[Node] = set()
     for node in graph.graph.nodes:

@@ -1,4 +1,4 @@
-"""Arguments to run the functions of a step graph on."""
+"""Arguments for runs of the functions of a step graph."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from irongrad.graph.float64_runs import run_in_float64
 from irongrad.graph.step_graph import Function, StepGraph, Value, base_name, specialised_name
 from irongrad.runtime.manifest import Role
 
-# Those that a training step runs, in turn.
-_OF_A_STEP = ("joint", "forward", "finish", "update", "step")
+# The functions that a training step runs, in order.
+_STEP_FUNCTIONS = ("joint", "forward", "finish", "update", "step")
 
 ValueOf = Callable[[Value], torch.Tensor]
 
 
 def arguments(step: StepGraph, name: str, value_of: ValueOf) -> list[torch.Tensor]:
-    """A value for every argument of the function `name`, of its dtype and shape.
+    """Return a value for every argument of the function `name`, in the argument's dtype and shape.
 
-    Of the examples as much as it takes, with zeros where it takes more.
+    A value that is too large is cut, and one that is too small is padded with zeros.
     """
     function, sizes = step.functions[name], _sizes(step, name)
     values = [torch.tensor(sizes[a.name]) if a.kind == "size" else value_of(a) for a in function.arguments]
@@ -38,7 +38,7 @@ def _fitted(function: Function, place: int, value: torch.Tensor) -> torch.Tensor
 
 
 def _sizes(step: StepGraph, name: str) -> dict[str, int]:
-    """The sizes of named dimensions: those of the examples, or of the function's bucket where that is smaller."""
+    """The sizes of named dimensions: the smaller of the example's size and the size of the function's bucket."""
     own = (b for b in step.buckets if specialised_name(base_name(name), b) == name)
     bucket = next(own, step.buckets[-1] if step.buckets else {})
     sizes = {dim: step.inputs[n].shape[d] for n, dims in step.dynamic.items() for d, dim in dims.items()}
@@ -46,10 +46,10 @@ def _sizes(step: StepGraph, name: str) -> dict[str, int]:
 
 
 def first_step(step: StepGraph) -> ValueOf:
-    """A value for every argument of the functions of `step`, the same one whenever it is asked for.
+    """Return a function that gives each argument of the functions of `step` a value, the same in every call.
 
-    Model state and inputs are the step's own. Optimizer state, which begins as zeros that would hide a factor, and
-    gradients are random; nonnegative, since second moments are.
+    Model state and inputs are the step's own. Optimizer state starts as zeros, which would hide a factor, so it is
+    random. Gradients are random too. Random values are nonnegative, because second moments are.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -60,16 +60,16 @@ def first_step(step: StepGraph) -> ValueOf:
         if value.kind in ("gradient", "accumulator"):
             return random_like(step.tensor(value.name).initial)
         if value.kind != "state":
-            return _own(step, value)
+            return _example_of(step, value)
         tensor = step.tensor(value.name)
         random = tensor.role is Role.OPTIMIZER and tensor.initial.is_floating_point()
         return random_like(tensor.initial) if random else tensor.initial
 
-    return _remembered(step, make)
+    return _cached(step, make)
 
 
 def second_step(step: StepGraph, first: ValueOf) -> ValueOf:
-    """As `first_step`, but that the state is what one step leaves of the initial one."""
+    """Return a function like that of `first_step`, but with the state after one step from the initial state."""
     known: dict[Value, torch.Tensor] = {}
 
     def before(value: Value) -> torch.Tensor:
@@ -77,16 +77,16 @@ def second_step(step: StepGraph, first: ValueOf) -> ValueOf:
             return known[value]
         return step.tensor(value.name).initial if value.kind == "state" else first(value)
 
-    for name in _OF_A_STEP:
+    for name in _STEP_FUNCTIONS:
         if name in step.functions:
             function = step.functions[name]
             results = run_in_float64(function.graph, arguments(step, name, before))
             known.update(zip(function.results, results, strict=True))
-    return _remembered(step, before)
+    return _cached(step, before)
 
 
-def _own(step: StepGraph, value: Value) -> torch.Tensor:
-    """What is neither state nor a gradient, but for what one piece of a step saves for another."""
+def _example_of(step: StepGraph, value: Value) -> torch.Tensor:
+    """The value of a hyperparameter, a count or an input."""
     match value.kind:
         case "hyper":
             return torch.tensor(step.hypers[value.name], dtype=torch.float64)
@@ -95,17 +95,17 @@ def _own(step: StepGraph, value: Value) -> torch.Tensor:
     return step.inputs[value.name]
 
 
-def _remembered(step: StepGraph, make: ValueOf) -> ValueOf:
-    """`make`, asked once for each value; what a piece of a step saves is what it computes."""
-    held: dict[Value, torch.Tensor] = {}
+def _cached(step: StepGraph, make: ValueOf) -> ValueOf:
+    """`make`, called once for each value; a value that `forward` saves comes from a run of `forward`."""
+    memo: dict[Value, torch.Tensor] = {}
 
     def value_of(value: Value) -> torch.Tensor:
-        if value not in held and value.kind == "saved":
+        if value not in memo and value.kind == "saved":
             forward = step.functions["forward"]
             results = run_in_float64(forward.graph, arguments(step, "forward", value_of))
-            held.update((v, r) for v, r in zip(forward.results, results, strict=True) if v.kind == "saved")
-        elif value not in held:
-            held[value] = make(value)
-        return held[value]
+            memo.update((v, r) for v, r in zip(forward.results, results, strict=True) if v.kind == "saved")
+        elif value not in memo:
+            memo[value] = make(value)
+        return memo[value]
 
     return value_of

@@ -1,1 +1,1 @@
-"""TrainStep -> CapturedStep: what torch.export sees of the model and the loss."""
+"""TrainStep -> CapturedStep: export the model and the loss with torch.export."""

@@ -1,8 +1,8 @@
-"""`torch.autograd.Function` in a captured step.
+"""Keep the backward of each user's `torch.autograd.Function` in a captured step.
 
-torch.export traces through a Function's forward and forgets its backward: the exported step would have the gradient of
-the forward's operators. So while it runs, a call becomes one operator whose decomposition is the forward and whose
-autograd formula is the backward, which AOTAutograd then traces (docs.pytorch.org, "PyTorch Custom Operators").
+torch.export traces through a Function's forward and drops its backward. The exported step would then have the gradient
+of the forward's operators. So during the export, each call becomes one custom operator. Its decomposition is the
+forward. Its autograd formula is the backward, which AOTAutograd traces (docs.pytorch.org, "PyTorch Custom Operators").
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ _apply: Any = Function.apply.__func__
 
 
 class Context:
-    """What a Function's `ctx` offers, without autograd behind it."""
+    """A replacement for a Function's `ctx` that works without autograd.
+
+    Attributes:
+        saved_tensors: the tensors that the forward saved for the backward.
+        needs_input_grad: for each argument of the forward, whether it needs a gradient.
+    """
 
     saved_tensors: tuple[torch.Tensor | None, ...] = ()
 
@@ -34,14 +39,14 @@ class Context:
         self._place = place
 
     def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
-        """Keep `tensors` for the backward."""
+        """Save `tensors` for the backward."""
         self.saved_tensors = tensors
 
     def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
-        """Integers have no gradient anyway; that of others is not asked for."""
+        """Do nothing: integers never have a gradient, and the step asks for no gradient of the other tensors."""
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Gradients that nothing asks for are zeros here."""
+        """Do nothing: the gradient of an unused output is always a tensor of zeros here."""
 
     def mark_dirty(self, *tensors: torch.Tensor) -> None:
         """Refuse to write into an argument.
@@ -56,7 +61,7 @@ class Context:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """While open, a call of a user's Function is an operator with that Function's backward as its formula."""
+    """While open, each call of a user's Function becomes an operator whose autograd formula is its backward."""
 
     def apply(cls: type[Function], *args: Any) -> Any:
         if not source_lines.is_user_class(cls):
@@ -68,7 +73,7 @@ def kept() -> Iterator[None]:
 
 
 class _Call:
-    """One call of a Function, its arguments that are no tensors bound."""
+    """One call of a Function as an operator: takes the tensor arguments, and holds the values of all others."""
 
     def __init__(self, cls: type[Function], args: Sequence[Any]) -> None:
         self._cls = cls
@@ -87,26 +92,29 @@ class _Call:
         return outputs[0] if self._single else tuple(outputs)
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the Function's forward; what it returns unchanged is copied, as an operator may not return its input."""
+        """Run the Function's forward; copy an output that is an input, since an operator may not return its input."""
         return [o.clone() if any(o is t for t in tensors) else o for o in self._run(tensors)[1]]
 
     def backward(self, ctx: Any, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Run the Function's backward on what its forward saves, which is run again and merged with the first run."""
+        """Run the Function's backward.
+
+        The forward runs again to compute the tensors that it saves. A later pass merges both runs.
+        """
         with torch.no_grad():
             context = self._run(ctx.tensors)[0]
-        made = self._cls.backward(context, *gradients)
-        made = made if isinstance(made, tuple) else (made,)
-        if len(made) != len(self._args):
+        results = self._cls.backward(context, *gradients)
+        results = results if isinstance(results, tuple) else (results,)
+        if len(results) != len(self._args):
             raise CaptureError(
-                f"{source_lines.where(self._cls.backward)}\n  {self._cls.__name__}.backward returns {len(made)} "
+                f"{source_lines.where(self._cls.backward)}\n  {self._cls.__name__}.backward returns {len(results)} "
                 f"gradients, and its forward takes {len(self._args)} arguments. "
                 "Return None for one that has no gradient"
             )
-        return [g for g, a in zip(made, self._args, strict=True) if isinstance(a, torch.Tensor)]
+        return [g for g, a in zip(results, self._args, strict=True) if isinstance(a, torch.Tensor)]
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> tuple[Context, tuple[torch.Tensor, ...]]:
-        given = iter(tensors)
-        args = [next(given) if isinstance(a, torch.Tensor) else a for a in self._args]
+        remaining = iter(tensors)
+        args = [next(remaining) if isinstance(a, torch.Tensor) else a for a in self._args]
         forward: Callable[..., Any] = self._cls.forward
         needs = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in self._args)
         context = Context(needs, source_lines.where(forward))

@@ -1,8 +1,8 @@
 """TrainStep -> CapturedStep: torch.export of the model with its loss, for training and for evaluation.
 
 torch.export in its non-strict mode runs the model's own Python once on fake tensors (docs.pytorch.org,
-"torch.export"), so what it cannot express is a control-flow decision on a tensor's value or a side effect on a
-Python object. Both are found here and reported at the user's line.
+"torch.export"). So it cannot express a control-flow decision on a tensor's value, or a side effect on a Python object.
+Capture detects both and reports the user's line.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class CapturedStep:
     """The exported programs of one training step.
 
     Attributes:
-        step: the user's step, whose model holds the initial values.
+        step: the user's step; its model holds the initial values.
         call: which inputs go to the model and which to the loss.
         train: the inputs of a micro-batch -> loss, in training mode, with buffer mutations.
-        eval: inputs -> loss, in evaluation mode; None where it was not asked for.
-        predict: model inputs -> the model's outputs, in evaluation mode; None where it was not asked for, and for a
-            model whose only output is its loss.
-        predict_inputs: the inputs that `predict` takes, in order; among them a label from which the model makes
-            its own loss, though nothing that `predict` returns depends on it.
-        output_names: names of what `predict` returns, in order.
+        eval: inputs -> loss, in evaluation mode; None if it was not requested.
+        predict: model inputs -> the model's outputs, in evaluation mode; None if it was not requested, or if the loss
+            is the model's only output.
+        predict_inputs: the inputs of `predict`, in order. A label from which the model computes its own loss is among
+            them, although no result of `predict` depends on it.
+        output_names: names of the results of `predict`, in order.
     """
 
     step: TrainStep
@@ -67,12 +67,12 @@ class CapturedStep:
 
     @property
     def programs(self) -> list[ExportedProgram]:
-        """Those that there are."""
+        """The programs that were exported."""
         return [p for p in (self.train, self.eval, self.predict) if p is not None]
 
 
 class StepModule(nn.Module):
-    """The model and its loss as one module with positional inputs, in the order of `TrainStep.inputs`."""
+    """The model and its loss as one module that takes positional inputs, in the order of `TrainStep.inputs`."""
 
     def __init__(self, step: TrainStep) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class StepModule(nn.Module):
         self.autocast = step.autocast
 
     def outputs(self, inputs: dict[str, torch.Tensor]) -> object:
-        """Call the model on the inputs that are its own."""
+        """Call the model with its own inputs, and return its output."""
         call = self._call
         keyword = {n: inputs[n] for n in call.keyword if n in inputs}
         return self.model(*(inputs[n] for n in call.positional), **keyword)
@@ -101,7 +101,11 @@ class StepModule(nn.Module):
         return self.loss_of(self.outputs(inputs), inputs)
 
     def loss_of(self, output: object, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The loss of what the model returned."""
+        """Compute the loss from the model's output.
+
+        Raises:
+            CaptureError: the loss is not a tensor.
+        """
         if self._inside:
             return loss_of(output)
         function = self._loss if self._loss is not None else self.loss
@@ -115,15 +119,15 @@ class StepModule(nn.Module):
 
 
 class PiecesModule(StepModule):
-    """The step module of a step in two pieces: what Python gets from the model is an output beside the loss."""
+    """The step module of a step in two pieces: returns the loss and the model's outputs, which Python reads."""
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the loss, and the model's tensors, through which no gradient flows."""
+        """Return the loss and the model's output tensors, detached."""
         loss, outputs = self.named(*values)
         return (loss, *outputs.values())
 
     def named(self, *values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the loss, and the model's tensors by name."""
+        """Return the loss, and the model's detached output tensors by name."""
         inputs = dict(zip(self._names, values, strict=True))
         with self.autocast():
             output = self.outputs(inputs)
@@ -132,20 +136,20 @@ class PiecesModule(StepModule):
 
 
 class PredictModule(nn.Module):
-    """The model alone; its outputs flattened to a tuple of tensors, without the loss where it makes its own."""
+    """The model alone: returns its outputs as a flat tuple of tensors, without a loss that it computes itself."""
 
     def __init__(self, module: StepModule, names: tuple[str, ...]) -> None:
         super().__init__()
         self.model = module.model
-        self._module = (module,)  # in a tuple, so that its parameters are not registered a second time
+        self._module = (module,)  # the tuple hides its parameters from nn.Module, which would register them again
         self._names = names
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the model's tensors in the order of `output_names`."""
+        """Return the model's output tensors in the order of `output_names`."""
         return tuple(self.named(*values).values())
 
     def named(self, *values: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the model's tensors by name."""
+        """Return the model's output tensors by name."""
         module = self._module[0]
         with module.autocast():
             outputs = flatten_outputs(module.outputs(dict(zip(self._names, values, strict=True))))
@@ -156,10 +160,10 @@ class PredictModule(nn.Module):
 
 @contextmanager
 def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put `module` in training or evaluation mode for a while; submodules' own modes are put back after it.
+    """While open, `module` is in training or evaluation mode; on exit, each submodule gets its own mode back.
 
-    A module that is in training mode already keeps its submodules' modes, so that a BatchNorm which the user
-    froze with `.eval()` stays frozen in the training graph.
+    A module that is already in training mode keeps its submodules' modes. So a BatchNorm that the user froze with
+    `.eval()` stays frozen in the training graph.
     """
     before = [(m, m.training) for m in module.modules()]
     if not training or not module.training:
@@ -173,18 +177,19 @@ def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextmanager
 def plain_operators() -> Iterator[None]:
-    """Keep attention and recurrent layers in their plain forms, not in the fused kernels of this machine's CPU.
+    """While open, attention and recurrent layers run as plain operators, not as fused kernels of this machine's CPU.
 
-    Only the plain forms decompose to operators that have a backward and that every target compiles.
+    Only the plain operators decompose into operators that have a backward and that every target compiles.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # leaving mkldnn.flags warns about Intel GPUs
+        warnings.simplefilter("ignore")  # mkldnn.flags warns about Intel GPUs on exit
         with (
             sdpa_kernel([SDPBackend.MATH]),
             torch.backends.mkldnn.flags(enabled=False),
-            torch.backends.nnpack.flags(enabled=False),  # its choice by batch size would be a guard on it
+            torch.backends.nnpack.flags(enabled=False),  # PyTorch chooses it by batch size, which adds a guard
             mock.patch("torch.nn.modules.transformer._detect_is_causal_mask", _is_said_to_be_causal),
-            # AOTAutograd would order them by tokens, more arguments and results of the graph; a step raises nothing.
+            # AOTAutograd would order these checks with tokens: further arguments and results of the graph. A compiled
+            # step raises no error, so their order is irrelevant.
             mock.patch.object(_errors_of_linalg(), "_effect", None),
             aliases_allowed(),
         ):
@@ -192,12 +197,15 @@ def plain_operators() -> Iterator[None]:
 
 
 def _errors_of_linalg() -> EffectHolder:
-    """Where torch 2.13 keeps that the check of a factorisation is an effect, as one that raises."""
+    """Return torch 2.13's record that the error check of a factorisation has an effect, because it raises."""
     return simple_registry.singleton.find("aten::_linalg_check_errors").effect
 
 
 def _is_said_to_be_causal(mask: object, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """What nn.Transformer asks of a mask's values, to take a faster form with the same result where it is causal."""
+    """Tell from the flag alone whether a mask is causal.
+
+    nn.Transformer reads the mask's values for this. For a causal mask it takes a faster kernel with the same result.
+    """
     return is_causal is True
 
 
@@ -209,9 +217,9 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
         inference: which of `eval` and `predict` to export.
 
     Raises:
-        CaptureError: a data-dependent branch, a side effect, an unused input, a loss that is not a
-            floating-point scalar; with the user's file and line.
-        UnsupportedOpError: random numbers that a compiled step cannot draw.
+        CaptureError: a data-dependent branch, a side effect, an unused input, or a loss that is not a floating-point
+            scalar; names the user's file and line.
+        UnsupportedOpError: the step draws random numbers that a compiled step cannot draw.
     """
     module = StepModule(step)
     training = PiecesModule(step) if step.between else module
@@ -228,7 +236,7 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
     _check_used(train, step)
     with mode(module.model, training=False):
         evaluation = export(module, values, dynamic, multiples) if "eval" in inference else None
-        # A step in pieces has the names of the model's outputs from there.
+        # A step in pieces takes the names of the model's outputs from this export.
         predicted = (
             _export_predict(module, step, multiples) if "predict" in inference or step.between else (None, (), ())
         )
@@ -241,17 +249,17 @@ def export(
     dynamic: Sequence[Mapping[int, str]] = (),
     multiples: Mapping[str, int] | None = None,
 ) -> ExportedProgram:
-    """torch.export `module` and check that it is a function of its inputs, its buffers and a seed.
+    """Export `module` with torch.export, and check that it is a function of its inputs, its buffers and a seed.
 
     Args:
         module: takes tensors like `values`.
         values: an example of its inputs.
-        dynamic: names of the dimensions of each input that stay symbols; none for a program of fixed sizes.
-        multiples: numbers that some of these are multiples of.
+        dynamic: for each input, the names of its dimensions that stay symbols; empty for fixed sizes.
+        multiples: for some of these dimensions, a number that divides the size.
 
     Raises:
-        CaptureError: it is not.
-        UnsupportedOpError: it draws random numbers that a compiled step cannot draw.
+        CaptureError: `module` is not such a function.
+        UnsupportedOpError: `module` draws random numbers that a compiled step cannot draw.
     """
     try:
         with (
@@ -298,7 +306,7 @@ def _export_predict(
 
 
 def _run_untouched(probe: PredictModule, values: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
-    """Run `probe` on copies, so that a model which writes into a buffer in eval mode changes nothing here."""
+    """Run a copy of `probe` on copies, because a model may write into its buffers even in evaluation mode."""
     return copy.deepcopy(probe).named(*(v.clone() for v in values))
 
 
@@ -308,7 +316,7 @@ def _used_inputs(program: ExportedProgram) -> list[bool]:
 
 
 def loss_node(program: ExportedProgram) -> torch.fx.Node:
-    """The node of `CapturedStep.train` or `.eval` that computes the loss."""
+    """Return the node of `CapturedStep.train` or `.eval` that computes the loss."""
     node = next(n for n in program.graph.output_node().args[0] if n.name == program.graph_signature.user_outputs[0])
     return FlatGraph(program.graph_module).origins(node)[-1]
 
@@ -339,14 +347,15 @@ def _check_used(program: ExportedProgram, step: TrainStep) -> None:
 
 
 def _refuse_undrawable(graph: GraphModule, *, once: bool = True) -> None:
-    """Refuse by name what draws random numbers that a compiled step cannot draw.
+    """Refuse an operator that draws random numbers which a compiled step cannot draw.
 
     Args:
         graph: the graph, with its regions.
-        once: whether it runs once a step; no number of a call would tell apart the draws of a loop.
+        once: whether the graph runs once a step. A draw is identified by the number of its call, which is the same in
+            every iteration of a loop.
 
     Raises:
-        UnsupportedOpError: the first such call, with the user's line.
+        UnsupportedOpError: names the first such operator, with the user's line.
     """
     for node in graph.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -363,5 +372,5 @@ def _refuse_undrawable(graph: GraphModule, *, once: bool = True) -> None:
 
 
 def name_of(path: str) -> str:
-    """The state name of an attribute path of `StepModule`: the model's own name for it."""
+    """Return the state name for an attribute path of `StepModule`: the model's own name."""
     return path.removeprefix(MODEL_PREFIX)

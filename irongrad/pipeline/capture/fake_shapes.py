@@ -1,4 +1,4 @@
-"""Shapes of what operators return whose shapes depend, in PyTorch, on values; imported before anything is traced."""
+"""Fake results of operators whose shapes depend on values in PyTorch; to be imported before any tracing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _fake_ctc_loss(
     blank: int = 0,
     zero_infinity: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The shapes of `_ctc_loss`; PyTorch has none for capture, because its own depend on lengths that are data."""
+    """The shapes of `_ctc_loss`; PyTorch has none for capture, because its shapes depend on lengths that are data."""
     time, batch, _ = log_probs.shape
     places = 2 * longest_target(targets, target_lengths) + 1
     return log_probs.new_empty(batch), log_probs.new_empty(batch, time, places)

@@ -1,4 +1,4 @@
-"""Names for whatever a model returns: a tensor, a tuple, a dictionary, a dataclass or a ModelOutput."""
+"""Names for the outputs of a model: a tensor, a tuple, a dictionary, a dataclass or a ModelOutput."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from irongrad.runtime.errors import CaptureError
 def flatten_outputs(output: object) -> dict[str, torch.Tensor]:
     """Return the tensors in `output` by name, in order.
 
-    A lone tensor is called `output`; an element of a tuple by its position (`output0`); a dictionary entry, a
-    dataclass field or a named tuple's field by its own name, and nested ones joined by a dot. What is no tensor
-    (None, numbers, caches) has no place in an artifact and is left out.
+    A lone tensor is called `output`. An element of a tuple is named by its position (`output0`). An entry of a
+    dictionary, and a field of a dataclass or a named tuple, keep their own names. A dot joins the names of nested
+    outputs. An artifact cannot return other values (None, numbers, caches), so they are left out.
     """
     if isinstance(output, torch.Tensor):
         return {"output": output}
@@ -26,7 +26,7 @@ def loss_of(output: object) -> torch.Tensor:
     """Return the loss that a model computed itself.
 
     Raises:
-        CaptureError: `output` is no tensor and has no `loss`, or its loss is None.
+        CaptureError: `output` is neither a tensor nor has a `loss`, or its loss is None.
     """
     if isinstance(output, torch.Tensor):
         return output

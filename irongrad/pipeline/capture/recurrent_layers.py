@@ -1,4 +1,4 @@
-"""nn.LSTM, nn.GRU and nn.RNN, captured as one operator a layer and direction."""
+"""Capture nn.LSTM, nn.GRU and nn.RNN as one operator for each layer and direction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def recurrent_layers() -> Iterator[None]:
     """While open, recurrent layers are captured as `irongrad::recurrent`.
 
     Raises:
-        UnsupportedOpError: one is called with a packed sequence.
+        UnsupportedOpError: a recurrent layer is called with a packed sequence.
     """
     with ExitStack() as stack:
         stack.callback(register_module_forward_pre_hook(_refuse_packed).remove)
@@ -36,9 +36,9 @@ def recurrent_layers() -> Iterator[None]:
 
 @contextmanager
 def eager_lstm() -> Iterator[None]:
-    """While open, eager's LSTM takes float16 on every CPU.
+    """While open, eager's LSTM accepts float16 on every CPU.
 
-    That of oneDNN, which torch 2.13 calls for float16 everywhere, raises on a CPU without instructions for it.
+    torch 2.13 always calls oneDNN's LSTM for float16, which raises on a CPU without float16 instructions.
     """
     fused = torch._VF.lstm
 
@@ -47,7 +47,7 @@ def eager_lstm() -> Iterator[None]:
         if not is_float16:
             return fused(data, *arguments)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # leaving mkldnn.flags warns about Intel GPUs
+            warnings.simplefilter("ignore")  # mkldnn.flags warns about Intel GPUs on exit
             with torch.backends.mkldnn.flags(enabled=False):
                 return fused(data, *arguments)
 
@@ -64,7 +64,7 @@ def _refuse_packed(module: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 
 def _layers(cell: str, plain: Callable[..., Any], data: Tensor, *arguments: Any) -> Any:
-    """`torch._VF.lstm` and the like: the outputs, then the last states of all layers and directions."""
+    """Replace `torch._VF.lstm` and the like: return the outputs, then the last states of all layers and directions."""
     hidden, weights, biases, count, probability, training, bidirectional, batch_first = arguments
     x = data.transpose(0, 1) if batch_first else data
     drops = training and probability > 0 and count > 1
@@ -76,13 +76,13 @@ def _layers(cell: str, plain: Callable[..., Any], data: Tensor, *arguments: Any)
         states, own = [s.chunk(count)[number] for s in first], _part(weights, number, count)
         x, *state = _layer(cell, x, states, own, biases=biases, bidirectional=bidirectional)
         last.append(state)
-        if drops and number < count - 1:  # which PyTorch 2.13's own decomposition leaves out (`_rnn_helper`)
+        if drops and number < count - 1:  # PyTorch 2.13's own decomposition omits this (`_rnn_helper`)
             x = dropout(x, probability)
     return (x.transpose(0, 1) if batch_first else x, *(torch.cat(s) for s in zip(*last, strict=True)))
 
 
 def _part(weights: Sequence[Tensor], number: int, count: int) -> Sequence[Tensor]:
-    """Part `number` of `count` equal ones."""
+    """Cut `weights` into `count` equal parts, and return part `number`."""
     size = len(weights) // count
     return weights[number * size : (number + 1) * size]
 
@@ -90,7 +90,7 @@ def _part(weights: Sequence[Tensor], number: int, count: int) -> Sequence[Tensor
 def _layer(
     cell: str, x: Tensor, states: list[Tensor], weights: Sequence[Tensor], *, biases: bool, bidirectional: bool
 ) -> Sequence[Tensor]:
-    """One layer: the outputs and the last states."""
+    """Run one layer; return its outputs and its last states."""
     directions = 2 if bidirectional else 1
     results = [
         _direction(cell, x, [s[d] for s in states], _part(weights, d, directions), biases=biases, backwards=d == 1)
@@ -103,15 +103,15 @@ def _layer(
 def _direction(
     cell: str, x: Tensor, state: list[Tensor], weights: Sequence[Tensor], *, biases: bool, backwards: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """One direction of a layer: the outputs and the last state."""
-    of_input, *inner = weights
+    """Run one direction of a layer; return its outputs and its last state."""
+    input_weight, *inner = weights
     bias = None
     if biases:
-        of_state, bias, inner_bias, *projection = inner
-        # GRU's inner bias is multiplied by the reset gate, with the product that it is added to.
-        inner = [of_state, *projection, *([inner_bias] if cell == "gru" else [])]
+        state_weight, bias, inner_bias, *projection = inner
+        # GRU's reset gate multiplies the state's product after its bias is added, so the two biases cannot be merged.
+        inner = [state_weight, *projection, *([inner_bias] if cell == "gru" else [])]
         bias = bias if cell == "gru" else bias + inner_bias
-    projected = linear(x.flip(0) if backwards else x, of_input, bias)
+    projected = linear(x.flip(0) if backwards else x, input_weight, bias)
     results = recurrent(cell, projected, state, inner)
     y = results[len(state)]
     return y.flip(0) if backwards else y, results[: len(state)]

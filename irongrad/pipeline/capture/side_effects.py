@@ -1,7 +1,7 @@
-"""What a captured forward does besides returning values, and may not: Python state, inputs and constants it changes.
+"""Refuse the side effects of a captured forward: changes to Python state, to inputs and to constants.
 
-A side effect on a Python object happens once, at capture, and in no compiled step. torch.export puts module
-attributes back when it is done, so they are compared while it runs, around the model's own call.
+A side effect on a Python object happens once, at capture, and in no compiled step. torch.export restores module
+attributes at its end. So they are compared before and after the model's own call, while the export runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INTERNAL = frozenset(vars(nn.Module()))
 _DEPTH = 4
 _WIDTH = 100
 
-# (module path or place of a function, name) -> a value that changes when the named one does.
+# (module path or location of a function, name) -> a fingerprint that changes when the named value changes.
 _Snapshot = dict[tuple[str, str], object]
 
 
@@ -48,9 +48,12 @@ def refused(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def assignments_as_updates(module: nn.Module) -> Iterator[None]:
-    """While open, a call of `module` that assigns to a buffer (`self.mean = 0.9 * self.mean + ...`) writes into it.
+    """While open, an assignment to a buffer in `module` (`self.mean = 0.9 * self.mean`) is a write into that buffer.
 
-    torch.export drops such an assignment, and keeps a write.
+    torch.export drops the assignment of a buffer, and keeps an in-place write.
+
+    Raises:
+        CaptureError: the assigned tensor has another shape or dtype than the buffer.
     """
     before: list[dict[tuple[str, str], torch.Tensor | None]] = []
 
@@ -58,7 +61,7 @@ def assignments_as_updates(module: nn.Module) -> Iterator[None]:
         before.append({(p, n): b for p, m in module.named_modules() for n, b in m._buffers.items()})
 
     def write(module: nn.Module, inputs: object, output: object) -> None:
-        """Write what the forward put in a buffer's place into the buffer itself."""
+        """Copy a tensor that the forward assigned to a buffer into the buffer itself."""
         modules = dict(module.named_modules())
         for (path, name), old in before.pop().items():
             new = modules[path]._buffers.get(name)
@@ -67,7 +70,8 @@ def assignments_as_updates(module: nn.Module) -> Iterator[None]:
             if old is None or new is None or (old.shape, old.dtype) != (new.shape, new.dtype):
                 raise CaptureError(
                     f"{_line_that_changes(name, module)}: the buffer {name} is assigned a tensor of another shape or "
-                    "dtype. State keeps its shape and dtype; convert the new value, or make the buffer as it will be"
+                    "dtype. State keeps its shape and dtype; convert the new value, or create the buffer with that "
+                    "shape and dtype"
                 )
             old.copy_(new.detach())
             modules[path]._buffers[name] = old
@@ -78,7 +82,7 @@ def assignments_as_updates(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _around_calls(module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> Iterator[None]:
-    """Have `before` and `after` run around every call of `module`."""
+    """While open, `before` and `after` run around every call of `module`."""
     hooks = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
     try:
         yield
@@ -88,7 +92,7 @@ def _around_calls(module: nn.Module, before: Callable[..., None], after: Callabl
 
 
 def _python_state(module: nn.Module) -> _Snapshot:
-    """Plain values that the user's forwards could change: attributes, and what their functions see outside them."""
+    """Plain values that the user's forwards could change: attributes, globals and variables of enclosing functions."""
     state: _Snapshot = {}
     for path, submodule in module.named_modules():
         if is_user_class(type(submodule)):
@@ -132,7 +136,7 @@ def _fingerprint(value: object, depth: int = 0) -> object:
 
 
 def _functions(module: nn.Module) -> list[FunctionType]:
-    """The user's functions that a call of `module` may run: methods, hooks, the loss, and what they name."""
+    """The user's functions that a call of `module` may run: methods, hooks, the loss, and functions that they name."""
     found: dict[int, FunctionType] = {}
     queue: list[object] = []
     for submodule in module.modules():
@@ -183,11 +187,12 @@ def _line_that_changes(name: str, module: nn.Module) -> str:
 
 
 def check_graph(program: ExportedProgram) -> None:
-    """Refuse what only a run could know, and writes into anything but a buffer.
+    """Refuse numbers and shapes that depend on values, and writes into anything but a buffer.
 
     Raises:
-        CaptureError: a number or a shape taken from a tensor's values, or an input, a parameter or a constant
-            written in place; with the user's line.
+        CaptureError: a number is taken from a tensor's values, or an input, a parameter or a constant is written in
+            place; names the user's line.
+        UnsupportedOpError: a shape depends on a tensor's values; names the user's line.
     """
     specs = {s.arg.name: s for s in program.graph_signature.input_specs if hasattr(s.arg, "name")}
     graph = FlatGraph(program.graph_module)

@@ -1,8 +1,8 @@
-"""Decisions that a model makes on sizes, and that PyTorch takes for granted.
+"""Decisions that a model makes on sizes, and for which PyTorch keeps no guard.
 
-torch.export traces with sizes of two or more ("0/1 specialization", torch/fx/experimental/symbolic_shapes.py): there,
-`if x.shape[0] == 1` is false without a word, and a BatchNorm never finds the single row that it refuses. A call of size
-one would get the other branch. So what a model decides is kept beside the guards that PyTorch keeps.
+torch.export assumes sizes of two or more ("0/1 specialization", torch/fx/experimental/symbolic_shapes.py). So
+`if x.shape[0] == 1` is false without a guard, and a BatchNorm never sees the single row that it refuses. A call with
+size one would need the other branch. So each decision of the model becomes a guard, besides PyTorch's own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from irongrad.sizes.dimensions import Decision
 
 @contextmanager
 def kept_decisions() -> Iterator[None]:
-    """While open, what the Python of a model asks of sizes is noted; after it, the answers are guards."""
+    """While open, record the conditions on sizes that a model's Python tests; on exit, make the answers guards."""
     plain = torch.SymBool.__bool__
     found: list[tuple[ShapeEnv, Decision]] = []
 

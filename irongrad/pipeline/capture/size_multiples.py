@@ -1,7 +1,7 @@
-"""Dimensions that are multiples of a number, as a user says or as a model needs it.
+"""Dimensions that are multiples of a number: declared by the user, or needed by the model.
 
-torch.export is told so: such a size is that number times a symbol. Then a view that splits it has symbols for sizes,
-and not quotients, of which nothing is known.
+torch.export gets each such size as the number times a symbol. A view that splits the dimension then has symbols as
+sizes. Otherwise its sizes would be quotients, about which PyTorch can prove nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from irongrad.step.train_step import TrainStep, sizes_of
 
 
 def declared_multiples(step: TrainStep) -> dict[str, int]:
-    """Dimensions that `step.constraints` say to be multiples of a number, where the example is of two of these or more.
+    """Find dimensions that `step.constraints` declare to be multiples of a number.
 
-    torch.export takes a size of 1 for a fixed one.
+    A dimension counts if its size in the example is at least twice that number. Otherwise its symbol would be 1 in the
+    example, and torch.export treats a size of 1 as fixed.
+
+    Returns:
+        The number for each such dimension, by name.
     """
     sizes, found = sizes_of(step, step.inputs), dict[str, int]()
     for size, multiple in filter(None, map(multiple_of, step.conditions)):
@@ -29,10 +33,13 @@ def declared_multiples(step: TrainStep) -> dict[str, int]:
 
 
 def needed_multiples(train: ExportedProgram, step: TrainStep) -> dict[str, int]:
-    """Dimensions that the program needs to be multiples of a number, and that are symbols so far.
+    """Find dimensions that are plain symbols in `train`, but that the program needs to be multiples of a number.
+
+    Returns:
+        The number for each such dimension, by name.
 
     Raises:
-        CaptureError: the example is of one of these only.
+        CaptureError: the size in the example is less than twice that number.
     """
     if not step.dynamic:
         return {}
@@ -44,7 +51,7 @@ def needed_multiples(train: ExportedProgram, step: TrainStep) -> dict[str, int]:
         if sizes[name] < 2 * multiple:
             raise CaptureError(
                 f"dimension {name!r} has to be a multiple of {multiple} for this model, and is {sizes[name]} in the "
-                f"example inputs. Give an example where it is {2 * multiple} or more: torch.export takes {multiple} "
-                "for a fixed size"
+                f"example inputs. Give an example where it is {2 * multiple} or more: torch.export treats "
+                f"{multiple} as a fixed size"
             )
     return found

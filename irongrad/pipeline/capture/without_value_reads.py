@@ -1,7 +1,7 @@
-"""Functions of PyTorch that look at a tensor's values where they need not, in a form that does not.
+"""Replacements for PyTorch functions that read a tensor's values without need.
 
-They are written in C++ above the operators that a trace sees, so they are replaced where Python calls them: sizes
-found with `masked_select` that are known, checks of a weight's sign, a slice that starts at a tensor.
+These functions are C++ code above the operators that a trace sees, so they are replaced where Python calls them. They
+find known sizes with `masked_select`, check the sign of a weight, or start a slice at a tensor's value.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 class ValueFree(TorchFunctionMode):
-    """While open, calls of these functions do not look at values, nor do torch.distributions at their arguments'."""
+    """While open, calls of these functions read no values, and torch.distributions does not validate arguments."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._validated: list[bool] = []  # PyTorch may open one again while it is open
+        self._validated: list[bool] = []  # a stack: PyTorch may enter one mode several times
 
     def __enter__(self) -> ValueFree:
         self._validated.append(Distribution._validate_args)
@@ -45,7 +45,7 @@ class ValueFree(TorchFunctionMode):
     def __torch_function__(  # type: ignore[no-untyped-def]
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ):
-        """Call the replacement, or `func` where there is none for these arguments."""
+        """Call the replacement of `func`, or `func` itself if there is none for these arguments."""
         kwargs = kwargs or {}
         replacement = _REPLACED.get(func)
         result = replacement(*args, **kwargs) if replacement is not None else NotImplemented
@@ -92,15 +92,17 @@ def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> 
 def _cov(
     input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
-    """The covariance of the rows, weighted by how often each column was seen and by how much it counts."""
+    """The covariance of the rows; columns are weighted by frequency (`fweights`) and by importance (`aweights`)."""
     rows = input.reshape(1, -1) if input.ndim < 2 else input
-    given = [w for w in (fweights, aweights) if w is not None]
-    weights = torch.stack([w.to(rows.dtype) for w in given]).prod(0) if given else rows.new_ones(rows.shape[1])
+    weightings = [w for w in (fweights, aweights) if w is not None]
+    weights = (
+        torch.stack([w.to(rows.dtype) for w in weightings]).prod(0) if weightings else rows.new_ones(rows.shape[1])
+    )
     total = weights.sum()
     centred = rows - ((rows * weights).sum(1) / total).unsqueeze(1)
     lost = correction * (weights * aweights).sum() / total if aweights is not None else correction
     norm = (total - lost).clamp_min(0)
-    if rows.shape[0] == 1:  # IREE 3.13.0 cannot pack a product of rank 0 for its tiles
+    if rows.shape[0] == 1:  # IREE 3.13.0 cannot pack a product of rank 0 into tiles
         return (centred * centred.conj() * weights).sum() / norm
     return (centred @ (centred * weights).mT.conj()) / norm
 
@@ -116,7 +118,10 @@ def _corrcoef(input: Tensor) -> Tensor:
 
 @_replaces(torch.index_fill, Tensor.index_fill)
 def _index_fill(input: Tensor, dim: int, index: Tensor, value: float | Tensor) -> Tensor:
-    """The gradient of a tensor that is filled in counts the different indices."""
+    """Fill by a mask.
+
+    PyTorch's gradient of a tensor `value` selects the unique indices, whose number depends on values.
+    """
     if not isinstance(value, Tensor) or not isinstance(dim, int):
         return NotImplemented
     if input.ndim == 0:
@@ -158,7 +163,10 @@ def _gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """The functional of that name, which refuses negative variances; the gradient ignores the bound `eps`."""
+    """The functional of that name, without its check of a tensor `var` for negative values.
+
+    As in PyTorch, the gradient of `var` ignores the bound `eps`.
+    """
     if not isinstance(var, Tensor):
         if var < 0:
             raise ValueError("var has negative entry/entries")
@@ -184,7 +192,10 @@ def _ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """A mean over lengths that are numbers: PyTorch fills a tensor with them in C++, where a trace has no memory."""
+    """Compute the mean for lengths that are numbers.
+
+    PyTorch writes these numbers into a tensor in C++, but a tensor in a trace has no memory.
+    """
     if isinstance(target_lengths, Tensor) or reduction != "mean":
         return NotImplemented
     losses = functional.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, "none", zero_infinity)
@@ -195,7 +206,7 @@ def _is_mask(index: object) -> bool:
     return isinstance(index, Tensor) and index.dtype is torch.bool
 
 
-# Composite in C++, where torch 2.13 reads symbolic sizes as numbers.
+# The functions below are composites in C++, where torch 2.13 reads symbolic sizes as numbers.
 
 
 @_replaces(functional.max_pool1d, torch.max_pool1d)
@@ -221,7 +232,10 @@ def _max_pool1d(
 
 @_replaces(functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, torch.adaptive_avg_pool1d)
 def _adaptive_avg_pool(input: Tensor, output_size: Any) -> Tensor:
-    """Without the strides of an image of channels last, which a mean over all of it is given in eager."""
+    """Pool a contiguous tensor.
+
+    For a channels-last image, eager gives a mean over the whole image channels-last strides.
+    """
     if not has_symbols(input):
         return NotImplemented
     pool = functional.adaptive_avg_pool1d if input.ndim == 3 else functional.adaptive_avg_pool2d

@@ -1,8 +1,8 @@
-"""Running a captured graph once for every size of its named dimensions, which stay symbols in what is traced.
+"""Run a captured graph with its named dimensions as symbols, so that one trace serves every size.
 
-What is traced is right for every size only where nothing asked what a size is: PyTorch answers from the example, and
-keeps the question as a guard. So the first operator that asks is refused, with its line. What the program itself needs
-of its sizes, as captured, is another matter: the entry points check it (`irongrad.sizes.limits`).
+The trace is right for every size only if no operator tests a size. PyTorch answers such a test from the example, and
+keeps it as a guard. So the first operator that tests a size is refused, with its line. Conditions of the captured
+program itself are allowed: the entry points check them (`irongrad.sizes.limits`).
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.sizes.dimensions import is_condition
 from irongrad.sizes.symbols import environment_of, names_in
 
-# What an exported graph asserts of sizes is what the entry points check.
+# Entry points check the conditions that these assert.
 _ASSERTIONS = frozenset({torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default})
 
 
 def interpret_any_size(
     graph: GraphModule, values: Sequence[torch.Tensor], known: Collection[Any] = ()
 ) -> Sequence[torch.Tensor]:
-    """As `interpret_eager`, on fake tensors of which named dimensions are symbols.
+    """Run `graph` as `interpret_eager` does, on fake tensors whose named dimensions are symbols.
 
     Args:
-        graph: as captured.
+        graph: a captured graph.
         values: its arguments.
-        known: conditions on named dimensions that calls are held to, in the form that `canonical` gives.
+        known: conditions on named dimensions that every call satisfies, in their `canonical` form.
 
     Raises:
-        UnsupportedOpError: an operator whose form depends on a size; with the user's line.
+        UnsupportedOpError: an operator's form depends on a size; names the user's line.
     """
     environment = environment_of(values)
     if environment is None:
@@ -55,7 +55,7 @@ class _AnySize(Portable):
         self._known = known
 
     def run_node(self, n: Node) -> Any:
-        """Run one node, and refuse what it asked of sizes."""
+        """Run one node, and refuse it if it tests a condition on sizes that is not known to hold."""
         known = len(self._environment.guards)
         if n.target in _ASSERTIONS:
             return None
@@ -70,7 +70,7 @@ class _AnySize(Portable):
         listed = ", ".join(sorted({repr(str(s)) for condition in asked for s in condition.free_symbols}))
         needs = ", ".join(map(str, asked))
         return (
-            f"{line_of(node)}\n  {node.target} is compiled in another form where {needs} does not hold, so it cannot "
+            f"{line_of(node)}\n  {node.target} is compiled differently where {needs} does not hold, so it cannot "
             f"be compiled for every size of {listed}: leave {listed} out of dynamic=, so that its size is fixed, or "
             "give buckets= without bucket_fallback, which pad to fixed sizes"
         )

@@ -57,18 +57,18 @@ class JointStep:
     """The differentiated step, before its optimizer.
 
     Attributes:
-        captured: what it was made from.
+        captured: the captured step.
         state: parameters, buffers and constants of the model (and of a loss that is a module), the seed and count of
             random draws, and the loss scale.
-        joint: state and inputs of a micro-batch -> updated buffers, loss, gradients (its part of the mean over all
-            micro-batches, scaled where there is a loss scale).
-        eval: state and inputs -> loss; None where it was not captured, as with `predict`.
-        predict: state and model inputs -> the model's outputs; None where there are none.
-        specialised: those three for every bucket, and for any size beside them, the largest bucket last; the three
-            above are its. Empty for a step without buckets.
-        output_sizes: of each result of `predict`, as numbers and expressions of named dimensions.
-        bucket_limits: the sizes that a call may have whatever its form; the buckets' own sizes limit it further.
-        limits: the sizes that functions of any size take; None where there are none.
+        joint: state and inputs of a micro-batch -> updated buffers, loss, gradients. A gradient is the micro-batch's
+            part of the mean over all micro-batches, multiplied by the loss scale if there is one.
+        eval: state and inputs -> loss; None if it was not captured.
+        predict: state and model inputs -> the model's outputs; None if it was not captured.
+        specialised: `joint`, `eval` and `predict` for any size and for every bucket, the largest bucket last. The three
+            fields above are those of the largest bucket. Empty for a step without buckets.
+        output_sizes: the sizes of each result of `predict`, as numbers and expressions of named dimensions.
+        bucket_limits: the sizes that a call may have in every bucket; each bucket's own sizes limit them further.
+        limits: the sizes that any-size functions (with symbols as sizes) accept; None if there are no such functions.
     """
 
     captured: CapturedStep
@@ -86,7 +86,11 @@ class JointStep:
 class Specialised:
     """`joint`, `eval` and `predict` of a step at the sizes of a bucket, with the true sizes as further arguments.
 
-    Without a bucket, for any size.
+    Attributes:
+        bucket: the bucket; None for any size, without further arguments.
+        joint: as in `JointStep`.
+        eval: as in `JointStep`.
+        predict: as in `JointStep`.
     """
 
     bucket: Bucket | None
@@ -97,13 +101,13 @@ class Specialised:
 
 @dataclass(frozen=True)
 class Programs:
-    """The functions of a step before they are traced at fixed sizes.
+    """The functions of a step before they are traced at a bucket's sizes or for any size.
 
     Attributes:
         state: the tensors of the model, and of a loss that is a module, by name.
-        joint: as in `JointStep`, as are the others.
-        eval: as above.
-        predict: as above.
+        joint: as in `JointStep`.
+        eval: as in `JointStep`.
+        predict: as in `JointStep`.
     """
 
     state: Mapping[str, StateTensor]
@@ -113,7 +117,7 @@ class Programs:
 
 
 def programs(captured: CapturedStep) -> Programs:
-    """Build the joint graph; parameters that no gradient reaches simply have none in the results.
+    """Build the programs of a step; a parameter that no gradient reaches has no gradient among the results.
 
     Raises:
         CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
@@ -134,13 +138,13 @@ def programs(captured: CapturedStep) -> Programs:
 
 
 def differentiate(captured: CapturedStep) -> JointStep:
-    """Build the functions of the step, at its own sizes or at those of its buckets.
+    """Build the functions of the step, at its own sizes, at the sizes of its buckets, or for any size.
 
     Raises:
         CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
-        UnsupportedOpError: an operator that cannot be compiled, or not padded exactly.
+        UnsupportedOpError: an operator cannot be compiled, or cannot be padded exactly.
     """
-    made = programs(captured)
+    untraced = programs(captured)
 
     needs: set[Any] = set()
 
@@ -150,34 +154,36 @@ def differentiate(captured: CapturedStep) -> JointStep:
         return function
 
     def at(bucket: Bucket | None) -> tuple[Function, Function | None, Function | None]:
-        evaluation = traced(made.eval, bucket) if made.eval is not None else None
-        predict = traced(made.predict, bucket) if made.predict is not None else None
+        evaluation = traced(untraced.eval, bucket) if untraced.eval is not None else None
+        predict = traced(untraced.predict, bucket) if untraced.predict is not None else None
         if predict is not None and captured.step.loss is None:
             predict = _without_unused_inputs(predict)
-        return traced(made.joint, bucket), evaluation, predict
+        return traced(untraced.joint, bucket), evaluation, predict
 
-    _check_buckets(made, captured.step.bucket_list)
+    _check_buckets(untraced, captured.step.bucket_list)
     *others, largest = captured.step.bucket_list or (None,)
     functions = at(largest)
-    bucket_limits = _bucket_limits(made, needs, captured.step)  # which are the same in every bucket
+    bucket_limits = _bucket_limits(untraced, needs, captured.step)  # every bucket has the same `needs`
     specialised: tuple[Specialised, ...] = ()
     if largest is not None:
         beside: list[Bucket | None] = [None] if captured.step.bucket_fallback else []
         specialised = (*(Specialised(b, *at(b)) for b in [*beside, *others]), Specialised(largest, *functions))
     scale = loss_scale_of(captured.step)
     state = (
-        *made.state.values(),
+        *untraced.state.values(),
         *random_state(functions, captured.step.seed),
         *(scale.state(len(captured.step.optimizers)) if scale is not None else ()),
     )
-    made_sizes = zip(made.predict.results, made.predict.sizes, strict=True) if made.predict is not None else ()
-    output_sizes = {r.name: sizes for r, sizes in made_sizes if r.kind == "output"}
-    return JointStep(captured, state, *functions, specialised, output_sizes, bucket_limits, _limits(made, captured))
+    predict_sizes = (
+        zip(untraced.predict.results, untraced.predict.sizes, strict=True) if untraced.predict is not None else ()
+    )
+    output_sizes = {r.name: sizes for r, sizes in predict_sizes if r.kind == "output"}
+    return JointStep(captured, state, *functions, specialised, output_sizes, bucket_limits, _limits(untraced, captured))
 
 
-def _conditions(made: Programs) -> list[Any]:
-    """What has to be true of named dimensions for the graphs to be those of the programs."""
-    found = [program for program in (made.joint, made.eval, made.predict) if program is not None]
+def _conditions(untraced: Programs) -> list[Any]:
+    """The conditions on named dimensions under which the captured graphs are right."""
+    found = [program for program in (untraced.joint, untraced.eval, untraced.predict) if program is not None]
     return [
         condition
         for program in found
@@ -188,29 +194,29 @@ def _conditions(made: Programs) -> list[Any]:
     ]
 
 
-def _limits(made: Programs, captured: CapturedStep) -> Limits | None:
-    """The sizes that functions of any size take."""
+def _limits(untraced: Programs, captured: CapturedStep) -> Limits | None:
+    """The sizes that any-size functions accept; None if the step has no such functions."""
     step = captured.step
     if not step.dynamic or (step.bucket_list and not step.bucket_fallback):
         return None
-    conditions = _conditions(made)
+    conditions = _conditions(untraced)
     for program in filter(None, (captured.train, captured.eval)):
         conditions += table_conditions(program, names_in_program(program, step.inputs, step.dynamic))
     return limits_of([*conditions, *step.conditions], list(sizes_of(step, step.inputs)))
 
 
-def _bucket_limits(made: Programs, needs: set[Any], step: TrainStep) -> Limits:
-    """The sizes that a step with buckets takes, within them.
+def _bucket_limits(untraced: Programs, needs: set[Any], step: TrainStep) -> Limits:
+    """The sizes that a step with buckets accepts, up to its largest bucket.
 
     Raises:
-        CaptureError: a bucket that holds no input.
+        CaptureError: the step needs a condition that some of these sizes violate, or a bucket holds no input.
     """
     buckets = step.bucket_list
     if not buckets:
         return Limits()
-    known = (*step.conditions, *relations_of(made.joint.derived))
+    known = (*step.conditions, *relations_of(untraced.joint.derived))
     largest = {name: max(bucket[name] for bucket in buckets) for name in buckets[0]}
-    limits = limits_up_to([*(need >= 0 for need in needs), *_conditions(made)], largest, step.conditions)
+    limits = limits_up_to([*(need >= 0 for need in needs), *_conditions(untraced)], largest, step.conditions)
     if gaps := [c for c in limits.conditions if len(c.free_symbols) == 1 and c not in known]:
         needs_text = ", ".join(map(spelled, gaps))
         names = ", ".join(sorted(repr(s.name) for c in gaps for s in c.free_symbols))
@@ -227,24 +233,24 @@ def _bucket_limits(made: Programs, needs: set[Any], step: TrainStep) -> Limits:
     return limits
 
 
-def _check_buckets(made: Programs, buckets: Sequence[Bucket]) -> None:
-    """Refuse a bucket whose own sizes the program does not take; it runs at those.
+def _check_buckets(untraced: Programs, buckets: Sequence[Bucket]) -> None:
+    """Refuse a bucket whose own sizes the program does not accept, because the bucket runs at these sizes.
 
     Raises:
-        CaptureError: there is one.
+        CaptureError: there is such a bucket.
     """
-    equal = [c for c in _conditions(made) if isinstance(c, sympy.Eq) and len(c.free_symbols) > 1]
-    for condition in (*relations_of(made.joint.derived), *equal):
+    equal = [c for c in _conditions(untraced) if isinstance(c, sympy.Eq) and len(c.free_symbols) > 1]
+    for condition in (*relations_of(untraced.joint.derived), *equal):
         for bucket in buckets:
             if not holds(condition, bucket):
                 raise CaptureError(
                     f"the model or the loss needs {spelled(condition)}, and the bucket {dict(bucket)} runs at its own "
-                    "sizes. Choose sizes for which that holds, or a list of combinations; calls of others are refused"
+                    "sizes. Choose sizes for which that holds, or a list of combinations; calls at others are refused"
                 )
 
 
 def joint_program(captured: CapturedStep, names: StateNames) -> Program:
-    """Forward and backward of a step by AOTAutograd.
+    """Differentiate a step with AOTAutograd: forward and backward as one program.
 
     Raises:
         CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
@@ -258,7 +264,7 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
     dynamic = captured.step.dynamic
     try:
         with ExitStack() as stack, plain_operators(), source_lines.quiet_export():
-            # The fake tensors of a while_loop need the symbols of torch.export's (torch 2.13, `while_loop.py`).
+            # In torch 2.13, the fake tensors of a while_loop need torch.export's own symbols (`while_loop.py`).
             symbolic = bool(dynamic) or has_while_loop(captured.train.graph_module)
             values = symbolic_inputs(captured.train) if symbolic else tuple(v.detach() for v in inputs.values())
             joint = aot_export_joint_with_descriptors(stack, exported, values).graph_module
@@ -270,10 +276,10 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
     if not any(r.kind == "gradient" for r in results):
         raise CaptureError(_no_gradient(captured))
 
-    given = _fakes(joint, PlainAOTInput)
+    fake_inputs = _fakes(joint, PlainAOTInput)
     (tangent,) = (t.dtype for t in _fakes(joint, TangentAOTInput))
     dims = dims_of(inputs, dynamic)
-    symbols = names_of(given, dims)
+    symbols = names_of(fake_inputs, dims)
     portable = at_fixed_sizes(joint, symbols)
     scaled = captured.step.scaler is not None
     if scaled:
@@ -287,16 +293,16 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
         return [outputs[i] for i in kept]
 
     sizes = tuple(named_sizes(joint.graph.output_node().args[0][i].meta["val"], symbols) for i in kept)
-    derived = derived_of(given, dims, symbols)
+    derived = derived_of(fake_inputs, dims, symbols)
     return Program(
-        run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic, guards_of(given), derived
+        run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic, guards_of(fake_inputs), derived
     )
 
 
 def _joint_arguments(
     joint: torch.fx.GraphModule, exported: nn.Module, names: StateNames, inputs: Mapping[str, torch.Tensor]
 ) -> list[tuple[Value, torch.Tensor]]:
-    """What the arguments stand for, but for the loss's gradient, each with an example."""
+    """The value that each argument stands for, with an example; the cotangent of the loss is left out."""
     constants = {**dict(exported.named_buffers()), **dict(exported.named_parameters())}
     taken: list[tuple[Value, torch.Tensor]] = []
     for node in joint.graph.find_nodes(op="placeholder"):
@@ -314,14 +320,14 @@ def _joint_arguments(
     return taken
 
 
-def _fakes(joint: torch.fx.GraphModule, kind: type) -> list[torch.Tensor]:
-    """The fake tensors of the arguments of one kind."""
+def _fakes(joint: torch.fx.GraphModule, descriptor: type) -> list[torch.Tensor]:
+    """The fake tensors of the arguments that have a descriptor of this class."""
     nodes = joint.graph.find_nodes(op="placeholder")
-    return [node.meta["val"] for node in nodes if isinstance(node.meta["desc"], kind)]
+    return [node.meta["val"] for node in nodes if isinstance(node.meta["desc"], descriptor)]
 
 
 def _constants_as_buffers(exported: nn.Module) -> None:
-    """Make the tensor constants of a forward arguments of its graph; AOTAutograd would write them into it."""
+    """Turn the tensor constants of a forward into arguments; AOTAutograd would embed them in the graph."""
     for module in exported.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, torch.Tensor):
@@ -340,7 +346,7 @@ def _no_gradient(captured: CapturedStep) -> str:
 def _joint_results(
     joint: torch.fx.GraphModule, names: StateNames, outputs: Sequence[str]
 ) -> tuple[list[Value], list[int]]:
-    """What the results stand for: the loss, the model's `outputs`, updated buffers and gradients."""
+    """The values that the results stand for (loss, `outputs`, updated buffers, gradients), and their positions."""
     output = joint.graph.output_node()
     results: list[Value] = []
     kept: list[int] = []
@@ -362,7 +368,7 @@ def _joint_results(
 
 
 def _without_unused_inputs(function: Function) -> Function:
-    """Drop inputs that no result depends on: the labels of a model that makes its own loss."""
+    """Drop inputs that no result depends on: the labels of a model that computes its own loss."""
     graph = copy.deepcopy(function.graph)
     arguments: list[Value] = []
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]

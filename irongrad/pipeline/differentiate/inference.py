@@ -1,4 +1,4 @@
-"""Exported programs of evaluation mode as functions of state and inputs."""
+"""Exported evaluation-mode programs as functions of state and inputs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,14 @@ Table = dict[OperatorBase, Callable[..., Any]]
 
 
 def inference_table(*, dynamic: bool) -> Table:
-    """torch.export's decompositions without operators that are decomposed here later, as in the joint graph.
+    """Return torch.export's decompositions, without those of operators that IronGrad decomposes later.
 
-    A random operator too is left as it is, so that it makes one draw, as in eager. With dynamic sizes there are those
-    alone that autograd takes apart too, so that a joint graph has none of them.
+    A joint graph keeps these operators too. A random operator is not decomposed either, so it makes one draw, as in
+    eager. With dynamic sizes, only composite operators are decomposed. Autograd decomposes the same ones, so a joint
+    graph contains none of them.
+
+    Args:
+        dynamic: whether the step has named dimensions.
     """
     composite = DispatchKey.CompositeImplicitAutograd
     with plain_operators(), source_lines.quiet_export():
@@ -48,10 +52,10 @@ def inference_table(*, dynamic: bool) -> Table:
 
 @contextmanager
 def composites_within_autocast(table: Table) -> Iterator[None]:
-    """Have `run_decompositions` take composite operators apart where autocast still sees what they are made of.
+    """While open, `run_decompositions` expands composite operators where autocast still sees their parts.
 
-    torch 2.13 does so below the dispatch keys of autograd and autocast, where the product in an einsum keeps the dtypes
-    that it is given. In eager, and in a joint graph, that product runs in half precision.
+    torch 2.13 expands them below the dispatch keys of autograd and autocast. There, the product in an einsum keeps the
+    dtypes of its operands. In eager, and in a joint graph, that product runs in half precision.
     """
 
     def kernel(operator: OperatorBase, *, deferred_error: bool) -> Callable[..., Any]:
@@ -69,10 +73,10 @@ def inference_program(
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
 ) -> Program:
-    """A program of evaluation mode, as functions of the state and of `inputs`, that gives `outputs`.
+    """Turn an evaluation-mode program into a function of the state and of `inputs` that returns `outputs`.
 
     Raises:
-        CaptureError: it writes into an input.
+        CaptureError: the program writes into an input.
     """
     interpret_regions(program.graph_module)
     with plain_operators(), source_lines.quiet_export(), composites_within_autocast(table):
@@ -109,8 +113,16 @@ def inference_program(
         return interpret(portable, values)
 
     sizes = tuple(named_sizes(n.meta["val"], symbols) for n in portable.graph.output_node().args[0])
-    given = symbolic_inputs(program)
-    derived = derived_of(given, dims_of(inputs, step.dynamic), symbols)
+    fake_inputs = symbolic_inputs(program)
+    derived = derived_of(fake_inputs, dims_of(inputs, step.dynamic), symbols)
     return Program(
-        run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, step.dynamic, guards_of(given), derived
+        run,
+        tuple(arguments),
+        tuple(examples),
+        tuple(results),
+        sizes,
+        symbols,
+        step.dynamic,
+        guards_of(fake_inputs),
+        derived,
     )

@@ -1,4 +1,4 @@
-"""A captured program at the sizes of its examples, at those of a bucket, with padding, or at any size."""
+"""Trace a captured program at the sizes of its examples, at the sizes of a bucket with padding, or for any size."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Interpret = Callable[[GraphModule, Sequence[torch.Tensor]], Sequence[torch.Tenso
 
 @dataclass(frozen=True)
 class Program:
-    """A function that is still to be traced.
+    """A function that is not traced yet.
 
     Attributes:
-        run: runs it on its arguments with a way to interpret its graph.
+        run: takes an interpreter for the graph and the arguments, and returns the results.
         arguments: what each argument stands for.
-        examples: a tensor like each argument.
+        examples: an example of each argument.
         results: what each result stands for.
-        sizes: of each result; numbers, and expressions of named dimensions.
-        names: the symbols in its graph, as expressions of named dimensions; empty for one of fixed sizes.
-        dynamic: names of dimensions by the input's name and position.
-        guards: what has to be true of the symbols for the graph to be that of the program.
-        derived: sizes that are expressions of other dimensions.
+        sizes: the sizes of each result, as numbers and expressions of named dimensions.
+        names: the symbols in the graph, as expressions of named dimensions; empty if all sizes are fixed.
+        dynamic: names of dimensions, by the input's name and the dimension's position.
+        guards: conditions on the symbols under which the graph is right.
+        derived: sizes that are expressions of other dimensions, by the dimension's name.
     """
 
     run: Callable[..., Sequence[torch.Tensor]]
@@ -53,13 +53,13 @@ class Program:
 def specialise(program: Program, bucket: Bucket | None) -> tuple[Function, set[Any]]:
     """Trace `program` at the sizes of `bucket`, with the true sizes as further arguments.
 
-    Without a bucket, its named dimensions stay symbols; a program that has none is of fixed sizes.
+    Without a bucket, the named dimensions stay symbols, or the example's sizes are fixed if there are none.
 
     Returns:
-        The function, and what must not be negative at the sizes of a call, as expressions of named dimensions.
+        The function, and expressions of named dimensions that must not be negative at the sizes of a call.
 
     Raises:
-        UnsupportedOpError: an operator that cannot be padded exactly, or not be compiled; with the user's line.
+        UnsupportedOpError: an operator cannot be padded exactly, or cannot be compiled; names the user's line.
     """
     if bucket is None:
         asked = [in_dimensions(guard.xreplace(dict(program.names))) for guard in program.guards]
@@ -74,8 +74,8 @@ def specialise(program: Program, bucket: Bucket | None) -> tuple[Function, set[A
     needs: set[Any] = set()
 
     def padded(*values: torch.Tensor) -> list[torch.Tensor]:
-        given, true = values[: -len(bucket)], values[-len(bucket) :]
-        return list(program.run(padded_interpreter(program.names, bucket, true, needs), *given))
+        operands, true = values[: -len(bucket)], values[-len(bucket) :]
+        return list(program.run(padded_interpreter(program.names, bucket, true, needs), *operands))
 
     scalars = [torch.zeros((), dtype=torch.int64)] * len(bucket)
     arguments = (*program.arguments, *(Value("size", name) for name in bucket))
@@ -85,7 +85,14 @@ def specialise(program: Program, bucket: Bucket | None) -> tuple[Function, set[A
 def padded_interpreter(
     names: Names, bucket: Bucket, true: Sequence[torch.Tensor], needs: set[Any] | None = None
 ) -> Interpret:
-    """What interprets a graph at the sizes of `bucket` for inputs of `true` sizes, and adds to `needs`."""
+    """Return an interpreter that runs a graph at the sizes of `bucket`, on padded inputs.
+
+    Args:
+        names: the symbols in the graph, as expressions of named dimensions.
+        bucket: the sizes with padding.
+        true: the sizes without padding, int64 of rank 0, in the order of `bucket`.
+        needs: receives expressions of named dimensions that must not be negative.
+    """
 
     def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         zeroed = zeroed_in(graph, values, names, padding_in(names, bucket, true))
@@ -99,13 +106,13 @@ def padded_interpreter(
 
 
 def padding_in(names: Names, bucket: Bucket, true: Sequence[torch.Tensor]) -> Padding:
-    """What is padding at the sizes of `bucket` for inputs of `true` sizes, in the order of `bucket`."""
+    """Return the padding of inputs of `true` sizes (in the order of `bucket`) at the sizes of `bucket`."""
     units = {s for size in names.values() for s in size.free_symbols if unit_of(s) is not None}
     return Padding(Sizes(bucket, dict(zip(bucket, true, strict=True)), units))
 
 
 def examples_in(program: Program, bucket: Bucket) -> list[torch.Tensor]:
-    """The examples of `program`, inputs with the sizes of `bucket`."""
+    """Return the examples of `program`, with inputs at the sizes of `bucket`."""
     return [
         example.new_empty(padded_shape(example.shape, program.dynamic.get(a.name, {}), bucket))
         if a.kind == "input"
@@ -115,5 +122,5 @@ def examples_in(program: Program, bucket: Bucket) -> list[torch.Tensor]:
 
 
 def padded_shape(shape: Sequence[int], dims: Mapping[int, str], bucket: Bucket) -> list[int]:
-    """`shape` with the sizes of `bucket` for its named dimensions."""
+    """Return `shape` with the sizes of `bucket` for its named dimensions."""
     return [bucket[dims[d]] if d in dims else size for d, size in enumerate(shape)]

@@ -1,4 +1,4 @@
-"""The names of a step's state: PyTorch's own, one for tensors that are tied."""
+"""The names of a step's state: PyTorch's own names, with one name for each group of tied tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from irongrad.runtime.manifest import Role
 
 
 class StateNames:
-    """PyTorch names of the step's tensors; all names of a tied tensor lead to the first of them."""
+    """The PyTorch names of the step's tensors; all names of a tied tensor lead to its first name.
+
+    Attributes:
+        state: the state tensors by name.
+    """
 
     def __init__(self, module: StepModule) -> None:
         self.state: dict[str, StateTensor] = {}
@@ -36,7 +40,7 @@ class StateNames:
             self.state[name] = StateTensor(name, role, initial, tuple(aliases.get(name, ())))
 
     def of(self, path: str) -> str:
-        """The state name of an attribute path of the step module."""
+        """Return the state name for an attribute path of the step module."""
         return self._canonical[path]
 
     def __contains__(self, path: str) -> bool:
@@ -45,7 +49,7 @@ class StateNames:
     def constant(self, path: str, tensor: torch.Tensor) -> str:
         """Register a tensor constant of an exported graph and return its state name.
 
-        The programs of one step number their constants each for itself, so a path says nothing; equal ones are shared.
+        Each program of a step numbers its own constants, so a path does not identify one. Equal constants share a name.
         """
         value = tensor.detach().cpu()
         refuse_complex({path: value})
@@ -58,7 +62,7 @@ class StateNames:
         return name
 
     def tie(self, exported: nn.Module) -> None:
-        """Make tied tensors of an exported module one object again; torch.export gives each name its own."""
+        """Make tied tensors of an exported module one object again; torch.export makes one object for each name."""
         owners: dict[str, torch.Tensor] = {}
         for path, name in self._canonical.items():
             parent_path, _, attribute = path.rpartition(".")
@@ -66,7 +70,7 @@ class StateNames:
                 parent = exported.get_submodule(parent_path)
                 tensor = getattr(parent, attribute)
             except AttributeError:
-                continue  # a tensor that the forward does not use is not in the exported module
+                continue  # torch.export leaves out a tensor that the forward does not use
             shared = owners.setdefault(name, tensor)
             if shared is not tensor:
                 setattr(parent, attribute, shared)

@@ -1,1 +1,1 @@
-"""Checks of the values of inputs: which indices are allowed, and where the module refuses others."""
+"""Checks of the values of inputs: the range of each index, and the functions that check it."""

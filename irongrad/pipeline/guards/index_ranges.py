@@ -1,7 +1,7 @@
-"""Which integer inputs are used as indices, and so must lie in a range.
+"""Find the integer inputs that are used as indices, and their ranges.
 
-Eager checks an index where it is used. Compiled code does not: an index out of range reads or writes somewhere
-else. So the range is found here, from the exported graph, and checked at the entry of every call.
+Eager checks an index where it is used. Compiled code does not: an index out of range reads or writes other memory. So
+the range is derived here from the exported graph, and each entry point checks it at the start of a call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from irongrad.sizes.dimensions import Names, named_size, names_in_program
 
 aten = torch.ops.aten
 
-# Operators whose result holds elements of their integer arguments, and constants, unchanged.
+# Operators whose result holds only unchanged elements of their integer arguments, and constants.
 _SAME_VALUES = frozenset(
     str(p)
     for p in (
@@ -72,9 +72,9 @@ class _Use:
 
     Attributes:
         index: the argument.
-        size: of what it is an index of, a number or symbolic.
-        from_end: whether negative ones count from the end.
-        exempt: one more value that is accepted, or None.
+        size: the size of the indexed dimension, a number or symbolic.
+        from_end: whether negative indices count from the end.
+        exempt: one more accepted value, or None.
     """
 
     index: object
@@ -84,7 +84,7 @@ class _Use:
 
 
 def step_ranges(captured: CapturedStep) -> list[Range]:
-    """Find the ranges of a step's inputs: what training, evaluation and prediction all accept."""
+    """Find the ranges of a step's inputs: the values that training, evaluation and prediction all accept."""
     dynamic, inputs = captured.step.dynamic, list(captured.step.inputs)
     found = index_ranges(captured.train, inputs, dynamic)
     if captured.eval is not None:
@@ -105,7 +105,7 @@ def index_ranges(
     Args:
         program: an exported program.
         inputs: the names of its inputs.
-        dynamic: names of dimensions of inputs, by their positions.
+        dynamic: names of dimensions, by the input's name and the dimension's position.
     """
     placeholders = dict(zip(program.graph_signature.user_inputs, inputs, strict=True))
     graph = FlatGraph(program.graph_module)
@@ -131,7 +131,14 @@ def function_ranges(graph: GraphModule, inputs: Iterable[str]) -> list[Range]:
 def _ranges(
     nodes: Iterable[Node], source: dict[Node, set[str]], origins: Callable[[Any], list[Any]], names: Names
 ) -> list[Range]:
-    """The ranges of inputs, by the nodes in `source` that hold their values, given what is the same value as what."""
+    """The ranges of inputs.
+
+    Args:
+        nodes: the nodes in order.
+        source: the inputs whose values a node holds; nodes that keep values are added.
+        origins: the nodes that compute a value, inside or outside a region.
+        names: the symbols in sizes, as expressions of named dimensions.
+    """
     found: dict[str, Range] = {}
     for node in nodes:
         if keeps_values(node):
@@ -144,7 +151,7 @@ def _ranges(
 
 
 def keeps_values(node: Node) -> bool:
-    """Whether a node's elements are those of its integer arguments, and constants."""
+    """Whether a node holds only elements of its integer arguments, and constants."""
     return node.target is operator.getitem or str(getattr(node.target, "_overloadpacket", "")) in _SAME_VALUES
 
 
@@ -154,7 +161,7 @@ def _is_integer(node: torch.fx.Node) -> bool:
 
 
 def _has_elements(use: _Use) -> bool:
-    """Whether anything is looked up at all; an empty index may go into an empty tensor, which has no range."""
+    """Whether the index has elements; an empty index may go into an empty tensor, which allows no index."""
     shape = use.index.meta["val"].shape if isinstance(use.index, Node) else ()
     return not any(isinstance(size, int) and size == 0 for size in shape)
 
@@ -168,7 +175,10 @@ def _intersect(a: Range | None, b: Range) -> Range:
 
 
 def _range(name: str, use: _Use, names: Names) -> Range:
-    """The range of an input with one use. Where sizes vary, so would a smallest value below zero: it has none there."""
+    """The range of an input with one use.
+
+    If the size varies, so does a lower bound below zero. The range then starts at zero instead.
+    """
     size = named_size(use.size, names)
     if isinstance(size, int):
         return Range(name, -size if use.from_end else 0, size - 1, use.exempt)
@@ -190,7 +200,7 @@ def _arguments(node: torch.fx.Node) -> dict[str, object]:
 
 
 def _uses(node: torch.fx.Node) -> list[_Use]:
-    """Every argument of `node` that is an index."""
+    """The arguments of `node` that are indices."""
     values: dict[str, Any] = _arguments(node)
     name = str(node.target._overloadpacket).removeprefix("aten.").rstrip("_")
     if name in ("embedding", "embedding_bag"):
@@ -217,7 +227,7 @@ def _uses(node: torch.fx.Node) -> list[_Use]:
 
 
 def _tensor_indices(tensor: torch.fx.Node, indices: Sequence[torch.fx.Node | None]) -> Iterator[_Use]:
-    """The uses in `tensor[indices]`; a mask takes as many dimensions as it has."""
+    """The uses in `tensor[indices]`; a mask indexes as many dimensions as it has."""
     dim = 0
     for index in indices:
         if index is not None and index.meta["val"].dtype in (torch.bool, torch.uint8):

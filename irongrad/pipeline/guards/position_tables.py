@@ -1,8 +1,8 @@
-"""How large dimensions may be for what is looked up by position: a table of positions has so many rows.
+"""Limits on dimensions from lookups by position: a table of positions has a fixed number of rows.
 
-Eager checks an index where it is used, compiled code does not (`irongrad.pipeline.guards.index_ranges`). Indices that
-are the numbers of 0 to a size, as in `positions(torch.arange(x.shape[1]))`, are right for sizes up to the number of
-rows.
+Eager checks an index where it is used; compiled code does not (`irongrad.pipeline.guards.index_ranges`). Indices may
+be an arange up to a size, as in `positions(torch.arange(x.shape[1]))`. These are in range for sizes up to the number
+of rows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from irongrad.sizes.dimensions import Names
 aten = torch.ops.aten
 
 _LOOKUPS = {aten.embedding.default: (0, 1), aten.index_select.default: (0, 2), aten.index.Tensor: (0, 1)}
-_NUMBERS = (aten.arange.default, aten.arange.start, aten.arange.start_step)
+_ARANGES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 
 
 def table_conditions(program: ExportedProgram, names: Names) -> Iterator[Any]:
-    """What has to be true of named dimensions for all lookups by position to be within their tables."""
+    """Yield the conditions on named dimensions under which all lookups by position stay within their tables."""
     for node in program.graph.nodes:
         if node.target not in _LOOKUPS:
             continue
@@ -39,15 +39,15 @@ def table_conditions(program: ExportedProgram, names: Names) -> Iterator[Any]:
             size, rows = source.meta["val"].shape[0], table.meta["val"].shape[dim]
             if isinstance(size, torch.SymInt):
                 start = 0 if source.target is aten.arange.default else source.args[0]
-                most = rows.node.expr if isinstance(rows, torch.SymInt) else rows
-                yield sympy.Le(size.node.expr + start, most).xreplace(dict(names))
+                limit = rows.node.expr if isinstance(rows, torch.SymInt) else rows
+                yield sympy.Le(size.node.expr + start, limit).xreplace(dict(names))
 
 
 def _source(index: Any) -> Node | None:
-    """The numbers that `index` consists of, where it is made of an arange with a step of one."""
+    """The arange from which `index` takes its elements, if there is one and its step is one."""
     while isinstance(index, Node) and keeps_values(index):
         index = index.args[0]
-    if not isinstance(index, Node) or index.target not in _NUMBERS:
+    if not isinstance(index, Node) or index.target not in _ARANGES:
         return None
     step = index.args[2] if index.target is aten.arange.start_step and len(index.args) > 2 else 1
     return index if step == 1 else None

@@ -15,7 +15,7 @@ from irongrad.sizes.symbols import Dims
 def add_guards(graph: StepGraph, ranges: Sequence[Range]) -> StepGraph:
     """Add a function `check.<name>` that measures the values of each input whose range `<name>` relies on.
 
-    Its results have the inputs' names; `irongrad.pipeline.assemble.refusal_messages` refuses what they say.
+    Its results have the inputs' names. `irongrad.pipeline.assemble.refusal_messages` refuses a result out of range.
     """
     checks: dict[str, Function] = {}
     for name, function in graph.functions.items():
@@ -29,7 +29,7 @@ def add_guards(graph: StepGraph, ranges: Sequence[Range]) -> StepGraph:
 
 
 def _example(graph: StepGraph, function: Function, name: str) -> torch.Tensor:
-    """An input as an entry point hands it on: a whole batch, at the sizes of the function's bucket."""
+    """An input as an entry point passes it on: a whole batch, at the sizes of the function's bucket."""
     if not graph.buckets or function.of_any_size:
         return graph.inputs[name]
     return function.example(function.arguments.index(Value("input", name)))
@@ -45,15 +45,22 @@ def _check(ranges: Sequence[Range], examples: Sequence[torch.Tensor], dims: Sequ
 
 
 def most_out_of_range(tensor: torch.Tensor, limit: Range) -> torch.Tensor:
-    """The distance of a value from the smallest that is allowed: of one out of range, if there is any.
+    """Return the distance of the index furthest from the lower bound; if any index is out of range, this one is.
 
-    Taken as unsigned numbers, distances of values that are too small are larger than all others. So one maximum finds
-    both kinds; with their sign turned, signed numbers have the order of unsigned ones. torch-mlir takes the maximum of
-    a dimension after the other, in a kernel each, so there is one dimension only.
+    As an unsigned number, the distance of an index below the bound is larger than all others. So one maximum finds an
+    index that is too small or too large. With the sign bit flipped, signed numbers have the order of unsigned ones.
+    torch-mlir reduces one dimension after the other, each in its own kernel, so the tensor is flattened.
+
+    Args:
+        tensor: the indices, of any integer dtype and shape.
+        limit: the range of the indices.
+
+    Returns:
+        The distance, int64 of rank 0; zero if there are no indices.
     """
     if any(isinstance(size, int) and size == 0 for size in tensor.shape):
         return torch.zeros((), dtype=torch.int64)
-    values = tensor.reshape(-1)  # first, as IREE fuses nothing over a reshape in between
+    values = tensor.reshape(-1)  # before the arithmetic, because IREE does not fuse across a reshape in between
     distance = values.to(torch.int64) - limit.minimum
     if limit.exempt is not None:
         distance = torch.where(values == limit.exempt, 0, distance)

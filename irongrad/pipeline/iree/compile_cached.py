@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
@@ -16,6 +16,7 @@ import msgspec
 from irongrad.cache.machine import host, sha256, sources
 from irongrad.cache.store import Store
 from irongrad.pipeline.iree.compile import Check, CompiledModule, compile_module, unchecked
+from irongrad.pipeline.iree.phases import ModuleObserver, unobserved
 from irongrad.pipeline.iree.portable_module import PortableModule
 from irongrad.runtime.errors import IronGradError
 from irongrad.targets import Target
@@ -26,11 +27,16 @@ _COMPILED = "module.msgpack"
 
 
 def compile_once(
-    store: Store | None, module: PortableModule, target: Target, scratch: Path, check: Check = unchecked
+    store: Store | None,
+    module: PortableModule,
+    target: Target,
+    scratch: Path,
+    check: Check = unchecked,
+    observer: ModuleObserver = unobserved,
 ) -> CompiledModule:
     """`compile_module`, unless the same module was compiled for the same target before."""
     if store is None:
-        return compile_module(module, target, scratch, check)
+        return compile_module(module, target, scratch, check, observer)
     key = module_key(module.bytecode, target)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         if store.get(MODULE, key, Path(folder)):
@@ -38,7 +44,7 @@ def compile_once(
                 found = msgspec.msgpack.decode((Path(folder) / _COMPILED).read_bytes(), type=CompiledModule)
                 check(found.statistics.transients)
                 return found
-    made = compile_module(module, target, scratch, check)
+    made = compile_module(module, target, scratch, check, observer)
     store.put(MODULE, key, {_COMPILED: msgspec.msgpack.encode(made)})
     return made
 
@@ -49,6 +55,7 @@ def compile_all(
     targets: Sequence[Target],
     scratch: Path,
     check: Check = unchecked,
+    observer_of: Callable[[str], ModuleObserver] = lambda target: unobserved,
 ) -> list[CompiledModule]:
     """`compile_once` for several targets side by side, each with files of its own; in the order of `targets`.
 
@@ -60,7 +67,7 @@ def compile_all(
         folder = scratch / f"target{number}"
         folder.mkdir(exist_ok=True)
         try:
-            return compile_once(store, module, target, folder, check)
+            return compile_once(store, module, target, folder, check, observer_of(target.name))
         except IronGradError as error:
             raise type(error)(f"for the target {target.name!r}: {error}") from error
 

@@ -1,44 +1,175 @@
-"""The portable module -> the module that one target compiles."""
+"""The passes over IREE's module, in the order in which they run: one table, walked by one loop.
+
+`compile.py` reaches a phase with IREE's own tools, and then has `run_phase` run our passes on what that phase left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from irongrad.passes.module.check_device import check_device
-from irongrad.passes.module.narrow_integers import narrow_integers
-from irongrad.passes.module.scalars_on_host import scalars_on_host
-from irongrad.pipeline.iree.portable_module import PortableModule
-from irongrad.runtime.errors import UnsupportedOpError
-from irongrad.runtime.manifest import EntryPoint
-from irongrad.targets import Target
+from iree.compiler import ir
+
+from irongrad.mlir.walk import bytecode_of, parsed
+from irongrad.passes.base import PassResult
+from irongrad.passes.module.allocate_apart import AllocateApart
+from irongrad.passes.module.check_device import CheckDevice
+from irongrad.passes.module.drop_barriers import DropBarriers
+from irongrad.passes.module.drop_index_checks import DropIndexChecks
+from irongrad.passes.module.fuse_elementwise import FuseElementwise
+from irongrad.passes.module.hoist_lookups import HoistLookups
+from irongrad.passes.module.join_executables import JoinExecutables
+from irongrad.passes.module.keep_buffers import KeepBuffers
+from irongrad.passes.module.keep_products_apart import KeepProductsApart
+from irongrad.passes.module.loops_in_place import LoopsInPlace
+from irongrad.passes.module.matmul_kernels import MatmulKernels
+from irongrad.passes.module.narrow_integers import NarrowIntegers
+from irongrad.passes.module.pack_before_loops import PackBeforeLoops
+from irongrad.passes.module.place_transients import PlaceTransients
+from irongrad.passes.module.scalars_on_host import ScalarsOnHost
+from irongrad.passes.module.separate_branch_operands import SeparateBranchOperands
+from irongrad.passes.module.share_kernels import ShareKernels
+from irongrad.passes.module.state_in_place import StateInPlace
+from irongrad.passes.module.update_early import UpdateEarly
+from irongrad.passes.module.use_microkernels import UseMicrokernels
+from irongrad.passes.module_pass import ModuleContext, ModulePass
+from irongrad.runtime.errors import InternalError, UserError
 
 
-def retarget(module: PortableModule, target: Target) -> bytes:
-    """Change what the device of `target` cannot do, and have the module check the device.
+@dataclass(frozen=True)
+class Phase:
+    """A state of the module in which passes of ours run.
 
-    Returns:
-        The module, as MLIR bytecode.
+    Attributes:
+        name: as `--dump-dir` names its files.
+        reached: what brings the module there.
+        passes: what runs then, in order.
+    """
+
+    name: str
+    reached: str
+    passes: tuple[type[ModulePass], ...]
+
+
+ASSEMBLED = Phase("assembled", "assembly, once for all targets", (DropIndexChecks, HoistLookups))
+INPUT = Phase("input", "nothing, once a target", (ScalarsOnHost, NarrowIntegers, CheckDevice))
+GLOBAL_OPTIMIZATION = Phase(
+    "global-optimization",
+    "iree-compile; the last phase of linalg on tensors",
+    (MatmulKernels, FuseElementwise, KeepProductsApart),
+)
+FLOW = Phase(
+    "flow",
+    "iree-compile; the module lists its kernels",
+    (UseMicrokernels, ShareKernels, PackBeforeLoops, UpdateEarly, DropBarriers),
+)
+RESOURCES = Phase("resources", "iree-opt, for a module with loops; values are memory", (LoopsInPlace,))
+SCHEDULED = Phase("scheduled", "iree-opt; values have lifetimes", (StateInPlace, AllocateApart, PlaceTransients))
+STREAM = Phase("stream", "iree-opt; values have places", (JoinExecutables, KeepBuffers))
+VM = Phase("vm", "iree-compile, for a module with branches that hand on values", (SeparateBranchOperands,))
+
+PHASES = (ASSEMBLED, INPUT, GLOBAL_OPTIMIZATION, FLOW, RESOURCES, SCHEDULED, STREAM, VM)
+
+# Told the phase, the pass, what it did, and the module as it is then.
+ModuleObserver = Callable[[Phase, ModulePass, PassResult, ir.Module], None]
+
+
+def unobserved(phase: Phase, item: ModulePass, result: PassResult, module: ir.Module) -> None:
+    """Take no notice."""
+
+
+def module_passes() -> dict[str, type[ModulePass]]:
+    """Every pass of the table, by name."""
+    return {kind.name: kind for phase in PHASES for kind in phase.passes}
+
+
+def known_module_pass(name: str) -> type[ModulePass]:
+    """The pass of the table called `name`.
 
     Raises:
-        UnsupportedOpError: it needs 64-bit integers that the target lacks.
+        UserError: there is none.
     """
-    bytecode = module.bytecode
-    if target.scalars_on_host:
-        bytecode = scalars_on_host(bytecode)
-    if not target.integers64:
-        _check_inputs(module.entry_points, target)
-        bytecode = narrow_integers(bytecode)
-    return check_device(bytecode, target.requirements)
+    known = module_passes()
+    if name not in known:
+        raise UserError(f"there is no pass {name!r} over IREE's module; the passes are {', '.join(known)}")
+    return known[name]
 
 
-def _check_inputs(entry_points: Sequence[EntryPoint], target: Target) -> None:
-    """Refuse 64-bit inputs that may hold any number; those with a range are checked by the module."""
-    for entry in entry_points:
-        if entry.name in ("import_state", "import_gradients"):
-            continue  # counters
-        for spec in entry.inputs:
-            if spec.dtype == "int64" and spec.minimum is None:
-                raise UnsupportedOpError(
-                    f"the input {spec.name!r} holds 64-bit integers that are more than indices, and the devices of the "
-                    f"target {target.name!r} have none. Make it int32, or compile for vulkan:profile=desktop"
-                )
+def check_disabled(names: Collection[str]) -> None:
+    """Refuse to leave out a pass without which the module would be wrong.
+
+    Raises:
+        UserError: `names` has such a pass.
+    """
+    for name in names:
+        if reason := module_passes()[name].required:
+            raise UserError(f"the pass {name!r} cannot be left out where it applies: {reason}")
+
+
+def passes_of(phase: Phase, context: ModuleContext | None, disabled: Collection[str] = ()) -> Iterator[ModulePass]:
+    """The passes of `phase` that apply; all of them for no `context`, before there is a target."""
+    for kind in phase.passes:
+        if kind.name not in disabled:
+            item = kind() if context is None else kind.of_context(context)
+            if context is None or item.applies(context):
+                yield item
+
+
+def run_phase(
+    phase: Phase,
+    module: ir.Module,
+    context: ModuleContext | None,
+    disabled: Collection[str] = (),
+    observer: ModuleObserver = unobserved,
+) -> bool:
+    """Run the passes of `phase` on `module` in place, and verify what they leave.
+
+    Args:
+        phase: which.
+        module: as `phase.reached` leaves it, in its own context.
+        context: what the module is compiled for; None before there is a target.
+        disabled: names of passes to leave out.
+        observer: called after each pass.
+
+    Returns:
+        Whether any pass ran.
+
+    Raises:
+        InternalError: the module is invalid afterwards.
+        UnsupportedOpError: a pass refuses the module.
+    """
+    ran = list(passes_of(phase, context, disabled))
+    run_passes_alone(ran, module, lambda item, result: observer(phase, item, result, module))
+    return bool(ran)
+
+
+def run_passes_alone(
+    passes: Sequence[ModulePass],
+    module: ir.Module,
+    observer: Callable[[ModulePass, PassResult], None] = lambda item, result: None,
+) -> None:
+    """Run `passes` on `module` in place, whether they apply or not, and verify what they leave.
+
+    Raises:
+        InternalError: the module is invalid afterwards.
+        UnsupportedOpError: a pass refuses the module.
+    """
+    with module.context, ir.Location.unknown():
+        for item in passes:
+            observer(item, item.run(module))
+    if passes and not module.operation.verify():
+        names = ", ".join(item.name for item in passes)
+        raise InternalError(f"the module does not verify: one of the passes {names} left it invalid")
+
+
+def run_phase_on_file(
+    phase: Phase,
+    file: Path,
+    context: ModuleContext,
+    observer: ModuleObserver = unobserved,
+) -> None:
+    """`run_phase` on the module in `file`: parsed once, and printed once."""
+    with parsed(file.read_bytes()) as module:
+        if run_phase(phase, module, context, context.target.disabled_passes, observer):
+            file.write_bytes(bytecode_of(module))

@@ -1,8 +1,9 @@
 """Import of PyTorch's control flow operators (cond, while_loop, scan, map) as regions of structured control flow.
 
-torch-mlir 20261001 imports `while_loop` alone, without its additional inputs, as calls of functions. Here the graph of
-a branch or of a loop's body is imported in place, into a region of `torch.prim.If` or `torch.prim.Loop`, which
-torch-mlir lowers to `scf.if`, `scf.while` and, where the number of iterations is a constant, to `scf.for`.
+torch-mlir 20261001 imports only `while_loop`, without its additional inputs, and turns its graphs into functions that
+it calls. This importer inlines the graph of a branch or loop body into a region of `torch.prim.If` or
+`torch.prim.Loop`. torch-mlir lowers `torch.prim.If` to `scf.if`. It lowers `torch.prim.Loop` to `scf.while`, or to
+`scf.for` if the trip count is a constant.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ Body = Callable[[Value, Sequence[Value]], Sequence[Value]]
 
 
 class ControlFlowImporter(SharedLiterals):
-    """Imports the nodes of a graph, with the regions of its control flow."""
+    """Imports the nodes of a graph; control flow operators become operations with regions."""
 
     _in_loop = False
 
     def _import_torch_op_overload(
         self, loc: Location, node: Node, concrete_target: torch._ops.OpOverload | None = None
     ) -> None:
-        """Import an operator; `x == x` as `x <= x`, the same value.
+        """Import an operator; `x == x` is imported as the equivalent `x <= x`.
 
-        torch-mlir 20261001 folds the first to true (`AtenEqTensorOp::fold`), also where x is not a number; it is how
-        `isfinite` asks for that.
+        torch-mlir 20261001 folds `x == x` to true (`AtenEqTensorOp::fold`), even if x is NaN. `isfinite` compares a
+        value with itself to detect NaN.
         """
         if node.target is torch.ops.aten.eq.Tensor and node.args[0] is node.args[1]:
             concrete_target = torch.ops.aten.le.Tensor
@@ -53,28 +54,28 @@ class ControlFlowImporter(SharedLiterals):
         if self._in_loop:
             self._bind(node, self._selected(node, self._argument(predicate), branches, inputs))
             return
-        chosen, kinds = self._argument(predicate), self._types(node)
-        # torch-mlir 20261001 makes an `arith.select` of two constants, and has no lowering for it.
-        found = [_constant_results(b, operands) for b in branches]
-        constants = [all(both) for both in zip(*found, strict=True)]
-        kept = [kind for kind, fixed in zip(kinds, constants, strict=True) if not fixed]
-        choice = Operation.create("torch.prim.If", results=kept, operands=[self._boolean(chosen)], regions=2)
+        condition, types = self._argument(predicate), self._types(node)
+        # torch-mlir 20261001 turns a choice between two constants into an `arith.select`, which it cannot lower.
+        by_branch = [_constant_results(b, operands) for b in branches]
+        constants = [all(both) for both in zip(*by_branch, strict=True)]
+        kept_types = [kind for kind, fixed in zip(types, constants, strict=True) if not fixed]
+        choice = Operation.create("torch.prim.If", results=kept_types, operands=[self._boolean(condition)], regions=2)
         for region, branch in zip(choice.regions, branches, strict=True):
             with _block(region, []):
                 outputs = zip(self._inline(branch, inputs), constants, strict=True)
                 Operation.create("torch.prim.If.yield", operands=[value for value, fixed in outputs if not fixed])
-        selected = self._selected(node, chosen, branches, inputs) if any(constants) else kinds
-        made = iter(choice.results)
-        self._bind(node, [s if fixed else next(made) for s, fixed in zip(selected, constants, strict=True)])
+        selected = self._selected(node, condition, branches, inputs) if any(constants) else types
+        chosen = iter(choice.results)
+        self._bind(node, [s if fixed else next(chosen) for s, fixed in zip(selected, constants, strict=True)])
 
     def _selected(self, node: Node, predicate: Value, branches: Sequence[Node], inputs: Sequence[Value]) -> list[Value]:
-        """The results of both branches, one of them selected.
+        """Run both branches and select between their results.
 
-        In a loop: there IREE 3.13.0 reads a condition on the host before it is computed ("transient buffer has not
-        been committed", or the wrong branch).
+        Choices in a loop need this: there IREE 3.13.0 reads the condition on the host before it is computed ("transient
+        buffer has not been committed", or the wrong branch).
 
         Raises:
-            UnsupportedOpError: a branch has a while_loop, which may never end where the branch is not taken.
+            UnsupportedOpError: a branch contains a while_loop, which may never end if its branch is not taken.
         """
         if any(has_while_loop(graph_of(b).owning_module) for b in branches):
             raise UnsupportedOpError(
@@ -104,8 +105,8 @@ class ControlFlowImporter(SharedLiterals):
                 Operation.create("torch.prim.Loop.condition", operands=[goes_on(after), *after])
             return list(made.results)
 
-        # In a loop of one iteration, which is gone after lowering: torch-mlir 20261001 takes a loop whose first
-        # condition it can fold to true for one that goes on forever (`PrimLoopOp::isForLike`).
+        # An outer loop of one iteration, which lowering removes: torch-mlir 20261001 takes a loop for an endless one
+        # if it can fold the first condition to true (`PrimLoopOp::isForLike`).
         self._bind(node, self._counted(constant(1, self._c), [self._argument(c) for c in carried], loop))
 
     def _import_hop_scan(self, loc: Location, node: Node, hop: HigherOrderOperator) -> None:
@@ -118,10 +119,10 @@ class ControlFlowImporter(SharedLiterals):
     def _for_each(
         self, node: Node, body: Node, carried: Sequence[Any], sequences: Sequence[Any], additional: Sequence[Any]
     ) -> None:
-        """A loop over the first dimension of `sequences`; what `body` returns beside its carries is stacked.
+        """Import a loop over the first dimension of `sequences`; results of `body` after its carries are stacked.
 
         Raises:
-            UnsupportedOpError: sizes vary.
+            UnsupportedOpError: a size is dynamic.
         """
         if any(not isinstance(n, int) for v in node.meta["val"] for n in v.shape):
             raise UnsupportedOpError(
@@ -143,7 +144,7 @@ class ControlFlowImporter(SharedLiterals):
         self._bind(node, self._counted(constant(length, self._c), [*initial, *stacks], step))
 
     def _counted(self, trips: Value, initial: Sequence[Value], step: Body) -> list[Value]:
-        """The values after `trips` applications of `step`, which takes the iteration's index too."""
+        """Import a loop of `trips` iterations of `step`, which also takes the iteration's index; return its results."""
         true = Operation.create(
             "torch.constant.bool",
             results=[self._cc.torch_bool_type],
@@ -159,7 +160,7 @@ class ControlFlowImporter(SharedLiterals):
         return list(loop.results)
 
     def _inline(self, region: Node, inputs: Sequence[Value], *, in_loop: bool = False) -> list[Value]:
-        """Import the graph that the node `region` names here, on `inputs`, and return its results."""
+        """Import the graph that the node `region` names at the insertion point, on `inputs`; return its results."""
         graph = graph_of(region)
         inner = type(self)(self.fx_importer, self._c, self._cc, InsertionPoint.current.block)
         inner._in_loop = in_loop or self._in_loop
@@ -192,7 +193,7 @@ class ControlFlowImporter(SharedLiterals):
 
 
 def _constant_results(region: Node, operands: Sequence[Any]) -> list[bool]:
-    """Which results of the graph that `region` names, given `operands`, depend on nothing but constants."""
+    """For each result of the graph that `region` names: whether it depends only on constants, given `operands`."""
     graph, known = graph_of(region), _constants(region.graph, [])
     pairs = zip(graph.find_nodes(op="placeholder"), operands, strict=True)
     constants = _constants(graph, [placeholder for placeholder, operand in pairs if operand in known])
@@ -200,9 +201,9 @@ def _constant_results(region: Node, operands: Sequence[Any]) -> list[bool]:
     return [r in constants for r in (results if isinstance(results, list | tuple) else [results])]
 
 
-def _constants(graph: Graph, given: Sequence[Node]) -> set[Node]:
-    """The nodes of `graph` that depend on nothing but constants, of which `given` are some."""
-    constants = set(given)
+def _constants(graph: Graph, known: Sequence[Node]) -> set[Node]:
+    """The nodes of `graph` that depend only on constants; `known` are placeholders that are constant."""
+    constants = set(known)
     for node in graph.nodes:
         if node.op == "get_attr" or (node.op == "call_function" and constants.issuperset(node.all_input_nodes)):
             constants.add(node)

@@ -1,6 +1,6 @@
 """Slices at an index known only at run time, for the importer.
 
-They are written in MLIR's own tensor dialect: the result of torch-mlir's slice at an unknown index has unknown sizes.
+They use MLIR's tensor dialect, because torch-mlir's slice at an unknown index has a result of unknown sizes.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _VTENSOR = re.compile(r"!torch\.vtensor<\[([\d,]*)\],(\w+)>")
 
 
 def convert(operation: str, value: Value, kind: Type) -> Value:
-    """The result of the operation of one operand and one result that is called `operation`."""
+    """Create the operation named `operation`, with the operand `value`; return its one result, of type `kind`."""
     return Operation.create(operation, results=[kind], operands=[value]).result
 
 
 def sizes_of(kind: Type) -> list[int]:
-    """The sizes of the type `!torch.vtensor<[sizes],element>`."""
+    """The static sizes of a type `!torch.vtensor<[sizes],element>`."""
     return _parsed(kind)[0]
 
 
 def empty(kind: Type) -> Value:
-    """A tensor of the type `kind` whose elements are yet to be written."""
+    """An uninitialised tensor of type `kind`."""
     builtin = _builtin(*_parsed(kind), kind.context)
     return _from_builtin(tensor.EmptyOp(builtin.shape, builtin.element_type).result, kind)
 
@@ -45,7 +45,7 @@ def read_row(stacked: Value, index: Value) -> Value:
 
 
 def write_row(row: Value, stacked: Value, index: Value) -> Value:
-    """`stacked` with `row` at `index`."""
+    """`stacked` with `stacked[index]` replaced by `row`."""
     (_, *sizes), _ = _parsed(stacked.type)
     place = ([_DYNAMIC, *(0 for _ in sizes)], [1, *sizes], [1] * (len(sizes) + 1))
     result = tensor.InsertSliceOp(_to_builtin(row), _to_builtin(stacked), [_index(index)], [], [], *place).result
@@ -53,7 +53,7 @@ def write_row(row: Value, stacked: Value, index: Value) -> Value:
 
 
 def constant(value: int, context: Any) -> Value:
-    """A number of 64 bits, as all indices here are."""
+    """A 64-bit integer constant, the type of all indices here."""
     kind = IntegerType.get_signless(64, context)
     return arith.ConstantOp(kind, IntegerAttr.get(kind, value)).result
 
@@ -73,7 +73,7 @@ def _vtensor(sizes: list[int], element: str, context: Any) -> Type:
 
 
 def _builtin(sizes: list[int], element: str, context: Any) -> Any:
-    # MLIR's own integers have no signs.
+    # MLIR's builtin integers are signless.
     unsigned = element.removeprefix("u").removeprefix("s")
     return Type.parse(f"tensor<{'x'.join([*map(str, sizes), unsigned])}>", context)
 

@@ -1,4 +1,4 @@
-"""StepGraph -> linalg: torch-mlir imports each function, and a route lowers them."""
+"""StepGraph -> linalg: torch-mlir imports each function, and a route lowers it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ImportedStep:
 
     Attributes:
         graph: the step graph.
-        modules: on their way down; the function `f` of the step graph is `@graph.f`.
+        modules: the functions at each level of their lowering; the function `f` of the step graph is `@graph.f`.
     """
 
     graph: StepGraph
@@ -34,9 +34,9 @@ class ImportedStep:
 
 
 def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> ImportedStep:
-    """Import every function of `graph` and lower them by `route`.
+    """Import every function of `graph` and lower it by `route`.
 
-    Intermediate files are left in `scratch` when something fails.
+    Intermediate files stay in `scratch` if something fails.
 
     Raises:
         UnsupportedOpError: torch-mlir cannot lower an operator with these arguments; with the user's line.
@@ -50,9 +50,9 @@ def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> 
     for name, function in graph.functions.items():
         try:
             whole = joined_and_split(function.graph) if function.of_any_size else function.graph
-            made = importer.import_stateless_graph(whole.graph, func_name=f"graph.{name}")
-            # Equal symbols are equal sizes, and none of them broadcasts: no check of that in the compiled code.
-            made.attributes[_STRICT] = ir.UnitAttr.get(context=context)
+            imported = importer.import_stateless_graph(whole.graph, func_name=f"graph.{name}")
+            # Equal symbols mean equal sizes, and no symbolic size broadcasts, so the compiled code need not check that.
+            imported.attributes[_STRICT] = ir.UnitAttr.get(context=context)
         except UserError:
             raise
         except Exception as error:

@@ -1,7 +1,8 @@
-"""Constant tensors of a graph, written into the module itself.
+"""Constant tensors of a graph, written inline into the module.
 
-torch-mlir 20261001 keeps their elements beside the module, as resources, which iree-compile 3.13.0 loses where it
-stops at its VM dialect and goes on from there, as `compile.py` has it do ("resource data missing in input IR").
+torch-mlir 20261001 stores their elements as resources beside the module. iree-compile 3.13.0 loses these resources if a
+compilation stops at the VM dialect and resumes from there, as in `pipeline/iree/compile.py` ("resource data missing in
+input IR").
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from torch.fx import Node
 from torch_mlir.extras.fx_importer import TORCH_DTYPE_TO_MLIR_TYPE, FxImporterHooks, GraphNodeImporter, InputInfo
 from torch_mlir.ir import DenseElementsAttr, FloatAttr, Operation, RankedTensorType, Value
 
-# Those whose elements MLIR takes from a numpy array.
-_OF_NUMPY = frozenset(
+# Dtypes whose elements MLIR reads from a numpy array.
+_NUMPY_DTYPES = frozenset(
     {
         torch.float16,
         torch.float32,
@@ -23,16 +24,16 @@ _OF_NUMPY = frozenset(
         torch.int16,
         torch.int32,
         torch.int64,
-        torch.uint8,  # booleans come as these, and are converted in the module
+        torch.uint8,  # booleans arrive as uint8, and the module converts them
     }
 )
 
 
 class SharedLiterals(GraphNodeImporter):
-    """Imports a constant once however many operators take it.
+    """Imports a constant once, even if several operators use it.
 
-    torch-mlir 20261001 looks for one that it has imported under its name and keeps it under its node, so that a second
-    use ends with "Node already has a value".
+    torch-mlir 20261001 looks up an imported constant by its name but stores it by its node. So a second use fails with
+    "Node already has a value".
     """
 
     def _import_argument(self, loc: Any, arg: Any, expected_jit_type: Any = None) -> Value:
@@ -42,10 +43,10 @@ class SharedLiterals(GraphNodeImporter):
 
 
 class InlineLiterals(FxImporterHooks):
-    """Has the importer write constants of several elements as dense attributes; it does so for single ones."""
+    """Makes the importer write constants of several elements as dense attributes, as it does for single elements."""
 
     def resolve_literal(self, gni: GraphNodeImporter, literal: Any, info: InputInfo | None) -> Value | None:
-        """The value of a constant tensor; None where the importer's own way is right."""
+        """The value of a constant tensor; None if the importer's own handling is right."""
         if not isinstance(literal, torch.Tensor) or literal.numel() < 2:
             return None
         type_ = gni._cc.tensor_to_vtensor_type(literal)
@@ -56,7 +57,7 @@ class InlineLiterals(FxImporterHooks):
 def _elements(literal: torch.Tensor) -> DenseElementsAttr:
     values = literal.detach().cpu().contiguous()
     element = TORCH_DTYPE_TO_MLIR_TYPE[literal.dtype]()
-    if literal.dtype not in _OF_NUMPY:
+    if literal.dtype not in _NUMPY_DTYPES:
         numbers = values.flatten().tolist()
         attributes = [FloatAttr.get(element, n) for n in numbers]
         return DenseElementsAttr.get(attributes, RankedTensorType.get(values.shape, element))

@@ -1,8 +1,8 @@
-"""Reshapes of symbolic sizes, as dimensions that are joined and dimensions that are split.
+"""Reshapes of symbolic sizes, rewritten to join and split dimensions.
 
-torch-mlir 20261001 pairs the unknown sizes of a `view` one by one: that of [B, T, 16] as [B * T, 16] takes B * T for B,
-and T for 1, without a word. What it makes of `prims.collapse` and `unflatten` is right.
-tests/pipeline/iree/test_toolchain_sizes.py tells when the first is.
+torch-mlir 20261001 pairs the unknown sizes of a `view` one by one. In a view of [B, T, 16] as [B * T, 16], it silently
+takes B * T for B, and T for 1. It lowers `prims.collapse` and `unflatten` correctly.
+tests/pipeline/iree/test_toolchain_sizes.py tells when the `view` is fixed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ aten = torch.ops.aten
 
 _RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
-# Of the dimensions of the input and of the result: how many that come next have the same number of elements.
+# The lengths of two runs of adjacent dimensions, of the input and of the result, with the same number of elements.
 Group = tuple[int, int]
 
 
 def joined_and_split(graph: GraphModule) -> GraphModule:
-    """A copy of `graph` in which every reshape of symbolic sizes is of joined and split dimensions.
+    """A copy of `graph` in which every reshape of symbolic sizes is made of joins and splits of dimensions.
 
     Raises:
-        UnsupportedOpError: one that is neither, with the user's line.
+        UnsupportedOpError: a reshape neither joins nor splits dimensions; with the user's line.
     """
     graph = copy.deepcopy(graph)
     for node in list(graph.graph.nodes):
@@ -57,35 +57,35 @@ def _rewrite(graph: Graph, node: Node) -> None:
     sizes = _sizes(graph, node)
     with graph.inserting_before(node):
         place = 0
-        for taken, made in groups:
-            if taken > 1 or not made:
+        for old_rank, new_rank in groups:
+            if old_rank > 1 or not new_rank:
                 shape = [
                     *value.meta["val"].shape[:place],
-                    *_joined(value, place, taken),
-                    *value.meta["val"].shape[place + taken :],
+                    *_joined_size(value, place, old_rank),
+                    *value.meta["val"].shape[place + old_rank :],
                 ]
-                value = _call(graph, node, shape, *_join(value, place, taken))
-            if made > 1 or not taken:
-                shape = [*after[: place + made], *value.meta["val"].shape[place + bool(taken) :]]
-                value = _call(graph, node, shape, *_split(value, place, sizes[place : place + made], taken))
-            place += made
+                value = _call(graph, node, shape, *_join(value, place, old_rank))
+            if new_rank > 1 or not old_rank:
+                shape = [*after[: place + new_rank], *value.meta["val"].shape[place + bool(old_rank) :]]
+                value = _call(graph, node, shape, *_split(value, place, sizes[place : place + new_rank], old_rank))
+            place += new_rank
     node.replace_all_uses_with(value)
     graph.erase_node(node)
 
 
-def _joined(value: Node, place: int, taken: int) -> list[Any]:
-    """The size of joined dimensions; a single one, which is 1, goes."""
-    return [math.prod(value.meta["val"].shape[place : place + taken])] if taken > 1 else []
+def _joined_size(value: Node, place: int, old_rank: int) -> list[Any]:
+    """The size that replaces joined dimensions; none if a single dimension, of size 1, is squeezed."""
+    return [math.prod(value.meta["val"].shape[place : place + old_rank])] if old_rank > 1 else []
 
 
-def _join(value: Node, place: int, taken: int) -> tuple[Any, ...]:
-    if taken == 1:
+def _join(value: Node, place: int, old_rank: int) -> tuple[Any, ...]:
+    if old_rank == 1:
         return aten.squeeze.dim, value, place
-    return torch.ops.prims.collapse.default, value, place, place + taken - 1
+    return torch.ops.prims.collapse.default, value, place, place + old_rank - 1
 
 
-def _split(value: Node, place: int, sizes: Sequence[Any], taken: int) -> tuple[Any, ...]:
-    if not taken:
+def _split(value: Node, place: int, sizes: Sequence[Any], old_rank: int) -> tuple[Any, ...]:
+    if not old_rank:
         return aten.unsqueeze.default, value, place
     return aten.unflatten.int, value, place, list(sizes)
 
@@ -97,7 +97,10 @@ def _call(graph: Graph, node: Node, shape: Sequence[Any], operator: Any, *args: 
 
 
 def _sizes(graph: Graph, node: Node) -> list[Any]:
-    """The sizes of the result as `node` has them; one that it leaves open is a number, or that of an earlier node."""
+    """The sizes of the result, as `node` takes them.
+
+    A size of -1 becomes a number, or an earlier node whose value is that size.
+    """
     sizes = list(node.args[1])
     for d, size in enumerate(sizes):
         if isinstance(size, int) and size < 0:
@@ -115,13 +118,13 @@ def _expression(size: Any) -> sympy.Expr:
 
 
 def _quotient(whole: sympy.Expr, part: sympy.Expr) -> sympy.Expr:
-    """Without a division where it is one without a rest, as PyTorch has it for a size that a reshape leaves open."""
+    """The quotient, without a FloorDiv if the division is exact; PyTorch writes a FloorDiv for a size of -1."""
     ratio = sympy.cancel(whole / part)
     return ratio if sympy.denom(ratio) == 1 else FloorDiv(whole, part)
 
 
 def _groups(before: Sequence[sympy.Expr], after: Sequence[sympy.Expr]) -> list[Group] | None:
-    """The shortest runs of dimensions on both sides that have equal products; None where there are no such runs."""
+    """The shortest runs of dimensions with equal products on both sides; None if the dimensions have no such runs."""
     groups: list[Group] = []
     i = j = 0
     while i < len(before) or j < len(after):

@@ -1,9 +1,9 @@
 """Modules in the torch dialect -> linalg on tensors, by one of two routes.
 
-`linalg` is torch-mlir's own lowering. `stablehlo` has torch-mlir lower to StableHLO (openxla.org/stablehlo/spec), and
-IREE's StableHLO input lower that, so what differs between the two is all that differs in the compiled step. Both run in
-a process of their own: torch-mlir 20261001 ends the whole process on some inputs (an assertion in its scatter lowering,
-a division by zero for an empty matmul), which must not take the user's Python with it.
+The route `linalg` is torch-mlir's own lowering. On the route `stablehlo`, torch-mlir lowers to StableHLO
+(openxla.org/stablehlo/spec), and IREE's StableHLO input pipeline lowers that to linalg. All other stages are the same,
+so compiled steps differ only by the lowering. Both routes run in a separate process, to protect the user's Python.
+torch-mlir 20261001 aborts on some inputs: an assertion in its scatter lowering, a division by zero for an empty matmul.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch_mlir
 from iree.compiler import ir
-from iree.compiler.tools import binaries as iree_binaries
 from torch_mlir.dialects import func
 from torch_mlir.ir import FunctionType, InsertionPoint, Location, Module
 
 from irongrad.diagnostics.toolchain_errors import lowering_error, toolchain_error
+from irongrad.mlir.tools import run_tool
 from irongrad.runtime.errors import IronGradError, UnsupportedOpError, UserError
 
 ROUTES = ("linalg", "stablehlo")
@@ -32,17 +32,17 @@ _TO_STABLEHLO = (
 )
 _FROM_STABLEHLO = "--iree-stablehlo-input-transformation-pipeline"
 
-# Between its passes, where it takes two fifths of torch-mlir's time: what comes out is verified when it is assembled.
+# Verification between the passes takes two fifths of torch-mlir's time. `assemble` verifies the result anyway.
 _UNVERIFIED = "--verify-each=false"
-_BYTECODE = "--emit-bytecode"  # IREE reads it in half the time of text
+_BYTECODE = "--emit-bytecode"  # IREE reads bytecode in half the time of text
 _MAIN = "main"
 
 
 def known_route(name: str) -> str:
-    """`name`, which is a route's.
+    """Return `name` if it is the name of a route.
 
     Raises:
-        UserError: it is none's.
+        UserError: no route has this name.
     """
     if name not in ROUTES:
         raise UserError(f"there is no route {name!r}; the routes are {', '.join(ROUTES)}")
@@ -51,12 +51,12 @@ def known_route(name: str) -> str:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A module on its way down, as MLIR text or bytecode.
+    """One module at each level of its lowering, as MLIR text or bytecode.
 
     Attributes:
-        torch: in the torch dialect.
-        linalg: in linalg on tensors.
-        stablehlo: in StableHLO; empty on the route without it.
+        torch: the module in the torch dialect.
+        linalg: the module in linalg on tensors.
+        stablehlo: the module in StableHLO; empty on the route `linalg`.
     """
 
     torch: bytes
@@ -65,7 +65,7 @@ class Lowered:
 
 
 def lower(module: Module, route: str, scratch: Path) -> Lowered:
-    """Lower `module` to linalg; intermediate files are left in `scratch` when something fails.
+    """Lower `module` to linalg by `route`; intermediate files stay in `scratch` if something fails.
 
     Raises:
         UnsupportedOpError: an operator cannot be lowered with its arguments on this route; with the user's line.
@@ -84,10 +84,10 @@ def lower(module: Module, route: str, scratch: Path) -> Lowered:
 
 
 def _add_main(module: Module) -> None:
-    """Give `module` a function that does nothing.
+    """Add an empty function `main` to `module`.
 
-    torch-mlir 20261001 refines shapes, which are all known here, from one function of a module, and refuses one of
-    several functions and no `main`.
+    torch-mlir 20261001 refines shapes starting from one function. It refuses a module of several functions without a
+    `main`. All shapes are known here, so an empty `main` suffices.
     """
     with Location.unknown(module.context), InsertionPoint.at_block_begin(module.body):
         function = func.FuncOp(_MAIN, FunctionType.get([], []))
@@ -104,16 +104,16 @@ def _without_main(text: str) -> str:
 
 
 def _torch_mlir_opt(module: Module, options: Sequence[str], output: Path) -> tuple[bytes, bytes]:
-    """Run torch-mlir on `module`. Returns what it read, and what it wrote."""
+    """Run torch-mlir-opt on `module`; return its input and its output."""
     command = [str(Path(torch_mlir.__path__[0]) / "_mlir_libs" / "torch-mlir-opt"), *options]
     source = output.with_name("torch.mlirbc")
     with source.open("wb") as file:
         module.operation.write_bytecode(file)
-    result = _run([*command, _UNVERIFIED], source, output)
-    if result.returncode != 0:  # again, for a verifier may say more than what failed on invalid code; and from text
+    result = _run([*command, _UNVERIFIED, *_files(source, output)])
+    if result.returncode != 0:  # again, from text and verified: on invalid code the verifier may say more
         source = source.with_suffix(".mlir")
         source.write_text(module.operation.get_asm(enable_debug_info=True))
-        result = _run(command, source, output)
+        result = _run([*command, *_files(source, output)])
     if result.returncode != 0:
         raise lowering_error(result, source)
     return source.read_bytes(), output.read_bytes()
@@ -121,12 +121,15 @@ def _torch_mlir_opt(module: Module, options: Sequence[str], output: Path) -> tup
 
 def _from_stablehlo(source: Path) -> str:
     output = source.with_name("linalg.mlir")
-    result = _run([iree_binaries.find_tool("iree-opt"), _FROM_STABLEHLO], source, output)
+    result = run_tool("iree-opt", [_FROM_STABLEHLO, *_files(source, output)])
     if result.returncode != 0:
         raise toolchain_error("iree-opt", result, source)
     return output.read_text()
 
 
-def _run(command: list[str], source: Path, output: Path) -> subprocess.CompletedProcess[str]:
-    command = [*command, "--mlir-print-debuginfo", str(source), "-o", str(output)]
+def _files(source: Path, output: Path) -> list[str]:
+    return ["--mlir-print-debuginfo", str(source), "-o", str(output)]
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
-"""Source locations of a module, without the folders that only this machine has.
+"""Source locations of a module, without folders that exist only on this machine.
 
-A compiled file keeps the locations of what it was made of. With absolute paths the same step would compile to other
-bytes in another directory, and tell where its author works. So a location names a file as Python imports it:
+A compiled file keeps the locations of its sources. With absolute paths, the same step would compile to different bytes
+in another directory, and reveal where its author works. So a location names a file as Python imports it:
 `torch/nn/modules/linear.py`, `net.py`.
 """
 
@@ -25,10 +25,10 @@ class PortableImporter(FxImporter):
 class _Cache(ContextCache):
     def __init__(self, context: Context, **options: object) -> None:
         super().__init__(context, **options)
-        self._locations: dict[str, Location | None] = {}  # by stack trace, which all nodes of a line have in common
+        self._locations: dict[str, Location | None] = {}  # by stack trace, which all nodes of one source line share
 
     def get_node_location(self, node: Node) -> Location | None:
-        """The user's line, called from the lines around it."""
+        """The location of the user's line, as a call site in the lines of its callers."""
         trace = node.stack_trace or ""
         if trace not in self._locations:
             self._locations[trace] = self._location_of(trace)

@@ -1,6 +1,6 @@
-"""What the route over StableHLO needs of a graph: operators that torch-mlir 20261001 lowers to it.
+"""Rewrites for the route over StableHLO: operators that torch-mlir 20261001 cannot lower to StableHLO are replaced.
 
-All of the examples' are, but for a shift by a number (`x >> 3`), which random bits are made of.
+Of the operators in the examples, only a shift by a number (`x >> 3`) lacks a lowering. Random bits are made with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def for_stablehlo(graph: StepGraph) -> StepGraph:
-    """The same functions in operators that have a lowering to StableHLO; `graph` stays as it is."""
+    """A copy of `graph` whose operators all have a lowering to StableHLO."""
     functions = {n: replace(f, graph=copy.deepcopy(f.graph)) for n, f in graph.functions.items()}
     for function in functions.values():
         _shift_by_tensors(function.graph)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-# Zero means "no such state" for these, so their zero is part of the compiled graph; any other zero
-# (a weight decay of 0, say) only switches a term off and stays an input.
+# If one of these is zero, the optimizer has no such state, so the graph is specialised on the zero. Any other zero
+# (a weight decay of 0, say) only removes a term, so that hyperparameter stays an input.
 STRUCTURAL_AT_ZERO = frozenset({"momentum"})
 
 
@@ -19,9 +19,9 @@ class Hyper:
     """One floating-point hyperparameter of one parameter group.
 
     Attributes:
-        name: its name as an input, such as `lr`, `beta1`, or `lr_1` for group 1 of several.
-        key: the group's key, such as `lr` or `betas`.
-        index: the position in the group's tuple; None for a plain number.
+        name: the name of its input, such as `lr`, `beta1`, or `lr_1` for group 1 of several.
+        key: its key in the group, such as `lr` or `betas`.
+        index: its position in the group's tuple; None for a plain number.
         group: the group's position among all groups of all optimizers.
         default: its value in the user's optimizer.
     """
@@ -34,24 +34,24 @@ class Hyper:
 
     @property
     def structural(self) -> bool:
-        """Whether the graph is specialised on its being zero."""
+        """Whether the graph is specialised on the value zero of this hyperparameter."""
         return self.default == 0.0 and self.key in STRUCTURAL_AT_ZERO
 
 
 def groups_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
-    """All parameter groups of all optimizers, in order, each with its optimizer."""
+    """Return all parameter groups of all optimizers, in order, each with its optimizer."""
     return [(o, g) for o in optimizers for g in o.param_groups]
 
 
 def hyperparameters(optimizers: Sequence[torch.optim.Optimizer]) -> list[Hyper]:
-    """List the float hyperparameters of every group; integers count where the optimizer declares a float."""
+    """List the float hyperparameters of every group; an integer counts if the optimizer declares a float."""
     groups = groups_of(optimizers)
     found: list[Hyper] = []
     for number, (optimizer, group) in enumerate(groups):
         suffix = f"_{number}" if len(groups) > 1 else ""
         for key, value in group.items():
             if key not in optimizer.defaults:
-                continue  # the parameters themselves, and what a learning-rate scheduler keeps for itself
+                continue  # the parameters, and entries that a learning-rate scheduler adds
             if isinstance(value, (tuple, list)):
                 found += [
                     Hyper(f"{_singular(key)}{i + 1}{suffix}", key, i, number, float(v))

@@ -1,7 +1,7 @@
-"""Parameters that an optimizer updates alike: the update of one is traced, and copied for the others.
+"""Trace the update of one parameter, and copy it for all parameters that the optimizer updates alike.
 
-A network has hundreds of parameters of a few shapes. All of torch.optim treats each by itself (with `foreach=False`),
-so the graphs of two parameters of one group and one shape differ in nothing but what they read.
+A network has hundreds of parameters of a few shapes. With `foreach=False`, every optimizer of torch.optim updates each
+parameter separately. So the graphs of two parameters of one group and one shape differ only in the tensors they read.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from irongrad.runtime.errors import InternalError
 def first_alike(
     optimizers: Sequence[torch.optim.Optimizer], parameters: Mapping[str, torch.nn.Parameter], initial: State
 ) -> dict[str, str]:
-    """For each parameter, the first that is updated like it: of its group and shape, with the same shared state.
+    """Map each parameter to the first that is updated like it: the same group, shape, dtype and shared state.
 
-    An optimizer from elsewhere may let one parameter depend on another, so that none of its parameters are alike.
+    An optimizer from outside torch.optim may let one parameter depend on another, so its parameters are never alike.
     """
     number = {
         id(p): i if type(optimizer).__module__.startswith("torch.optim") else id(p)
@@ -46,35 +46,39 @@ def copy_to_all(
     alike: Mapping[str, str],
     initial: State,
 ) -> dict[Value, Node]:
-    """Add to a graph that updates the first of those alike the updates of all others.
+    """Copy the update of the first parameter in each set of alike parameters for all others in the set.
 
     Args:
-        graph: takes the parameters, gradients and state of all; its output stays as it is.
-        arguments: what its placeholders are.
-        results: what its results are; among them the `gradient` of every parameter, as the optimizer sees it.
-        alike: as from `first_alike`.
+        graph: takes the parameters, gradients and state of all parameters, and updates the first of each set. Its
+            output is not changed.
+        arguments: what each placeholder stands for.
+        results: what each result stands for, including the `gradient` of every parameter as the optimizer sees it.
+        alike: the result of `first_alike`.
         initial: the optimizer's state.
 
     Returns:
-        The node of each new value, of those in `results` and of all others.
+        The node of each new value: of those in `results`, and of the copied updates.
 
     Raises:
-        InternalError: an update that reads another gradient than that in `results`.
+        InternalError: an update does not read the gradient in `results`.
     """
-    given = dict(zip(arguments, (n for n in graph.graph.nodes if n.op == "placeholder"), strict=True))
+    placeholders = dict(zip(arguments, (n for n in graph.graph.nodes if n.op == "placeholder"), strict=True))
     output = graph.graph.output_node()
     new = dict(zip(results, output.args[0], strict=True))
     traced = [n for n in graph.graph.nodes if n.op == "call_function"]
     own = {name: _own_values(name, initial) for name in alike}
     firsts = dict.fromkeys(alike.values())
-    updates = {name: _depending(traced, [_read(v, given, new) for v in own[name]]) for name in firsts}
+    updates = {name: _dependents(traced, [_node_of(v, placeholders, new) for v in own[name]]) for name in firsts}
     for name, first in alike.items():
         if name == first:
             continue
         gradient = new[Value("gradient", first)]
         if not any(gradient in node.all_input_nodes for node in updates[first]):
             raise InternalError(f"the update of {first!r} does not read the gradient that it was traced with")
-        twin = {_read(a, given, new): _read(b, given, new) for a, b in zip(own[first], own[name], strict=True)}
+        twin = {
+            _node_of(a, placeholders, new): _node_of(b, placeholders, new)
+            for a, b in zip(own[first], own[name], strict=True)
+        }
         with graph.graph.inserting_before(output):
             for node in updates[first]:
                 twin[node] = graph.graph.node_copy(node, lambda n, twin=twin: twin.get(n, n))
@@ -85,16 +89,16 @@ def copy_to_all(
 
 
 def _own_values(name: str, initial: State) -> list[Value]:
-    """What is read for `name` alone: its clipped gradient, itself, and its state but for what its group shares."""
+    """The values that only the update of `name` reads: its clipped gradient, the parameter, and its unshared state."""
     state = [t.name for (owner, _), t in initial.items() if owner == name and not t.aliases]
     return [Value("gradient", name), *(Value("state", n) for n in (name, *state))]
 
 
-def _read(value: Value, given: Mapping[Value, Node], new: Mapping[Value, Node]) -> Node:
-    return new[value] if value.kind == "gradient" else given[value]
+def _node_of(value: Value, placeholders: Mapping[Value, Node], new: Mapping[Value, Node]) -> Node:
+    return new[value] if value.kind == "gradient" else placeholders[value]
 
 
-def _depending(nodes: Sequence[Node], sources: Sequence[Node]) -> list[Node]:
+def _dependents(nodes: Sequence[Node], sources: Sequence[Node]) -> list[Node]:
     found = set(sources)
     depending = []
     for node in nodes:

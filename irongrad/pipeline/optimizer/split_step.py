@@ -1,7 +1,8 @@
-"""A step with a part that only Python can do: its joint graph, cut between the model and the loss.
+"""Cut the joint graph of a step between the model and the loss, because only Python can compute a part in between.
 
-`forward` computes the model's outputs, and `finish` everything else: the loss, the gradients, the new state. What the
-second reads of the first is *saved*, in globals of the module, so no value is computed twice but views and constants.
+`forward` computes the model's outputs. `finish` computes everything else: the loss, the gradients and the new state.
+The values of `forward` that `finish` reads are *saved* in globals of the module. So only views and constants are
+computed twice.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from irongrad.memory_model.kernel_roles import is_constant, is_view
 
 
 def cut(graph: StepGraph, between: Sequence[str]) -> StepGraph:
-    """`graph` with `forward` and `finish` in place of `joint`; as it is where nothing is `between`."""
+    """Return `graph` with `forward` and `finish` in place of `joint`; `graph` itself if `between` is empty."""
     if not between:
         return graph
     forward, finish = pieces_of(graph.functions["joint"])
@@ -27,7 +28,7 @@ def cut(graph: StepGraph, between: Sequence[str]) -> StepGraph:
 
 
 def pieces_of(joint: Function) -> tuple[Function, Function]:
-    """What computes the outputs of `joint` but its loss, and what computes its other results."""
+    """Split `joint` into a function for its outputs except the loss, and a function for its other results."""
     arguments = dict(zip(_placeholders(joint.graph), joint.arguments, strict=True))
     results = dict(zip(joint.results, _results(joint.graph), strict=True))
     early = {v: n for v, n in results.items() if v.kind == "output" and v.name != "loss"}
@@ -49,7 +50,7 @@ def _results(graph: GraphModule) -> list[Node]:
 
 
 def _ancestors(nodes: Iterable[Node], stops: Iterable[Node]) -> list[Node]:
-    """`nodes` and all that they are computed from, up to and with `stops`."""
+    """`nodes` and all nodes that they are computed from, up to and including `stops`."""
     ends, found, waiting = set(stops), dict[Node, None](), list(nodes)
     while waiting:
         node = waiting.pop()
@@ -60,13 +61,13 @@ def _ancestors(nodes: Iterable[Node], stops: Iterable[Node]) -> list[Node]:
 
 
 def _with_parts(nodes: Iterable[Node]) -> set[Node]:
-    """`nodes`, and each result of those that have several."""
-    given = set(nodes)
-    return given | {user for node in given for user in node.users if user.target is operator.getitem}
+    """`nodes`, and the single results of those that have several."""
+    known = set(nodes)
+    return known | {user for node in known for user in node.users if user.target is operator.getitem}
 
 
 def _border(early: set[Node], late: Iterable[Node], arguments: Mapping[Node, Value]) -> list[Node]:
-    """The values of `early` that the nodes of `late` are computed from, in the order of the graph."""
+    """The values of `early` that have to be saved to compute the nodes of `late`, in the order of the graph."""
     found: dict[Node, None] = {}
     waiting, seen = list(late), set[Node]()
     while waiting:
@@ -89,7 +90,7 @@ def _is_state(node: Node, arguments: Mapping[Node, Value]) -> bool:
 
 @dataclass(frozen=True)
 class _Source:
-    """A graph that others are taken from.
+    """A graph from which functions are extracted.
 
     Attributes:
         graph: the graph.
@@ -99,17 +100,17 @@ class _Source:
     graph: GraphModule
     arguments: Mapping[Node, Value]
 
-    def extracted(self, results: Mapping[Value, Node], given: Mapping[Node, Value]) -> Function:
-        """The function that computes `results` from arguments, and from the nodes in `given`."""
-        needed = set(_ancestors(results.values(), given))
-        taken = {n: v for n, v in {**self.arguments, **given}.items() if n in needed}
-        made, new = Graph(), dict[Node, Node]()
+    def extracted(self, results: Mapping[Value, Node], known: Mapping[Node, Value]) -> Function:
+        """Return the function that computes `results` from arguments, and from the nodes in `known`."""
+        needed = set(_ancestors(results.values(), known))
+        taken = {n: v for n, v in {**self.arguments, **known}.items() if n in needed}
+        new_graph, new = Graph(), dict[Node, Node]()
         for node in taken:
-            new[node] = made.placeholder(node.name)
+            new[node] = new_graph.placeholder(node.name)
             new[node].meta = dict(node.meta)
         for node in self.graph.graph.nodes:
             if node in needed and node not in new:
-                new[node] = made.node_copy(node, new.__getitem__)
-        output: Any = made.output([new[n] for n in results.values()])
+                new[node] = new_graph.node_copy(node, new.__getitem__)
+        output: Any = new_graph.output([new[n] for n in results.values()])
         output.meta = dict(self.graph.graph.output_node().meta)
-        return Function(GraphModule(self.graph, made), tuple(taken.values()), tuple(results))
+        return Function(GraphModule(self.graph, new_graph), tuple(taken.values()), tuple(results))

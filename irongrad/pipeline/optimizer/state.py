@@ -1,4 +1,4 @@
-"""What an optimizer holds for each parameter before its next step."""
+"""The state that an optimizer holds for each parameter before its next step."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from irongrad.pipeline.optimizer.hyperparameters import groups_of
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import Role
 
-# State that is one number for a parameter of any shape, and changes in lockstep within a parameter group.
+# State that is one number whatever the parameter's shape, and changes in lockstep within a parameter group.
 SCALAR_STATE = frozenset({"step", "mu_product", "mu", "eta"})
 
-# By parameter name and the optimizer's key for it; parameters may share a tensor.
+# By the parameter's name and the optimizer's key for the state; parameters may share a tensor.
 State = Mapping[tuple[str, str], StateTensor]
 
 
 def initial_state(
     optimizers: Sequence[torch.optim.Optimizer], parameters: Mapping[str, torch.nn.Parameter]
 ) -> dict[tuple[str, str], StateTensor]:
-    """What each optimizer holds for each parameter before its next step, by parameter name and key."""
+    """Return the state that each optimizer holds for each parameter before its next step, by parameter name and key."""
     originals = list(parameters.values())
-    # Parameters and gradients that are never written to take no memory, half of what this would touch.
+    # If nothing writes to parameters and gradients, they need no memory of their own. Copies of them would be half of
+    # the memory that this function touches.
     shared = _all_read_only(optimizers)
     memo: dict[int, object] = {id(p): nn.Parameter(p.detach()) for p in originals} if shared else {}
     copies, twins = copy.deepcopy((list(optimizers), originals), memo)
@@ -64,7 +65,7 @@ def _shared_scalars(
 ) -> dict[tuple[str, str], StateTensor]:
     """Let parameters of one group share their step counts and other scalar state, which change in lockstep.
 
-    One counter in place of hundreds is one kernel in place of hundreds. The other names become aliases.
+    One counter takes one kernel, but hundreds of counters take hundreds. The names of the others become aliases.
     """
     owners: dict[tuple[str, int, float], list[tuple[str, str]]] = {}
     for (name, key), tensor in state.items():
@@ -79,15 +80,15 @@ def _shared_scalars(
 
 
 def _all_read_only(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-    """Whether none writes to a parameter or gradient when `_initialise` lets it make its state."""
+    """Whether no optimizer writes to a parameter or a gradient while `_initialise` lets it create its state."""
     return all(type(o).__module__.startswith("torch.optim") and _updates(o) for o in optimizers)
 
 
 def _updates(optimizer: torch.optim.Optimizer) -> list[tuple[ModuleType, str]]:
-    """The functions of torch.optim that compute its update: a module, and a name there."""
+    """The torch.optim functions that compute the optimizer's update, each as its module and its name there."""
     found = []
     for cls in type(optimizer).__mro__:
-        # Not cls.__module__: some of torch.optim's classes give the package's name there.
+        # Some classes of torch.optim have the name of the package in cls.__module__.
         path = getattr(vars(cls).get("__init__"), "__globals__", {}).get("__name__", "")
         functional = path.rpartition(".")[2].lstrip("_")
         if path.startswith("torch.optim.") and hasattr(sys.modules[path], functional):
@@ -96,7 +97,7 @@ def _updates(optimizer: torch.optim.Optimizer) -> list[tuple[ModuleType, str]]:
 
 
 def _initialise(optimizer: torch.optim.Optimizer) -> None:
-    """Let the optimizer make its state, with the update itself replaced by nothing, and without the user's hooks."""
+    """Let the optimizer create its state, with the update function mocked and without the user's hooks."""
     updates = _updates(optimizer)
     if not updates and not optimizer.state:
         _probe_foreign(optimizer)
@@ -112,17 +113,20 @@ def _initialise(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _probe_foreign(optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer from elsewhere: it may be used if it keeps no state, or has taken a step already."""
+    """Refuse an optimizer from outside torch.optim that keeps state and has not taken a step yet."""
     optimizer.step()
     if optimizer.state:
         raise CaptureError(
-            f"{type(optimizer).__name__} keeps state, and what that is before its first step cannot be known. Take one "
+            f"{type(optimizer).__name__} keeps state, and its state before the first step is not known. Take one "
             "eager step (or load a state dict) before compiling, so that its state exists"
         )
 
 
 def _zero_momentum(optimizer: torch.optim.SGD) -> None:
-    """SGD's momentum buffer is the gradient itself at the first step: zeros, with no dampening then."""
+    """Start SGD's momentum buffer with zeros.
+
+    SGD's first step sets the buffer to the gradient. From zeros and without dampening, the general rule gives the same.
+    """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
@@ -131,12 +135,12 @@ def _zero_momentum(optimizer: torch.optim.SGD) -> None:
 
 
 def distinct(state: State) -> tuple[StateTensor, ...]:
-    """The tensors of `state`, each once."""
+    """Return the tensors of `state`, each once."""
     return tuple({t.name: t for t in state.values()}.values())
 
 
 def steps_so_far(state: Sequence[StateTensor]) -> torch.Tensor:
-    """The step count that an optimizer's own state implies: its `step`, or 1 where momentum is not zero."""
+    """Return the step count that an optimizer's state implies: its `step`, or 1 if a momentum buffer is not zero."""
     counts = [int(t.initial.max()) for t in state if t.name.startswith("optimizer/step/")]
     started = any(t.name.startswith("optimizer/momentum_buffer/") and bool(t.initial.any()) for t in state)
     return torch.tensor(max([*counts, int(started)]), dtype=torch.int64)

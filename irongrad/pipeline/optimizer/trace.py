@@ -1,8 +1,8 @@
-"""Tracing the real torch.optim update into a graph.
+"""Trace the real torch.optim update into a graph.
 
-`optimizer.step()` itself is run once under make_fx. Its hyperparameters are symbolic floats, so they end up as
-inputs of the graph; every in-place update is functionalised. Control flow in the optimizer that depends on
-the step count is avoided by its own `capturable` form.
+`optimizer.step()` itself runs once under make_fx. Its hyperparameters are symbolic floats, so they become inputs of the
+graph. Every in-place update is functionalised. The optimizer's own `capturable` form avoids control flow that depends
+on the step count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from irongrad.pipeline.optimizer.repeated_updates import first_alike
 from irongrad.pipeline.optimizer.state import SCALAR_STATE, State, distinct, initial_state
 from irongrad.runtime.errors import CaptureError, InternalError
 
-# The hint that a symbolic float is traced with when its default is zero: any value that takes the general branch.
+# The hint of a symbolic float whose default is zero: any value that takes the general branch.
 _NONZERO_HINT = 0.01
 
 
@@ -43,16 +43,16 @@ class Update:
     """A traced optimizer update.
 
     Attributes:
-        graph: parameters, gradients, optimizer state, how many updates each optimizer made, and hyperparameters -> new
-            parameters and new optimizer state of the first of those alike, and all gradients as they are used;
-            hyperparameters are still symbolic floats.
+        graph: takes parameters, gradients, optimizer state, the number of updates that each optimizer made, and
+            hyperparameters, which are still symbolic floats. It returns the new parameters and optimizer state of the
+            first of each set of alike parameters, and all gradients after clipping.
         parameters: names of the updated parameters, in order.
         state: the optimizer's state tensors, in order.
         hypers: the hyperparameters that the graph reads, in order.
-        fixed: those it was specialised on.
+        fixed: the hyperparameters on whose values the graph is specialised.
         owners: the position of the optimizer that updates each parameter and state tensor, by name.
-        alike: for each parameter, the first that is updated like it.
-        initial: the optimizer's state by parameter and key.
+        alike: maps each parameter to the first that is updated like it.
+        initial: the optimizer's state, by parameter name and key.
     """
 
     graph: GraphModule
@@ -66,12 +66,12 @@ class Update:
 
     @property
     def traced(self) -> tuple[Value, ...]:
-        """What the results of `graph` are."""
+        """The values that the results of `graph` stand for."""
         return traced_values(self.alike, self.initial)
 
 
 def traced_values(alike: Mapping[str, str], initial: State) -> tuple[Value, ...]:
-    """What a graph returns that updates the first of those alike: these, their state, and all gradients."""
+    """Return the results of the traced graph: the first of each set of alike parameters, their state, all gradients."""
     firsts = dict.fromkeys(alike.values())
     state = distinct({k: t for k, t in initial.items() if k[0] in firsts})
     updated = (*firsts, *(t.name for t in state))
@@ -79,16 +79,20 @@ def traced_values(alike: Mapping[str, str], initial: State) -> tuple[Value, ...]
 
 
 def trace_update(joint: JointStep) -> Update:
-    """Trace the update of every parameter that is in an optimizer and gets a gradient."""
+    """Trace the update of every parameter that is in an optimizer and gets a gradient.
+
+    Raises:
+        CaptureError: there is no such parameter, or an optimizer's state cannot be captured.
+    """
     step = joint.captured.step
     names = {id(p): n for n, p in _named_parameters(joint)}
     with_gradient = {v.name for v in joint.joint.results if v.kind == "gradient"}
-    held = {id(p) for o in step.optimizers for g in o.param_groups for p in g["params"]}
-    parameters = {n: p for n, p in _named_parameters(joint) if id(p) in held and n in with_gradient}
+    in_optimizer = {id(p) for o in step.optimizers for g in o.param_groups for p in g["params"]}
+    parameters = {n: p for n, p in _named_parameters(joint) if id(p) in in_optimizer and n in with_gradient}
     if not parameters:
         raise CaptureError(
-            "no parameter that the optimizer holds gets a gradient from the loss; give it those of this model, "
-            "model.parameters()"
+            "no parameter that the optimizer holds gets a gradient from the loss; build it from the parameters of this "
+            "model, model.parameters()"
         )
     initial = initial_state(step.optimizers, parameters)
     clips = {
@@ -123,7 +127,7 @@ def _named_parameters(joint: JointStep) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 class _NoOutOfPlaceAlias(TorchFunctionMode):
-    """`Tensor.square_` is no ATen operator with a functional twin in torch 2.13, so functionalize refuses it."""
+    """Replaces `Tensor.square_`: it has no functional ATen twin in torch 2.13, so functionalize refuses it."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if func is torch.Tensor.square_:
@@ -133,10 +137,10 @@ class _NoOutOfPlaceAlias(TorchFunctionMode):
 
 @contextmanager
 def _traceable_optimizers() -> Iterator[None]:
-    """Make torch.optim's Python code keep symbolic values symbolic.
+    """While open, torch.optim's Python code keeps symbolic values symbolic.
 
-    `is_compiling` makes it keep step counts as tensors; the builtins `min`, `max` and `float` in Adafactor and
-    in gradient clipping would force a decision or a constant.
+    `is_compiling` makes it keep step counts as tensors. The builtins `min`, `max` and `float` in Adafactor and in
+    gradient clipping would force a decision or a constant, so they are replaced.
     """
     from torch.optim import _adafactor
 
@@ -157,7 +161,11 @@ def _trace(
     hypers: Sequence[Hyper],
     clips: Mapping[str, Hyper],
 ) -> tuple[GraphModule, list[Hyper]]:
-    """Trace the update of the first of those alike; also return hyperparameters it branched on, or does not read."""
+    """Trace the update of the first of each set of alike parameters.
+
+    Returns:
+        The graph, and the hyperparameters that the update branched on or does not read.
+    """
     env = ShapeEnv()
     fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True, static_shapes=True)
     symbols = {h: _symbolic_float(env, h) for h in hypers}
@@ -167,16 +175,16 @@ def _trace(
     results = traced_values(alike, initial)
 
     def update(*values: object) -> list[torch.Tensor]:
-        """One update, of parameters, gradients, state, counts of updates and hyperparameters in this order."""
+        """Run one update; takes parameters, gradients, state, update counts and hyperparameters, in this order."""
         taken = iter(values)
         fresh = {n: next(taken).clone() for n in parameters}  # type: ignore[attr-defined]
         for parameter in fresh.values():
             parameter.grad = next(taken).clone()  # type: ignore[attr-defined]
         whole = {t.name: next(taken) for t in unique}
         state = {(n, k): _working(k, whole[initial[n, k].name]) for n, k in keys}
-        made: torch.Tensor = next(taken)
+        update_counts: torch.Tensor = next(taken)
         traced = dict(zip(hypers, taken, strict=True))
-        started = [(count > 0).to(torch.float64).item() for count in made.unbind()]
+        started = [(count > 0).to(torch.float64).item() for count in update_counts.unbind()]
         with torch.no_grad():
             _clip(list(fresh.values()), clips, traced)
             updated = {n: p for n, p in fresh.items() if n in firsts}
@@ -195,11 +203,11 @@ def _trace(
     examples = [*tensors, *tensors, *(t.initial for t in unique), torch.zeros(len(optimizers), dtype=torch.int64)]
     with fake:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
-    own = any(is_user_class(type(o)) for o in optimizers)  # the lines of PyTorch's tell nobody anything
+    own = any(is_user_class(type(o)) for o in optimizers)  # PyTorch's own lines tell the user nothing
     with fake, _traceable_optimizers(), _NoOutOfPlaceAlias(), user_frames():
         trace = make_fx(torch.func.functionalize(update), tracing_mode="real", record_stack_traces=own)
         graph = trace(*fakes, *symbols.values())
-    # Every parameter computes its group's bias corrections again; tracing those once halves the next stage's time.
+    # Every parameter recomputes its group's bias corrections. Merging these here halves the time of the next stage.
     merge_common_subexpressions(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
@@ -219,7 +227,7 @@ def _symbolic_float(env: ShapeEnv, hyper: Hyper) -> torch.SymFloat:
 
 
 def _working(key: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Scalar state (step counts, running products) is worked on in float64, as eager's Python floats are."""
+    """A copy to update; scalar state (step counts, running products) is in float64, like eager's Python floats."""
     wide = torch.float64 if key in SCALAR_STATE else tensor.dtype
     return tensor.to(wide, copy=True)
 
@@ -240,7 +248,7 @@ def _rebuilt(
     traced: Mapping[Hyper, object],
     started: Sequence[object],
 ) -> Iterator[torch.optim.Optimizer]:
-    """Copies of the optimizers over the traced parameters, with traced state and hyperparameters."""
+    """Yield copies of the optimizers over the traced parameters, with traced state and hyperparameters."""
     group_number = {id(g): i for i, (_, g) in enumerate(groups_of(optimizers))}
     for optimizer, has_started in zip(optimizers, started, strict=True):
         twin = copy.copy(optimizer)
@@ -264,8 +272,10 @@ def _rebuilt(
 
 
 def _branched(env: ShapeEnv, symbols: Mapping[Hyper, torch.SymFloat]) -> list[Hyper]:
-    """Hyperparameters that the traced Python branched on, other than `!= 0` and `> 0`, whose general branch also
-    holds at zero."""
+    """Hyperparameters that the traced Python branched on.
+
+    The conditions `!= 0` and `> 0` do not count, because their general branch also holds at zero.
+    """
     hyper_of = {s.node.expr: h for h, s in symbols.items()}
     found: list[Hyper] = []
     for guard in env.guards:

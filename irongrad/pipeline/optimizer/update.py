@@ -1,4 +1,4 @@
-"""JointStep -> StepGraph: the optimizer's update beside the joint graph, and the state of both."""
+"""JointStep -> StepGraph: add the optimizer's update to the joint graph, and its state to the model's."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from irongrad.step.train_step import INFERENCE
 
 COUNT = Value("count", "accumulated")
 _STEPS = Value("state", STEPS)
-_MADE = Value("made", "updates")  # how many updates each optimizer made, inside a scaled update
+_UPDATES_MADE = Value("made", "updates")  # by each optimizer; only inside a scaled update
 
 
 def add_optimizer(joint: JointStep) -> StepGraph:
     """Trace the update and build the functions of the step graph.
 
     Raises:
-        CaptureError: an optimizer whose state or update cannot be captured, or a hyperparameter that has the
-            name of an input.
+        CaptureError: an optimizer's state or update cannot be captured, or a hyperparameter has the name of an input.
     """
     update = trace_update(joint)
     steps = StateTensor(STEPS, Role.COUNTER, steps_so_far(update.state))
@@ -45,9 +44,9 @@ def add_optimizer(joint: JointStep) -> StepGraph:
         "mean": _mean_function(joint, update),
         **_inference(joint),
     }
-    for made in joint.specialised[:-1]:  # those of the last have the plain names
-        functions[specialised_name("joint", made.bucket)] = _joint_function(made.joint, update)
-        functions |= {specialised_name(n, made.bucket): f for n, f in _inference(made).items()}
+    for specialised in joint.specialised[:-1]:  # the functions of the last have the plain names
+        functions[specialised_name("joint", specialised.bucket)] = _joint_function(specialised.joint, update)
+        functions |= {specialised_name(n, specialised.bucket): f for n, f in _inference(specialised).items()}
     step = joint.captured.step
     return StepGraph(
         state,
@@ -66,9 +65,9 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     )
 
 
-def _inference(made: JointStep | Specialised) -> dict[str, Function]:
-    """The functions of evaluation and prediction that there are, by name."""
-    functions = {name: getattr(made, name) for name in INFERENCE}
+def _inference(specialised: JointStep | Specialised) -> dict[str, Function]:
+    """The evaluation and prediction functions that exist, by name."""
+    functions = {name: getattr(specialised, name) for name in INFERENCE}
     return {name: function for name, function in functions.items() if function is not None}
 
 
@@ -97,7 +96,7 @@ def _update_results(update: Update) -> list[Value]:
 def _examples(joint: JointStep, update: Update) -> Values:
     examples = {Value("state", t.name): t.initial for t in (*joint.state, *update.state)}
     examples[_STEPS] = torch.zeros((), dtype=torch.int64)
-    examples[_MADE] = torch.zeros(len(joint.captured.step.optimizers), dtype=torch.int64)
+    examples[_UPDATES_MADE] = torch.zeros(len(joint.captured.step.optimizers), dtype=torch.int64)
     examples |= {Value("hyper", n): torch.zeros((), dtype=torch.float64) for n in _hypers(joint, update)}
     for kind in ("gradient", "accumulator"):
         examples |= {Value(kind, n): examples[Value("state", n)] for n in update.parameters}
@@ -107,19 +106,19 @@ def _examples(joint: JointStep, update: Update) -> Values:
 
 
 def _update_function(joint: JointStep, update: Update) -> Function:
-    """The update; the step count rises by one, also where the loss scale skips it."""
+    """Build the update; it raises the step count by one even if the loss scale skips the update."""
     optimizers = len(joint.captured.step.optimizers)
     scale = loss_scale_of(joint.captured.step)
     if scale is None:
         return _counted_update(joint, update, _STEPS)
-    plain = _counted_update(joint, update, _MADE)
+    plain = _counted_update(joint, update, _UPDATES_MADE)
 
     def apply(values: Values) -> Values:
         made = values[_STEPS].expand(optimizers)
         if SKIPPED_VALUE in values:
             made = made - values[SKIPPED_VALUE]
-        outputs = interpret(plain.graph, [made if a == _MADE else values[a] for a in plain.arguments])
-        return {r: t for r, t in zip(plain.results, outputs, strict=True) if r != _MADE}
+        outputs = interpret(plain.graph, [made if a == _UPDATES_MADE else values[a] for a in plain.arguments])
+        return {r: t for r, t in zip(plain.results, outputs, strict=True) if r != _UPDATES_MADE}
 
     rule = scaled_update(scale, update.owners, apply)
     arguments = _update_arguments(update, _STEPS, scale)
@@ -135,14 +134,16 @@ def _update_function(joint: JointStep, update: Update) -> Function:
 
 
 def _counted_update(joint: JointStep, update: Update, count: Value) -> Function:
-    """The update of all parameters, which raises `count`: one number, or one for each optimizer."""
+    """Build the update of all parameters; it also raises `count`: one number, or one for each optimizer."""
     arguments = _update_arguments(update, count, None)
     traced = [*update.traced, count]
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
         values = dict(zip(arguments, tensors, strict=True))
-        given = [values[a].expand(len(joint.captured.step.optimizers)) if a == count else values[a] for a in arguments]
-        outputs = ScalarsToTensors(update.graph).run(*given, enable_io_processing=False)
+        operands = [
+            values[a].expand(len(joint.captured.step.optimizers)) if a == count else values[a] for a in arguments
+        ]
+        outputs = ScalarsToTensors(update.graph).run(*operands, enable_io_processing=False)
         new = zip(update.traced, outputs, strict=True)
         return [*(_like(values[v], t) if v.kind == "state" else t for v, t in new), values[count] + 1]
 
@@ -161,7 +162,7 @@ def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 
 
 def _joint_function(whole: Function, update: Update) -> Function:
-    """The joint graph without gradients of parameters that no optimizer holds."""
+    """Drop the gradients of parameters that no optimizer holds from the joint graph."""
     kept = [i for i, r in enumerate(whole.results) if r.kind != "gradient" or r.name in update.parameters]
     if len(kept) == len(whole.results):
         return whole
@@ -174,7 +175,7 @@ def _joint_function(whole: Function, update: Update) -> Function:
 
 
 def _accumulate_function(joint: JointStep, update: Update) -> Function:
-    """Gradients added to the accumulators."""
+    """Build the function that adds the gradients to the accumulators."""
     gradients = [Value("gradient", n) for n in update.parameters]
     accumulators = [Value("accumulator", n) for n in update.parameters]
 
@@ -188,7 +189,7 @@ def _accumulate_function(joint: JointStep, update: Update) -> Function:
 
 
 def _mean_function(joint: JointStep, update: Update) -> Function:
-    """Accumulated sums divided by their number."""
+    """Build the function that divides the accumulated sums by the number of gradients in each."""
     arguments = (*(Value("accumulator", n) for n in update.parameters), COUNT)
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The first runs of the float64 oracle, beside the stages that they do not wait for."""
+"""The first runs of the float64 oracle, in parallel with the stages that they do not depend on."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ Runs = Callable[[], ExpectedAtSizes]
 
 
 class _AbandonedError(Exception):
-    """Nobody asks for the runs any more."""
+    """The runs are no longer needed."""
 
 
 @contextmanager
 def first_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterator[Runs]:
-    """What the step has to give, at its own sizes and at those of each other bucket, after the first run.
+    """Start the first run at the step's own sizes, and at the sizes of each other bucket, in a thread of its own.
 
-    It is made in a thread of its own, from now on. The stages beside it leave a core idle; none of them may trace, for
-    `make_fx` patches the modules that an eager run calls.
+    The stages that run meanwhile leave a core idle. None of them may trace, because `make_fx` patches the modules that
+    an eager run calls.
 
     Args:
-        captured: the step.
-        graph: names the values.
-        steps: how many training steps a run is, at most; one at the sizes of other buckets.
+        captured: the captured step.
+        graph: has the names of the values.
+        steps: the most training steps in a run; at the sizes of other buckets, a run has one.
 
     Yields:
-        Waits for it. Where an error or `StoppedEarly` comes first, the runs end with the next value.
+        A function that waits for the first runs and returns the expected values. If the caller raises an error or
+        `StoppedEarly` before, the runs end at their next value.
     """
     abandoned = Event()
 
@@ -47,9 +48,9 @@ def first_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterator
         return ExpectedAtSizes(own, tuple(others))
 
     with ThreadPoolExecutor(1) as beside:
-        made = beside.submit(make)
+        future = beside.submit(make)
         try:
-            yield made.result
+            yield future.result
         except BaseException:
             abandoned.set()
             raise

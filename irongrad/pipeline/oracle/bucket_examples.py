@@ -1,4 +1,4 @@
-"""Inputs for every function of a step, made from the example: each is verified before an artifact is written."""
+"""Make inputs for every function of a step from the example: each function is verified before it is packaged."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from irongrad.step.train_step import TrainStep, sizes_of
 
 
 def at_other_sizes(captured: CapturedStep, graph: StepGraph) -> list[CapturedStep]:
-    """`captured` with inputs for each bucket but the one that the example runs in, and for functions of any size."""
+    """Return `captured` with inputs for each bucket except the example's own, and for any-size functions."""
     step = captured.step
     taken = smallest(step.bucket_list, sizes_of(step, step.inputs))
-    others = [_sizes(graph, bucket) for bucket in step.bucket_list if bucket != taken]
+    others = [_sizes_in_bucket(graph, bucket) for bucket in step.bucket_list if bucket != taken]
     if graph.limits is not None:
-        others += _of_any_size(sizes_of(step, step.inputs), graph, graph.limits)
-    # Steps of these sizes alone: a size of 1 serves as an example there, though not of a size that varies.
+        others += _sizes_for_any_size(sizes_of(step, step.inputs), graph, graph.limits)
+    # These steps have fixed sizes, because a size of 1 is a valid example of a fixed size only.
     fixed = replace(step, dynamic={}, buckets=(), bucket_fallback="", constraints=())
     return [replace(captured, step=replace(fixed, inputs=_inputs(step, graph, sizes))) for sizes in others]
 
 
-def _sizes(graph: StepGraph, bucket: Bucket) -> Bucket:
-    """Sizes that run in `bucket`: a little less than it has, to have padding, where no smaller bucket takes those.
+def _sizes_in_bucket(graph: StepGraph, bucket: Bucket) -> Bucket:
+    """Sizes that run in `bucket`, and are slightly smaller than it if possible, so that there is padding.
 
     Raises:
-        CaptureError: none were found that the step takes.
+        CaptureError: no such sizes were found that the step accepts.
     """
     for less in range(1, max(bucket.values())):
         fewer = {name: max(size - less, graph.bucket_limits.interval(name)[0]) for name, size in bucket.items()}
@@ -44,16 +44,16 @@ def _sizes(graph: StepGraph, bucket: Bucket) -> Bucket:
         return bucket
     needs = ", ".join(map(spelled, graph.bucket_limits.conditions))
     raise CaptureError(
-        f"no sizes were found that run in the bucket {dict(bucket)} and satisfy {needs}. Leave it out: buckets= takes "
-        "a list of combinations too"
+        f"no sizes were found that run in the bucket {dict(bucket)} and satisfy {needs}. Leave the bucket out: "
+        "buckets= takes a list of combinations too"
     )
 
 
-def _of_any_size(example: Bucket, graph: StepGraph, limits: Limits) -> list[Bucket]:
-    """Smaller and larger sizes than the example's; where there are buckets, larger ones than they hold.
+def _sizes_for_any_size(example: Bucket, graph: StepGraph, limits: Limits) -> list[Bucket]:
+    """Sizes smaller and larger than the example's; if there are buckets, only sizes larger than the largest bucket.
 
     Raises:
-        CaptureError: there are no larger ones.
+        CaptureError: the step accepts no sizes larger than the largest bucket.
     """
     if not graph.buckets:
         small = next(_allowed([dict.fromkeys(example, s) for s in (2, 3, 4, 8, 16)], limits), example)
@@ -65,8 +65,8 @@ def _of_any_size(example: Bucket, graph: StepGraph, limits: Limits) -> list[Buck
     found = next(_allowed(sizes, limits), None)
     if found is None:
         raise CaptureError(
-            "bucket_fallback='dynamic' is for sizes above the largest bucket, and this model or loss takes none: the "
-            f"largest are {dict(limits.largest)}. Leave bucket_fallback out"
+            "bucket_fallback='dynamic' is for sizes above the largest bucket, but this model or loss takes none: the "
+            f"largest sizes it takes are {dict(limits.largest)}. Leave bucket_fallback out"
         )
     return [found]
 
@@ -76,7 +76,7 @@ def _allowed(sizes: Iterable[Bucket], limits: Limits) -> Iterator[Bucket]:
 
 
 def _inputs(step: TrainStep, graph: StepGraph, sizes: Bucket) -> dict[str, torch.Tensor]:
-    """The example's first elements, or the example again and again; no index larger than these sizes allow."""
+    """The example, cut or repeated to these sizes; indices are clamped to the range that these sizes allow."""
     inputs = {name: _resized(tensor, step.dynamic.get(name, {}), sizes) for name, tensor in step.inputs.items()}
     known = {symbol(name): size for name, size in sizes.items()}
     for name, limits in graph.value_limits.items():
@@ -90,5 +90,5 @@ def _resized(tensor: torch.Tensor, dims: Mapping[int, str], sizes: Bucket) -> to
         result = result.index_select(d, torch.arange(sizes[name]) % tensor.shape[d])
     if not result.is_floating_point() or result.numel() <= tensor.numel():
         return result
-    # A little smaller, each by another factor: equal elements would tie in maxima, and the sign and range are kept.
+    # Repeated elements would tie in maxima, so each is scaled by another factor below one. That keeps sign and range.
     return result * torch.linspace(0.99, 1.0, result.numel(), dtype=result.dtype).reshape(result.shape)

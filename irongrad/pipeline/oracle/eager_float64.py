@@ -1,4 +1,4 @@
-"""Functions whose eager kernels refuse float64, in a form that does not, for the float64 oracle."""
+"""Replacements for functions whose eager kernels refuse float64, for the float64 oracle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 @contextmanager
 def eager_float64() -> Iterator[None]:
-    """While open, these functions take float64."""
+    """While open, the functions in `_FORMS` accept float64."""
     with _Float64():
         yield
 
@@ -30,7 +30,7 @@ class _Float64(TorchFunctionMode):
 
 
 def _grouped_mm(x: Tensor, y: Tensor, *, offs: Tensor | None = None, **kwargs: object) -> Tensor:
-    """A product for each group; autograd goes through it."""
+    """A matrix product for each group, from operators that autograd differentiates."""
     if offs is None:
         return torch.bmm(x, y)
     parts = [slice(start, end) for start, end in itertools.pairwise([0, *offs.tolist()])]

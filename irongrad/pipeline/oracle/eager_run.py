@@ -1,4 +1,4 @@
-"""A run of the user's own step in eager PyTorch, value by value."""
+"""Run the user's own step in eager PyTorch, and record every value."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from irongrad.runtime.manifest import DRAWS, STEPS, Role
 from irongrad.step.loss_scale import loss_scale_of
 from irongrad.step.train_step import TrainStep, micro_batches
 
-# Takes a loss, gradient, state tensor or prediction of an eager run, by its golden key. Nothing writes to it any more.
+# Takes a loss, gradient, state tensor or prediction, with its golden key. Nothing writes to the tensor afterwards.
 Recorder = Callable[[str, torch.Tensor], None]
 
 
 @contextmanager
 def half_of_the_threads() -> Iterator[None]:
-    """Leave the other half of the cores to what else runs, such as iree-compile beside the first runs.
+    """While open, PyTorch uses half of its threads, and leaves the other cores to processes such as iree-compile.
 
-    OpenMP's threads spin while they wait for each other. Where one waits for a core that another process has, all do,
-    and a run on two cores was seen to take three to seven times the CPU time that it takes on one.
+    OpenMP threads spin while they wait for each other. If another process occupies the core of one thread, all threads
+    wait. A run on two cores then took three to seven times the CPU time of a run on one core.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // 2))
@@ -53,19 +53,19 @@ def run_eager(
     record: Recorder,
     skips: Skips | None = None,
 ) -> Skips:
-    """Train `steps` steps eagerly on copies, and hand every value to `record`.
+    """Train `steps` steps eagerly on copies, and pass every value to `record`.
 
     Args:
-        captured: the step.
-        graph: names the values.
-        dtype: of the floating-point parameters and inputs; None for the step's own.
-        steps: how many.
-        seed: of `RoundingNoise`; None for none.
-        record: takes the values.
-        skips: the updates to skip; None for those whose gradients overflow under a dynamic loss scale.
+        captured: the captured step.
+        graph: has the names of the values.
+        dtype: the dtype of floating-point parameters and inputs; None keeps the step's own.
+        steps: the number of training steps.
+        seed: the seed of `RoundingNoise`; None for no noise.
+        record: receives the values.
+        skips: the updates to skip; None skips those whose gradients overflow under a dynamic loss scale.
 
     Returns:
-        Which updates were skipped.
+        The updates that were skipped.
     """
     twin = twin_of(captured.step, dtype)
     module = PiecesModule(twin) if twin.between else StepModule(twin)
@@ -97,25 +97,25 @@ def run_eager(
 
 
 def _forward(module: StepModule, values: list[torch.Tensor], step: int, record: Recorder) -> torch.Tensor:
-    """The loss; of a step in pieces, the model's outputs too are recorded."""
+    """Return the loss; for a step in pieces, also record the model's outputs."""
     if not isinstance(module, PiecesModule):
         loss: torch.Tensor = module(*values)
         return loss
     loss, outputs = module.named(*values)
     for name, tensor in outputs.items():
-        record(key_of("forward", step, name), tensor.clone())  # it may be a parameter
+        record(key_of("forward", step, name), tensor.clone())  # it may be a parameter, which the update overwrites
     return loss
 
 
 def _fill_gradients(module: StepModule, graph: StepGraph) -> None:
-    """Zeros for parameters that only a branch uses which was not taken, as torch.cond's gradient has them."""
+    """Give zero gradients to parameters that only an untaken branch uses, as the gradient of torch.cond does."""
     for path, parameter in module.named_parameters():
         if parameter.grad is None and name_of(path) in graph.gradients:
             parameter.grad = torch.zeros_like(parameter)
 
 
 def _gradients(module: StepModule, graph: StepGraph) -> dict[str, torch.Tensor]:
-    """The gradients of a step, where an entry point gives any out."""
+    """The gradients of a step; empty if no entry point returns gradients."""
     if "accumulate" not in graph.functions:
         return {}
     found = {name_of(n): p.grad for n, p in module.named_parameters()}
@@ -123,7 +123,7 @@ def _gradients(module: StepModule, graph: StepGraph) -> dict[str, torch.Tensor]:
 
 
 def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: int) -> dict[str, torch.Tensor]:
-    """The state of an eager step under the compiled state's names."""
+    """Return the state after `steps` eager steps, under the names of the compiled state."""
     parameters = {name_of(n): p for n, p in module.named_parameters()}
     tensors: dict[str, torch.Tensor] = {**parameters, **{name_of(n): b for n, b in module.named_buffers()}}
     states = {id(p): s for o in step.optimizers for p, s in o.state.items()}
@@ -131,7 +131,7 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
     for tensor in graph.state:
         if tensor.role is Role.OPTIMIZER:
             _, key, name = tensor.name.split("/", 2)
-            # There is none yet where every step so far was skipped.
+            # An optimizer has no state yet if every step so far was skipped.
             result[tensor.name] = states.get(id(parameters[name]), {}).get(key, tensor.initial)
         elif tensor.name in (STEPS, DRAWS):
             result[tensor.name] = tensor.initial + steps * (graph.accumulate if tensor.name == DRAWS else 1)
@@ -141,15 +141,15 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
 
 
 def _clip(step: TrainStep) -> None:
-    held = [p for o in step.optimizers for g in o.param_groups for p in g["params"]]
+    parameters = [p for o in step.optimizers for g in o.param_groups for p in g["params"]]
     if step.clip_grad_value is not None:
-        clip_grad_value_(held, step.clip_grad_value)
+        clip_grad_value_(parameters, step.clip_grad_value)
     if step.clip_grad_norm is not None:
-        clip_grad_norm_(held, step.clip_grad_norm)
+        clip_grad_norm_(parameters, step.clip_grad_norm)
 
 
 def _draws(graph: StepGraph, number: int) -> AbstractContextManager[object]:
-    """The random numbers of a compiled step after `number` others; nothing where it draws none."""
+    """While open, draw the random numbers of call `number` of a compiled step; does nothing if the step draws none."""
     return Draws(graph.seed, number) if graph.seed is not None else nullcontext()
 
 
@@ -161,7 +161,7 @@ def _record_inference(
     noise: AbstractContextManager[object],
     record: Recorder,
 ) -> None:
-    """Each from the initial state, on a copy: a forward may write into buffers in evaluation mode too."""
+    """Record evaluation and prediction, each on a copy: a forward may write into buffers even in evaluation mode."""
     if captured.eval is not None:
         module = StepModule(twin_of(step, None))
         with torch.no_grad(), _draws(graph, 0), noise, mode(module.model, training=False):

@@ -1,14 +1,16 @@
-"""Expected values whose allowed errors come of as many runs as it takes to know that a compiled program is right.
+"""Expected values, with tolerances from as few eager runs as settle the verdict.
 
-What is allowed of a value grows with the largest error of several eager runs (`irongrad.runtime.tolerance`). A further
-run can only make it larger, so a program that is right by the first few is right by all, and one that is wrong by all
-is wrong by any: the verdict is that of all runs, however few were made before it was clear, and in whatever order.
+The tolerance of a value grows with the largest error of several eager runs (`irongrad.runtime.tolerance`). A further
+run can only widen it. So a program that passes after the first few runs passes after all runs. A program that fails
+after all runs fails after any of them. The verdict is that of all runs, however few are made and in whatever order.
 
-Fewer runs and a larger factor in their place would not do. An element whose gradient is zero but for rounding, or a
-router at a tie, has errors that differ by factors of ten to a thousand between runs: in 27 steps the bounds of one run
-were 0.85 of those of all at the median, and down to a thousandth. They would also refuse one in 200 programs that are
-right (16,000 pairs of programs that round otherwise, the one settled first and the other held to the bounds that left;
-none with all runs). So where the numbers of a device are not known here, all runs are made.
+Fewer runs with a larger factor would not do. The gradient of an element may be zero but for rounding, or a router may
+be at a tie. In both cases the errors differ by factors of ten to a thousand between runs. In 27 steps, the tolerances
+of one run were 0.85 of the tolerances of all runs at the median, and a thousandth of them at the smallest.
+
+Tolerances from few runs would also refuse one in 200 correct programs. This was measured on 16,000 pairs of programs
+that round differently: the first settled the tolerances, and the second was held to them. With all runs, none was
+refused. So all runs are made for a device whose errors are not known here.
 """
 
 from __future__ import annotations
@@ -23,19 +25,19 @@ from irongrad.runtime.verification import Report, golden_steps
 
 
 class Expected:
-    """Golden values, with what the runs so far allow.
+    """Golden values, with the tolerances of the runs so far.
 
     Attributes:
-        golden: the values.
+        golden: the values and their tolerances.
     """
 
     def __init__(self, runs: Iterator[Golden]) -> None:
-        """`runs` gives the same values once after each run, each time with larger allowed errors, or the same."""
+        """Make the first run; `runs` yields the same values after each run, with tolerances that never shrink."""
         self._runs = runs
         self.golden = next(runs)
 
     def widen(self) -> bool:
-        """Make one more run; False where all were made."""
+        """Make one more run; return False if all runs were made before."""
         wider = next(self._runs, None)
         if wider is None:
             return False
@@ -43,7 +45,7 @@ class Expected:
         return True
 
     def widest(self) -> Golden:
-        """The values with what all runs allow."""
+        """Make all runs, and return the values with the tolerances of all."""
         while self.widen():
             pass
         return self.golden
@@ -51,11 +53,11 @@ class Expected:
 
 @dataclass(frozen=True)
 class ExpectedAtSizes:
-    """What is expected of all functions of a step.
+    """The expected values of all functions of a step.
 
     Attributes:
-        own: at the sizes of the example.
-        others: at those of each other bucket, and of functions of any size.
+        own: the values at the sizes of the example.
+        others: the values at the sizes of each other bucket, and for any-size functions.
     """
 
     own: Expected
@@ -63,7 +65,7 @@ class ExpectedAtSizes:
 
 
 def verify_against(session: Session, expected: Expected) -> Report:
-    """Compare with `expected`, after as many runs as the errors found take."""
+    """Compare the session's values with `expected`, and make further runs until the verdict is settled."""
     report = golden_steps(session, expected.golden)
     while report.worst.ratio > SETTLED and expected.widen():
         allowed = expected.golden.allowed

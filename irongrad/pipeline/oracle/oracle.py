@@ -1,9 +1,9 @@
-"""The float64 oracle: eager PyTorch runs of the user's own step, and how far a float32 run may be from it.
+"""The float64 oracle: eager PyTorch runs of the user's own step, and how far a float32 run may be from them.
 
-A compiled result is right when its error against eager float64 is within a small factor of the error of eager in
-the step's own dtypes, float32 as a rule. One such run is one sample of rounding; where the step is badly
-conditioned (a gradient that is zero but for rounding, an Adam update of it, a ReLU at its corner) others would
-differ from it as much as from the truth. So several are run, each with other rounding (`RoundingNoise`).
+The reference is eager in float64. A compiled result is right if its error is within a small factor of eager's error in
+the step's own dtypes, usually float32. One eager run is one sample of rounding. If the step is badly conditioned,
+another run differs from it as much as from the truth. Examples are a gradient that is zero but for rounding, an Adam
+update of it, and a ReLU at its corner. So several runs are made, each with different rounding (`RoundingNoise`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from irongrad.runtime.golden import Golden
 from irongrad.runtime.tolerance import NOISY_RUNS, allowed_error
 from irongrad.runtime.verification import largest_error
 
-# Of a step with more elements in its state than LARGE, where a run takes seconds.
+# For a step with more than LARGE elements in its state, where a run takes seconds.
 NOISY_RUNS_OF_LARGE_STEPS = 3
-MOST_LARGE_STEPS = 2  # the second begins with a state that the first has made, as every later one does
+MOST_LARGE_STEPS = 2  # the second starts from state that the first computed, like every later step
 LARGE = 1_000_000
 
 
@@ -42,18 +42,18 @@ class Values:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
     def record(self, key: str, tensor: torch.Tensor) -> None:
-        """Keep `tensor`, which nothing may write to any more."""
+        """Keep `tensor`; nothing may write to it afterwards."""
         self.arrays[key] = tensor.detach().cpu().to(torch.float64).numpy()
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How far runs in the step's own dtypes are from the exact values; nothing of the runs themselves is kept.
+    """How far runs in the step's own dtypes are from the exact values; the values of these runs are not kept.
 
     Attributes:
         exact: the exact values.
-        largest: the largest absolute difference of any run, by golden key.
-        eps: the machine epsilon of the dtype in which each value is computed; 0 for integers and booleans.
+        largest: the largest absolute difference in any run, by golden key.
+        eps: the machine epsilon of the dtype of each value, by golden key; 0 for integers and booleans.
     """
 
     exact: Values
@@ -61,53 +61,60 @@ class Spread:
     eps: dict[str, float] = field(default_factory=dict)
 
     def record(self, key: str, tensor: torch.Tensor) -> None:
-        """Compare `tensor` with its exact value."""
+        """Compare `tensor` with its exact value, and keep the largest difference."""
         error = largest_error(to_numpy(tensor), self.exact.arrays[key])
         self.largest[key] = max(self.largest.get(key, 0.0), error)
         self.eps[key] = float(torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
 
     def widened_by(self, run: Callable[[int | None], object], elements: int = 0) -> Iterator[dict[str, float]]:
-        """After each of the runs, what they allow so far of every value, once each was compared.
+        """Make the runs, and after each yield the tolerances so far, as soon as every value has been compared.
 
         Args:
-            run: makes one run with the noise of a seed, or without where that is None, and records its values.
-            elements: how many the step's state has, by which it is known to be large.
+            run: makes one run with the noise of a seed (None for no noise), and records its values.
+            elements: the number of elements in the step's state, which decides whether the step is large.
+
+        Yields:
+            The largest allowed error of each value, by golden key.
         """
-        # Those with noise first: their errors are larger.
+        # Runs with noise come first, because their errors are larger.
         for seed in (*range(NOISY_RUNS if elements <= LARGE else NOISY_RUNS_OF_LARGE_STEPS), None):
-            with _as_far_as_noise_allows(seed):
+            with _noise_errors_suppressed(seed):
                 run(seed)
             if self.exact.arrays.keys() <= self.largest.keys():
                 yield {key: self.allowed(key) for key in self.exact.arrays}
 
     def allowed(self, key: str) -> float:
-        """The largest error of a compiled value that is right."""
+        """Return the tolerance of a value: the largest error that is right."""
         return allowed_error(self.exact.arrays[key], self.largest[key], self.eps[key])
 
 
 def golden_runs(
     captured: CapturedStep, graph: StepGraph, steps: int, check: Callable[[], None] = lambda: None
 ) -> Iterator[Golden]:
-    """Run the oracle; then, after each of the runs in the step's own dtypes, the values with what the runs allow.
+    """Run the oracle, and after each run in the step's own dtypes yield its values with the tolerances so far.
 
     Args:
-        captured: the step.
-        graph: names the values.
-        steps: how many training steps a run is, at most; fewer of a large one.
-        check: called before each value is recorded; what it raises ends the runs.
+        captured: the captured step.
+        graph: has the names of the values.
+        steps: the most training steps in a run; a large step has fewer.
+        check: called before each value is recorded; an exception from it ends the runs.
+
+    Yields:
+        The oracle's values, with the tolerances of all runs so far.
     """
     step = captured.step
     elements = sum(t.initial.numel() for t in graph.state)
     steps = steps if elements <= LARGE else min(steps, MOST_LARGE_STEPS)
     exact, oracle = Values(), "float64"
     checked = partial(_checked, check)
-    # Values overflow in the step's own dtypes, so a run in these says which updates are skipped.
+    # Gradients overflow in the step's own dtypes, so a run in these decides which updates are skipped.
     skips = run_eager(captured, graph, None, steps, None, lambda key, tensor: None) if step.scaler else None
     try:
         with eager_float64():
             run_eager(captured, graph, torch.float64, steps, None, checked(exact.record), skips)
     except RuntimeError:
-        # A model with float32 constants in its code cannot run in float64; its own run stands in, without autocast.
+        # A model with float32 constants in its code cannot run in float64. Its run in its own dtypes without autocast
+        # is the oracle instead.
         oracle = str(next(step.model.parameters()).dtype).removeprefix("torch.")
         plain = replace(captured, step=replace(step, precision="f32", loss_scale=step.scaler))
         run_eager(plain, graph, None, steps, None, checked(exact.record), skips)
@@ -130,10 +137,11 @@ def _checked(check: Callable[[], None], record: Recorder) -> Recorder:
 
 
 @contextmanager
-def _as_far_as_noise_allows(seed: int | None) -> Iterator[None]:
-    """End a run with noise, one that has a seed, where an operator does not take what it makes of its arguments.
+def _noise_errors_suppressed(seed: int | None) -> Iterator[None]:
+    """End a noisy run (`seed` is not None) at an operator that refuses its perturbed arguments.
 
-    Binary cross-entropy refuses a probability of 1 and a unit in the last place, a quantile the place behind the last.
+    Binary cross-entropy refuses a probability one unit in the last place above 1. A quantile refuses the position after
+    the last element.
     """
     with suppress(*(() if seed is None else (RuntimeError, IndexError, ValueError))):
         yield

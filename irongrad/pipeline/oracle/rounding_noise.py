@@ -1,4 +1,4 @@
-"""Rounding as other code might do it, in a run of eager PyTorch."""
+"""Simulate the rounding of other code in a run of eager PyTorch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from irongrad.runtime.tolerance import NOISE_ULPS, NOISE_ULPS_OF_HALVES
 
 _STRETCH = 1 << 17
 
-# Operators that move values and round nothing, or have a floating-point mask as a result.
-_MOVES = frozenset(
+# Operators that move values and round nothing, or whose result is a floating-point mask.
+_EXACT_OPERATORS = frozenset(
     {
         torch.ops.aten.clone.default,
         torch.ops.aten.copy_.default,
@@ -24,8 +24,8 @@ _MOVES = frozenset(
     }
 )
 
-# Operators that subtract sums they make inside, in parts that round on their own. Where the difference is zero but for
-# rounding, so is what noise on their results alone would add.
+# Operators that subtract sums which they compute inside. Decomposed, each part gets its own noise. Noise on the result
+# alone is proportional to it, so it would be zero too where the difference is zero but for rounding.
 _FUSED = get_decompositions(
     [
         torch.ops.aten.native_batch_norm_backward,
@@ -40,15 +40,15 @@ _FUSED = get_decompositions(
 class RoundingNoise(TorchDispatchMode):
     """Multiply every computed floating-point value by 1 + u, |u| up to `NOISE_ULPS` last-place units of its dtype.
 
-    So noisy are the last bits of compiled code, which sums in another order; half-precision ones are less noisy
-    (`NOISE_ULPS_OF_HALVES`). This is Monte Carlo arithmetic (D. S. Parker, "Monte Carlo Arithmetic", UCLA CSD-970002,
-    1997): the spread of such runs shows how far rounding alone may move each result.
+    Compiled code sums in a different order, which perturbs the last bits by about this much. Half-precision values get
+    less noise (`NOISE_ULPS_OF_HALVES`). This is Monte Carlo arithmetic (D. S. Parker, "Monte Carlo Arithmetic", UCLA
+    CSD-970002, 1997): the spread of such runs shows how far rounding alone may move each result.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._random = random.Random(seed)
-        # Drawing a number for every value would take longer than the run: each tensor takes a random stretch of these.
+        # Drawing a number for every value would take longer than the run, so each tensor uses a stretch of these.
         self._units = torch.rand(2 * _STRETCH, generator=torch.Generator().manual_seed(seed)) * 2 - 1
         self._factors: dict[torch.dtype, torch.Tensor] = {}
 
@@ -59,7 +59,7 @@ class RoundingNoise(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if _is_exact(func):
             return result
-        with torch._C.DisableTorchFunction():  # each mode of functions would see every operator of the noise
+        with torch._C.DisableTorchFunction():  # or every TorchFunctionMode would see the operators of the noise
             tensors = [result] if isinstance(result, torch.Tensor) else torch.utils._pytree.tree_leaves(result)
             for tensor in tensors:
                 if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not _is_count(func, result):
@@ -68,7 +68,7 @@ class RoundingNoise(TorchDispatchMode):
 
     def _perturb(self, tensor: torch.Tensor) -> None:
         if tensor._is_zerotensor():
-            return  # autograd's zero has no memory; torch 2.13 ends the process when it is written to
+            return  # autograd's zero tensor has no memory; torch 2.13 ends the process on a write to it
         start, size = self._random.randrange(_STRETCH), tensor.numel()
         factors = self._factors_of(tensor.dtype)
         if size <= _STRETCH:
@@ -90,10 +90,10 @@ class RoundingNoise(TorchDispatchMode):
 
 @cache
 def _is_exact(operator: torch._ops.OpOverload) -> bool:
-    """Whether it rounds nothing: a draw is exact too, as a mask is 0 or 1, and a uniform number below 1."""
-    return is_random(operator) or operator.is_view or operator in _MOVES
+    """Whether an operator rounds nothing; a draw counts as exact: a mask is 0 or 1, and a uniform number below 1."""
+    return is_random(operator) or operator.is_view or operator in _EXACT_OPERATORS
 
 
 def _is_count(operator: torch._ops.OpOverload, result: object) -> bool:
-    """Whether the result is a number that is updated in place, as an optimizer counts its steps."""
+    """Whether the result is a scalar that is updated in place, such as an optimizer's step count."""
     return isinstance(result, torch.Tensor) and result.ndim == 0 and operator._schema.is_mutable

@@ -1,4 +1,4 @@
-"""Copies of a step, to run eagerly in place of the user's own."""
+"""Copies of a step for eager runs, which leave the user's own step unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from irongrad.step.train_step import TrainStep
 
 
 def twin_of(step: TrainStep, dtype: torch.dtype | None) -> TrainStep:
-    """A deep copy of the step; its floating-point parameters, buffers and optimizer state have `dtype` unless None."""
+    """Return a deep copy of the step.
+
+    Args:
+        step: the step.
+        dtype: the dtype of the copy's floating-point parameters, buffers and optimizer state; None keeps their own.
+    """
     memo: dict[int, object] = {}
     model, optimizers = copy.deepcopy(step.model, memo), copy.deepcopy(list(step.optimizers), memo)
     loss = _rebound(step.loss, memo) if isinstance(step.loss, FunctionType) else copy.deepcopy(step.loss, memo)
@@ -27,7 +32,7 @@ def twin_of(step: TrainStep, dtype: torch.dtype | None) -> TrainStep:
 
 
 def _rebound(function: FunctionType, memo: dict[int, object]) -> FunctionType:
-    """A copy of `function` that sees the copies in `memo` where it names the model itself (to penalise its weights)."""
+    """A copy of `function` that uses the copies in `memo`; it may refer to the model (to penalise its weights)."""
     outside = {n: memo.get(id(v), v) for n, v in function.__globals__.items()}
     cells = tuple(CellType(memo.get(id(c.cell_contents), c.cell_contents)) for c in function.__closure__ or ())
     twin = FunctionType(function.__code__, outside, function.__name__, function.__defaults__, cells)
@@ -42,5 +47,5 @@ def _cast_optimizer(optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> Non
                 state[key] = value.to(dtype)
     for group in optimizer.param_groups:
         if isinstance(optimizer, torch.optim.Adafactor) and group["eps"][0] is None:
-            # None means the epsilon of the parameters' dtype, which is that of the compiled step.
+            # None means the epsilon of the parameters' dtype. The copy keeps the epsilon of the compiled step's dtype.
             group["eps"] = (torch.finfo(group["params"][0].dtype).eps, group["eps"][1])

@@ -1,8 +1,8 @@
-"""Complex operators as functions of pairs of real tensors, one file a kind of operator.
+"""Complex operators as functions of pairs of real tensors, one file for each kind of operator.
 
 torch-mlir 20261001 and IREE 3.13.0 compile few complex operators, so `irongrad.operators.legalize.complex_numbers`
-takes complex values out of a graph. What is written here follows Higham, "Accuracy and Stability of Numerical
-Algorithms" (2002), and Kahan, "Branch Cuts for Complex Elementary Functions" (1987), where a formula needs a source.
+removes complex values from a graph. Formulas that need a source follow Higham, "Accuracy and Stability of Numerical
+Algorithms" (2002), and Kahan, "Branch Cuts for Complex Elementary Functions" (1987).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KINDS = ("pairs.arithmetic", "pairs.elementary", "pairs.inverse", "pairs.moves"
 
 @functools.cache
 def pair_rules() -> dict[Operator, Rule]:
-    """For every operator that is known for complex numbers, its function of pairs."""
+    """Return the function of pairs for each operator that supports complex numbers."""
     for kind in _KINDS:
         import_module(f"irongrad.operators.decompositions.{kind}")
     return registered()

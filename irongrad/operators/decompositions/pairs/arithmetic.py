@@ -33,7 +33,7 @@ def rsub(self: Value, other: Value, alpha: Number = 1) -> Pair:
 
 
 def scaled(value: Value, factor: Number) -> Value:
-    """`value` times a number."""
+    """Multiply `value` by a number; a real tensor times a complex number is a pair."""
     if isinstance(value, Tensor) and isinstance(factor, complex):
         return Pair(value * factor.real, value * factor.imag)
     return value * factor
@@ -67,7 +67,7 @@ def square(self: Pair) -> Pair:
 
 @on_pairs(aten._conj.default, aten._conj_copy.default, aten._conj_physical.default, aten.conj_physical.default)
 def conj(self: Value) -> Value:
-    """The conjugate; autograd takes that of Python's numbers too."""
+    """The complex conjugate; autograd also takes the conjugate of Python numbers."""
     if isinstance(self, Pair):
         return self.conj()
     return self.conjugate() if isinstance(self, complex) else self
@@ -75,7 +75,7 @@ def conj(self: Value) -> Value:
 
 @on_pairs(aten.resolve_conj.default, aten.resolve_neg.default)
 def resolved(self: Pair) -> Pair:
-    """A pair has no bits that say how its memory is to be read."""
+    """Return `self`: a pair has no conjugate or negative bit to resolve."""
     return self
 
 
@@ -106,19 +106,19 @@ def polar(abs: Tensor, angle: Tensor) -> Pair:
 
 @on_pairs(aten.view_as_real.default, aten.view_as_real_copy.default)
 def view_as_real(self: Pair) -> Tensor:
-    """Both parts along a new last dimension."""
+    """Stack both parts along a new last dimension."""
     return torch.stack([self.re, self.im], -1)
 
 
 @on_pairs(aten.view_as_complex.default, aten.view_as_complex_copy.default)
 def view_as_complex(self: Tensor) -> Pair:
-    """The parts that a last dimension of 2 holds."""
+    """Split a last dimension of size 2 into real and imaginary part."""
     return Pair(self.select(-1, 0), self.select(-1, 1))
 
 
 @on_pairs(aten.abs.default)
 def absolute(self: Pair) -> Tensor:
-    """sqrt(re^2 + im^2), scaled by the larger part: the squares neither overflow nor vanish."""
+    """sqrt(re^2 + im^2), scaled by the larger part so that the squares neither overflow nor underflow."""
     a, b = self.re.abs(), self.im.abs()
     large, small = torch.maximum(a, b), torch.minimum(a, b)
     ratio = small / torch.where(large == 0, 1, large)
@@ -155,7 +155,7 @@ def eq(self: Value, other: Value) -> Tensor:
 
 @on_pairs(aten.ne.Tensor, aten.ne.Scalar, prims.ne.default)
 def ne(self: Value, other: Value) -> Tensor:
-    """Whether a part differs."""
+    """Whether at least one part differs."""
     return ~eq(self, other)
 
 
@@ -174,5 +174,5 @@ on_pairs(aten.logical_xor.default)(_logical(operator.xor))
 
 @on_pairs(aten.logical_not.default)
 def logical_not(self: Pair) -> Tensor:
-    """Where it is zero."""
+    """Whether self is zero."""
     return ~nonzero(self)

@@ -22,7 +22,7 @@ def exp(self: Pair) -> Pair:
 
 @on_pairs(aten.exp2.default)
 def exp2(self: Pair) -> Pair:
-    """2 to a complex power."""
+    """2 ** z."""
     return exp(self * math.log(2.0))
 
 
@@ -61,7 +61,7 @@ def log1p(self: Pair) -> Pair:
 
 
 def _log_of_size(z: Pair) -> Tensor:
-    """log|z|; near the unit circle as log1p((m - 1)(m + 1) + n^2) / 2, m the larger part and n the smaller."""
+    """log|z|; near the unit circle log1p((m - 1)(m + 1) + n^2) / 2, with m the larger part and n the smaller."""
     a, b = z.re.abs(), z.im.abs()
     large, small = torch.maximum(a, b), torch.minimum(a, b)
     near = (large > 0.5) & (large < 2) & (small < 2)
@@ -70,9 +70,9 @@ def _log_of_size(z: Pair) -> Tensor:
 
 @on_pairs(aten.sqrt.default)
 def sqrt(self: Pair) -> Pair:
-    """The root in the right half plane (Higham, section 1.5: the part without cancellation first)."""
+    """The root in the right half plane; the part without cancellation is computed first (Higham, section 1.5)."""
     a, b = self.re, self.im
-    # |a| + |z| is taken in halves and |z| times a half, so that it stays finite.
+    # Each term is halved before the sum: |a| + |z| could overflow.
     root = (a.abs() / 2 + absolute(self) / 2).sqrt()
     other = b / (2 * torch.where(root == 0, 1, root))
     right = Pair(root, other)
@@ -88,7 +88,7 @@ def rsqrt(self: Pair) -> Pair:
 
 @on_pairs(aten.pow.Tensor_Tensor, aten.pow.Scalar, aten.pow.Tensor_Scalar)
 def power(self: Value, exponent: Value) -> Pair:
-    """z ** w; small whole numbers by products, as ATen's pow does, the others as exp(w log z)."""
+    """z ** w: by products for small whole exponents, as in ATen's pow, and as exp(w log z) for all others."""
     if isinstance(exponent, int | float) and isinstance(self, Pair):
         if exponent == 0.5:
             return sqrt(self)
@@ -126,9 +126,10 @@ def cosh(self: Pair) -> Pair:
 
 @on_pairs(aten.tanh.default)
 def tanh(self: Pair) -> Pair:
-    """(t (1 + s^2) + i s (1 - t^2)) / (1 + t^2 s^2) with t = tanh a, s = tan b, multiplied out by cos b^2.
+    """(t (1 + s^2) + i s (1 - t^2)) / (1 + t^2 s^2) with t = tanh a, s = tan b.
 
-    1 - t^2 = 1 / cosh(a)^2; nothing overflows (Kahan, CTANH).
+    Numerator and denominator are multiplied by cos(b)^2, and 1 - t^2 is computed as 1 / cosh(a)^2. So nothing
+    overflows (Kahan, CTANH).
     """
     t, c, s = self.re.tanh(), self.im.cos(), self.im.sin()
     narrow = 1 / self.re.cosh()
@@ -139,7 +140,7 @@ def tanh(self: Pair) -> Pair:
 @on_pairs(aten.sin.default)
 def sin(self: Pair) -> Pair:
     """sin z = -i sinh(iz)."""
-    return _turned_back(sinh(self.times_i()))
+    return _times_minus_i(sinh(self.times_i()))
 
 
 @on_pairs(aten.cos.default)
@@ -151,7 +152,7 @@ def cos(self: Pair) -> Pair:
 @on_pairs(aten.tan.default)
 def tan(self: Pair) -> Pair:
     """tan z = -i tanh(iz)."""
-    return _turned_back(tanh(self.times_i()))
+    return _times_minus_i(tanh(self.times_i()))
 
 
 @on_pairs(aten.sigmoid.default)
@@ -160,6 +161,6 @@ def sigmoid(self: Pair) -> Pair:
     return 1 / (exp(-self) + 1.0)
 
 
-def _turned_back(z: Pair) -> Pair:
+def _times_minus_i(z: Pair) -> Pair:
     """-i z."""
     return Pair(z.im, -z.re)

@@ -1,4 +1,4 @@
-"""Inverse trigonometric and hyperbolic functions, on the branches of Kahan (1987), which are C99's and ATen's."""
+"""Inverse trigonometric and hyperbolic functions, on the branches of Kahan (1987), which C99 and ATen also use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 @on_pairs(aten.asinh.default)
 def asinh(self: Pair) -> Pair:
-    """asinh z = -i asin(iz), with the sign put back."""
+    """asinh z = -i asin(iz)."""
     turned = asin(self.times_i())
     return Pair(turned.im, -turned.re)
 

@@ -1,4 +1,4 @@
-"""Operators that treat both parts alike: they move elements about, fill, cast, or are linear with real factors."""
+"""Operators that treat both parts alike: moves, fills, casts and linear operators with real coefficients."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _MOVES = """
     new_empty_strided empty_permuted full full_like new_full scalar_tensor
 """
 
-# The names of the arguments that hold values, in all of the above; any of them may be real where another is complex.
-# What other arguments hold (indices, masks, sizes) is the same for both parts.
+# The names of the arguments that hold values, for all operators above. One of them may be real while another is
+# complex. All other arguments (indices, masks, sizes) are the same for both parts.
 _VALUES = frozenset(
     {"self", "other", "values", "value", "src", "source", "tensors", "input", "fill_value", "s"}
     | {"grad", "grad_output", "grad_in"}
@@ -47,7 +47,7 @@ def _on_both_parts(operator: torch._ops.OpOverload) -> Rule:
         named = [*zip(names, args, strict=False), *kwargs.items()]
         sides = []
         for imaginary in (False, True):
-            chosen = {n: _side(v, imaginary) if n in _VALUES else _same(v) for n, v in named}
+            chosen = {n: _side(v, imaginary) if n in _VALUES else _with_real_dtype(v) for n, v in named}
             sides.append(operator(*(chosen[n] for n in names[: len(args)]), **{n: chosen[n] for n in kwargs}))
         re, im = sides
         return Pair(re, im) if isinstance(re, Tensor) else [Pair(*p) for p in zip(re, im, strict=True)]
@@ -56,7 +56,7 @@ def _on_both_parts(operator: torch._ops.OpOverload) -> Rule:
 
 
 def _side(value: Any, imaginary: bool) -> Any:
-    """The real or the imaginary part of a value, or of each in a list."""
+    """The real or the imaginary part of a value; for a list, of each element."""
     if isinstance(value, list | tuple):
         return [_side(v, imaginary) for v in value]
     if isinstance(value, Pair):
@@ -68,7 +68,7 @@ def _side(value: Any, imaginary: bool) -> Any:
     return value
 
 
-def _same(value: Any) -> Any:
+def _with_real_dtype(value: Any) -> Any:
     return real_dtype(value) if isinstance(value, torch.dtype) else value
 
 
@@ -80,25 +80,25 @@ def _operator(name: str) -> torch._ops.OpOverload:
 for _name in _MOVES.split():
     on_pairs(_operator(_name))(_on_both_parts(_operator(_name)))
 
-# A view asks for strides that fit, which parts need not have.
+# view requires compatible strides, which the parts of a pair need not have.
 on_pairs(aten.view.default, aten._unsafe_view.default)(_on_both_parts(aten.reshape.default))
 
 
 def _ones(operator: Operator) -> Rule:
     def rule(*args: Any, **kwargs: Any) -> Pair:
         args = tuple(a.re if isinstance(a, Pair) else a for a in args)
-        return as_pair(operator(*args, **{n: _same(v) for n, v in kwargs.items()}))
+        return as_pair(operator(*args, **{n: _with_real_dtype(v) for n, v in kwargs.items()}))
 
     return rule
 
 
-for _made in (aten.ones.default, aten.ones_like.default, aten.new_ones.default, aten.eye.default, aten.eye.m):
-    on_pairs(_made)(_ones(_made))
+for _constructor in (aten.ones.default, aten.ones_like.default, aten.new_ones.default, aten.eye.default, aten.eye.m):
+    on_pairs(_constructor)(_ones(_constructor))
 
 
 @on_pairs(aten._to_copy.default)
 def to_copy(self: Value, dtype: torch.dtype | None = None, **kwargs: Any) -> Value:
-    """A cast: complex to real drops the imaginary part, and anything but zero is true."""
+    """Cast `self`: complex to real drops the imaginary part, and to bool every nonzero value is true."""
     target = None if dtype is None else real_dtype(dtype)
     if not isinstance(self, Pair):
         return as_pair(aten._to_copy.default(self, dtype=target, **kwargs))
@@ -110,5 +110,5 @@ def to_copy(self: Value, dtype: torch.dtype | None = None, **kwargs: Any) -> Val
 
 @on_pairs(prims.convert_element_type.default)
 def convert_element_type(a: Value, dtype: torch.dtype) -> Value:
-    """A cast."""
+    """Cast `a` to `dtype`."""
     return to_copy(a, dtype)

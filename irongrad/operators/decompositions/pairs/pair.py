@@ -1,4 +1,4 @@
-"""A complex tensor as its real and imaginary parts, and where operators on such pairs are registered."""
+"""`Pair`, a complex tensor as its real and imaginary parts, and the registry of operators on pairs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _REAL = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.
 
 
 def on_pairs(*operators: Operator) -> Callable[[F], F]:
-    """Register a function as `operators` on complex numbers.
+    """Register a function as the rule for `operators` on complex numbers.
 
-    It takes their arguments, with a `Pair` for every complex tensor, and returns their results alike. What is
-    returned is cast to the dtype of the operator's result.
+    The function takes the operator's arguments, with a `Pair` for every complex tensor. It returns the operator's
+    results in the same form. The caller casts them to the dtype of the operator's results.
 
     Raises:
-        ValueError: one of them is registered already.
+        ValueError: one of `operators` has a rule already.
     """
 
     def register(function: F) -> F:
@@ -40,22 +40,22 @@ def on_pairs(*operators: Operator) -> Callable[[F], F]:
 
 
 def registered() -> dict[Operator, Rule]:
-    """All rules registered so far."""
+    """Return all rules registered so far."""
     return dict(_RULES)
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a complex dtype's parts; another dtype itself."""
+    """Return the dtype of the parts of a complex dtype; any other dtype itself."""
     return _REAL.get(dtype, dtype)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A complex tensor.
+    """A complex tensor as two real tensors.
 
     Attributes:
-        re: its real part.
-        im: its imaginary part, of the same shape and dtype.
+        re: the real part.
+        im: the imaginary part, of the same shape and dtype.
     """
 
     re: Tensor
@@ -88,7 +88,7 @@ class Pair:
     def __truediv__(self, other: Value) -> Pair:
         if not isinstance(other, Pair | complex):
             return Pair(self.re / other, self.im / other)
-        # Scaled so that the squares neither overflow nor vanish, as ATen's vec256_complex_float.h does.
+        # Scaled so that the squares neither overflow nor underflow, as in ATen's vec256_complex_float.h.
         divisor = as_pair(other, like=self)
         scale = torch.maximum(divisor.re.abs(), divisor.im.abs())
         re, im = divisor.re / scale, divisor.im / scale
@@ -99,15 +99,15 @@ class Pair:
         return as_pair(other, like=self) / self
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Pair:
-        """`function` of each part."""
+        """Apply `function` to each part."""
         return Pair(function(self.re), function(self.im))
 
     def conj(self) -> Pair:
-        """The complex conjugate."""
+        """Return the complex conjugate."""
         return Pair(self.re, -self.im)
 
     def times_i(self) -> Pair:
-        """The product with the imaginary unit, without a rounding or an inf * 0."""
+        """Return the product with the imaginary unit, without rounding and without inf * 0."""
         return Pair(-self.im, self.re)
 
 
@@ -115,7 +115,7 @@ Value: TypeAlias = Pair | Tensor | Number
 
 
 def parts(value: Value) -> tuple[Any, Any]:
-    """The real and the imaginary part of `value`; the number 0 for the latter where it is real."""
+    """Return the real and the imaginary part of `value`; a real value has the number 0 as imaginary part."""
     if isinstance(value, Pair):
         return value.re, value.im
     if isinstance(value, complex):
@@ -124,7 +124,7 @@ def parts(value: Value) -> tuple[Any, Any]:
 
 
 def as_pair(value: Value, like: Value = 0) -> Pair:
-    """`value` as a pair; a number takes the dtype of the parts of `like`."""
+    """Return `value` as a pair; a number takes the dtype of the parts of `like`."""
     if isinstance(value, Pair):
         return value
     if isinstance(value, Tensor):
@@ -135,18 +135,18 @@ def as_pair(value: Value, like: Value = 0) -> Pair:
 
 
 def chosen(condition: Tensor, one: Value, other: Value) -> Pair:
-    """`one` where `condition` holds, else `other`."""
+    """Return `one` where `condition` holds, else `other`."""
     (a, b), (c, d) = parts(one), parts(other)
     return Pair(torch.where(condition, a, c), torch.where(condition, b, d))
 
 
 def nonzero(value: Value) -> Tensor:
-    """Where a complex or real tensor is not zero."""
+    """Return a boolean tensor that is true where `value` is not zero."""
     if isinstance(value, Pair):
         return (value.re != 0) | (value.im != 0)
     return torch.as_tensor(value) != 0
 
 
 def _same_shape(re: Tensor, im: Tensor) -> Pair:
-    """A sum with a real tensor of a larger shape leaves the imaginary part behind."""
+    """A pair whose imaginary part is broadcast to the shape of `re`: adding a larger real tensor enlarges `re` only."""
     return Pair(re, im.expand(re.shape) if im.shape != re.shape else im)

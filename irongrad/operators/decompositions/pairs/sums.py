@@ -1,4 +1,4 @@
-"""Products of matrices, and reductions that are more than a sum of each part."""
+"""Matrix products, and reductions other than sums of each part."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ aten = torch.ops.aten
 
 @on_pairs(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default)
 def product(self: Pair, other: Pair) -> Pair:
-    """A product of matrices or vectors, from the products of their parts."""
+    """The product of matrices or vectors, computed from products of their parts."""
     return Pair(self.re @ other.re - self.im @ other.im, self.re @ other.im + self.im @ other.re)
 
 
 @on_pairs(aten.vdot.default)
 def vdot(self: Pair, other: Pair) -> Pair:
-    """The inner product, conjugate in its first argument."""
+    """The inner product; the first argument is conjugated."""
     return product(self.conj(), other)
 
 
@@ -34,7 +34,7 @@ def prod(self: Pair, *, dtype: torch.dtype | None = None) -> Pair:
 
 @on_pairs(aten.prod.dim_int)
 def prod_dim(self: Pair, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Pair:
-    """The product along `dim`, of halves and of halves of halves."""
+    """The product along `dim`: the two halves are multiplied until one element is left."""
     if self.re.ndim == 0:
         return self
     z = self.map(lambda t: t.movedim(dim, 0))
@@ -50,7 +50,7 @@ def prod_dim(self: Pair, dim: int, keepdim: bool = False, *, dtype: torch.dtype 
 
 @on_pairs(aten.cumprod.default)
 def cumprod(self: Pair, dim: int, *, dtype: torch.dtype | None = None) -> Pair:
-    """Running products along `dim`, by doubling: after step k each is the product of its last 2^k elements."""
+    """Running products along `dim` by doubling: after k steps each holds the product of up to 2^k elements."""
     if self.re.ndim == 0:
         return self
     z = self.map(lambda t: t.movedim(dim, 0))
@@ -99,5 +99,5 @@ def _mean(z: Pair, dim: Sequence[int] | None, keepdim: bool) -> Pair:
 
 @on_pairs(aten.linalg_vector_norm.default)
 def vector_norm(self: Pair, *args: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """A norm of the absolute values."""
+    """The vector norm of the absolute values."""
     return aten.linalg_vector_norm.default(absolute(self), *args, dtype=dtype and real_dtype(dtype))

@@ -1,4 +1,4 @@
-"""The form of every convolution and of its gradients."""
+"""Choose the form in which every convolution, and each of its gradients, is computed."""
 
 from __future__ import annotations
 
@@ -22,28 +22,34 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Convolutions(Lowering):
-    """Write convolutions, and the gradients of their inputs and weights, in the form that is fastest.
+    """Rewrite each convolution, and the gradients of its input and weight, into the fastest form.
 
     Before:
         y = convolution(x, w, ...)                                # x [N, C, H, W]
     After, for a 1x1 kernel:
         y = (x.permute(0, 2, 3, 1).flatten(0, 2) @ w.t()).reshape(N, H, W, O).permute(0, 3, 1, 2)
 
-    `convolutions/forms.py` lists the forms: `winograd` for 3x3 kernels with stride 1; products of matrices with what
-    the places of a kernel meet, which are gathered before the product (`gathered`, `by-row`) or added up after it
-    (`scattered`); `depthwise`, elementwise code; and `direct`, as IREE lowers it. The one that costs least is taken, by
-    `convolutions/costs.py`, or by measurement on the target (`--tune`). All but `direct` are channels-last inside: the
-    pass `layout` takes the transposes between them away. One dimension is two, the first of size one. Transposed
-    convolutions, and those of three dimensions, are convolutions of two by then.
+    `convolutions/forms.py` lists the forms:
 
-    Left alone: numbers of less than 32 bits, as Winograd's sums need more of them.
+    * `winograd` is for 3x3 kernels with stride 1.
+    * `gathered` and `by-row` are matrix products. The inputs that the kernel taps read are gathered before the product.
+    * `scattered` is a matrix product whose elements are added to the result at each tap's inputs.
+    * `depthwise` is elementwise code.
+    * `direct` is the convolution as IREE lowers it.
+
+    The pass takes the cheapest form, by the cost table `convolutions/costs.py` or by measurement on the target
+    (`--tune`). All forms but `direct` are channels-last inside. The pass `layout` removes the transposes between them.
+    A 1-D convolution is treated as a 2-D one whose first dimension has size one. Earlier stages have already rewritten
+    transposed and 3-D convolutions as 2-D ones.
+
+    Left alone: dtypes of less than 32 bits, because Winograd's sums need the precision.
 
     Attributes:
-        winograd: whether that form may be chosen.
-        direct: whether that form may be chosen where another one computes the same.
-        least_gain: milliseconds of one core that Winograd has to save of a weight's gradient, by the table of costs, to
-            be chosen. There it saves least, and compiling its kernels takes a third of a second for each different
-            convolution (docs/convolutions.md). Where forms are measured it is not asked for.
+        winograd: whether the pass may choose the form `winograd`.
+        direct: whether the pass may choose the form `direct` if another form computes the same result.
+        least_gain: the milliseconds of one core that `winograd` must save on a weight gradient, by the cost table, to
+            be chosen. Weight gradients gain least, and compiling their kernels takes a third of a second for each
+            different convolution (docs/convolutions.md). Measured forms ignore it.
     """
 
     name: ClassVar[str] = "convolutions"
@@ -63,7 +69,7 @@ class Convolutions(Lowering):
                 costs[task.problem] = self._costs(task, context.timer)
         forms = fastest(costs, [task.problem for task in tasks])
         for node in list(graph.graph.nodes):
-            for task in tasks_of(node):  # whose operands are what was written for the nodes before
+            for task in tasks_of(node):  # anew: the operands may be nodes that this loop wrote
                 form = forms[task.problem]
                 stats[form.name] = stats.get(form.name, 0) + 1
                 if task.result is not None or form.name != "direct":
@@ -72,32 +78,32 @@ class Convolutions(Lowering):
         return PassResult(changed, stats, choices_of(costs, forms) if context.timer else ())
 
     def _costs(self, task: Task, timer: Timer | None) -> Costs:
-        """What each form of a task costs, by measurement where there is a timer."""
+        """The cost of each form of a task: measured if there is a timer, else from the cost table."""
         allowed = {"winograd": self.winograd, "direct": self.direct}
         every = forms_of(task.problem)
         forms = [f for f in every if allowed.get(f.name, True)] or every
         if timer:
             return measured(task, forms, timer)
         costs = {f: f.cost(task.problem) for f in forms}
-        return _with_gain(costs, self.least_gain) if task.problem.kind == "weight" else costs
+        return _without_small_gains(costs, self.least_gain) if task.problem.kind == "weight" else costs
 
     @staticmethod
     def lower_plainly(graph: GraphModule) -> None:
-        """Write the backwards of convolutions in their plain form, which the importer takes."""
+        """Write every convolution backward in its `direct` form, which the importer accepts."""
         for node in graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
             for task in tasks_of(node):
                 write(node, task, forms_of(task.problem)[0])
 
 
-def _with_gain(costs: Costs, least: float) -> Costs:
-    """`costs`, without Winograd's where it does not save `least` milliseconds."""
+def _without_small_gains(costs: Costs, least: float) -> Costs:
+    """Drop Winograd from `costs` if it saves less than `least` milliseconds."""
     cheapest = min(cost for form, cost in costs.items() if form.name != "winograd")
     return {form: cost for form, cost in costs.items() if form.name != "winograd" or cheapest - cost >= least * 1e6}
 
 
 def write(node: Node, task: Task, form: Form) -> None:
-    """Compute a task of `node` in `form`."""
-    result = inline(_Written(form, task.problem), task.operands, node)
+    """Replace the result of `node` that `task` describes by nodes that compute it in `form`."""
+    result = inline(_FormFunction(form, task.problem), task.operands, node)
     if task.bias is not None:
         with node.graph.inserting_before(node):
             spatial = [1] * (value_of(result).ndim - 2)
@@ -113,8 +119,12 @@ def write(node: Node, task: Task, form: Form) -> None:
 
 
 @dataclass(frozen=True)
-class _Written:
-    """A form as a function of tensors; equal for equal problems. One dimension is two, of which one is of size one."""
+class _FormFunction:
+    """A form as a function of two tensors.
+
+    `inline` traces equal functions once, so equal problems give equal functions. A 1-D operand gets a first spatial
+    dimension of size one.
+    """
 
     form: Form
     problem: Problem

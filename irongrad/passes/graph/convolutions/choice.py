@@ -1,4 +1,4 @@
-"""Which form each convolution takes, by what they cost."""
+"""Choose a form for each convolution by cost."""
 
 from __future__ import annotations
 
@@ -13,31 +13,36 @@ from irongrad.passes.graph.convolutions.forms import Form
 from irongrad.passes.graph.convolutions.problem import Kind, Problem
 from irongrad.passes.graph.convolutions.recognise import Task
 
-Costs: TypeAlias = Mapping[Form, float]  # all in one unit
+Costs: TypeAlias = Mapping[Form, float]  # the cost of each form, all in one unit
 
-# A form that the table takes to be so much slower than the fastest is not measured.
+# A form is not measured if the cost table says that it is this many times slower than the fastest.
 _HOPELESS = 5.0
 
 
 def fastest(costs: Mapping[Problem, Costs], problems: Sequence[Problem]) -> dict[Problem, Form]:
-    """The fastest form of each problem, if all images have their channels last, or else all have them first.
+    """Return the fastest form of each problem, with one image layout for the whole graph.
+
+    Either all images are channels-last or all are channels-first, whichever costs less in total.
 
     Args:
-        costs: by problem, of each form that it may take.
-        problems: every problem, as often as it is there.
+        costs: for each problem, the cost of each form that it may take.
+        problems: all problems, repeated as often as they occur in the graph.
     """
-    last = {p: _least({f: c for f, c in found.items() if f.channels_last} or found) for p, found in costs.items()}
+    last = {p: _cheapest({f: c for f, c in found.items() if f.channels_last} or found) for p, found in costs.items()}
     first = {p: f for p, found in costs.items() for f in found if not f.channels_last}
     choices = [last, first] if len(first) == len(last) else [last]
     return min(choices, key=lambda forms: sum(costs[p][forms[p]] for p in problems))
 
 
-def _least(costs: Costs) -> Form:
+def _cheapest(costs: Costs) -> Form:
     return min(costs, key=costs.__getitem__)
 
 
 def measured(task: Task, forms: Sequence[Form], timer: Timer) -> Costs:
-    """Seconds that each of `forms` takes, but for those without hope; one without rivals costs nothing."""
+    """Measure the seconds that each of `forms` takes, except forms that the cost table rules out.
+
+    If only one form is left, it is not measured and its cost is 0.
+    """
     problem = task.problem
     estimates = {form: form.cost(problem) for form in forms}
     hopeful = [form for form in forms if estimates[form] <= _HOPELESS * min(estimates.values())]
@@ -45,12 +50,12 @@ def measured(task: Task, forms: Sequence[Form], timer: Timer) -> Costs:
         return {hopeful[0]: 0.0}
     dtype = value_of(task.operands[0]).dtype
     operands = [torch.empty(shape, dtype=dtype, device="meta") for shape in problem.shapes()]
-    last = [_last(o) if image else o for o, image in zip(operands, _IMAGES[problem.kind], strict=False)]
-    seconds = timer(str(problem), {form.name: _alone(form, problem) for form in hopeful}, [*operands, *last])
+    last = [_channels_last(o) if image else o for o, image in zip(operands, _IMAGES[problem.kind], strict=False)]
+    seconds = timer(str(problem), {form.name: _standalone(form, problem) for form in hopeful}, [*operands, *last])
     return {form: seconds[form.name] for form in hopeful}
 
 
-# Whether each operand is an image, and the result.
+# For the two operands and the result: whether it is an image, and so has a layout.
 _IMAGES: Mapping[Kind, tuple[bool, bool, bool]] = {
     "forward": (True, False, True),
     "input": (True, False, True),
@@ -58,29 +63,30 @@ _IMAGES: Mapping[Kind, tuple[bool, bool, bool]] = {
 }
 
 
-def _last(image: torch.Tensor) -> torch.Tensor:
+def _channels_last(image: torch.Tensor) -> torch.Tensor:
     return image.permute(0, 2, 3, 1)
 
 
-def _alone(form: Form, problem: Problem) -> Callable[..., torch.Tensor]:
-    """A form as a function of the operands as they are, and then with the channels of images last.
+def _standalone(form: Form, problem: Problem) -> Callable[..., torch.Tensor]:
+    """A form as a function of the operands, given twice: as they are, and with images channels-last.
 
-    It reads those that it is made for, as the pass `layout` takes the transposes between convolutions away.
+    The function reads the operands in the form's own layout. The pass `layout` removes the transposes between
+    convolutions, so they must not be measured.
     """
 
     def run(*operands: torch.Tensor) -> torch.Tensor:
         if not form.channels_last:
             return form.build(operands[0], operands[1], problem)
-        *given, result = _IMAGES[problem.kind]
-        one, other = (o.permute(0, 3, 1, 2) if image else o for o, image in zip(operands[2:], given, strict=True))
-        made = form.build(one, other, problem)
-        return _last(made) if result else made
+        *images, is_image = _IMAGES[problem.kind]
+        one, other = (o.permute(0, 3, 1, 2) if image else o for o, image in zip(operands[2:], images, strict=True))
+        output = form.build(one, other, problem)
+        return _channels_last(output) if is_image else output
 
     return run
 
 
 def choices_of(costs: Mapping[Problem, Costs], forms: Mapping[Problem, Form]) -> tuple[Choice, ...]:
-    """What was chosen by measurement."""
+    """Return the choices that were made by measurement."""
     return tuple(
         Choice(str(problem), forms[problem].name, {form.name: seconds for form, seconds in found.items()})
         for problem, found in costs.items()

@@ -1,8 +1,9 @@
-"""What the forms of a convolution cost on one core of a CPU with AVX-512, in nanoseconds.
+"""The cost of each convolution form on one core of a CPU with AVX-512, in nanoseconds.
 
-Measured with IREE 3.13.0 on a core of a Zen 4 that reaches 95 GFLOP/s in large products of matrices, over the four
-stages of ResNet-18 for CIFAR at batch 8, with stride 1 and 2, and of the first with groups and dilation; only the
-ratios matter. Of the convolutions of that ResNet-18 they say 293 ms; its whole step takes 310.
+Measured with IREE 3.13.0 on one core of a Zen 4 that reaches 95 GFLOP/s in large matrix products. The convolutions are
+those of the four stages of ResNet-18 for CIFAR at batch 8, with stride 1 and 2. Those of the first stage were also
+measured with groups and dilation. Only the ratios matter. The costs sum to 293 ms for the convolutions of that
+ResNet-18; its whole step takes 310 ms.
 """
 
 from __future__ import annotations
@@ -12,29 +13,29 @@ from collections.abc import Sequence
 
 from irongrad.passes.graph.convolutions.problem import Kind, Problem
 
-FLOP = 0.0105  # of a product of matrices
-DIRECT_FLOP = 0.0125  # of a convolution lowered by IREE, which vectorises along the width of the output
-DIRECT_STRIDED = 4.5  # how much slower that is where outputs that lie side by side meet inputs that do not
-DIRECT_ROW = 45.0  # the same where the output is one row, as in one dimension: IREE does not vectorise that
-DIRECT_VECTOR = 8  # how many outputs of a row it computes at once
-DIRECT_WEIGHT_FLOP = 0.0125  # of the plain gradient of a weight
-TRANSFORMED = 1.1  # a number that Winograd's transforms write, their reading and the packing for a product included
-TRANSFORMED_FILTER = 2.2  # the same of the filters and of their gradients, whose reading or writing jumps
-TRANSFORMED_WEIGHT = 0.5  # the same of images in the gradient of a weight
-TRANSFORMS = 300_000.0  # what the transforms of small images cost beside all that: ten kernels, and their short loops
-GATHERED = 1.2  # a number that is copied to where a product reads it
-GATHERED_APART = 2.5  # the same with the places of the kernel innermost
-SCATTERED = 1.5  # a number of a product that is added up somewhere
-DIRECT_DILATED = 40.0  # as DIRECT_STRIDED, where the places of the kernel lie apart
+FLOP = 0.0105  # one operation of a matrix product
+DIRECT_FLOP = 0.0125  # one operation of a convolution as IREE lowers it, vectorised along the output's width
+DIRECT_STRIDED = 4.5  # slowdown of `direct` if adjacent outputs read inputs that are not adjacent
+DIRECT_ROW = 45.0  # slowdown if the output is one row, as in 1-D: IREE does not vectorise it
+DIRECT_VECTOR = 8  # outputs of a row that `direct` computes at once
+DIRECT_WEIGHT_FLOP = 0.0125  # one operation of the direct weight gradient
+TRANSFORMED = 1.1  # one element that a Winograd transform writes, including its reads and the packing for a product
+TRANSFORMED_FILTER = 2.2  # the same for filters and their gradients, whose reads or writes are strided
+TRANSFORMED_WEIGHT = 0.5  # the same for images in a weight gradient
+TRANSFORMS = 300_000.0  # fixed cost of the transforms: ten kernels, and short loops for small images
+GATHERED = 1.2  # one element copied to where a product reads it
+GATHERED_APART = 2.5  # the same with the kernel taps innermost
+SCATTERED = 1.5  # one element of a product that is added to the result
+DIRECT_DILATED = 40.0  # as DIRECT_STRIDED, for a dilated kernel
 DIRECT_GROUPED_FLOP: dict[Kind, float] = {"forward": 0.5, "input": 0.5, "weight": 0.07}
 DIRECT_DEPTHWISE_FLOP: dict[Kind, float] = {"forward": 0.26, "input": 0.26, "weight": 4.0}
-DEPTHWISE: dict[Kind, float] = {"forward": 0.7, "input": 1.1, "weight": 0.32}  # a multiplication and an addition
-DISPATCH = 5_000.0  # a call of one kernel
-_TILE = 16  # data tiling pads the sides of every product of matrices to multiples of it
+DEPTHWISE: dict[Kind, float] = {"forward": 0.7, "input": 1.1, "weight": 0.32}  # one multiplication and one addition
+DISPATCH = 5_000.0  # one kernel launch
+_TILE = 16  # data tiling pads every dimension of a matrix product to a multiple of this
 
 
 def direct(problem: Problem) -> float:
-    """As IREE lowers it; the plain gradient of a weight is a product for each row of the kernel."""
+    """Return the cost of `direct`; its weight gradient is one product for each row of the kernel."""
     window = problem.window
     outputs = window.sizes if problem.kind == "input" else window.out
     flops = 2 * problem.positions(outputs) * math.prod(problem.channels) * math.prod(window.kernel) / problem.groups
@@ -51,7 +52,7 @@ def direct(problem: Problem) -> float:
 
 
 def winograd(problem: Problem) -> float:
-    """The 16 products, and what the transforms write: at every place, and the result."""
+    """Return the cost of `winograd`: 16 products, and the elements that its transforms write."""
     inner, outer = problem.channels
     out = problem.window.sizes if problem.kind == "input" else problem.window.out
     tiles = problem.positions([(size + 1) // 2 for size in out])
@@ -63,40 +64,40 @@ def winograd(problem: Problem) -> float:
 
 
 def gathered(problem: Problem) -> float:
-    """One product, and the copies of its operands."""
-    positions, places, (inner, outer) = _sides(problem)
-    copied = (positions * inner if places > 1 else 0) + inner * outer
-    return _product((positions, places * inner, outer)) + places * copied * GATHERED + (places + 3) * DISPATCH
+    """Return the cost of `gathered`: one product, and the copies of its operands."""
+    positions, taps, (inner, outer) = _sides(problem)
+    copied = (positions * inner if taps > 1 else 0) + inner * outer
+    return _product((positions, taps * inner, outer)) + taps * copied * GATHERED + (taps + 3) * DISPATCH
 
 
 def gathered_apart(problem: Problem) -> float:
-    """The same for the gradient of a weight."""
-    positions, places, (inner, outer) = _sides(problem)
-    copied = positions * places * inner * (GATHERED_APART if places > 1 else 0.0)
-    return _product((outer, positions, places * inner)) + copied + (places + 3) * DISPATCH
+    """Return the cost of `gathered` for a weight gradient."""
+    positions, taps, (inner, outer) = _sides(problem)
+    copied = positions * taps * inner * (GATHERED_APART if taps > 1 else 0.0)
+    return _product((outer, positions, taps * inner)) + copied + (taps + 3) * DISPATCH
 
 
 def by_row(problem: Problem) -> float:
-    """The gradient of a weight as a product for each row of the kernel."""
-    positions, places, (inner, outer) = _sides(problem)
+    """Return the cost of `by-row`: a weight gradient as one product for each row of the kernel."""
+    positions, taps, (inner, outer) = _sides(problem)
     rows = len(problem.window.taps_along(0))
-    copied = (positions * inner if places > 1 else 0) + inner * outer
-    products = rows * _product((outer, positions, places // rows * inner))
-    return products + places * copied * GATHERED / 2 + (places + 2 * rows + 2) * DISPATCH
+    copied = (positions * inner if taps > 1 else 0) + inner * outer
+    products = rows * _product((outer, positions, taps // rows * inner))
+    return products + taps * copied * GATHERED / 2 + (taps + 2 * rows + 2) * DISPATCH
 
 
 def scattered(problem: Problem) -> float:
-    """One product, and a sum of what it writes."""
-    positions, places, (inner, outer) = _sides(problem)
-    moved = positions * inner * (SCATTERED if places > 1 else 0.0) + inner * outer * GATHERED
+    """Return the cost of `scattered`: one product, and the sum of its elements into the result."""
+    positions, taps, (inner, outer) = _sides(problem)
+    moved = positions * inner * (SCATTERED if taps > 1 else 0.0) + inner * outer * GATHERED
     phases = math.prod(problem.window.stride)
-    return _product((positions, outer, places * inner)) + places * moved + (phases + 3) * DISPATCH
+    return _product((positions, outer, taps * inner)) + taps * moved + (phases + 3) * DISPATCH
 
 
 def depthwise(problem: Problem) -> float:
-    """A multiplication and an addition at every place."""
-    positions, places, (inner, _) = _sides(problem)
-    return positions * places * inner * DEPTHWISE[problem.kind] + (places + 2) * DISPATCH
+    """Return the cost of `depthwise`: one multiplication and one addition for each tap and position."""
+    positions, taps, (inner, _) = _sides(problem)
+    return positions * taps * inner * DEPTHWISE[problem.kind] + (taps + 2) * DISPATCH
 
 
 def _sides(problem: Problem) -> tuple[int, int, tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Depthwise convolutions, of every channel by itself, as elementwise code over channels that lie side by side."""
+"""Depthwise convolutions, which filter each channel separately, as elementwise code over adjacent channels."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from irongrad.passes.graph.convolutions.products import Tap, met, scattered, sur
 
 
 def depthwise(x: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
-    """The convolution of `x` [N, C, H, W] with `weight` [C, 1, ...]: a sum of products over the places."""
-    terms = [part * _place(weight, tap) for tap, part in met(x, window).items()]
+    """Compute the convolution of `x` [N, C, H, W] with `weight` [C, 1, ...] as a sum of products over the taps."""
+    terms = [part * _tap_weight(weight, tap) for tap, part in met(x, window).items()]
     return reduce(torch.add, terms).permute(0, 3, 1, 2)
 
 
 def depthwise_input_gradient(grad: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
-    """The gradient [N, C, H, W] of the input."""
+    """Compute the gradient [N, C, H, W] of the input."""
     last = surrounded(grad.permute(0, 2, 3, 1), window)
-    return scattered(lambda tap: last * _place(weight, tap), window)
+    return scattered(lambda tap: last * _tap_weight(weight, tap), window)
 
 
 def depthwise_weight_gradient(grad: torch.Tensor, x: torch.Tensor, window: Window) -> torch.Tensor:
-    """The gradient [C, 1, ...] of the weight: a sum over all positions for each place."""
+    """Compute the gradient [C, 1, ...] of the weight: for each tap, a sum over all positions."""
     last, parts = grad.permute(0, 2, 3, 1), met(x, window)
     zero = grad.new_zeros(grad.shape[1])
     rows = [
@@ -33,5 +33,5 @@ def depthwise_weight_gradient(grad: torch.Tensor, x: torch.Tensor, window: Windo
     return torch.stack(rows).permute(2, 0, 1).unsqueeze(1)
 
 
-def _place(weight: torch.Tensor, tap: Tap) -> torch.Tensor:
+def _tap_weight(weight: torch.Tensor, tap: Tap) -> torch.Tensor:
     return weight[:, 0, tap[0], tap[1]]

@@ -1,4 +1,4 @@
-"""The forms that a convolution and its gradients can take, in one table."""
+"""The table of forms that a convolution and its gradients can take."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Form:
-    """One way to compute problems of one kind.
+    """One way to compute the problems of one kind.
 
     Attributes:
-        name: what `--pass-report` and the options call it.
-        kind: of the problems that it solves.
-        cost: what a problem costs, in nanoseconds of one core.
-        build: the result for a problem's two operands.
-        takes: whether it solves a problem.
+        name: the name in `--pass-report` and in options.
+        kind: the kind of problem that the form solves.
+        cost: returns the cost of a problem, in nanoseconds of one core.
+        build: computes the result of a problem from its two operands.
+        takes: whether the form can solve a problem.
     """
 
     name: str
@@ -42,12 +42,15 @@ class Form:
 
     @property
     def channels_last(self) -> bool:
-        """Whether it is written for images with their channels last."""
+        """Whether the form is written for channels-last images."""
         return self.build not in _CHANNELS_FIRST
 
 
 def forms_of(problem: Problem) -> list[Form]:
-    """Every form that solves `problem`, the plain one first; alone where the kernel meets nothing but padding."""
+    """Return every form that can solve `problem`, the direct form first.
+
+    If the kernel reads only padding, the direct form is the only one.
+    """
     forms = [form for form in FORMS if form.kind == problem.kind and form.takes(problem)]
     return forms if problem.window.taps() else forms[:1]
 
@@ -77,7 +80,7 @@ _CHANNELS_FIRST = (_direct, _direct_input_gradient, _direct_weight_gradient)
 
 
 def _pads(window: Window) -> list[int]:
-    """What makes the input just as large as the outputs need it, from the last dimension to the first."""
+    """The padding that makes the input exactly as large as the outputs need, from the last dimension to the first."""
     pads: list[int] = []
     for d in reversed(range(len(window.sizes))):
         end = (window.out[d] - 1) * window.stride[d] + (window.kernel[d] - 1) * window.dilation[d] + 1
@@ -97,8 +100,8 @@ def _depthwise(problem: Problem) -> bool:
     return problem.is_depthwise
 
 
-def _minimal(problem: Problem) -> bool:
-    """Whether Winograd's filtering is defined."""
+def _is_winograd(problem: Problem) -> bool:
+    """Whether Winograd's minimal filtering is defined for `problem`."""
     window = problem.window
     within = all(pad <= 2 for pad in window.padding)
     alike = {*window.stride, *window.dilation} == {1} and window.kernel == (3, 3)
@@ -112,7 +115,7 @@ def _windowed(
 
 
 def _by_group(form: Form) -> Form:
-    """`form` for each group by itself."""
+    """Apply `form` to each group separately."""
 
     def build(first: torch.Tensor, second: torch.Tensor, problem: Problem) -> torch.Tensor:
         lefts = first.chunk(problem.groups, 1)
@@ -132,16 +135,16 @@ _MOST_GROUPS = 32
 _FORMS: Sequence[Form] = (
     Form("direct", "forward", costs.direct, _direct, _any),
     Form("gathered", "forward", costs.gathered, _windowed(gathered_product), _dense),
-    Form("winograd", "forward", costs.winograd, _windowed(winograd), _minimal),
+    Form("winograd", "forward", costs.winograd, _windowed(winograd), _is_winograd),
     Form("depthwise", "forward", costs.depthwise, _windowed(depthwise), _depthwise),
     Form("direct", "input", costs.direct, _direct_input_gradient, _any),
     Form("scattered", "input", costs.scattered, _windowed(scattered_product), _dense),
-    Form("winograd", "input", costs.winograd, _windowed(winograd_input_gradient), _minimal),
+    Form("winograd", "input", costs.winograd, _windowed(winograd_input_gradient), _is_winograd),
     Form("depthwise", "input", costs.depthwise, _windowed(depthwise_input_gradient), _depthwise),
     Form("direct", "weight", costs.direct, _direct_weight_gradient, _any),
     Form("by-row", "weight", costs.by_row, _windowed(weight_gradient_by_row), _dense),
     Form("gathered", "weight", costs.gathered_apart, _windowed(weight_gradient_gathered), _dense),
-    Form("winograd", "weight", costs.winograd, _windowed(winograd_weight_gradient), _minimal),
+    Form("winograd", "weight", costs.winograd, _windowed(winograd_weight_gradient), _is_winograd),
     Form("depthwise", "weight", costs.depthwise, _windowed(depthwise_weight_gradient), _depthwise),
 )
 

@@ -1,4 +1,4 @@
-"""What there is to compute: a convolution, or the gradient of its input or weight, apart from any graph."""
+"""The computation that a form implements: a convolution or one of its gradients, independent of any graph."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ Kind: TypeAlias = Literal["forward", "input", "weight"]
 
 @dataclass(frozen=True)
 class Window:
-    """How a two-dimensional convolution moves: sizes of input, output and kernel, stride, padding, dilation.
+    """The geometry of a two-dimensional convolution, with one number for each spatial dimension.
 
-    The padding is that before each dimension; there is as much after it as the output needs.
+    Attributes:
+        sizes: the size of the input.
+        out: the size of the output.
+        kernel: the size of the kernel.
+        stride: the stride.
+        padding: the padding before each dimension. The padding after it is as much as the output needs.
+        dilation: the dilation.
     """
 
     sizes: tuple[int, ...]
@@ -26,11 +32,11 @@ class Window:
     dilation: tuple[int, ...]
 
     def taps(self) -> list[tuple[int, ...]]:
-        """The places of the kernel that meet an input at some position of the output, as a whole block."""
+        """Return the taps, as a rectangular block that covers all taps which read an input for some output."""
         return list(itertools.product(*(self.taps_along(d) for d in range(len(self.sizes)))))
 
     def taps_along(self, dim: int) -> list[int]:
-        """The places along one dimension; what lies between two of them is among them."""
+        """Return the taps along one dimension, from the first that reads an input to the last, without gaps."""
         step, first = self.stride[dim], -self.padding[dim]
         starts = range(first, first + (self.out[dim] - 1) * step + 1, step)
         meeting = [
@@ -41,7 +47,7 @@ class Window:
         return list(range(meeting[0], meeting[-1] + 1)) if meeting else []
 
     def slices(self, tap: tuple[int, ...]) -> list[slice]:
-        """What `tap` meets along each dimension of the input; it may begin before it or end after it."""
+        """Return the slice of each input dimension that `tap` reads; it may extend beyond the input."""
         dims = zip(tap, self.out, self.stride, self.padding, self.dilation, strict=True)
         return [slice(t * dil - pad, t * dil - pad + (out - 1) * step + 1, step) for t, out, step, pad, dil in dims]
 
@@ -51,12 +57,13 @@ class Problem:
     """A convolution or one of its gradients; equal problems have the same fastest form.
 
     Attributes:
-        kind: `forward`, of the input and the weight; `input`, the input's gradient, of the output's gradient and the
-            weight; `weight`, the weight's gradient, of the output's gradient and the input.
-        batch: how many images.
-        channels: of the input and of the output.
-        groups: into how many the channels are split.
-        window: how the convolution itself moves.
+        kind: `forward` computes the output from the input and the weight. `input` computes the input's gradient from
+            the output's gradient and the weight. `weight` computes the weight's gradient from the output's gradient and
+            the input.
+        batch: the number of images.
+        channels: the number of input channels, and of output channels.
+        groups: the number of groups that the channels are split into.
+        window: the geometry of the forward convolution.
     """
 
     kind: Kind
@@ -67,27 +74,27 @@ class Problem:
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether every channel is by itself."""
+        """Whether each channel is a group of its own."""
         return self.groups == self.channels[0] == self.channels[1] > 1
 
     def of_group(self) -> Problem:
-        """What there is to compute for each group."""
+        """Return the problem of a single group."""
         inner, outer = (channels // self.groups for channels in self.channels)
         return replace(self, channels=(inner, outer), groups=1)
 
     def positions(self, sizes: Sequence[int]) -> int:
-        """How many there are in images of `sizes`."""
+        """Return the number of positions in a batch of images of `sizes`."""
         return self.batch * math.prod(sizes)
 
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the two operands."""
+        """Return the shapes of the two operands."""
         inner, outer = self.channels
         image, out = (self.batch, inner, *self.window.sizes), (self.batch, outer, *self.window.out)
         weight = (outer, inner // self.groups, *self.window.kernel)
         return {"forward": (image, weight), "input": (out, weight), "weight": (out, image)}[self.kind]
 
     def __str__(self) -> str:
-        """One line, such as `forward 8x64x32x32 64x64x3x3 stride 1,1 padding 1,1`."""
+        """Return one line, such as `forward 8x64x32x32 64x64x3x3 stride 1,1 padding 1,1`."""
         operands = " ".join("x".join(map(str, shape)) for shape in self.shapes())
         w = self.window
         moves = (("stride", w.stride), ("padding", w.padding), ("dilation", w.dilation))

@@ -1,4 +1,4 @@
-"""Convolutions and their backwards in a graph, as problems."""
+"""Find convolutions and their backwards in a graph, and describe them as problems."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Task:
-    """A problem in a graph.
+    """A problem that a node of a graph computes.
 
     Attributes:
-        problem: what to compute.
-        operands: the nodes of its operands.
-        bias: what is added to each channel of the result, if anything.
-        result: which result of the node it is; None where the node has one only.
+        problem: the problem.
+        operands: the nodes of its two operands.
+        bias: the node that is added to each channel of the result, if any.
+        result: the position of the result among the results of the node; None if the node has only one.
     """
 
     problem: Problem
@@ -36,7 +36,7 @@ class Task:
 
 
 def tasks_of(node: Node) -> list[Task]:
-    """What `node` computes, if it is a convolution of one or two dimensions or the backward of one."""
+    """Return the tasks of `node`, if it is a convolution of one or two dimensions or the backward of one."""
     args: tuple[Any, ...] = node.args
     if node.target is aten.convolution.default:
         x, weight, bias, moves = args[0], args[1], args[2], args[3:9]
@@ -72,13 +72,13 @@ def _task(kind: Kind, x: Node, weight: Node, out: Node, moves: Sequence[Any], re
     return Task(Problem(kind, image[0], (image[1], kernel[0]), groups, window), operands, None, result)
 
 
-def _pair(values: Sequence[int], of_none: int) -> tuple[int, ...]:
-    """Two numbers: of one dimension, that of the dimension of size one before it."""
-    return (*[of_none] * (2 - len(values)), *values)
+def _pair(values: Sequence[int], default: int) -> tuple[int, ...]:
+    """Pad the sizes of a 1-D convolution to two: `default` is for the added first dimension."""
+    return (*[default] * (2 - len(values)), *values)
 
 
 def _unpadded(image: Node, padding: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
-    """What `image` is padded from with zeros, and the padding before it that is left to the convolution."""
+    """Skip a zero padding: return its operand, and `padding` plus the amount that it adds before each dimension."""
     args: tuple[Any, ...] = image.args
     if image.target is not aten.constant_pad_nd.default or min(args[1], default=0) < 0 or any(args[2:]):
         return image, padding

@@ -1,14 +1,15 @@
-"""Convolutions of 3x3 kernels with stride 1 by Winograd's minimal filtering, F(2x2, 3x3), and their gradients.
+"""Winograd's minimal filtering F(2x2, 3x3) for 3x3 convolutions with stride 1, and for their gradients.
 
-Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (arXiv:1509.09308), section 4.1: 16 multiplications
-for four outputs, not 36. The transforms are sums and differences along one dimension at a time; what is left are 16
-products of matrices, one for each place of a tile, and made as two batched products of eight. IREE 3.13.0 fuses more of
-the transforms with the packing of a single product's operands: as 16 products they make a step of ResNet-18 2 to 5 %
-faster, which then launches nearly three times as many kernels and takes twice as long to compile. All in one batch,
-they take the most memory of a network, of tiles and of tiles that are packed.
+Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (arXiv:1509.09308), section 4.1: four outputs take
+16 multiplications, not 36. The transforms are sums and differences along one dimension at a time. Between them are 16
+matrix products, one for each position of a tile. They are computed as two batched products of eight.
 
-All is channels-last inside. What is the larger tiles' gain is their loss: F(4x4, 3x3) needs a quarter of the products
-that a direct convolution does, and its errors are some ten times as large.
+With 16 separate products, IREE 3.13.0 fuses more of the transforms with the packing of each product's operands. A step
+of ResNet-18 is then 2 to 5 % faster. But it launches nearly three times as many kernels and takes twice as long to
+compile. In a single batch, the tiles and the packed tiles take more memory than anything else in a network.
+
+All tensors are channels-last inside. Larger tiles lose precision: F(4x4, 3x3) needs a quarter of the multiplications of
+a direct convolution, but its errors are some ten times as large.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from irongrad.passes.stack_by_position import stack_by_position
 
 Parts: TypeAlias = Sequence[torch.Tensor]
 
-# Which place of the kernel meets each place of a tile. The transform of a flipped kernel is that of the kernel itself
-# with the first and the last place swapped.
+# For each position of a tile, the position of the transformed kernel that it is multiplied with. Flipping a kernel
+# swaps the first and the last position of its transform.
 _SAME = (0, 1, 2, 3)
 _FLIPPED = (3, 1, 2, 0)
 
 
 def winograd(x: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
-    """The convolution of `x` [N, C, H, W] with `weight` [O, C, 3, 3]."""
+    """Compute the convolution of `x` [N, C, H, W] with `weight` [O, C, 3, 3]."""
     return _filtered(x, _filters(weight), window.padding, window.out, _SAME)
 
 
 def winograd_input_gradient(grad: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
-    """The gradient of the input: the convolution of `grad` [N, O, H, W] with the flipped weight, channels swapped.
+    """Compute the input's gradient: the convolution of `grad` [N, O, H, W] with the flipped weight, channels swapped.
 
-    It is made of the same transformed weight as the convolution, so that this is computed once for both.
+    It uses the same transformed weight as the convolution, so that is computed once for both.
     """
     filters = _filters(weight).transpose(1, 2)
     return _filtered(grad, filters, [2 - pad for pad in window.padding], window.sizes, _FLIPPED)
@@ -58,11 +59,12 @@ def _filtered(
 
 
 def winograd_weight_gradient(grad: torch.Tensor, x: torch.Tensor, window: Window) -> torch.Tensor:
-    """The gradient [O, C, 3, 3] of the weight, from `grad` [N, O, H, W] of the output.
+    """Compute the weight's gradient [O, C, 3, 3] from `grad` [N, O, H, W], the gradient of the output.
 
-    The transposes of the transforms of `winograd`: of the outputs for `grad`, and of the filter for the result. The
-    images are transformed as if rows were columns, for the sake of a difference: what the forward did would else be
-    found to be the same and be kept for the backward, at four times the memory of the input itself.
+    It uses the transposes of the transforms in `winograd`: the output transform for `grad`, the filter transform for
+    the result. The images are transformed with rows and columns swapped, so that they differ from the forward's.
+    Otherwise common subexpression elimination would keep the forward's transformed input for the backward, at four
+    times the memory of the input.
     """
     spread = _output_rows(grad.transpose(2, 3))
     inputs = _input_rows(x.transpose(2, 3), window.padding[::-1], window.out[::-1], _SAME)
@@ -75,12 +77,12 @@ def winograd_weight_gradient(grad: torch.Tensor, x: torch.Tensor, window: Window
 
 
 def _matrices(tiles: torch.Tensor) -> torch.Tensor:
-    """What is transformed, [rows, 4, N, tiles, tiles, channels], as matrices: [rows * 4, N * tiles, channels]."""
+    """Transformed tiles [rows, 4, N, tiles, tiles, channels] as matrices [rows * 4, N * tiles, channels]."""
     return tiles.flatten(2, 4).flatten(0, 1)
 
 
 def _input_rows(x: torch.Tensor, padding: Sequence[int], out: Sequence[int], order: Sequence[int]) -> Parts:
-    """4x4 tiles, two apart, transformed along columns, their rows in `order`: two [2, N, tiles, tiles + 1, 2, C]."""
+    """4x4 tiles, two apart, transformed along columns, rows in `order`: two [2, N, tiles, tiles + 1, 2, C]."""
     height, width = ((size + 1) // 2 for size in out)
     pads: list[int] = []
     for size, pad, count in reversed(list(zip(x.shape[2:], padding, (height, width), strict=True))):
@@ -92,13 +94,16 @@ def _input_rows(x: torch.Tensor, padding: Sequence[int], out: Sequence[int], ord
 
 
 def _input_tiles(rows: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """Rows of tiles transformed along them too, the places of each in `order`: [rows, 4, N, tiles, tiles, C]."""
+    """Transform tiles along rows too, each tile's positions in `order`: [rows, 4, N, tiles, tiles, C]."""
     columns = _inputs(_overlapping(rows, 3, rows.shape[3] - 1))
     return stack_by_position([columns[j] for j in order], 1)
 
 
 def _overlapping(pairs: torch.Tensor, dim: int, count: int) -> Parts:
-    """What tiles of four, two apart, have at each of their places; dimensions `dim` and the next count pairs."""
+    """The elements at each of the four positions of tiles that are two apart.
+
+    Dimension `dim` of `pairs` counts pairs of elements, and the next one has size two.
+    """
     even, odd = pairs.unbind(dim + 1)
     return [half.narrow(dim, start, count) for start in range(2) for half in (even, odd)]
 
@@ -114,12 +119,12 @@ def _output_rows(grad: torch.Tensor) -> Parts:
 
 
 def _output_tiles(rows: torch.Tensor) -> torch.Tensor:
-    """Rows of such tiles transformed along them too: [rows, 4, N, tiles, tiles, O]."""
+    """Transform those tiles along rows too: [rows, 4, N, tiles, tiles, O]."""
     return stack_by_position(_output_gradients([rows[:, :, :, :, j] for j in range(2)]), 1)
 
 
 def _filters(weight: torch.Tensor) -> torch.Tensor:
-    """The transformed weight, at each place [C, O]: [16, C, O]."""
+    """The transformed weight: a matrix [C, O] for each of the 16 positions of a tile, [16, C, O]."""
     kernel = weight.permute(2, 3, 1, 0)
     rows = stack_by_position(_kernels(list(kernel)), 0)
     return stack_by_position(_kernels([rows[:, j] for j in range(3)]), 1).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Rematerialisation under a byte budget."""
+"""Rematerialisation under a memory budget."""
 
 from __future__ import annotations
 
@@ -21,29 +21,28 @@ from irongrad.runtime.byte_sizes import bytes_in
 
 @dataclass(frozen=True)
 class Rematerialise:
-    """Keep fewer forward values for the backward, and compute the others again there, so that memory suffices.
+    """Keep fewer forward values for the backward, and recompute the others there, to fit a memory budget.
 
     Before:
         a = exp(x); loss = sum(a); --- backward --- g = a * 3; return (loss, g)
     After:
         a = exp(x); loss = sum(a); --- backward --- b = exp(tied x); g = b * 3; return (loss, g)
 
-    `max_memory` is the most that the transient values of a step may take: bytes (`512MiB`), or a fraction of what they
-    are predicted to take without this pass (`50%`). Which values are kept is decided by an integer program
-    (`memory/schedule.py`) on a model of what IREE stores (`memory/liveness.py`). Where no plan was found that fits, it
-    is the smallest that was: whether IREE's own allocations fit is for the compiler to see
-    (`pipeline/memory_budget.py`).
+    `max_memory` limits the transient values of a step. It is a size in bytes (`512MiB`), or a fraction of the
+    prediction without this pass (`50%`). An integer program (`rematerialise/schedule.py`) decides which values are
+    kept, on a model of what IREE stores (`memory_model/liveness.py`). If no plan fits, the pass takes the smallest one
+    it found. The compiler checks whether IREE's own allocations fit (`pipeline/memory_budget.py`).
 
-    A copy gives the same values, as random numbers are functions of counters in the graph. Runs after the other passes:
-    merging equal nodes does not undo it, as copies read values that are tied to the backward (`memory/recompute.py`),
-    but later rewrites of the forward would not reach the copies.
+    A copy computes the same value as its original, because random numbers are functions of counters in the graph. The
+    pass runs after the others. Merging equal nodes does not undo it, because copies read values that are tied to the
+    backward (`rematerialise/recompute.py`). But later rewrites of the forward would not reach the copies.
 
     Attributes:
         max_memory: the budget; empty for none.
-        ratio: how many bytes IREE allocates for each that is predicted; infinite for the smallest plan.
+        ratio: the bytes that IREE allocates for each predicted byte; infinite selects the smallest plan.
 
     Raises:
-        UserError: the budget is no amount of memory.
+        UserError: `max_memory` is not an amount of memory.
     """
 
     name: ClassVar[str] = "rematerialise"
@@ -58,7 +57,7 @@ class Rematerialise:
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
         nodes = graph.graph.nodes
-        is_step = base_name(context.function) == "joint" and context.results  # and no body of its control flow
+        is_step = base_name(context.function) == "joint" and context.results  # bodies of control flow have no results
         if not self.max_memory or not is_step or any(map(is_recomputed, nodes)):
             return PassResult(False)
         if not any(map(is_backward, nodes)):
@@ -67,8 +66,8 @@ class Rematerialise:
 
 
 def fit(graph: GraphModule, max_memory: str, ratio: float, context: Context) -> PassResult:
-    """Make the backward of `graph` keep what fits into `max_memory`."""
-    from irongrad.passes.graph.rematerialise.schedule import (  # scipy: 0.5 s
+    """Rewrite `graph` so that its backward keeps only what fits into `max_memory`."""
+    from irongrad.passes.graph.rematerialise.schedule import (  # scipy takes 0.5 s to import
         cheapest,
         everything_saved,
         problem_of,
@@ -82,7 +81,7 @@ def fit(graph: GraphModule, max_memory: str, ratio: float, context: Context) -> 
     separated = separate_late_sums(graph.graph)
     problem = problem_of(graph.graph, _kept(graph, context, found), packed=packed)
     full = everything_saved(problem)
-    # The search for the first may miss what the other finds.
+    # `cheapest` may miss a plan that `smallest` finds.
     plan = cheapest(problem, int(budget / ratio)) or smallest(problem)
     copies = recompute(graph.graph, plan.saved, packed=packed) if plan.total < full.total else {}
     graph.graph.eliminate_dead_code()

@@ -1,4 +1,4 @@
-"""Keeping the order in which a graph computes things."""
+"""Separate sums that make IREE compute the backward in an order that takes more memory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from irongrad.memory_model.kernel_roles import is_root, readers, source
 
 aten = torch.ops.aten
 
-# As many kernels apart, two terms are not worth computing in one.
+# Two terms that are this many kernels apart gain nothing from sharing a kernel.
 _FAR = 30
 
 
 def separate_late_sums(graph: Graph) -> int:
-    """Have sums of an early and a late value, such as the gradients of tied weights, read both from memory.
+    """Make IREE read both terms of a sum from memory if it computes one much earlier than the other.
 
-    IREE 3.13.0 computes `early + late` in the kernel of `early` where nothing else reads that, and then moves all that
-    `late` is computed from before it: the whole backward but for the gradients of weights, which then come last, and
-    keep everything that they read until then. A sum over a stack of both does not fuse.
+    The gradients of tied weights are such terms. IREE 3.13.0 computes `early + late` in the kernel of `early` if
+    nothing else reads `early`. It then moves everything that `late` depends on before that kernel. That is the whole
+    backward except the gradients of weights. These are then computed last, and everything that they read stays in
+    memory until then. A sum over a stack of both terms does not fuse.
 
     Returns:
-        How many sums were changed.
+        The number of sums that were changed.
     """
     late = _late_sums(graph)
     for node in late:
@@ -40,8 +41,8 @@ def _late_sums(graph: Graph) -> list[Node]:
 
 def _is_late(node: Node, roots: dict[Node, int]) -> bool:
     terms = [a for a in node.args if isinstance(a, Node) and a.meta["val"].shape == node.meta["val"].shape]
-    made = [source(t) for t in terms]
-    if len(made) != 2 or not all(m in roots for m in made):
+    computed = [source(t) for t in terms]
+    if len(computed) != 2 or not all(m in roots for m in computed):
         return False
-    early = min(made, key=roots.__getitem__)
-    return abs(roots[made[0]] - roots[made[1]]) > _FAR and readers(early) == [node]
+    early = min(computed, key=roots.__getitem__)
+    return abs(roots[computed[0]] - roots[computed[1]]) > _FAR and readers(early) == [node]

@@ -1,16 +1,15 @@
-"""Computing forward values again in the backward, so that IREE neither merges nor hoists the copies.
+"""Recompute forward values in the backward, so that IREE neither merges nor hoists the copies.
 
-IREE's common subexpression elimination would merge a copy with its original, and its scheduler may compute it early.
-So what a copy reads is *tied* to a value of the backward that has just been computed:
+IREE's common subexpression elimination would merge a copy with its original, and its scheduler may compute the copy
+early. So the operands of a copy are *tied* to a value that the backward has just computed:
 
     tied = where(abs(late[0]) < 0, 0, value)
 
-The condition is false whatever `late` holds, NaN included, so that the tied value is the value, bit for bit. MLIR does
-not know that, so the copy differs from its original and comes after `late`; LLVM does, and the kernel has no trace of
-it.
+The condition is false for every `late`, NaN included, so `tied` equals `value` bit for bit. MLIR does not know that, so
+the copy differs from its original and runs after `late`. LLVM does know it, and removes the condition from the kernel.
 
-IREE 3.13.0's own `util.optimization_barrier` does not serve: it ends a command buffer, and everything that is in memory
-there is then freed only when the last of it is.
+IREE 3.13.0's own `util.optimization_barrier` does not help. It ends a command buffer, and IREE frees all values that
+are in memory there only when the last of them is dead.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from irongrad.memory_model.written_views import CONTRACTIONS
 
 aten = torch.ops.aten
 
-# Of a copy: what it is a copy of, and the value that what it reads is tied to, where it is not made once and for all.
+# The key of a copy: its original, and the value that its operands are tied to; None if one copy serves all readers.
 _Key: TypeAlias = tuple[Node, Node | None]
 
-# Of a copy: the name of its original.
+# The metadata key of a copy for the name of its original.
 _RECOMPUTED = "irongrad_recomputed"
 
 
@@ -50,34 +49,34 @@ def is_recomputed(node: Node) -> bool:
 
 
 def original_names(graph: Graph) -> set[str]:
-    """The names of the values that the backward of `graph` computes again."""
+    """Return the names of the values that the backward of `graph` recomputes."""
     return {n.meta[_RECOMPUTED] for n in graph.nodes if is_recomputed(n)}
 
 
 def is_forward(node: Node) -> bool:
-    """Whether `node` computes something, and not in the backward."""
+    """Whether `node` computes something outside the backward."""
     return node.op == "call_function" and not is_backward(node)
 
 
 def recompute(graph: Graph, saved: Set[Node], *, packed: bool = True) -> dict[Node, Node]:
-    """Have the backward of `graph` keep only `saved` of the forward, and compute others again where it reads them.
+    """Make the backward of `graph` keep only the forward values `saved`, and recompute the others where it reads them.
 
-    Elementwise code is computed again for every kernel that reads it, in that kernel, and so never stored; everything
-    else once, at its first reader.
+    Elementwise code is recomputed in every kernel that reads it, so its values are never stored. Everything else is
+    recomputed once, at its first reader.
 
     Args:
-        graph: the graph.
-        saved: what the backward may keep.
-        packed: as `usage` takes it.
+        graph: the graph, rewritten in place.
+        saved: the forward values that the backward may keep.
+        packed: whether operands of contractions are packed, as in `usage`.
 
     Returns:
-        The originals by copy, without views.
+        For each copy its original, without views.
     """
     work = _Recomputation(graph, saved, packed)
     for node in list(graph.nodes):
         if is_backward(node):
             work.rewire(node)
-        work.passed(node)
+        work.note_computed(node)
     return {copy: original for copy, original in work.copies.items() if not is_view(copy)}
 
 
@@ -91,37 +90,40 @@ class _Recomputation:
     def __post_init__(self) -> None:
         self._grouping = kernels(self.graph, packed=self.packed)
         self._late: Node | None = None
-        self._made: dict[_Key, Node] = {}
+        self._copy_of: dict[_Key, Node] = {}
         self._stage: dict[Node, Node] = {}
         self._tied: dict[tuple[Node, Node], Node] = {}
 
-    def passed(self, node: Node) -> None:
-        """Take note that `node` is computed from here on; one of half precision serves where there is no other."""
+    def note_computed(self, node: Node) -> None:
+        """Record that `node` is computed from here on, so that operands can be tied to it.
+
+        A half-precision value is only used if there is no wider one.
+        """
         stored = node in self._grouping.leader and self._grouping.is_stored(node)
         serves = stored and _is_float(node) and not is_cast(node)
         if serves and (_is_wide(node) or self._late is None or not _is_wide(self._late)):
             self._late = node
 
     def rewire(self, node: Node) -> None:
-        """Have a node of the backward read copies."""
+        """Make a node of the backward read copies."""
         with self.graph.inserting_before(node):
-            node.args, node.kwargs = map_arg((node.args, node.kwargs), self._value)
+            node.args, node.kwargs = map_arg((node.args, node.kwargs), self._replacement)
 
     def _is_leaf(self, node: Node) -> bool:
         return not is_forward(node) or node in self.saved or is_constant(node)
 
-    def _value(self, node: Node) -> Node:
-        """What the backward reads in place of `node`."""
+    def _replacement(self, node: Node) -> Node:
+        """The value that the backward reads instead of `node`."""
         if self._is_leaf(source(node)):
             return node
-        for needed in self._needed(node):  # one by one, as Python's stack is not as deep as networks are
+        for needed in self._copy_order(node):  # a loop, because recursion overflows Python's stack in deep networks
             self._copy(needed)
         return self._copy(node)
 
-    def _needed(self, node: Node) -> Iterator[Node]:
-        """The nodes that a copy of `node` needs copies of, itself included, each after those that it needs."""
+    def _copy_order(self, node: Node) -> Iterator[Node]:
+        """The nodes to copy for a copy of `node`, in topological order, `node` last."""
         seen = {node}
-        stack = [(node, iter(self._copied(node)))]
+        stack = [(node, iter(self._operands_to_copy(node)))]
         while stack:
             current, operands = stack[-1]
             operand = next((n for n in operands if n not in seen), None)
@@ -130,41 +132,41 @@ class _Recomputation:
                 stack.pop()
             else:
                 seen.add(operand)
-                stack.append((operand, iter(self._copied(operand))))
+                stack.append((operand, iter(self._operands_to_copy(operand))))
 
-    def _copied(self, node: Node) -> list[Node]:
-        """The operands of which a copy of `node`, where there is none yet, reads copies."""
-        if self._key(node) in self._made:
+    def _operands_to_copy(self, node: Node) -> list[Node]:
+        """The operands of `node` that have to be copied with it; none if `node` has a copy already."""
+        if self._key(node) in self._copy_of:
             return []
-        return [n for n in node.all_input_nodes if not (self._stays(node, n) or self._is_leaf(source(n)))]
+        return [n for n in node.all_input_nodes if not (self._reads_original(node, n) or self._is_leaf(source(n)))]
 
     def _key(self, node: Node) -> _Key:
-        """A copy of several results, and of a root, serves everywhere."""
+        """The key of a copy: one copy of a root, or of an item of several results, serves all readers."""
         everywhere = node.target is operator.getitem or is_root(node)
         return node, None if everywhere else self._late
 
     def _copy(self, node: Node) -> Node:
         assert self._late is not None
-        if node.target is operator.getitem:  # of several results: a copy of all of them, which is made once
-            return self._item(node)
+        if node.target is operator.getitem:  # its operator has several results, and is copied once for all of them
+            return self._copy_item(node)
         key = self._key(node)
-        if key not in self._made:
-            args, kwargs = map_arg((node.args, node.kwargs), lambda n: self._operand(node, n))
-            self._stage[self._add(node, key, args, kwargs)] = self._late
-        return self._made[key]
+        if key not in self._copy_of:
+            args, kwargs = map_arg((node.args, node.kwargs), lambda n: self._operand_of_copy(node, n))
+            self._stage[self._add_copy(node, key, args, kwargs)] = self._late
+        return self._copy_of[key]
 
-    def _item(self, node: Node) -> Node:
+    def _copy_item(self, node: Node) -> Node:
         key = self._key(node)
-        if key not in self._made:
+        if key not in self._copy_of:
             whole, place = node.args
             assert isinstance(whole, Node)
-            made = self._copy(whole)
-            self._stage[self._add(node, key, (made, place), {})] = self._stage[made]
-        return self._made[key]
+            whole_copy = self._copy(whole)
+            self._stage[self._add_copy(node, key, (whole_copy, place), {})] = self._stage[whole_copy]
+        return self._copy_of[key]
 
-    def _add(self, node: Node, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-        """A copy of `node`, known as `key`."""
-        copy = self._made[key] = self.graph.call_function(node.target, args, kwargs)
+    def _add_copy(self, node: Node, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        """Add a copy of `node` under `key`."""
+        copy = self._copy_of[key] = self.graph.call_function(node.target, args, kwargs)
         copy.meta = {**node.meta, "autograd_backward": True, _RECOMPUTED: node.name}
         self.copies[copy] = node
         return copy
@@ -173,18 +175,18 @@ class _Recomputation:
         """Whether `node` takes no memory of its own: an argument, a constant, or a view of one."""
         return source(node).op == "placeholder" or is_constant(source(node))
 
-    def _stays(self, node: Node, operand: Node) -> bool:
-        """Whether a copy of `node` reads `operand` as it does."""
+    def _reads_original(self, node: Node, operand: Node) -> bool:
+        """Whether a copy of `node` reads the original `operand`."""
         distinct = not all(map(self._is_free, node.all_input_nodes))
-        # What IREE packs for a contraction it would keep for its copy.
+        # IREE would keep the packed operand of a contraction in memory for the contraction's copy.
         keep_free = distinct and node.target not in CONTRACTIONS
         return is_constant(source(operand)) or (keep_free and self._is_free(operand))
 
-    def _operand(self, node: Node, operand: Node) -> Node:
-        """What a copy of `node` reads in place of `operand`."""
-        if self._stays(node, operand):
+    def _operand_of_copy(self, node: Node, operand: Node) -> Node:
+        """The value that a copy of `node` reads instead of `operand`."""
+        if self._reads_original(node, operand):
             return operand
-        # A view of a kept value is tied, and not the value: IREE may have that in the view's layout only.
+        # The view is tied, not the value that it views: IREE may have stored the value in the view's layout only.
         if self._is_leaf(source(operand)):
             return self._tie(operand)
         copy = self._copy(operand)
@@ -208,9 +210,9 @@ class _Recomputation:
 
 
 def tie(graph: Graph, node: Node, condition: Node) -> Node:
-    """The value of `node`, after `condition`, which is false."""
-    kind = {"dtype": node.meta["val"].dtype, "device": torch.device("cpu"), "pin_memory": False}
-    zero = _backward_call(graph, aten.full.default, [], 0, like=node, **kind)
+    """Return the value of `node` as a node that depends on `condition`, which is always false."""
+    options = {"dtype": node.meta["val"].dtype, "device": torch.device("cpu"), "pin_memory": False}
+    zero = _backward_call(graph, aten.full.default, [], 0, like=node, **options)
     tied = graph.call_function(aten.where.self, (condition, zero, node))
     tied.meta = {**node.meta, "autograd_backward": True}
     return tied
@@ -230,8 +232,8 @@ def _is_float(node: Node) -> bool:
 def is_cast(node: Node) -> bool:
     """Whether `node` only changes the dtype.
 
-    IREE 3.13.0 computes a cast to a wider dtype again in each kernel that reads it, all of it where one element is
-    read, and spends minutes on that kernel (tests/passes/graph/test_rematerialise.py).
+    IREE 3.13.0 recomputes a cast to a wider dtype in each kernel that reads it: the whole cast, even to read one
+    element. It then spends minutes on compiling that kernel (tests/passes/graph/test_rematerialise.py).
     """
     return node.target in CASTS
 

@@ -1,9 +1,9 @@
-"""Which forward values to keep for the backward: the least recomputation that fits.
+"""Choose the forward values to keep for the backward: the least recomputation that fits a memory budget.
 
-An integer program over the values of the forward pass, solved with HiGHS, whose memory constraints are added as they
-turn out to be needed: a plan is carried out on a copy of the graph, the model of `liveness.py` says where it takes too
-much, and that moment becomes a constraint (lazy constraint generation, as travelling salesman solvers do; the variables
-are those of Jain et al., "Checkmate", MLSys 2020, for one recomputation at most).
+An integer program over the forward values, solved with HiGHS. Its memory constraints are added lazily, as solvers of
+the travelling salesman problem do (lazy constraint generation). Each plan is carried out on a copy of the graph.
+`memory_model/liveness.py` finds the moments at which the plan takes too much memory, and these become constraints. The
+variables are those of Jain et al., "Checkmate", MLSys 2020, for at most one recomputation.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from irongrad.passes.graph.rematerialise.recompute import is_backward, is_forwar
 
 ROUNDS = 25
 _SOLVER_SECONDS = 5.0
-# How far from the optimum the solver may stop; the costs are no more exact than this.
+# The relative gap to the optimum at which the solver may stop: the costs are no more exact.
 _GAP = 0.01
-# Constraints that one plan gives, and how far its moments are apart.
+# The number of constraints from one plan, and the least distance between their moments.
 _MOMENTS = 8
 _APART = 2
-# Of two equally cheap choices, the one that keeps less.
+# The weight of kept bytes in the objective, so that of equally cheap choices the one that keeps less wins.
 _TIE = 1e-4
-# How much less is tried, to find the least.
+# Relative steps of the search for the smallest plan: the first, and the last.
 _STEP = 0.07
 _LEAST_STEP = 0.005
 _MEGABYTE = 1e6
@@ -41,12 +41,12 @@ _MEGABYTE = 1e6
 
 @dataclass(frozen=True)
 class Load:
-    """What is in memory at one moment of a plan.
+    """The memory in use at one moment of a plan.
 
     Attributes:
-        bytes: all of it.
-        kept: bytes of values that are there where they are kept, by value.
-        made: bytes of values that are there as they were computed again, by value.
+        bytes: the total.
+        kept: by value, the bytes that are in memory if the plan keeps the value.
+        made: by value, the bytes that are in memory if the plan recomputes the value.
     """
 
     bytes: int
@@ -56,13 +56,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the backward keeps of the forward.
+    """The forward values that the backward keeps, and what that costs.
 
     Attributes:
         saved: the values that are kept.
-        seconds: the cost of computing the others again.
-        total: bytes that the step takes then.
-        loads: its highest points, the highest first.
+        seconds: the cost of recomputing the others.
+        total: the bytes that the step takes with this plan.
+        loads: the highest peaks of memory use, the highest first.
     """
 
     saved: frozenset[Node]
@@ -72,23 +72,23 @@ class Plan:
 
     @property
     def peak(self) -> int:
-        """The most bytes at one moment; `total` has those that packing wastes."""
+        """The most bytes in use at one moment; `total` adds the gaps that placement leaves."""
         return self.loads[0].bytes if self.loads else 0
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The choice that a graph leaves.
+    """The values of a graph that can be kept or recomputed.
 
     Attributes:
         graph: the graph.
-        kept: as `usage` takes it.
-        values: the forward values in memory that the backward may need, in order.
-        read: those that it reads itself.
+        kept: the results that another graph reads, as in `usage`.
+        values: the forward values in memory that the backward may need, in order of computation.
+        read: the values among them that the backward reads directly.
         inputs: by value, the values that it is computed from.
-        costs: by value, of computing it again, in seconds.
-        last_read: by value, the last position in the backward where it is read.
-        packed: as `usage` takes it.
+        costs: by value, the cost of recomputing it, in seconds.
+        last_read: by value, the last position in the backward that reads it.
+        packed: whether operands of contractions are packed, as in `usage`.
     """
 
     graph: Graph
@@ -102,7 +102,7 @@ class Problem:
 
 
 def problem_of(graph: Graph, kept: Collection[HandedOn] = (), *, packed: bool = True) -> Problem:
-    """The values of `graph` that can be kept or computed again; `kept` and `packed` as `usage` takes them."""
+    """Return the values of `graph` that can be kept or recomputed; `kept` and `packed` are as in `usage`."""
     position = {n: i for i, n in enumerate(graph.nodes)}
     read = {v for n in graph.nodes if is_backward(n) for v in _values_read(n)}
     grouping = kernels(graph, packed=packed)
@@ -121,19 +121,19 @@ def problem_of(graph: Graph, kept: Collection[HandedOn] = (), *, packed: bool = 
         times = max(1, len({grouping.leader.get(r) for r in backward}))
         costs[value] = (cost(value) + sum(map(cost, inside[value]))) * times
         last[value] = max((grouping.runs_at(r) for r in backward), default=0)
-    for value in reversed(ordered):  # what a value is computed from is read wherever the value is
+    for value in reversed(ordered):  # recomputing a value reads its inputs where the value is read
         for needed in inputs[value]:
             last[needed] = max(last[needed], last[value])
     return Problem(graph, tuple(kept), tuple(ordered), frozenset(read), inputs, costs, last, packed)
 
 
 def _computed_from(value: Node, read: Set[Node], grouping: Kernels) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """The values in memory that `value` is computed from, and what is computed on the way, in its kernel alone.
+    """The stored values that `value` is computed from, and the nodes between that only its own kernel computes.
 
-    That is never kept: it would take memory that it does not take where everything is kept.
+    Those nodes are never kept: even the plan that keeps everything does not store them.
     """
     inputs: dict[Node, None] = {}
-    inside: dict[Node, None] = {}  # in order: sums of their costs are the same in every process
+    inside: dict[Node, None] = {}  # ordered, so that sums of costs are the same in every process
     stack = list(_values_read(value))
     while stack:
         needed = stack.pop()
@@ -153,17 +153,17 @@ def _values_read(node: Node) -> Iterator[Node]:
 
 
 def carry_out(problem: Problem, saved: Set[Node]) -> Plan:
-    """The plan that keeps `saved`, measured on a copy of the graph."""
+    """Return the plan that keeps `saved`, measured on a copy of the graph."""
     copy = Graph(problem.graph.owning_module)
     new_of: dict[Node, Node] = {}
     copy.output(copy.graph_copy(problem.graph, new_of))
     copy.output_node().meta = problem.graph.output_node().meta
-    made = recompute(copy, {new_of[n] for n in saved}, packed=problem.packed)
+    recomputed = recompute(copy, {new_of[n] for n in saved}, packed=problem.packed)
     found = usage(copy, [_in_copy(each, new_of) for each in problem.kept], packed=problem.packed)
     old_of = {new: old for old, new in new_of.items()}
-    again = {copied: old_of[original] for copied, original in made.items()}
+    again = {copied: old_of[original] for copied, original in recomputed.items()}
     loads = tuple(_loads(problem, found, old_of, again, saved))
-    return Plan(frozenset(saved), sum(map(cost, made)), found.total, loads)
+    return Plan(frozenset(saved), sum(map(cost, recomputed)), found.total, loads)
 
 
 def _in_copy(kept: HandedOn, new_of: Mapping[Node, Node]) -> HandedOn:
@@ -172,7 +172,7 @@ def _in_copy(kept: HandedOn, new_of: Mapping[Node, Node]) -> HandedOn:
 
 
 def everything_saved(problem: Problem) -> Plan:
-    """The plan that computes nothing again."""
+    """Return the plan that recomputes nothing."""
     found = usage(problem.graph, problem.kept, packed=problem.packed)
     saved = frozenset(problem.values)
     loads = tuple(_loads(problem, found, {n: n for n in problem.graph.nodes}, {}, saved))
@@ -186,18 +186,18 @@ def _loads(
     again: Mapping[Node, Node],
     saved: Set[Node],
 ) -> Iterator[Load]:
-    """What is in memory at the highest points of the curve, the highest first, by whose decision."""
+    """The highest peaks of memory use, the highest first, each attributed to the values that cause it."""
     curve = found.curve()
     order = {n: i for i, n in enumerate(problem.graph.nodes)}
     tops = [t for t in range(len(curve)) if curve[t] == max(curve[max(0, t - _APART) : t + _APART])]
     for moment in sorted(tops, key=lambda t: -curve[t])[:_MOMENTS]:
         kept: dict[Node, int] = {}
-        made: dict[Node, int] = {}
+        recomputed: dict[Node, int] = {}
         for item in found.at(moment):
             if item.node in again:
                 original = again[item.node]
                 if original in problem.costs:
-                    made[original] = max(made.get(original, 0), item.bytes)
+                    recomputed[original] = max(recomputed.get(original, 0), item.bytes)
             elif (old := old_of.get(item.node)) in saved and item.end > item.start:
                 kept[old] = max(kept.get(old, 0), item.bytes)
         later = (old_of[n] for kernels in found.computed[moment:] for n in kernels if n in old_of)
@@ -205,11 +205,11 @@ def _loads(
         for value in problem.values:
             if order[value] <= here <= problem.last_read[value]:
                 kept.setdefault(value, bytes_of(value))
-        yield Load(curve[moment], kept, made)
+        yield Load(curve[moment], kept, recomputed)
 
 
 def cheapest(problem: Problem, budget: int) -> Plan | None:
-    """The cheapest plan found whose memory is at most `budget` bytes; None where none was found."""
+    """Return the cheapest plan found that takes at most `budget` bytes; None if none was found."""
     program = _Program(problem)
     plan = everything_saved(problem)
     for _ in range(ROUNDS):
@@ -224,9 +224,10 @@ def cheapest(problem: Problem, budget: int) -> Plan | None:
 
 
 def _from_nothing(problem: Problem, budget: int) -> Plan | None:
-    """A plan that keeps nothing but what is dearest for its bytes, as long as that fits; None where nothing does.
+    """Start from the plan that keeps nothing, and keep the values that cost most per byte as long as they fit.
 
-    For where the moments of other plans say too little of this one's.
+    A fallback: the peaks of other plans may say too little about the peaks of such a plan. Returns None if even the
+    plan that keeps nothing does not fit.
     """
     plan = carry_out(problem, frozenset())
     if plan.total > budget:
@@ -240,7 +241,7 @@ def _from_nothing(problem: Problem, budget: int) -> Plan | None:
 
 
 def smallest(problem: Problem) -> Plan:
-    """The plan found that takes the least memory, at whatever cost."""
+    """Return the plan found that takes the least memory, whatever it costs."""
     best = everything_saved(problem)
     step = _STEP
     while step >= _LEAST_STEP:
@@ -249,11 +250,11 @@ def smallest(problem: Problem) -> Plan:
             step /= 2
         else:
             best = plan
-    return cheapest(problem, best.total - 1) or best  # anything less, where nothing was found a step away
+    return cheapest(problem, best.total - 1) or best  # no plan is a whole step smaller, so any smaller one
 
 
 class _Program:
-    """The integer program. Its columns: for every value whether it is kept, then for every one whether made again."""
+    """The integer program: a column for each value that is 1 if it is kept, then one that is 1 if it is recomputed."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -262,22 +263,27 @@ class _Program:
         self.waste = sys.maxsize
         for value in problem.values:
             if value in problem.read:
-                self.rows.append(({self._kept(value): -1.0, self._made(value): -1.0}, -1.0))
+                self.rows.append(({self._keep_column(value): -1.0, self._recompute_column(value): -1.0}, -1.0))
             for needed in problem.inputs[value]:
-                row = {self._made(value): 1.0, self._kept(needed): -1.0, self._made(needed): -1.0}
+                row = {
+                    self._recompute_column(value): 1.0,
+                    self._keep_column(needed): -1.0,
+                    self._recompute_column(needed): -1.0,
+                }
                 self.rows.append((row, 0.0))
 
-    def _kept(self, value: Node) -> int:
+    def _keep_column(self, value: Node) -> int:
         return self.index[value]
 
-    def _made(self, value: Node) -> int:
+    def _recompute_column(self, value: Node) -> int:
         return len(self.index) + self.index[value]
 
     def require(self, plan: Plan, budget: int) -> None:
-        """Add the constraints that `plan` breaks: less in memory at its highest points.
+        """Add the constraints that `plan` breaks: less memory at its highest peaks.
 
-        What packing wastes is not any one value's, and differs from plan to plan: the least of any counts, unless that
-        of this plan is all that is too large.
+        Placement leaves gaps, which no single value causes and which differ from plan to plan. The constraints add the
+        smallest gaps of any plan so far. They add this plan's gaps only if its peak would otherwise be within the
+        budget.
         """
         waste = plan.total - plan.peak
         self.waste = min(self.waste, waste)
@@ -287,28 +293,28 @@ class _Program:
             excess = load.bytes + waste - budget
             if excess <= 0:
                 continue
-            row = {self._kept(v): b / _MEGABYTE for v, b in load.kept.items()}
-            row |= {self._made(v): b / _MEGABYTE for v, b in load.made.items()}
+            row = {self._keep_column(v): b / _MEGABYTE for v, b in load.kept.items()}
+            row |= {self._recompute_column(v): b / _MEGABYTE for v, b in load.made.items()}
             now = sum(b for v, b in load.kept.items() if v in plan.saved) + sum(load.made.values())
             limit = (now - excess) / _MEGABYTE
             self.rows.append((row, limit))
 
     def solve(self) -> frozenset[Node] | None:
-        """The best choice under the constraints so far; None where there is none."""
+        """Return the best choice under the constraints so far; None if there is none."""
         values = self.problem.values
         if not values:
             return None
         scale = sum(self.problem.costs.values()) or 1.0
         size = sum(map(bytes_of, values)) or 1
         kept = [_TIE * bytes_of(v) / size for v in values]
-        made = [self.problem.costs[v] / scale for v in values]
+        recomputed = [self.problem.costs[v] / scale for v in values]
         columns = 2 * len(values)
         entries = [(r, c, w) for r, (row, _) in enumerate(self.rows) for c, w in row.items()]
         rows, indices, weights = zip(*entries, strict=True)
         matrix = csr_array((weights, (rows, indices)), shape=(len(self.rows), columns))
         limits = np.array([limit for _, limit in self.rows])
         result = milp(
-            np.array([*kept, *made]),
+            np.array([*kept, *recomputed]),
             integrality=np.ones(columns),
             bounds=Bounds(0, 1),
             constraints=LinearConstraint(matrix, ub=limits),
@@ -316,4 +322,4 @@ class _Program:
         )
         if result.x is None:
             return None
-        return frozenset(v for v in values if result.x[self._kept(v)] > 0.5)
+        return frozenset(v for v in values if result.x[self._keep_column(v)] > 0.5)

@@ -1,19 +1,20 @@
-"""Products of matrices on a CPU of the architecture x86, by kernels of our own.
+"""Matrix products on x86-64 CPUs, computed by kernels of our own.
 
-With data tiling IREE 3.13.0 packs both operands of a product into tiles of 16 rows. Its kernel reads 17 numbers for 16
-products, brings the result back into rows, and has half of what a processor can do. Here the kernels are those of
-`product_kernels.py`. The right operand lies in blocks of columns, so that what is read together lies together: where it
-lies, that would be a power of two apart far too often. A left operand that is transposed is turned, so that its rows
-are read one number after the other. Other left operands, and the result, stay as they are. A small operand stays in a
-cache however it lies, and is read in place if what is read together is side by side in it. docs/benchmarks.md has
-figures.
+With data tiling, IREE 3.13.0 packs both operands of a product into tiles of 16 rows. Its kernel loads 17 numbers per 16
+multiplications, unpacks the result into rows, and reaches half of a processor's peak performance. The kernels here are
+those of `tiling.py` and `vector_code.py`.
+
+The right operand is packed into column blocks. In its original layout the rows read together are often a power of two
+apart, so they evict each other from the cache. A transposed left operand is copied to row-major order, so that each row
+is read sequentially. Other left operands and the result keep their layout. A small operand stays in a cache in any
+layout. It is read in place if the elements that are read together are contiguous. docs/benchmarks.md has figures.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from iree.compiler import ir
 from iree.compiler.dialects import flow
@@ -23,24 +24,26 @@ from irongrad.mlir.barriers import hold_behind
 from irongrad.mlir.device import cpu_of
 from irongrad.mlir.linalg import GENERIC, PRODUCTS, inputs_of, is_elementwise, source_of
 from irongrad.mlir.walk import inside, outside_loops
+from irongrad.passes.base import PassResult
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, split
 from irongrad.passes.module.matmul_kernels.vector_code import add_executable
+from irongrad.passes.module_pass import ModuleContext, ModulePass
 
 _ARCHITECTURE = "x86_64"
 
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """A product of matrices, or of as many pairs of them as there are in a batch.
+    """A matrix product, or a batch of them.
 
-    Each letter is a dimension: `b` of a batch, `r` rows, `c` columns, `k` summands.
+    Each dimension has a letter: `b` is the batch, `r` the rows, `c` the columns, `k` the reduction dimension.
 
     Attributes:
-        operation: it.
-        sizes: by letter.
-        left: the left operand.
-        right: the right operand.
+        operation: the operation that computes the product.
+        sizes: the size of each dimension, by letter.
+        left: the left operand and the letters of its dimensions, in memory order.
+        right: the right operand and its letters.
     """
 
     operation: Any
@@ -50,46 +53,66 @@ class _Product:
 
     @property
     def turns_left(self) -> bool:
-        """Whether the left operand is turned: a row of it is not side by side in memory, and it is large."""
+        """Whether the left operand is transposed by a copy: its rows are not contiguous in memory, and it is large."""
         letters = self.left[1]
         return not letters.endswith("k") and not (letters.endswith("r") and is_near(self.sizes, letters))
 
     @property
     def has_blocks_of_columns(self) -> bool:
-        """Whether the right operand is read in blocks."""
+        """Whether the right operand is packed into column blocks."""
         letters = self.right[1]
         return not (letters.endswith("c") and is_near(self.sizes, letters))
 
 
-def lay_out_products(module: ir.Module) -> None:
-    """Have our kernels compute products of float32 of known sizes; others are left to IREE, as on other architectures.
+@dataclass(frozen=True)
+class MatmulKernels(ModulePass):
+    """Compute matrix products of float32 of known sizes by kernels of our own, on x86-64 with AVX2 or AVX-512.
 
-    Args:
-        module: as it is after IREE's phase `global-optimization`, in its own context.
+    Before:
+        %r = linalg.matmul ins(%a, %b : tensor<128x784xf32>, tensor<784x1024xf32>) outs(%zeros)
+    After:
+        %packed = linalg.generic ... %b; %r = flow.dispatch @product_0_1x128x1024x784::@product_0_...(%a, %packed)
+
+    IREE compiles all other products: small ones, of other types or unknown sizes, and ones that add to a value.
     """
-    architecture, features = cpu_of(module)
-    tiles = next((found for feature, found in TILES.items() if feature in features), None)
-    if architecture != _ARCHITECTURE or tiles is None:
-        return
-    found = [_product_of(op) for op in inside(module.operation) if op.name in PRODUCTS]
-    products = {p: tile for p in found if p and (tile := tile_for(p.sizes, tiles))}
-    kernels = _Kernels(module)
-    launched = [_launch(product, tile, kernels) for product, tile in products.items()]
-    for old, new in launched:  # only now, as a product may read another
-        old.results[0].replace_all_uses_with(new)
-    for done in dict.fromkeys([*(old for old, _ in launched), *(product.operation for product in products)]):
-        done.erase()
+
+    name: ClassVar[str] = "matmul-kernels"
+
+    def applies(self, context: ModuleContext) -> bool:
+        """With data tiling: without it IREE reads operands as they lie, and these kernels are no faster."""
+        return context.data_tiling
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        architecture, features = cpu_of(module)
+        tiles = next((found for feature, found in TILES.items() if feature in features), None)
+        if architecture != _ARCHITECTURE or tiles is None:
+            return PassResult(False)
+        found = [_product_of(op) for op in inside(module.operation) if op.name in PRODUCTS]
+        products = {p: tile for p in found if p and (tile := tile_for(p.sizes, tiles))}
+        kernels = _Kernels(module)
+        launched = [_launch(product, tile, kernels) for product, tile in products.items()]
+        for old, new in launched:  # only now, as a product may read another
+            old.results[0].replace_all_uses_with(new)
+        for done in dict.fromkeys([*(old for old, _ in launched), *(product.operation for product in products)]):
+            done.erase()
+        return PassResult(bool(products), {"products": len(products), "kernels": kernels.count})
 
 
 class _Kernels:
-    """The kernels of a module's products, one for all that are alike."""
+    """The kernels of a module's products; equal products share one."""
 
     def __init__(self, module: ir.Module) -> None:
         self._start = ir.InsertionPoint.at_block_begin(module.body)
         self._found: dict[ProductKernel, str] = {}
 
+    @property
+    def count(self) -> int:
+        """How many kernels there are."""
+        return len(self._found)
+
     def entry_point(self, kernel: ProductKernel) -> ir.ArrayAttr:
-        """What launches a kernel."""
+        """The `entry_points` attribute of a dispatch of `kernel`; the kernel is added to the module on first use."""
         if kernel not in self._found:
             sizes = kernel.sizes
             name = f"product_{len(self._found)}_{sizes.batch}x{sizes.rows}x{sizes.columns}x{sizes.summands}"
@@ -100,7 +123,7 @@ class _Kernels:
 
 
 def _product_of(operation: Any) -> _Product | None:
-    """What a product of float32 multiplies; None where sizes are not known, or it is added to something."""
+    """The operands of a product; None if one is not float32 of static shape, or if it adds to a nonzero value."""
     *operands, room = operation.operands
     kinds = [value.type for value in operation.operands]
     if not all(kind.has_static_shape and isinstance(kind.element_type, ir.F32Type) for kind in kinds):
@@ -117,7 +140,7 @@ def _product_of(operation: Any) -> _Product | None:
 
 
 def _is_zero(value: Any) -> bool:
-    """Whether all of a tensor is the number zero."""
+    """Whether a tensor is filled with the constant zero."""
     if isinstance(value.owner, ir.Block) or value.owner.name != "linalg.fill":
         return False
     number = value.owner.operands[0].owner
@@ -126,7 +149,7 @@ def _is_zero(value: Any) -> bool:
 
 
 def _source(value: Any, letters: str) -> Lettered:
-    """What `value` has in another order, or as often as there are in a batch; else itself."""
+    """The tensor that `value` transposes, or broadcasts over the batch, with its letters; else `value` itself."""
     if (source := _copied_by(value)) is None:
         return value, letters
     of_source, of_value = [m.value for m in value.owner.attributes["indexing_maps"]]
@@ -137,7 +160,7 @@ def _source(value: Any, letters: str) -> Lettered:
 
 
 def _copied_by(value: Any) -> Any | None:
-    """What `value` has the elements of, in another order or as often as needed; None where it is computed."""
+    """The tensor that `value` is a transposed or broadcast copy of; None if `value` is no such copy."""
     owner = value.owner
     if isinstance(owner, ir.Block) or owner.name != GENERIC or len(inputs_of(owner)) != 1:
         return None
@@ -147,12 +170,12 @@ def _copied_by(value: Any) -> Any | None:
 
 
 def _dimensions(indexing: Any) -> list[int]:
-    """The numbers of the loops that go over the dimensions of an operand; -1 where that is not one loop."""
+    """For each dimension of an operand, the number of its loop; -1 if no single loop iterates over it."""
     return [x.position if isinstance(x, ir.AffineDimExpr) else -1 for x in indexing.results]
 
 
 def _launch(product: _Product, tile: Tile, kernels: _Kernels) -> tuple[Any, Any]:
-    """Launch a kernel for a product, which adds a bias too; what it is in the place of, and its result."""
+    """Launch a kernel for a product and the bias added to it, if any; return the replaced operation and the result."""
     operation, sizes = product.operation, product.sizes
     left, left_matrix = _as_it_is(_turned(product) if product.turns_left else product.left, "r", product)
     blocks = product.has_blocks_of_columns
@@ -169,7 +192,7 @@ def _launch(product: _Product, tile: Tile, kernels: _Kernels) -> tuple[Any, Any]
 
 
 def _as_it_is(operand: Lettered, outer: str, product: _Product) -> tuple[Any, Matrix]:
-    """An operand, and how it lies in memory; `outer` is the letter of its rows or columns that are no summands."""
+    """An operand and its layout in memory; `outer` is the letter of its dimension that is not reduced: `r` or `c`."""
     value, letters = operand
     apart = {x: math.prod(product.sizes[y] for y in letters[i + 1 :]) for i, x in enumerate(letters)}
     elements = math.prod(value.type.shape)
@@ -177,10 +200,11 @@ def _as_it_is(operand: Lettered, outer: str, product: _Product) -> tuple[Any, Ma
 
 
 def _turned(product: _Product) -> Lettered:
-    """The left operand with its rows side by side; made before loops that leave it as it is.
+    """The left operand, copied to row-major order; the copy is hoisted out of loops that do not change the operand.
 
-    What it turns is held where that was transposed before. IREE 3.13.0 makes one operation of both, of a gradient of
-    3x8x6x128x64 one that takes twelve times as long, as it finds no tiles for loops in the order of neither side.
+    If the operand is itself the copy of a transpose, it is put behind a barrier first. Otherwise IREE 3.13.0 fuses the
+    two transposes. For a gradient of 3x8x6x128x64 the fused operation takes twelve times as long: its loops follow the
+    order of neither side, and IREE finds no tiles for them.
     """
     value, letters = product.left
     if _copied_by(source_of(value)) is not None:
@@ -191,7 +215,7 @@ def _turned(product: _Product) -> Lettered:
 
 
 def _in_blocks(product: _Product) -> tuple[Any, Matrix]:
-    """The right operand in blocks of columns, and how they lie; made before loops that leave it as it is."""
+    """The right operand, packed into column blocks, and its layout; hoisted out of loops that do not change it."""
     value, letters = product.right
     before, dimension = product.operation, letters.index("c")
     width = math.gcd(value.type.shape[dimension], WIDTH)
@@ -205,11 +229,11 @@ def _in_blocks(product: _Product) -> tuple[Any, Matrix]:
 
 @dataclass(frozen=True)
 class _AddedRow:
-    """A row that is added to all rows of a product, as a bias is.
+    """A row that is added to all rows of a product, such as a bias.
 
     Attributes:
-        row: it.
-        result: the sums.
+        row: the row, a tensor of rank 1.
+        result: the sum of the product and the broadcast row.
     """
 
     row: Any
@@ -217,7 +241,7 @@ class _AddedRow:
 
 
 def _added_row(product: Any) -> _AddedRow | None:
-    """The row that is added to a product, where nothing else reads that."""
+    """The row that is added to a product; None if there is none, or if the product has another reader."""
     readers = [use.owner.operation for use in product.uses]
     if len(readers) != 1 or not is_elementwise(readers[0]) or len(readers[0].results) != 1:
         return None
@@ -233,3 +257,6 @@ def _added_row(product: Any) -> _AddedRow | None:
     if not adds or set(body.operations[0].operands) != set(list(body.arguments)[:2]):
         return None
     return _AddedRow(row, reader.results[0])
+
+
+PASS = MatmulKernels

@@ -1,11 +1,11 @@
-"""Kernels of products of matrices: what they read, what registers hold, and what one thread computes.
+"""Kernels of matrix products: operand layouts, register tiles, and the work of one thread.
 
-A kernel holds `Tile.rows` times `Tile.columns` results in registers, to which it adds one summand at a time: a few
-vectors of the right operand, each times a number of every row. What is read lies where `Matrix` says, so that an
-operand need not be copied where its elements lie well. `product_code.py` has the code.
+A kernel holds `Tile.rows` times `Tile.columns` results in registers. For each step along the reduction dimension, it
+loads a few vectors of the right operand and multiplies each by one number of every row. A `Matrix` describes the layout
+of an operand, so operands with a suitable layout need no copy. `vector_code.py` writes the code.
 
 The loops are those of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (ACM Transactions on
-Mathematical Software 34(3), 2008), and what registers hold is chosen as in BLIS (Van Zee and van de Geijn, ACM
+Mathematical Software 34(3), 2008). Register tiles are chosen as in BLIS (Van Zee and van de Geijn, ACM
 Transactions on Mathematical Software 41(3), 2015).
 """
 
@@ -19,32 +19,33 @@ from iree.compiler import ir
 
 from irongrad.memory_model.product_tiles import Tile
 
-# Numbers of float32 in a cache line: blocks have a multiple of it.
+# float32 numbers per cache line. The length of a block of the reduction dimension is a multiple of it.
 LINE = 16
 
-# Bytes of the right operand that one round over all rows reads, at most: they stay in the second cache.
+# The most bytes of the right operand that one pass over all rows reads. They stay in the second-level cache.
 _PANEL = 1 << 19
 
-# Rows and columns of the result that one thread computes at a time, at most.
+# The most rows and columns of the result in one part, the unit of work of a thread.
 _ROWS, _COLUMNS = 512, 768
 
-# Of as many threads all are to have nearly equally much. A thread of IREE 3.13.0's takes one part at a time where there
-# are fewer than eight for each, and else eight: of 20 parts one of two threads computes twelve, and the other eight
+# Thread counts for which work is divided so that all threads finish at nearly the same time, within the factor
+# `_NEARLY`. A thread of IREE 3.13.0 takes eight parts at a time, or one if there are fewer than eight per thread. So of
+# 20 parts, one of two threads computes twelve, and the other eight
 # (runtime/src/iree/hal/drivers/local_task/block_processor.c).
 _THREADS, _AT_A_TIME, _NEARLY = (2, 4, 8, 16), 8, 1.03
 
-# Multiplications of a part, of which there are more than threads: 2 to 3 µs of one core.
+# The fewest multiplications in a part, if there are more parts than threads: 2 to 3 µs of one core.
 _LEAST = 1 << 18
 
 
 @dataclass(frozen=True)
 class Strides:
-    """How far apart the elements of an operand are in memory along one dimension.
+    """The strides of an operand along one dimension, which may be blocked; in elements.
 
     Attributes:
-        one: from each to the next.
-        width: how many a block has; None where there are no blocks.
-        block: from one block to the next.
+        one: the stride from one element to the next, within a block.
+        width: the number of elements along this dimension in a block; None without blocks.
+        block: the stride from one block to the next.
     """
 
     one: int
@@ -52,7 +53,7 @@ class Strides:
     block: int = 0
 
     def to(self, index: ir.AffineExpr) -> ir.AffineExpr:
-        """Where the element `index` is."""
+        """The offset of the element `index`, in elements."""
         if self.width is None:
             return index * self.one
         block, inside = ir.AffineExpr.get_floor_div(index, self.width), ir.AffineExpr.get_mod(index, self.width)
@@ -61,13 +62,13 @@ class Strides:
 
 @dataclass(frozen=True)
 class Matrix:
-    """How an operand of a product lies in memory.
+    """The layout of an operand in memory.
 
     Attributes:
-        elements: how many it has.
-        batch: how far apart the matrices of a batch are.
-        outer: the steps along rows of the result, or along its columns.
-        summand: the steps along what is added up.
+        elements: the number of elements of the operand.
+        batch: the stride between matrices of a batch, in elements; 0 if they all share one matrix.
+        outer: the strides along the dimension that is not reduced: rows of the left operand, columns of the right one.
+        summand: the strides along the reduction dimension.
     """
 
     elements: int
@@ -78,13 +79,13 @@ class Matrix:
 
 @dataclass(frozen=True)
 class MatmulShape:
-    """Of a product.
+    """The sizes of a product.
 
     Attributes:
-        batch: pairs of matrices.
-        rows: of the result.
-        columns: of the result.
-        summands: of each result.
+        batch: the number of matrix pairs.
+        rows: the rows of the result.
+        columns: the columns of the result.
+        summands: the size of the reduction dimension.
     """
 
     batch: int
@@ -94,20 +95,20 @@ class MatmulShape:
 
     @property
     def multiplications(self) -> int:
-        """Of all results."""
+        """The number of multiplications in the whole batch."""
         return self.batch * self.rows * self.columns * self.summands
 
 
 @dataclass(frozen=True)
 class ProductKernel:
-    """A product of float32, or a batch of them.
+    """A kernel of a float32 product, or of a batch of them.
 
     Attributes:
-        sizes: of the product; the tile's columns divide its columns, and it has no fewer rows.
-        tile: what registers hold.
-        left: the left operand, as it lies in memory.
-        right: the right operand; along columns its blocks are of elements side by side.
-        adds_row: whether a row is added to all rows of the result.
+        sizes: the sizes of the product; its columns are a multiple of the tile's, and it has at least the tile's rows.
+        tile: the results that registers hold.
+        left: the layout of the left operand.
+        right: the layout of the right operand; columns within a block are contiguous.
+        adds_row: whether the kernel adds a row to all rows of the result.
     """
 
     sizes: MatmulShape
@@ -118,31 +119,32 @@ class ProductKernel:
 
     @property
     def panels(self) -> int:
-        """How many tiles are side by side."""
+        """The number of panels: columns of tiles."""
         return self.sizes.columns // self.tile.columns
 
     @property
     def strips(self) -> int:
-        """How many tiles are one below the other; the last one begins earlier where rows are not divided evenly."""
+        """The number of strips: rows of tiles; if rows do not divide evenly, the last strip overlaps the one before."""
         return -(-self.sizes.rows // self.tile.rows)
 
     @property
     def round(self) -> int:
-        """How many summands the innermost loop adds at once."""
+        """The unroll factor of the innermost loop, along the reduction dimension."""
         return 2 if self.sizes.summands % 2 == 0 else 1
 
     @property
     def depth(self) -> int:
-        """How many summands are added up before the next rows are read."""
+        """The length of a block of the reduction dimension; all rows of a part use one block before the next starts."""
         stretches = -(-self.sizes.summands * 4 * self.tile.columns // _PANEL)
         return -(-self.sizes.summands // (stretches * LINE)) * LINE
 
     @cached_property
     def part(self) -> tuple[int, int]:
-        """How many strips and panels one thread computes at a time: the most that leave all nearly equally much.
+        """The strips and panels of a part, the unit of work of a thread.
 
-        Of as many in a part, those that read the least: all of their rows once, as rows stay in the second cache, and
-        all of their columns once.
+        Parts are as large as possible while all threads finish at nearly the same time. Of equally many parts, those
+        that read the least are best. A part reads each of its rows once, as rows stay in the second-level cache, and
+        each of its columns once.
         """
         down, across = min(_ROWS // self.tile.rows, self.strips), min(_COLUMNS // self.tile.columns, self.panels)
         ways = product(range(1, down + 1), range(1, across + 1))
@@ -152,20 +154,20 @@ class ProductKernel:
         return min(equal, key=lambda part: (self._parts(part), self._read(part)))
 
     def _parts(self, part: tuple[int, int]) -> int:
-        """How many parts there are of `part` strips and panels."""
+        """The number of parts of `part` strips and panels."""
         return -(-self.strips // part[0]) * -(-self.panels // part[1]) * self.sizes.batch
 
     def _read(self, part: tuple[int, int]) -> int:
-        """How many rows and columns of operands a part reads."""
+        """The number of rows and columns of operands that a part reads."""
         return part[0] * self.tile.rows + part[1] * self.tile.columns
 
     def _is_enough(self, part: tuple[int, int]) -> bool:
-        """Whether a part is so large that to hand it to a thread is worth it."""
+        """Whether a part is large enough to be worth scheduling on a thread."""
         multiplications = part[0] * part[1] * self.tile.rows * self.tile.columns * self.sizes.summands
         return multiplications >= _LEAST or self._parts(part) <= max(_THREADS)
 
     def _time(self, part: tuple[int, int]) -> int:
-        """How many tiles are computed one after the other, for each number of threads times that, added up."""
+        """A cost estimate: the tiles of the busiest thread times the number of threads, summed over `_THREADS`."""
         parts = self._parts(part)
         of_threads = 0
         for threads in _THREADS:

@@ -1,4 +1,4 @@
-"""Copies of tensors in another order, in which each letter is a loop, as in Einstein's notation."""
+"""Transposing copies of tensors; a letter per dimension names its loop, as in einsum notation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Lettered = tuple[Any, str]
 
 
 def copied(operand: Lettered, letters: str) -> Any:
-    """A `linalg.generic` at the current insertion point that has `operand` with its dimensions in another order."""
+    """Copy `operand` by a `linalg.generic` at the current insertion point; `letters` is the new order of dimensions."""
     value, of_value = operand
     sizes = dict(zip(of_value, value.type.shape, strict=True))
     kind = ir.RankedTensorType.get([sizes[x] for x in letters], value.type.element_type)
@@ -41,7 +41,7 @@ def _map(loops: str, letters: str) -> ir.AffineMapAttr:
 
 
 def split(value: Any, dimension: int, size: int) -> Any:
-    """`value` with a dimension as two, of which the second has `size` elements."""
+    """Split a dimension of `value` in two, of which the inner one has `size` elements."""
     shape = list(value.type.shape)
     shape[dimension : dimension + 1] = [shape[dimension] // size, size]
     attributes = {
@@ -53,7 +53,7 @@ def split(value: Any, dimension: int, size: int) -> Any:
 
 
 def _groups(rank: int, dimension: int) -> ir.ArrayAttr:
-    """All dimensions, of which `dimension` and the next are one group."""
+    """The reassociation of an expand_shape that joins `dimension` and the next in one group."""
     number = ir.IntegerType.get_signless(64)
     firsts = [d for d in range(rank) if d != dimension + 1]
     groups = [[d, d + 1] if d == dimension else [d] for d in firsts]

@@ -1,8 +1,8 @@
-"""The code of kernels of products, as loops over vectors.
+"""The code of matrix product kernels, as loops over vectors.
 
-IREE 3.13.0's own generator of code keeps too few results in registers, or spills them, and fetches nothing ahead. LLVM
-makes of these loops what a microkernel in C would be. A kernel is an executable of IREE's dialect `stream`, as in its
-sample of custom dispatches (samples/custom_dispatch/cpu/embedded).
+IREE 3.13.0's code generator keeps too few results in registers, or spills them, and prefetches nothing. LLVM compiles
+the loops here to the same code as a microkernel in C. A kernel is an executable of IREE's dialect `stream`, as in
+IREE's sample of custom dispatches (samples/custom_dispatch/cpu/embedded).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from irongrad.memory_model.product_tiles import Tile
 from irongrad.mlir.walk import OPERATIONS, inside
 from irongrad.passes.module.matmul_kernels.tiling import LINE, ProductKernel
 
-# How many summands ahead the right operand is fetched.
+# The prefetch distance of the right operand, in steps along the reduction dimension.
 _AHEAD = 8
 
 
 def add_executable(kernel: ProductKernel, name: str) -> None:
-    """Put a kernel, as an operation `stream.executable`, at the current insertion point.
+    """Insert a kernel, as an operation `stream.executable`, at the current insertion point.
 
     Args:
-        kernel: it.
-        name: of the executable, and of its one entry point.
+        kernel: the kernel to write.
+        name: the name of the executable and of its one entry point.
     """
     strips, panels = kernel.part
     counts = -(-kernel.panels // panels), -(-kernel.strips // strips), kernel.sizes.batch
@@ -65,13 +65,13 @@ def add_executable(kernel: ProductKernel, name: str) -> None:
 
 @dataclass(frozen=True)
 class _Memory:
-    """What a kernel reads and writes, each as a row of numbers.
+    """The buffers of a kernel, each as a memref of rank 1.
 
     Attributes:
         left: the left operand.
         right: the right operand.
-        row: what is added to all rows, if anything.
-        result: what is written.
+        row: the row that is added to all rows of the result; None without one.
+        result: the result.
     """
 
     left: Any
@@ -82,14 +82,14 @@ class _Memory:
 
 @dataclass(frozen=True)
 class _Place:
-    """The results that are computed, and the summands that are added.
+    """The position of a tile and of a block of the reduction dimension.
 
     Attributes:
-        batch: which matrices.
-        strip: the number of the strip.
-        row: the first of the rows.
-        column: the first of the columns.
-        summand: the first of the summands.
+        batch: the index of the matrices in the batch.
+        strip: the index of the strip.
+        row: the tile's first row.
+        column: the tile's first column.
+        summand: the block's first index in the reduction dimension.
     """
 
     batch: Any
@@ -100,7 +100,7 @@ class _Place:
 
 
 def _write(kernel: ProductKernel, memory: _Memory) -> None:
-    """All that one thread computes at a time."""
+    """Write the code of one workgroup, which computes one part."""
     sizes, tile, depth = kernel.sizes, kernel.tile, kernel.depth
     strips, panels = kernel.part
     across, down, batch = (hal.interface_workgroup_id(i) for i in range(3))
@@ -117,13 +117,13 @@ def _write(kernel: ProductKernel, memory: _Memory) -> None:
 
 
 def _share(part: Any, size: int, count: int) -> tuple[Any, Any]:
-    """From where to where a part of `size` of `count` goes."""
+    """The bounds of the part with the index `part`: parts have `size` of all `count` strips or panels."""
     d = ir.AffineExpr.get_dim(0)
     return _number(d * size, part), _least([d * size + size, _fixed(count)], part)
 
 
 def _write_tile(kernel: ProductKernel, memory: _Memory, place: _Place) -> None:
-    """Add some summands to the results of a tile."""
+    """Accumulate one block of the reduction dimension into the results of a tile."""
     sizes, tile = kernel.sizes, kernel.tile
     vector_type = _vector_of(tile)
     b, r, c = (ir.AffineExpr.get_dim(i) for i in range(3))
@@ -147,7 +147,7 @@ def _write_tile(kernel: ProductKernel, memory: _Memory, place: _Place) -> None:
 
 @contextmanager
 def _where_owned(kernel: ProductKernel, place: _Place, i: int) -> Iterator[None]:
-    """Code for row `i` of a tile, unless the strip before has it."""
+    """Write code for row `i` of a tile that runs only if the row is not in the strip before."""
     rows = kernel.tile.rows
     if kernel.sizes.rows % rows == 0:
         yield
@@ -160,7 +160,7 @@ def _where_owned(kernel: ProductKernel, place: _Place, i: int) -> Iterator[None]
 
 
 def _beginning(kernel: ProductKernel, memory: _Memory, place: _Place) -> list[Any]:
-    """What results are before anything is added."""
+    """The initial values of a tile's results: zero, or the added row."""
     tile = kernel.tile
     vector_type = _vector_of(tile)
     if memory.row is None:
@@ -174,7 +174,7 @@ def _beginning(kernel: ProductKernel, memory: _Memory, place: _Place) -> list[An
 
 
 def _added(kernel: ProductKernel, memory: _Memory, place: _Place, begun: list[Any]) -> list[Any]:
-    """The results with a stretch of summands added."""
+    """The results after one block of the reduction dimension is added."""
     left, tile = kernel.left, kernel.tile
     b, r = (ir.AffineExpr.get_dim(i) for i in range(2))
     rows = [_number(b * left.batch + left.outer.to(r + i), place.batch, place.row) for i in range(tile.rows)]
@@ -191,7 +191,7 @@ def _added(kernel: ProductKernel, memory: _Memory, place: _Place, begun: list[An
 def _add_round(
     kernel: ProductKernel, memory: _Memory, place: _Place, summand: Any, rows: Sequence[Any], sums: list[Any]
 ) -> list[Any]:
-    """The results with `ProductKernel.round` summands added, of which the left operand has the first at `rows`."""
+    """The results after `ProductKernel.round` summands are added, which start at the offsets `rows` on the left."""
     right, tile = kernel.right, kernel.tile
     kind = _vector_of(tile)
     b, c, k = (ir.AffineExpr.get_dim(i) for i in range(3))
@@ -218,7 +218,7 @@ def _add_round(
 
 @contextmanager
 def _each(begin: Any, end: Any, step: int) -> Iterator[Any]:
-    """Code for each number of a loop, which it is given."""
+    """Write the body of a loop, given its induction variable."""
     loop = scf.ForOp(begin, end, _constant(step))
     with ir.InsertionPoint(loop.body):
         yield loop.induction_variable
@@ -228,7 +228,7 @@ def _each(begin: Any, end: Any, step: int) -> Iterator[Any]:
 def _loop(
     begin: Any, end: Any, step: int, values: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]
 ) -> list[Any]:
-    """What a loop makes of `values`, of which `body` makes the next, given a number of the loop."""
+    """Write a loop with the carried values `values`; `body` maps induction variable and values to the next values."""
     loop = scf.ForOp(begin, end, _constant(step), list(values))
     with ir.InsertionPoint(loop.body):
         scf.yield_(body(loop.induction_variable, list(loop.inner_iter_args)))
@@ -240,12 +240,12 @@ def _vector_of(tile: Tile) -> ir.Type:
 
 
 def _number(expression: ir.AffineExpr, *values: Any) -> Any:
-    """An index, of which `expression` says how it is computed."""
+    """The index that the affine `expression` computes from `values`."""
     return affine.apply(ir.AffineMap.get(len(values), 0, [expression]), values)
 
 
 def _least(expressions: Sequence[ir.AffineExpr], *values: Any) -> Any:
-    """The smallest of some indices."""
+    """The minimum of affine `expressions` of `values`."""
     return affine.AffineMinOp(ir.AffineMap.get(len(values), 0, list(expressions)), values).result
 
 

@@ -1,1 +1,1 @@
-"""What is read off a compiled module: kernels, their operations and bytes, and peak memory."""
+"""Reports on a compiled module: its kernels, their operations and memory traffic, and its peak memory."""

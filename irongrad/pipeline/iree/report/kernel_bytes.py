@@ -1,4 +1,4 @@
-"""How many bytes the kernels of a compiled module read and write, from IREE's own list of them."""
+"""The bytes that the kernels of a compiled module read and write, counted in IREE's flow phase."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from irongrad.mlir.walk import KERNELS, functions_of, inside, name_of
 
 
 def traffic_of(flow: ir.Module) -> dict[str, int]:
-    """The bytes of the operands and results of all kernels, by function, of a module compiled to the flow phase.
+    """The bytes of all kernels' operands and results, by function, of a module compiled to the flow phase.
 
-    Static counts: what stands in a loop counts once, a tensor of dynamic shape not at all. A kernel may
-    fetch an operand twice, and a small one may stay in a cache, so it says what a step asks of the memory, and not what
-    the memory sees.
+    The counts are static: a kernel in a loop counts once, and a tensor of dynamic shape counts zero. A kernel may fetch
+    an operand twice, and a small operand may stay in a cache. So the count is what a step requests of memory, and not
+    the traffic that memory sees.
     """
-    counted = {name_of(f): sum(map(_moved, inside(f))) for f in functions_of(flow)}
+    counted = {name_of(f): sum(map(_bytes_moved, inside(f))) for f in functions_of(flow)}
     return {name: moved for name, moved in counted.items() if moved}
 
 
-def _moved(operation: Any) -> int:
+def _bytes_moved(operation: Any) -> int:
     if operation.name == "flow.tensor.update":
-        return 2 * _bytes(operation.operands[-1].type)
+        return 2 * _bytes_of(operation.operands[-1].type)
     if operation.name == "flow.tensor.slice":
-        return 2 * _bytes(operation.results[0].type)
+        return 2 * _bytes_of(operation.results[0].type)
     if operation.name not in KERNELS:
         return 0
-    return sum(_bytes(value.type) for value in (*operation.operands, *operation.results))
+    return sum(_bytes_of(value.type) for value in (*operation.operands, *operation.results))
 
 
-def _bytes(kind: Any) -> int:
+def _bytes_of(kind: Any) -> int:
     if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
         return 0
     element = kind.element_type

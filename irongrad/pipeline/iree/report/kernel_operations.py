@@ -1,4 +1,4 @@
-"""How much the kernels of a compiled module compute, and how often they are launched, from IREE's own list of them."""
+"""The operations and launches of the kernels of a compiled module, counted in IREE's flow phase."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from iree.compiler.dialects import linalg
 
 from irongrad.mlir.walk import BOUNDS, KERNELS, OPERATIONS, around, constant_of, found_in, inside, name_of
 
-# IREE's own executables, and those of which it is given the code.
+# Executables that IREE generates, and those with code of our own.
 _EXECUTABLES = frozenset({"flow.executable", "stream.executable"})
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the kernels of a module do; of a loop as often as it runs, or once where that is not known.
+    """The work of a module's kernels. Kernels in a loop count per iteration, or once if the trip count is unknown.
 
     Attributes:
-        operations: of all kernels; None where sizes are not known.
-        launches: of kernels.
+        operations: the arithmetic operations of all kernels; None if a size is unknown.
+        launches: the number of kernel launches.
     """
 
     operations: int | None
@@ -31,28 +31,28 @@ class Work:
 def work_of(flow: ir.Module) -> Work:
     """The operations and launches of all kernels of a module compiled to the flow phase.
 
-    What a linalg operation computes for one element counts as often as its loops run, so that a product of n x k and
-    k x m elements has two n k m. Nothing is counted of what is not linalg, such as a scatter or a sort.
+    The body of a linalg operation counts per iteration of its loops. So a product of n x k and k x m elements has
+    2 n k m operations. Operations outside linalg, such as a scatter or a sort, are not counted.
     """
     executables = [op.operation for op in flow.body.operations if op.operation.name in _EXECUTABLES]
     kernels = {name_of(op): _operations_inside(op) for op in executables}
     launches = found_in(flow, *KERNELS)
     often = [math.prod(_trips(loop) for loop in around(launch.block)) for launch in launches]
-    counts = [kernels[_executable(op)] if op.name == "flow.dispatch" else 0 for op in launches]
+    counts = [kernels[_executable_name(op)] if op.name == "flow.dispatch" else 0 for op in launches]
     known = [count * times for count, times in zip(counts, often, strict=True) if count is not None]
     return Work(sum(known) if len(known) == len(counts) else None, sum(often))
 
 
 def _trips(operation: Any) -> int:
-    """How often what is in an operation runs."""
+    """The trip count of a scf.for; 1 if it is unknown, and for other operations."""
     if operation.name != "scf.for":
         return 1
     begin, end, step = (constant_of(value) for value in list(operation.operands)[:BOUNDS])
     return 1 if begin is None or end is None or not step else len(range(begin, end, step))
 
 
-def _executable(dispatch: Any) -> str:
-    """The executable of what a dispatch launches, its first choice where it has several: `[@executable::@entry]`."""
+def _executable_name(dispatch: Any) -> str:
+    """The executable that a dispatch launches, the first one of several alternatives: `[@executable::@entry]`."""
     (first, *_) = ir.ArrayAttr(dispatch.attributes["entry_points"])
     return str(ir.SymbolRefAttr(first).value[0])
 
@@ -66,7 +66,7 @@ def _operations_inside(executable: Any) -> int | None:
 
 
 def _operations(operation: Any) -> int | None:
-    """Of a linalg operation; zero of what has no loops, such as `linalg.yield`."""
+    """The operations of a linalg operation: 0 without loops, as for `linalg.yield`; None if a size is unknown."""
     maps = linalg.get_indexing_maps(operation)
     if maps is None:
         return 0

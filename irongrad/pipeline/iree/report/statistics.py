@@ -1,8 +1,8 @@
-"""What IREE says about the program that it makes, from its pass `iree-stream-dump-statistics{output-format=csv}`.
+"""IREE's statistics of a compiled program, from its pass `iree-stream-dump-statistics{output-format=csv}`.
 
-The file has a row of sums over the whole module, and then the commands of each of its functions' submissions, static
-counts: what stands in a loop counts once. compiler/src/iree/compiler/Dialect/Stream/Transforms/DumpStatistics.cpp in
-IREE's sources writes it.
+The file has a row of sums over the whole module, followed by the commands of each function's submissions. The counts
+are static: a command in a loop counts once. compiler/src/iree/compiler/Dialect/Stream/Transforms/DumpStatistics.cpp in
+IREE's sources writes the file.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Statistics:
     """Static counts of a compiled module.
 
     Attributes:
-        dispatches: kernel launches, in all functions.
-        kernels: of which they are; equal ones, of several buckets say, are shared.
-        copies: copies of buffers, in all functions.
-        transient_bytes: memory set aside for intermediate values, summed over all functions.
-        by_function: the dispatches of each function that has any.
-        transients: the most memory for intermediate values at once, by function.
-        traffic: how many bytes the kernels of each function read and write.
-        work: what all kernel launches compute, and how many they are, loops run through.
+        dispatches: the number of kernel launches in all functions.
+        kernels: the number of distinct kernels; equal kernels, for example of several buckets, are shared.
+        copies: the number of buffer copies in all functions.
+        transient_bytes: the bytes allocated for intermediate values, summed over all functions.
+        by_function: the number of dispatches of each function that has any.
+        transients: the peak memory for intermediate values, in bytes, by function.
+        traffic: the bytes that kernels read and write, by function.
+        work: the operations and the number of all kernel launches, counted for every iteration of loops.
     """
 
     dispatches: int
@@ -46,7 +46,7 @@ class Statistics:
 
 
 def read_statistics(file: Path, transients: dict[str, int], traffic: dict[str, int], work: Work) -> Statistics:
-    """Read what IREE wrote; `transients`, `traffic` and `work` are from the module itself."""
+    """Read IREE's statistics file; `transients`, `traffic` and `work` come from the module itself."""
     lines = [line for line in file.read_text().splitlines() if line]
     start = next(i for i, line in enumerate(lines) if not line.startswith(";"))
     (total,) = csv.DictReader(lines[start : start + 2])

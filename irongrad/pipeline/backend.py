@@ -1,0 +1,60 @@
+"""The tail that every way into the compiler shares: from a step graph to the portable module.
+
+`driver.py` runs it for a training step, and `frontends/` for functions, torch.compile and JAX bundles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from irongrad.graph.step_graph import StepGraph
+from irongrad.mlir.walk import bytecode_of, parsed
+from irongrad.operators.legalize.legality import check_float64
+from irongrad.passes import DEFAULT_LEVEL, Pass, passes_at, run_passes
+from irongrad.pipeline.assemble.assemble import AssembledModule, assemble
+from irongrad.pipeline.assemble.interface import Interface
+from irongrad.pipeline.iree.phases import ASSEMBLED, ModuleObserver, run_phase, unobserved
+from irongrad.pipeline.lower.importer import ImportedStep, import_functions
+from irongrad.targets import Target
+
+
+def optimised_function(graph: StepGraph, target: Target) -> tuple[StepGraph, tuple[Pass, ...]]:
+    """A compiled function's graph after the passes of the default level, and those passes.
+
+    Raises:
+        UnsupportedOpError: it computes in float64, and the target's devices cannot.
+    """
+    passes = passes_at(DEFAULT_LEVEL)
+    graph = run_passes(graph, passes, [target.backend])
+    check_float64(graph, [target])
+    return graph, passes
+
+
+def portable_module(
+    step: ImportedStep,
+    interface: Interface,
+    disabled: Sequence[str] = (),
+    observer: ModuleObserver = unobserved,
+) -> AssembledModule:
+    """Assemble a module, and run the passes that do not depend on a target.
+
+    Args:
+        step: its functions in linalg.
+        interface: its entry points.
+        disabled: names of passes over IREE's module to leave out.
+        observer: told of each pass.
+
+    Raises:
+        InternalError: the result is invalid MLIR.
+    """
+    module = assemble(step, interface)
+    with parsed(module.bytecode) as whole:
+        run_phase(ASSEMBLED, whole, None, disabled, observer)
+        return replace(module, bytecode=bytecode_of(whole))
+
+
+def portable_function(graph: StepGraph, interface: Interface, scratch: Path) -> AssembledModule:
+    """Import the functions of `graph` and assemble them into a portable module."""
+    return portable_module(import_functions(graph, scratch), interface)
