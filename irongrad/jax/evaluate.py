@@ -189,25 +189,33 @@ def _retraced(program: core.ClosedJaxpr, arithmetic: Arithmetic) -> core.ClosedJ
 
 def _scan(parameters: dict[str, Any], operands: list[Any], arithmetic: Arithmetic) -> Any:
     constants, carry = parameters["num_consts"], parameters["num_carry"]
-    fixed, begun, stacked = operands[:constants], operands[constants : constants + carry], operands[constants + carry :]
+    fixed, initial, stacked = (
+        operands[:constants],
+        operands[constants : constants + carry],
+        operands[constants + carry :],
+    )
 
     def body(carried: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
         results = evaluate(parameters["jaxpr"], [*fixed, *carried, *row], arithmetic)
         return results[:carry], results[carry:]
 
-    ended, rows = lax.scan(
-        body, begun, stacked, length=parameters["length"], reverse=parameters["reverse"], unroll=parameters["unroll"]
+    final, rows = lax.scan(
+        body, initial, stacked, length=parameters["length"], reverse=parameters["reverse"], unroll=parameters["unroll"]
     )
-    return [*ended, *rows]
+    return [*final, *rows]
 
 
 def _while(parameters: dict[str, Any], operands: list[Any], arithmetic: Arithmetic) -> Any:
     tested, looped = parameters["cond_nconsts"], parameters["body_nconsts"]
-    of_test, of_body, begun = operands[:tested], operands[tested : tested + looped], operands[tested + looped :]
+    test_constants, body_constants, initial = (
+        operands[:tested],
+        operands[tested : tested + looped],
+        operands[tested + looped :],
+    )
     return lax.while_loop(
-        lambda carried: evaluate(parameters["cond_jaxpr"], [*of_test, *carried], arithmetic)[0],
-        lambda carried: evaluate(parameters["body_jaxpr"], [*of_body, *carried], arithmetic),
-        begun,
+        lambda carried: evaluate(parameters["cond_jaxpr"], [*test_constants, *carried], arithmetic)[0],
+        lambda carried: evaluate(parameters["body_jaxpr"], [*body_constants, *carried], arithmetic),
+        initial,
     )
 
 

@@ -110,7 +110,7 @@ class _Forming:
         self.position = dict(self.operations.position)
 
     def absorb(self, root: Node) -> None:
-        """Fuse the only reader of `root` into its kernel if it is elementwise, then the only reader of that, and so on."""
+        """Fuse the only reader of `root` into its kernel if that is elementwise; repeat with that reader's reader."""
         last = [root]
         while (head := self._only_reader(last, root)) is not None:
             if not self.operations.is_elementwise(head) or not _fits(root, head):

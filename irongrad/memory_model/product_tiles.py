@@ -47,8 +47,8 @@ WIDTH = 64
 # Bytes of the largest operand that is read in its original layout: half the L2 cache of the smallest such CPU.
 _NEAR = 1 << 19
 
-# Multiplications of the smallest product that has a kernel of ours, about 10 µs of one core. For smaller products IREE's
-# kernels are slower, but there are fewer of them: IREE fuses elementwise code before and after the product with it.
+# Multiplications of the smallest product that has a kernel of ours, about 10 µs of one core. IREE's kernels for smaller
+# products are slower, but there are fewer of them: IREE fuses elementwise code before and after the product with it.
 _LEAST = 1 << 20
 
 # The fewest summands of a product that is not bound by writing its result. IREE fuses products below it with readers.

@@ -1,7 +1,7 @@
 """The submissions to a device into which loops and branches divide a graph.
 
 A value that is computed in one submission, and read in another or by a loop or a branch, is an allocation of its own
-(`passes/module/place_transients.py`). All other values share one allocation, which lives as long as the submission.
+(`passes/module/allocate_apart.py`). All other values share one allocation, which lives as long as the submission.
 """
 
 from __future__ import annotations

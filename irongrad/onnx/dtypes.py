@@ -1,4 +1,4 @@
-"""ONNX's element types as PyTorch's and numpy's."""
+"""ONNX's element types as dtypes of PyTorch and numpy."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _TORCH = {
 
 
 def torch_dtype(number: int) -> torch.dtype | None:
-    """PyTorch's dtype for an element type of ONNX; None where it has none to train with."""
+    """Return PyTorch's dtype for an element type of ONNX, or None if PyTorch has none for training."""
     return _TORCH.get(number)
 
 
 def numpy_dtype(number: int) -> np.dtype[Any]:
-    """numpy's dtype for an element type of ONNX."""
+    """Return numpy's dtype for an element type of ONNX."""
     dtype: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(number))
     return dtype

@@ -1,4 +1,4 @@
-"""Graphs of a file as nodes, those inside other nodes too, and the constants in all of them."""
+"""Read the graphs of an ONNX file, nested ones too, as nodes and constants."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from irongrad.onnx.registry import DOMAINS, Node, Region, Static
 
 
 class Reader:
-    """Takes graphs apart.
+    """Splits graphs into nodes and constants.
 
-    Constants of a graph inside a node are the model's as those of the outermost one are: under their name, or, where
-    another value has that, one with a number.
+    Constants of a nested graph are constants of the model, like those of the outermost graph. They keep their name, or
+    get one with a number if another value has that name.
 
     Attributes:
-        initializers: by name.
-        constants: what `Constant` nodes hold, by name.
+        initializers: the values of the initialisers, by name.
+        constants: the values of the `Constant` nodes, by name.
     """
 
     def __init__(self, opset: int, file: str, taken: Iterable[str]) -> None:
@@ -31,7 +31,7 @@ class Reader:
         self._taken = set(taken)
 
     def nodes(self, graph: onnx.GraphProto, results: Iterable[str]) -> list[Node]:
-        """The nodes of the outermost graph that `results` are computed by."""
+        """Return the nodes of the outermost graph that `results` depend on."""
         self.initializers |= {t.name: numpy_helper.to_array(t) for t in graph.initializer}
         self.constants |= {n.output[0]: _constant(n) for n in graph.node if _is_constant(n)}
         rest = enumerate((n for n in graph.node if not _is_constant(n)), start=1)
@@ -49,34 +49,34 @@ class Reader:
         return _plain_attribute(attribute)
 
     def _region(self, graph: onnx.GraphProto, number: int, renamed: Mapping[str, str]) -> Region:
-        """A graph inside the node of that number."""
+        """Convert the graph inside node `number`."""
         renamed = dict(renamed)
         for tensor in graph.initializer:
-            renamed[tensor.name] = self._free(tensor.name)
+            renamed[tensor.name] = self._unused_name(tensor.name)
             self.initializers[renamed[tensor.name]] = numpy_helper.to_array(tensor)
         for node in filter(_is_constant, graph.node):
-            renamed[node.output[0]] = self._free(node.output[0])
+            renamed[node.output[0]] = self._unused_name(node.output[0])
             self.constants[renamed[node.output[0]]] = _constant(node)
         inputs = tuple(i.name for i in graph.input)
         outputs = tuple(renamed.get(o.name, o.name) for o in graph.output)
         nodes = _needed([self._node(n, number, renamed) for n in graph.node if not _is_constant(n)], outputs)
         return Region(inputs, tuple(nodes), outputs, _outside(inputs, nodes, outputs))
 
-    def _free(self, name: str) -> str:
-        """A name that no other value has."""
+    def _unused_name(self, name: str) -> str:
+        """Return a name that no other value has, and reserve it."""
         found = next(n for i in count(1) if (n := name if i == 1 else f"{name}_{i}") not in self._taken)
         self._taken.add(found)
         return found
 
 
 def names_of(graph: onnx.GraphProto) -> set[str]:
-    """The names of all values of the outermost graph."""
-    given = [*graph.initializer, *graph.input]
-    return {v.name for v in given} | {o for node in graph.node for o in node.output}
+    """Return the names of all values of the outermost graph."""
+    tensors = [*graph.initializer, *graph.input]
+    return {v.name for v in tensors} | {o for node in graph.node for o in node.output}
 
 
 def _needed(nodes: Sequence[Node], results: Iterable[str]) -> list[Node]:
-    """The nodes that `results` are computed by."""
+    """Return the nodes that `results` depend on, in order."""
     wanted, kept = set(results), []
     for node in reversed(nodes):
         if wanted.intersection(node.outputs):
@@ -86,7 +86,7 @@ def _needed(nodes: Sequence[Node], results: Iterable[str]) -> list[Node]:
 
 
 def _outside(inputs: Iterable[str], nodes: Iterable[Node], outputs: Iterable[str]) -> tuple[str, ...]:
-    """What a graph reads that it does not define."""
+    """Return the names that a graph reads but does not define."""
     defined, found = set(inputs), dict[str, None]()
     for node in nodes:
         found |= dict.fromkeys(n for n in node.reads if n not in defined)
@@ -107,7 +107,10 @@ def _plain_attribute(attribute: onnx.AttributeProto) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A string, or a number: of those that float32 takes for the same, the shortest, which someone once wrote."""
+    """Return a string or number as a Python value.
+
+    Of all decimals that round to the same float32, it takes the shortest, which is the one that someone once wrote.
+    """
     if isinstance(value, float):
         return float(str(np.float32(value)))
     return value.decode() if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""Reading a file: which of its tensors are trained, which are state, and which say how to compute."""
+"""Load an ONNX file, and decide which of its tensors are trained, which are state, and which are options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from irongrad.onnx.model import OnnxModel, Shape, module_of
 from irongrad.onnx.registry import DOMAINS, Node, Static, operator_of, tensor, with_inner
 from irongrad.runtime.errors import UserError
 
-# Inputs of operators that are numbers to compute with, and no weights.
+# By operator, the positions of inputs that are numbers to compute with, not weights.
 _NO_WEIGHTS = {
     "BatchNormalization": {3, 4},
     "Clip": {1, 2},
@@ -38,20 +38,20 @@ _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 def load(
     path: str | os.PathLike[str], *, freeze: Iterable[str] = (), outputs: Sequence[str] | None = None
 ) -> OnnxModel:
-    """Read an ONNX file as a module that can be trained.
+    """Load an ONNX file as a module that can be trained.
 
-    Its parameters are the initialisers in floating point; statistics of BatchNormalization and other constants are
-    buffers. Training mode brings back what a model that was exported in evaluation mode does not do:
-    BatchNormalization uses and collects statistics of the batch, and Dropout drops, where the file still has them.
+    Its parameters are the floating-point initialisers. Statistics of BatchNormalization and other constants are
+    buffers. Training mode restores what a model exported in evaluation mode leaves out, if the file still has these
+    nodes: BatchNormalization uses and collects statistics of the batch, and Dropout drops.
 
     Args:
-        path: the file.
+        path: the ONNX file.
         freeze: patterns of names, such as `encoder.*`, of initialisers that are not trained.
-        outputs: which of the graph's outputs to compute, all by default; what only others need is left out.
+        outputs: the graph's outputs to compute, all by default; nodes that only other outputs need are left out.
 
     Raises:
-        UserError: it is no ONNX file, or has no such output.
-        UnsupportedOpError: it has an operator that has no differentiable form here; with the node.
+        UserError: the file is not an ONNX file, or has no such output.
+        UnsupportedOpError: an operator has no differentiable form here; names the node.
     """
     return from_proto(_read(Path(path)), str(Path(path).resolve()), freeze=freeze, outputs=outputs)
 
@@ -63,7 +63,7 @@ def from_proto(
     freeze: Iterable[str] = (),
     outputs: Sequence[str] | None = None,
 ) -> OnnxModel:
-    """As `load`, of a model in memory; `file` is what messages call it."""
+    """Build the module of an ONNX model in memory, as `load` does; messages call the model `file`."""
     model = inliner.inline_local_functions(model)
     opset = next((o.version for o in model.opset_import if o.domain in DOMAINS), 1)
     graph = model.graph
@@ -92,10 +92,10 @@ def from_proto(
 
 
 def _shape(value: onnx.ValueInfoProto) -> Shape:
-    kind = value.type.tensor_type
-    if not kind.HasField("shape"):
+    tensor_type = value.type.tensor_type
+    if not tensor_type.HasField("shape"):
         return None
-    return tuple(d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim)
+    return tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor_type.shape.dim)
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -106,7 +106,7 @@ def _read(path: Path) -> onnx.ModelProto:
 
 
 def _is_static(array: Static) -> bool:
-    """Whether a tensor is known without data: integers and booleans, and single numbers."""
+    """Return whether a tensor is known without data: every tensor that is not floating-point, and single numbers."""
     return array.ndim == 0 or array.dtype.kind in "iub" or array.dtype.kind not in "fV"
 
 
@@ -117,7 +117,7 @@ def _tensor(array: Static, name: str, file: str) -> torch.Tensor:
 
 
 def _is_weight(name: str, value: torch.Tensor, nodes: Sequence[Node]) -> bool:
-    """Whether an initialiser is to be trained: finite numbers that a node uses as more than an option."""
+    """Return whether an initialiser can be trained: finite numbers that a node uses as more than an option."""
     if value.dtype not in _FLOATS or not bool(torch.isfinite(value).all()):
         return False
     uses = [(n.operator, i) for n in with_inner(nodes) for i, given in enumerate(n.inputs) if given == name]

@@ -18,18 +18,19 @@ from irongrad.onnx.registry import Call, Node, Static, Value, operator_of, tenso
 from irongrad.onnx.static import RULES
 from irongrad.runtime.errors import UserError
 
-# Sizes of an input, None for those that vary; None where the file says nothing.
+# The sizes of an input, None for a size that varies. The whole shape is None if the file does not give one.
 Shape = tuple[int | None, ...] | None
 
 
 class OnnxModel(nn.Module):
-    """An ONNX graph. Parameters and buffers have the names of its initialisers, and `forward` its inputs.
+    """An ONNX graph as a module.
 
-    Each node is a line of a source file to Python, the ONNX file itself, so tracebacks and messages name the node.
+    Its parameters and buffers have the names of the graph's initialisers, and its `forward` takes the graph's inputs.
+    To Python, each node is a line of a source file, the ONNX file itself. So tracebacks and messages name the node.
 
     Attributes:
-        nodes: of the graph, in order.
-        results: names of its outputs.
+        nodes: the nodes of the graph, in order.
+        results: the names of the graph's outputs.
     """
 
     nodes: tuple[Node, ...]
@@ -48,17 +49,17 @@ class OnnxModel(nn.Module):
         self.nodes, self.results = tuple(nodes), tuple(results)
         self._statics = dict(statics)
         self._has_float64 = any(t.dtype is torch.float64 for t in tensors.values())
-        self._paths = {name: self._place(name, value) for name, value in tensors.items()}
+        self._paths = {name: self._add_tensor(name, value) for name, value in tensors.items()}
 
-    def _place(self, name: str, value: torch.Tensor) -> str:
-        """Register a tensor under its name, whose dots are modules inside modules as in PyTorch; returns its path."""
+    def _add_tensor(self, name: str, value: torch.Tensor) -> str:
+        """Register a tensor under its name, with dots as nested modules as in PyTorch, and return its path."""
         *parents, last = [part or "_" for part in name.split(".")]
         owner: nn.Module = self
         for parent in parents:
             inner = owner._modules.get(parent)
             if inner is None:
                 if hasattr(owner, parent):
-                    return self._place(name.replace(".", "_"), value)
+                    return self._add_tensor(name.replace(".", "_"), value)
                 inner = nn.Module()
                 owner.add_module(parent, inner)
             owner = inner
@@ -71,7 +72,7 @@ class OnnxModel(nn.Module):
         return ".".join([*parents, last])
 
     def begin(self, **inputs: torch.Tensor) -> dict[str, Value]:
-        """What is known before the first node.
+        """Return the values that are known before the first node.
 
         Raises:
             UserError: an input has other sizes than those that are fixed in the file.
@@ -85,22 +86,22 @@ class OnnxModel(nn.Module):
         return values | inputs
 
     def compute(self, number: int, values: dict[str, Value]) -> None:
-        """Run one node."""
+        """Run node `number`, and add its outputs to `values`."""
         self._compute(self.nodes[number], values)
 
     def _compute(self, node: Node, values: dict[str, Value]) -> None:
-        given = [values[name] if name else None for name in node.inputs]
+        operands = [values[name] if name else None for name in node.inputs]
         call = Call(node, self.training, self._is_wide(), values, self._compute)
-        known = bool(given) and all(v is None or isinstance(v, np.ndarray) for v in given)
+        known = bool(operands) and all(v is None or isinstance(v, np.ndarray) for v in operands)
         function = (RULES.get(node.operator) if known else None) or operator_of(node)
         try:
-            made = function(call, *given)
+            result = function(call, *operands)
         except TypeError as error:
             if "positional argument" not in str(error):
                 raise
             raise node.unsupported("has inputs that are not supported") from error
-        results = made if isinstance(made, list | tuple) else [made]
-        # numpy makes numbers of arrays of rank 0.
+        results = result if isinstance(result, list | tuple) else [result]
+        # numpy returns scalars instead of arrays of rank 0.
         results = [np.asarray(r) if isinstance(r, np.generic) else r for r in results]
         values.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
 
@@ -108,7 +109,7 @@ class OnnxModel(nn.Module):
         return any(t.dtype is torch.float64 for t in self.parameters()) and not self._has_float64
 
     def end(self, values: Mapping[str, Value]) -> Any:
-        """The output, or a dictionary of several."""
+        """Return the output, or a dictionary if there are several."""
         found = {name: tensor(values[name]) for name in self.results}
         return next(iter(found.values())) if len(found) == 1 else found
 
@@ -133,7 +134,7 @@ def module_of(
     statics: Mapping[str, Static],
     tensors: Mapping[str, torch.Tensor],
 ) -> OnnxModel:
-    """A module of a class of its own, whose `forward` names the inputs and has a line for every node."""
+    """Return a module of a class of its own, whose `forward` names the inputs and has a line for every node."""
     lines = [f"    self.compute({i}, v)" for i in range(len(nodes))] + ["    return self.end(v)"]
     names = {name: identifier(name) for name in inputs}
     given = ", ".join(f"{name!r}: {as_}" for name, as_ in names.items())
@@ -144,13 +145,13 @@ def module_of(
     forward = FunctionType(code.replace(co_firstlineno=0), {"__name__": __name__})
     shown = [f"{node}\n" for node in nodes] + [f"return {', '.join(results)}\n"]
     linecache.cache[file] = (sum(map(len, shown)), None, shown, file)
-    kind = type("OnnxModel", (OnnxModel,), {"forward": forward, "__doc__": f"The graph in {file}."})
-    made: OnnxModel = kind(nodes, results, statics, tensors, inputs)
-    return made
+    subclass = type("OnnxModel", (OnnxModel,), {"forward": forward, "__doc__": f"The graph in {file}."})
+    result: OnnxModel = subclass(nodes, results, statics, tensors, inputs)
+    return result
 
 
 def identifier(name: str) -> str:
-    """A name as Python takes it for an argument."""
+    """Return a name that Python accepts for an argument."""
     plain = re.sub(r"\W", "_", name)
     return (
         f"_{plain}" if not plain or plain[0].isdigit() or keyword.iskeyword(plain) or plain in ("self", "v") else plain

@@ -1,8 +1,8 @@
-"""The table of operators: for each of ONNX's, a function of tensors that PyTorch differentiates.
+"""The table of operators: for each ONNX operator, a function of tensors that PyTorch differentiates.
 
-A value in an ONNX graph is a tensor, or a numpy array where it is known without data: integer constants, single
-numbers, shapes, and what is computed of them (`irongrad.onnx.static`). A function takes a `Call` and the node's inputs,
-None for one that is left out, and returns one value or a sequence of them.
+A value in an ONNX graph is a tensor, or a numpy array if it is known without data. Known without data are integer
+constants, single numbers, shapes, and values computed from these (`irongrad.onnx.static`). An operator's function takes
+a `Call` and the node's inputs, with None for an input that is left out. It returns one value or a sequence of values.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Region:
     """A graph inside a node: a branch of If, or the body of Loop or Scan.
 
     Attributes:
-        inputs: names of what it is called with.
-        nodes: in order.
-        outputs: names of its results.
-        outside: names of what it reads of the graphs around it.
+        inputs: the names of its inputs.
+        nodes: its nodes, in order.
+        outputs: the names of its results.
+        outside: the names of the values that it reads from the graphs around it.
     """
 
     inputs: tuple[str, ...]
@@ -47,15 +47,15 @@ class Node:
     """A node of an ONNX graph.
 
     Attributes:
-        operator: ONNX's name of what it computes.
-        domain: of the operator; empty for ONNX's own.
-        name: the node's; made of its first output where the file gives none.
-        inputs: names of values, empty for one that is left out.
-        outputs: names of values, empty for one that nobody reads.
-        attributes: by name, as Python values, and graphs as `Region`.
+        operator: the name of its ONNX operator.
+        domain: the operator's domain; empty for ONNX's own.
+        name: the node's name; the name of its first output if the file gives none.
+        inputs: the names of its inputs, empty for an input that is left out.
+        outputs: the names of its outputs, empty for an output that nothing reads.
+        attributes: its attributes by name, as Python values; graphs are of class `Region`.
         opset: the version of the operator set that the file uses.
-        file: the file.
-        number: its place in the file, from 1; what a message says as the line.
+        file: the name of the file.
+        number: its position in the file, from 1; messages give it as the line.
     """
 
     operator: str
@@ -78,11 +78,11 @@ class Node:
 
     @property
     def reads(self) -> list[str]:
-        """Names of all values that it reads, in its regions too."""
+        """Names of all values that the node reads, also in its regions."""
         return [n for n in self.inputs if n] + [n for r in self.regions for n in r.outside]
 
     def unsupported(self, why: str) -> UnsupportedOpError:
-        """The error to raise where this node cannot be converted."""
+        """Return the error to raise if this node cannot be converted."""
         return UnsupportedOpError(
             f"{self.file}:{self.number}: {self}\n  {self.operator} of opset {self.opset} {why}. Export the model "
             "without it, or with other arguments"
@@ -91,14 +91,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Call:
-    """A node that is being computed.
+    """The computation of a node.
 
     Attributes:
         node: the node.
         training: whether the module is in training mode.
-        wide: whether the module was taken to float64, which the file does not say.
-        values: what its regions may read, by name.
-        compute: computes a node of a region, with values that it adds to.
+        wide: whether the module was converted to float64, although the file is not in float64.
+        values: the values that the node's regions may read, by name.
+        compute: a function that computes a node of a region, and adds its outputs to the values that it is given.
     """
 
     node: Node
@@ -113,15 +113,15 @@ class Call:
         return self.node.opset
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute."""
+        """Return the attribute `name`."""
         return self.node.attributes.get(name, default)
 
     def wants(self, output: int) -> bool:
-        """Whether the node has the output of that number."""
+        """Return whether the node has output number `output`."""
         return len(self.node.outputs) > output and bool(self.node.outputs[output])
 
     def ints(self, value: Value | None, what: str) -> list[Any]:
-        """The integers in an input that says how, not what, to compute.
+        """Return the integers of an input that is an option, not an operand.
 
         Raises:
             UnsupportedOpError: they depend on data.
@@ -131,14 +131,14 @@ class Call:
         return [] if value is None else [_plain(v) for v in np.asarray(value).reshape(-1)]
 
     def option(self, value: Value | None, name: str) -> list[Any] | None:
-        """Integers that older operator sets have as an attribute and newer ones as an input; None for neither."""
+        """Return integers from an attribute (older operator sets) or an input (newer ones); None for neither."""
         if value is not None:
             return self.ints(value, name)
-        given = self.get(name)
-        return list(given) if given is not None else None
+        attribute = self.get(name)
+        return list(attribute) if attribute is not None else None
 
     def number(self, value: Value | None, default: float, what: str) -> float:
-        """A number that says how to compute; one that varies is refused."""
+        """Return the number of an input that is an option, or `default`; a number that depends on data is refused."""
         found = self.ints(value, what)
         return found[0] if found else default
 
@@ -148,7 +148,7 @@ def _plain(value: Any) -> Any:
 
 
 def operator(*names: str) -> Callable[[Operator], Operator]:
-    """Register the function below for these operators of ONNX."""
+    """Register the decorated function for these operators of ONNX."""
 
     def register(function: Operator) -> Operator:
         for name in names:
@@ -160,7 +160,7 @@ def operator(*names: str) -> Callable[[Operator], Operator]:
 
 
 def with_inner(nodes: Iterable[Node]) -> Iterator[Node]:
-    """All nodes, those inside others too."""
+    """Yield all nodes, those inside other nodes too."""
     for node in nodes:
         yield node
         for region in node.regions:
@@ -168,10 +168,10 @@ def with_inner(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def operator_of(node: Node) -> Operator:
-    """The function that computes `node`.
+    """Return the function that computes `node`.
 
     Raises:
-        UnsupportedOpError: there is none.
+        UnsupportedOpError: the table has no function for it.
     """
     if node.domain not in DOMAINS or node.operator not in _OPERATORS:
         domain = f" of the domain {node.domain}" if node.domain not in DOMAINS else ""
@@ -180,15 +180,15 @@ def operator_of(node: Node) -> Operator:
 
 
 def operators() -> list[str]:
-    """The names of all operators in the table."""
+    """Return the names of all operators in the table."""
     return sorted(_OPERATORS)
 
 
 def tensor(value: Value) -> torch.Tensor:
-    """A value as a tensor."""
+    """Return a value as a tensor."""
     if isinstance(value, torch.Tensor):
         return value
-    if value.dtype == object:  # sizes that are symbols
+    if value.dtype == object:  # symbolic sizes
         return torch.tensor(value.tolist())
     if value.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(np.array(value).view(np.int16)).view(torch.bfloat16)
@@ -196,7 +196,7 @@ def tensor(value: Value) -> torch.Tensor:
 
 
 def tensors(values: Sequence[Value]) -> list[torch.Tensor | float]:
-    """Values for an operator that broadcasts; single numbers beside tensors stay numbers."""
+    """Return values for an operator that broadcasts; single numbers beside tensors stay numbers."""
     if not any(isinstance(v, torch.Tensor) for v in values):
         return [tensor(v) for v in values]
     return [v.item() if isinstance(v, np.ndarray) and v.ndim == 0 else tensor(v) for v in values]

@@ -1,6 +1,7 @@
-"""Operators on what is known without data: shapes, and indices computed of them, in numpy.
+"""Operators on values that are known without data, in numpy: shapes, and indices computed from them.
 
-Sizes may be symbols (`torch.SymInt`), in arrays of objects, on which numpy's operators are Python's own.
+Sizes may be symbols (`torch.SymInt`). They are in arrays of objects, on whose elements numpy uses Python's own
+operators.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Rule = Callable[..., Any]
 
 
 def _divide(a: Static, b: Static) -> Static:
-    """Integers are divided towards zero."""
+    """Divide; integers are rounded towards zero."""
     if object in (a.dtype, b.dtype):
         return np.asarray(a // b)
     return np.asarray(np.trunc(a / b).astype(a.dtype) if a.dtype.kind in "iu" else a / b)

@@ -1,4 +1,4 @@
-"""A training step of an ONNX file, a loss, an optimizer and data that are named, as the command line does."""
+"""A training step of an ONNX file, with loss, optimizer and data given by name, as the command line does."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ def make_step(
     freeze: Iterable[str] = (),
     output: str | None = None,
 ) -> TrainStep:
-    """The step that trains the model in `path` on the arrays of `data`.
+    """Return the step that trains the model in `path` on the arrays of `data`.
 
     Args:
         path: the ONNX file.
-        data: the model's inputs by name, and what the loss takes after its output; the first rows are the example.
-        batch: how many rows make a batch.
+        data: the model's inputs by name, then the loss's arguments after the model's output. The first rows are the
+            example batch.
+        batch: the number of rows in a batch.
         loss: a function of torch.nn.functional or a class of torch.nn, such as `cross_entropy` or `CrossEntropyLoss`.
         optimizer: a class of torch.optim, such as `AdamW`.
-        options: of the optimizer, such as `lr`.
+        options: the options of the optimizer, such as `lr`.
         freeze: patterns of names of initialisers that are not trained.
-        output: which of the model's outputs the loss takes; all, as a dictionary where there are several, if None.
+        output: the model's output that the loss takes; None for all, as a dictionary if there are several.
 
     Raises:
         UserError: there is no such loss or optimizer, or an input is missing.
@@ -67,10 +68,10 @@ def _loss(name: str) -> Callable[..., torch.Tensor]:
     if callable(function) and not name.startswith("_"):
         found: Callable[..., torch.Tensor] = function
         return found
-    kind = getattr(nn, name, None)
-    if isinstance(kind, type) and issubclass(kind, nn.Module):
-        made: Callable[..., torch.Tensor] = kind()
-        return made
+    found_class = getattr(nn, name, None)
+    if isinstance(found_class, type) and issubclass(found_class, nn.Module):
+        built: Callable[..., torch.Tensor] = found_class()
+        return built
     raise UserError(
         f"there is no loss {name!r}: it is a function of torch.nn.functional, such as cross_entropy or mse_loss, or a "
         "class of torch.nn, such as CrossEntropyLoss"
@@ -78,23 +79,23 @@ def _loss(name: str) -> Callable[..., torch.Tensor]:
 
 
 def _optimizer(name: str, model: OnnxModel, options: Mapping[str, Any]) -> torch.optim.Optimizer:
-    kind = getattr(torch.optim, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+    found_class = getattr(torch.optim, name, None)
+    if not (isinstance(found_class, type) and issubclass(found_class, torch.optim.Optimizer)):
         raise UserError(f"there is no optimizer {name!r} in torch.optim; it has AdamW, SGD and others")
     if not list(model.parameters()):
         raise UserError("the model has nothing to train: no initialiser in floating point is left")
     try:
-        made: torch.optim.Optimizer = kind(model.parameters(), **options)
+        built: torch.optim.Optimizer = found_class(model.parameters(), **options)
     except (TypeError, ValueError) as error:
         raise UserError(f"torch.optim.{name} does not take these options: {error}") from None
-    return made
+    return built
 
 
 def options_of(items: Mapping[str, str]) -> dict[str, Any]:
-    """Options as they are written in Python: numbers, tuples of them, True and False.
+    """Parse options that are written as Python literals: numbers, tuples of numbers, True and False.
 
     Raises:
-        UserError: one is none of these.
+        UserError: a value is none of these.
     """
     try:
         return {name: ast.literal_eval(text) for name, text in items.items()}

@@ -172,7 +172,7 @@ def test_an_operator_of_the_users_own_has_the_gradient_of_its_decomposition(monk
 def test_an_operator_that_cannot_be_compiled_is_named():
     compiled = torch.compile(lambda x: torch.poisson(x), backend=ig.torch_backend)
     with pytest.raises(
-        torch._dynamo.exc.BackendCompilerFailed, match=r"test_dynamo\.py:\d+.*\n.*aten\.poisson\.default"
+        torch._dynamo.exc.BackendCompilerFailed, match=r"test_torch_compile\.py:\d+.*\n.*aten\.poisson\.default"
     ):
         compiled(torch.ones(3))
 

@@ -11,7 +11,7 @@ import torch
 from irongrad.memory_model.liveness import usage
 from irongrad.mlir.walk import parsed
 from irongrad.pipeline.dump import readable
-from irongrad.pipeline.iree.compile import COMMON_FLAGS, _compile_to_flow, _compile_to_stream
+from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation
 from irongrad.pipeline.iree.report.peak_transients import transients_of
 from irongrad.pipeline.lower.importer import import_functions
 from irongrad.targets import parse_target
@@ -31,8 +31,9 @@ def predicted_and_allocated_fixture(step_of: Callable[..., Any], tmp_path_factor
         text = dict(readable(import_functions(step, scratch)))[".linalg.mlir"]
         source.write_text(text.replace("@graph.call", "@call"))
         flags = [*COMMON_FLAGS, *TARGET.flags]
-        _compile_to_flow(TARGET, flags, source)
-        with parsed(_compile_to_stream(TARGET, flags, source, scratch / "step.vmfb")) as stream:
+        compilation = Compilation.of(source, TARGET, flags)
+        compilation.to_flow()
+        with parsed(compilation.to_stream()) as stream:
             (allocated,) = transients_of(stream).values() or (0,)
         return usage(step.functions["call"].graph.graph).total, allocated
 

@@ -1,4 +1,4 @@
-"""The operators, one file a family; importing this fills the table in `irongrad.onnx.registry`."""
+"""The operators, one file for each family; importing this package fills the table in `irongrad.onnx.registry`."""
 
 from __future__ import annotations
 

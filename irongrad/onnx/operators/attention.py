@@ -1,4 +1,4 @@
-"""Attention and what goes with it: rotary positions, gated activations."""
+"""Attention, and rotary position embedding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def attention(
     past_value: Value | None = None,
     lengths: Value | None = None,
 ) -> Any:
-    """Scaled dot products of heads, of which several queries may share a key and a value."""
+    """Compute scaled dot-product attention; several query heads may share a key and a value head."""
     if lengths is not None:
         raise call.node.unsupported("has sequences of several lengths in its cache, which is not supported")
     flat = q.ndim == 3
@@ -40,14 +40,14 @@ def attention(
     added = _bias(call, query, key, mask, past_key.shape[2] if past_key is not None else 0)
     masked = capped if added is None else capped + added
     weights = _weights(masked, added if mask is not None else None)
-    made = weights @ value
-    made = made.transpose(1, 2).flatten(2) if flat else made
+    output = weights @ value
+    output = output.transpose(1, 2).flatten(2) if flat else output
     shown = (scores, capped if cap else masked, masked, weights)
-    return [made, *present, shown[call.get("qk_matmul_output_mode", 0)]]
+    return [output, *present, shown[call.get("qk_matmul_output_mode", 0)]]
 
 
 def _weights(masked: Tensor, added: Tensor | None) -> Tensor:
-    """Softmax; zeros for a query that a mask lets see no key."""
+    """Return the softmax; zeros for a query whose keys are all masked."""
     if added is None:
         return torch.softmax(masked, -1)
     blind = (added == float("-inf")).all(-1, keepdim=True)
@@ -59,16 +59,16 @@ def _heads(x: Tensor, count: int | None) -> Tensor:
 
 
 def _bias(call: Call, query: Tensor, key: Tensor, mask: Value | None, past: int) -> Tensor | None:
-    """What is added to the scores: minus infinity where a key is not looked at."""
+    """Return the tensor that is added to the scores: minus infinity for masked keys."""
     added = None
     if mask is not None:
-        given = tensor(mask)
-        if given.shape[-1] < key.shape[2]:
-            rest = key.shape[2] - given.shape[-1]
-            fill = False if given.dtype == torch.bool else float("-inf")
-            given = torch.nn.functional.pad(given, (0, rest), value=fill)
-        added = _minus_infinity(given, query) if given.dtype == torch.bool else given
-    # How far each key lies before its query.
+        mask_values = tensor(mask)
+        if mask_values.shape[-1] < key.shape[2]:
+            rest = key.shape[2] - mask_values.shape[-1]
+            fill = False if mask_values.dtype == torch.bool else float("-inf")
+            mask_values = torch.nn.functional.pad(mask_values, (0, rest), value=fill)
+        added = _minus_infinity(mask_values, query) if mask_values.dtype == torch.bool else mask_values
+    # The distance of each key before its query.
     ahead = past + torch.arange(query.shape[2])[:, None] - torch.arange(key.shape[2])
     seen = [ahead >= 0] if call.get("is_causal", 0) else []
     if (left := call.get("left_window_size", -1)) >= 0:
@@ -87,25 +87,25 @@ def _minus_infinity(seen: Tensor, like: Tensor) -> Tensor:
 
 @operator("RotaryEmbedding")
 def rotary_embedding(call: Call, x: Value, cos: Value, sin: Value, positions: Value | None = None) -> Tensor:
-    """Pairs of elements turned by the angle of their position."""
+    """Rotate pairs of elements by the angle of their position."""
     value = tensor(x)
     flat = value.ndim == 3
     heads = value.unflatten(2, (call.get("num_heads"), -1)) if flat else value.transpose(1, 2)
     width = call.get("rotary_embedding_dim", 0) or heads.shape[-1]
     turned, rest = heads[..., :width], heads[..., width:]
-    of_cos, of_sin = tensor(cos), tensor(sin)
+    cosines, sines = tensor(cos), tensor(sin)
     if positions is not None:
         place = tensor(positions).long()
-        of_cos, of_sin = of_cos[place], of_sin[place]
-    of_cos, of_sin = (t[..., : width // 2].unsqueeze(2) for t in (of_cos, of_sin))
+        cosines, sines = cosines[place], sines[place]
+    cosines, sines = (t[..., : width // 2].unsqueeze(2) for t in (cosines, sines))
     if call.get("interleaved", 0):
         a, b = turned[..., 0::2], turned[..., 1::2]
     else:
         a, b = turned.chunk(2, -1)
-    real, imaginary = of_cos * a - of_sin * b, of_sin * a + of_cos * b
+    real, imaginary = cosines * a - sines * b, sines * a + cosines * b
     if call.get("interleaved", 0):
-        made = torch.stack([real, imaginary], -1).flatten(-2)
+        output = torch.stack([real, imaginary], -1).flatten(-2)
     else:
-        made = torch.cat([real, imaginary], -1)
-    made = torch.cat([made, rest], -1)
-    return made.flatten(2) if flat else made.transpose(1, 2)
+        output = torch.cat([real, imaginary], -1)
+    output = torch.cat([output, rest], -1)
+    return output.flatten(2) if flat else output.transpose(1, 2)

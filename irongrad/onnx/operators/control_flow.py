@@ -1,10 +1,11 @@
 """If, Loop and Scan.
 
-What is known without data is decided here: which branch runs, and how often a loop does. What data decides becomes
-PyTorch's `cond` and `while_loop`, and a loop of many iterations its `scan`; all three are compiled to structured
-control flow. A loop whose end data decides has no gradient, as the values of its iterations cannot be kept.
+Decisions that are known without data are taken here: which branch runs, and how often a loop iterates. Decisions that
+depend on data become PyTorch's `cond` and `while_loop`, and a loop of many iterations becomes its `scan`. All three are
+compiled to structured control flow. A loop whose end depends on data has no gradient, because the values of its
+iterations cannot be kept.
 
-In eager they run in Python, where autograd follows every operator.
+In eager mode they run in Python, where autograd follows every operator.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from irongrad.graph import eager_control_flow as python
 from irongrad.onnx.registry import Call, Region, Static, Value, operator, tensor, with_inner
 from irongrad.operators.decompositions.recurrent import LONGEST_UNROLLED
 
-# The most iterations that are written one after the other where their number follows from the loop's own counting.
+# The most iterations that are unrolled if a loop computes its own trip count.
 MOST_COUNTED = 1000
 
 
 class _Body:
-    """A region of a node.
+    """A region of a node, as a function.
 
     Attributes:
         region: the region.
-        outer: the tensors of the graphs around it that it reads, by name.
+        outer: the tensors that the region reads from the graphs around it, by name.
     """
 
     def __init__(self, call: Call, name: str) -> None:
@@ -39,12 +40,12 @@ class _Body:
         self.outer = {n: v for n in self.region.outside if isinstance(v := call.values[n], Tensor)}
 
     def known(self, name: str) -> Static | None:
-        """A value from outside that is known without data."""
+        """Return a value from outside if it is known without data, else None."""
         value = self._call.values[name] if name in self.region.outside else None
         return None if isinstance(value, Tensor) else value
 
     def __call__(self, given: Sequence[Value], outer: Sequence[Tensor] | None = None) -> list[Value]:
-        """Its results on inputs, and on other tensors in place of those in `outer`."""
+        """Return the region's results for these inputs, with the tensors `outer` in place of `self.outer`."""
         values = {n: self._call.values[n] for n in self.region.outside}
         if outer is not None:
             self._check_structured(values.values())
@@ -55,7 +56,7 @@ class _Body:
         return [values[n] for n in self.region.outputs]
 
     def _check_structured(self, values: Iterable[Value]) -> None:
-        """Refuse what a branch or a body cannot do that runs no one knows how often."""
+        """Refuse operations that a region cannot do if it is unknown how often it runs."""
         _tensors(self._call, [v for v in values if isinstance(v, list)])
         for node in with_inner(self.region.nodes):
             if self._call.training and node.operator == "BatchNormalization":
@@ -66,14 +67,14 @@ class _Body:
 
 
 def _operators() -> Any:
-    """PyTorch's operators of control flow while something is traced, and Python's own otherwise."""
+    """Return PyTorch's control flow operators during tracing, and the Python versions otherwise."""
     traces = torch.compiler.is_compiling() or get_proxy_mode() is not None
     return torch.ops.higher_order if traces else python
 
 
 @operator("If")
 def if_(call: Call, condition: Value) -> list[Value]:
-    """One of two branches."""
+    """Run one of two branches."""
     if not isinstance(condition, Tensor):
         return _Body(call, "then_branch" if condition.item() else "else_branch")([])
     branches = [_Body(call, name) for name in ("then_branch", "else_branch")]
@@ -91,7 +92,7 @@ def if_(call: Call, condition: Value) -> list[Value]:
 
 @operator("Scan")
 def scan(call: Call, *values: Value) -> list[Tensor]:
-    """States from step to step along axes of the other inputs, and what each step gives beside them, stacked."""
+    """Carry states along axes of the other inputs, and stack the further results of each step."""
     if call.opset < 9:
         raise call.node.unsupported("is one loop for each row of a batch, which is not supported")
     count = call.get("num_scan_inputs")
@@ -103,8 +104,8 @@ def scan(call: Call, *values: Value) -> list[Tensor]:
     last, stacks = _iterated(call, body, body, states, rows)
     axes = call.get("scan_output_axes") or [0] * len(stacks)
     backwards = call.get("scan_output_directions") or [0] * len(stacks)
-    made = [(s.flip(0) if b else s).movedim(0, a) for s, a, b in zip(stacks, axes, backwards, strict=True)]
-    return [*last, *made]
+    results = [(s.flip(0) if b else s).movedim(0, a) for s, a, b in zip(stacks, axes, backwards, strict=True)]
+    return [*last, *results]
 
 
 def _along(x: Tensor, axis: int, backwards: int) -> Tensor:
@@ -119,18 +120,18 @@ def _iterated(
     states: Sequence[Value],
     rows: Sequence[Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The states after all rows, and the stacks of what else `run` gives, which runs the body."""
+    """Return the states after all rows, and the stacked further results of `run`, which runs the body."""
     carried, size = [_state(call, s) for s in states], len(states)
 
     def step(*tensors: Tensor) -> list[Tensor]:
         given, outer = tensors[: size + len(rows)], tensors[size + len(rows) :]
-        made = _tensors(call, run(given, outer))
-        _check_kept(call, given[:size], made[:size])
-        return made
+        results = _tensors(call, run(given, outer))
+        _check_kept(call, given[:size], results[:size])
+        return results
 
     length = rows[0].shape[0]
     if length == 0:
-        raise call.node.unsupported("runs over nothing, which is not supported")
+        raise call.node.unsupported("runs over an empty sequence, which is not supported")
     short = isinstance(length, int) and length <= LONGEST_UNROLLED
     operators = python if short else _operators()
     results = operators.scan(step, carried, list(rows), tuple(body.outer.values()))
@@ -140,16 +141,16 @@ def _iterated(
 def _tensors(call: Call, values: Sequence[Value]) -> list[Tensor]:
     if any(isinstance(v, list) for v in values):
         raise call.node.unsupported(
-            "has a sequence of tensors, and what runs depends on data, or in a loop of more than "
+            "has a sequence of tensors, and what runs depends on data, or it is in a loop of more than "
             f"{LONGEST_UNROLLED} iterations, which is not supported"
         )
     return [tensor(v) for v in values]
 
 
 def _state(call: Call, value: Value) -> Tensor:
-    """What a loop begins with; a number of the file in float64, where the model was taken there."""
-    (made,) = _tensors(call, [value])
-    return made.double() if call.wide and made.dtype is torch.float32 else made
+    """Return an initial state of a loop; float32 becomes float64 if the model was converted to float64."""
+    (results,) = _tensors(call, [value])
+    return results.double() if call.wide and results.dtype is torch.float32 else results
 
 
 def _check_kept(call: Call, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
@@ -163,7 +164,7 @@ def _check_kept(call: Call, before: Sequence[Tensor], after: Sequence[Tensor]) -
 
 @operator("Loop")
 def loop(call: Call, trips: Value | None = None, condition: Value | None = None, *initial: Value) -> list[Value]:
-    """As often as `trips` says, and while a condition holds; either may be left out."""
+    """Iterate `trips` times while a condition holds; either may be left out."""
     body = _Body(call, "body")
     if isinstance(trips, Tensor) or isinstance(condition, Tensor):
         return _while(call, body, trips, condition, initial)
@@ -171,12 +172,12 @@ def loop(call: Call, trips: Value | None = None, condition: Value | None = None,
     if condition is not None and not condition.item():
         most = 0
     if most is None or not _always_goes_on(body):
-        made = _counted(call, body, initial, most)
-        return _while(call, body, trips, condition, initial) if made is None else made
+        results = _counted(call, body, initial, most)
+        return _while(call, body, trips, condition, initial) if results is None else results
     if most <= LONGEST_UNROLLED:
-        made = _counted(call, body, initial, most)
-        assert made is not None
-        return made
+        results = _counted(call, body, initial, most)
+        assert results is not None
+        return results
     goes_on = np.array(True)
 
     def run(given: Sequence[Value], outer: Sequence[Tensor]) -> list[Value]:
@@ -188,7 +189,7 @@ def loop(call: Call, trips: Value | None = None, condition: Value | None = None,
 
 
 def _always_goes_on(body: _Body) -> bool:
-    """Whether the body gives the condition that it gets."""
+    """Return whether the condition always holds: the body returns the condition that it gets, or a known True."""
     name = body.region.outputs[0]
     makers = {o: n for n in body.region.nodes for o in n.outputs}
     while name in makers and makers[name].operator == "Identity":
@@ -198,7 +199,7 @@ def _always_goes_on(body: _Body) -> bool:
 
 
 def _counted(call: Call, body: _Body, initial: Sequence[Value], most: int | None) -> list[Value] | None:
-    """The iterations one after the other; None where data decides which is the last."""
+    """Unroll the iterations; return None if data decides which is the last."""
     states, stacked, number = list(initial), list[list[Value]](), 0
     goes_on: Value = np.array(True)
     while goes_on.item() and (most is None or number < most):
@@ -210,7 +211,7 @@ def _counted(call: Call, body: _Body, initial: Sequence[Value], most: int | None
         if number > MOST_COUNTED:
             raise call.node.unsupported(f"makes more than {MOST_COUNTED} iterations, which is not supported")
     if not stacked and len(body.region.outputs) > 1 + len(states):
-        raise call.node.unsupported("makes no iteration, so that what it stacks has no shape")
+        raise call.node.unsupported("makes no iteration, so its stacked results have no known shape")
     return [*states, *(_stacked(rows) for rows in zip(*stacked, strict=True))]
 
 
@@ -223,7 +224,7 @@ def _stacked(rows: Sequence[Value]) -> Value:
 def _while(
     call: Call, body: _Body, trips: Value | None, condition: Value | None, initial: Sequence[Value]
 ) -> list[Value]:
-    """A loop whose end depends on data; it has no gradient."""
+    """Run a loop whose end depends on data; it has no gradient."""
     if len(body.region.outputs) > 1 + len(initial):
         raise call.node.unsupported(
             "stacks a result of every iteration, whose number depends on data, which is not supported"
@@ -236,9 +237,9 @@ def _while(
 
     def step(number: Tensor, most: Tensor, goes_on: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         states, outer = rest[: len(initial)], rest[len(initial) :]
-        made = _tensors(call, body([number, goes_on, *states], outer))
-        _check_kept(call, states, made[1:])
-        return (number + 1, most, made[0].reshape(()), *made[1:])
+        results = _tensors(call, body([number, goes_on, *states], outer))
+        _check_kept(call, states, results[1:])
+        return (number + 1, most, results[0].reshape(()), *results[1:])
 
     carried = (torch.zeros((), dtype=torch.int64), most, goes_on, *(_state(call, v) for v in initial))
     return list(_operators().while_loop(holds, step, carried, tuple(body.outer.values()))[3:])

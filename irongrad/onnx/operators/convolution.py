@@ -1,4 +1,4 @@
-"""Convolutions and pooling, with ONNX's ways to say how the borders are padded."""
+"""Convolutions and pooling, with ONNX's ways to specify padding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pads = list[tuple[int, int]]
 def _pads(
     call: Call, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> Pads:
-    """What is added before and behind each spatial dimension."""
+    """Return the padding before and after each spatial dimension."""
     rank = len(kernel)
     auto = call.get("auto_pad", "NOTSET")
     if auto in ("NOTSET", "VALID"):
@@ -49,7 +49,7 @@ def _window(call: Call, x: Tensor, kernel: Sequence[int]) -> tuple[list[int], li
 
 @operator("Conv")
 def conv(call: Call, x: Value, w: Value, b: Value | None = None) -> Tensor:
-    """In one to three spatial dimensions."""
+    """Convolve in one to three spatial dimensions."""
     value, weight = tensor(x), tensor(w)
     strides, dilations, pads = _window(call, value, weight.shape[2:])
     if not _is_symmetric(pads):
@@ -61,7 +61,7 @@ def conv(call: Call, x: Value, w: Value, b: Value | None = None) -> Tensor:
 
 @operator("ConvTranspose")
 def conv_transpose(call: Call, x: Value, w: Value, b: Value | None = None) -> Tensor:
-    """The gradient of a convolution; what lies outside of the wanted size is cut off."""
+    """Compute the gradient of a convolution; elements outside of the wanted size are cut off."""
     value, weight = tensor(x), tensor(w)
     rank = weight.ndim - 2
     strides = list(call.get("strides") or [1] * rank)
@@ -76,12 +76,12 @@ def conv_transpose(call: Call, x: Value, w: Value, b: Value | None = None) -> Te
     if _is_symmetric(pads) and all(p >= 0 for p, _ in pads):
         both = [p for p, _ in pads]
         return function(value, weight, bias, strides, both, extra, groups, dilations)
-    made = function(value, weight, bias, strides, 0, extra, groups, dilations)
-    return functional.pad(made, [-p for pair in reversed(pads) for p in pair])
+    whole_result = function(value, weight, bias, strides, 0, extra, groups, dilations)
+    return functional.pad(whole_result, [-p for pair in reversed(pads) for p in pair])
 
 
 def _cut(call: Call, x: Tensor, strides: Sequence[int], whole: Sequence[int]) -> Pads:
-    """How much of the whole result is cut off before and behind."""
+    """Return how many elements of the whole result are cut off before and after, by dimension."""
     auto, shape, rank = call.get("auto_pad", "NOTSET"), call.get("output_shape"), len(whole)
     if shape is None and auto in ("NOTSET", "VALID"):
         given = call.get("pads") or [0] * 2 * rank
@@ -93,14 +93,14 @@ def _cut(call: Call, x: Tensor, strides: Sequence[int], whole: Sequence[int]) ->
 
 @operator("MaxPool")
 def max_pool(call: Call, x: Value) -> Any:
-    """The largest in each window; with the places of them, in a flat tensor, as a second output."""
+    """Return the maximum of each window and, as a second output, its index in the flattened tensor."""
     value = tensor(x)
     kernel = call.get("kernel_shape")
     strides, dilations, pads = _window(call, value, kernel)
     ceil = bool(call.get("ceil_mode", 0))
     if call.wants(1) and (call.get("storage_order", 0) or not _is_symmetric(pads)):
         raise call.node.unsupported(
-            "gives places in column-major order, or of a lopsided window, which is not supported"
+            "returns indices in column-major order or with asymmetric padding, which is not supported"
         )
     if not _is_symmetric(pads) or any(2 * p > k for (p, _), k in zip(pads, kernel, strict=True)):
         least = float("-inf") if value.is_floating_point() else torch.iinfo(value.dtype).min
@@ -123,7 +123,7 @@ def max_pool(call: Call, x: Value) -> Any:
 
 @operator("AveragePool")
 def average_pool(call: Call, x: Value) -> Tensor:
-    """The mean of each window: of what is inside the borders, or of the padding too."""
+    """Return the mean of each window, over the elements inside the borders or over the padding too."""
     value = tensor(x)
     kernel = call.get("kernel_shape")
     strides, dilations, pads = _window(call, value, kernel)
@@ -150,7 +150,10 @@ def average_pool(call: Call, x: Value) -> Tensor:
 def _window_sums(
     x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Pads, ceil: bool
 ) -> Tensor:
-    """The sum of each window, by a convolution with ones; with `ceil` windows may reach beyond the padding."""
+    """Return the sum of each window, by a convolution with ones.
+
+    With `ceil`, windows may reach beyond the padding.
+    """
     if ceil:
         numbers = zip(x.shape[2:], kernel, strides, pads, dilations, strict=True)
         windows = [Window(size, k, step, *pad, gap, ceil_mode=True) for size, k, step, pad, gap in numbers]
@@ -165,7 +168,7 @@ def _window_sums(
 
 @operator("LpPool")
 def lp_pool(call: Call, x: Value) -> Tensor:
-    """The p-norm of each window."""
+    """Return the p-norm of each window."""
     value, p = tensor(x), call.get("p", 2)
     kernel = call.get("kernel_shape")
     strides, dilations, pads = _window(call, value, kernel)
@@ -175,20 +178,20 @@ def lp_pool(call: Call, x: Value) -> Tensor:
 
 @operator("GlobalAveragePool")
 def global_average_pool(call: Call, x: Value) -> Tensor:
-    """The mean over all spatial dimensions."""
+    """Return the mean over all spatial dimensions."""
     value = tensor(x)
     return value.mean(tuple(range(2, value.ndim)), keepdim=True)
 
 
 @operator("GlobalMaxPool")
 def global_max_pool(call: Call, x: Value) -> Tensor:
-    """The largest over all spatial dimensions."""
+    """Return the maximum over all spatial dimensions."""
     value = tensor(x)
     return value.amax(tuple(range(2, value.ndim)), keepdim=True)
 
 
 @operator("GlobalLpPool")
 def global_lp_pool(call: Call, x: Value) -> Tensor:
-    """The p-norm over all spatial dimensions."""
+    """Return the p-norm over all spatial dimensions."""
     value = tensor(x)
     return torch.linalg.vector_norm(value, call.get("p", 2), tuple(range(2, value.ndim)), keepdim=True)

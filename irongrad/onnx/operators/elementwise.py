@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons and logic, element by element."""
+"""Elementwise arithmetic, comparisons and logic."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ for _name, _function in _UNARY.items():
 
 @operator("Identity")
 def identity(call: Call, x: Value) -> list[Value]:
-    """The value itself, a sequence too."""
+    """Return the value itself, which may be a sequence."""
     return [x]
 
 
 @operator(*_BINARY)
 def binary(call: Call, a: Value, b: Value) -> Tensor:
-    """A number on the left goes to the right, where PyTorch takes one."""
+    """Apply a binary operator; a number on the left moves to the right, where PyTorch accepts one."""
     name = call.node.operator
     left, right = tensors([a, b])
     if isinstance(left, Tensor):
@@ -88,18 +88,18 @@ def binary(call: Call, a: Value, b: Value) -> Tensor:
 
 @operator("Div")
 def div(call: Call, a: Value, b: Value) -> Tensor:
-    """Integers are divided towards zero."""
+    """Divide; integers are rounded towards zero."""
     left, right = tensors([a, b])
-    kind = left if isinstance(left, Tensor) else right
-    assert isinstance(kind, Tensor)
+    like = left if isinstance(left, Tensor) else right
+    assert isinstance(like, Tensor)
     if not isinstance(left, Tensor):
-        left = torch.full((), left, dtype=kind.dtype)
-    return torch.div(left, right, rounding_mode=None if kind.is_floating_point() else "trunc")
+        left = torch.full((), left, dtype=like.dtype)
+    return torch.div(left, right, rounding_mode=None if like.is_floating_point() else "trunc")
 
 
 @operator("Pow")
 def pow(call: Call, a: Value, b: Value) -> Tensor:
-    """The result has the type of the base."""
+    """Raise to a power; the result has the dtype of the base."""
     left, right = tensors([a, b])
     dtype = left.dtype if isinstance(left, Tensor) else torch.from_numpy(a).dtype
     return torch.pow(left, right).to(dtype)
@@ -107,52 +107,52 @@ def pow(call: Call, a: Value, b: Value) -> Tensor:
 
 @operator("Mod")
 def mod(call: Call, a: Value, b: Value) -> Tensor:
-    """With the sign of the divisor, as Python's `%`, or of the dividend, as C's `fmod`."""
+    """Return the remainder, with the sign of the divisor (Python's `%`) or of the dividend (C's `fmod`)."""
     left, right = tensor(a), tensor(b)
     return torch.fmod(left, right) if call.get("fmod", 0) else torch.remainder(left, right)
 
 
 @operator("BitShift")
 def bit_shift(call: Call, a: Value, b: Value) -> Tensor:
-    """To the left or the right."""
+    """Shift bits to the left or to the right."""
     shift = torch.bitwise_left_shift if call.get("direction") == "LEFT" else torch.bitwise_right_shift
     return shift(tensor(a), tensor(b))
 
 
 @operator("Sum")
 def sum_of(call: Call, *values: Value) -> Tensor:
-    """The sum of all inputs."""
+    """Return the sum of all inputs."""
     return reduce(torch.add, map(tensor, values))
 
 
 @operator("Mean")
 def mean_of(call: Call, *values: Value) -> Tensor:
-    """The mean of all inputs."""
+    """Return the mean of all inputs."""
     return reduce(torch.add, map(tensor, values)) / len(values)
 
 
 @operator("Max")
 def max_of(call: Call, *values: Value) -> Tensor:
-    """The largest of all inputs."""
+    """Return the maximum of all inputs."""
     return reduce(torch.maximum, map(tensor, values))
 
 
 @operator("Min")
 def min_of(call: Call, *values: Value) -> Tensor:
-    """The smallest of all inputs."""
+    """Return the minimum of all inputs."""
     return reduce(torch.minimum, map(tensor, values))
 
 
 @operator("Where")
 def where(call: Call, condition: Value, a: Value, b: Value) -> Tensor:
-    """`a` where the condition holds."""
+    """Return `a` where the condition holds, and `b` elsewhere."""
     left, right = tensors([a, b])
     return torch.where(tensor(condition), left, right)
 
 
 @operator("Clip")
 def clip(call: Call, x: Value, low: Value | None = None, high: Value | None = None) -> Tensor:
-    """Limits that are left out do not limit; where the lower is above the higher, the higher counts."""
+    """Clamp to the limits that are given; if the lower limit is above the upper one, the upper one counts."""
     bounds = [call.get(n) if v is None else v for n, v in (("min", low), ("max", high))]
     lower, upper = (v.item() if isinstance(v, np.ndarray) and v.ndim == 0 else v for v in bounds)
     if lower is None and upper is None:
@@ -166,7 +166,10 @@ def clip(call: Call, x: Value, low: Value | None = None, high: Value | None = No
 
 @operator("Cast")
 def cast(call: Call, x: Value) -> Tensor:
-    """To another element type. A model that was taken to float64 stays there where the file says float32."""
+    """Convert to another element type.
+
+    A model that was converted to float64 stays in float64 where the file says float32.
+    """
     dtype = torch_dtype(call.get("to"))
     if dtype is None:
         raise call.node.unsupported(f"casts to element type {call.get('to')}, which nothing is trained in")
@@ -176,13 +179,13 @@ def cast(call: Call, x: Value) -> Tensor:
 
 @operator("CastLike")
 def cast_like(call: Call, x: Value, like: Value) -> Tensor:
-    """To the element type of another value."""
+    """Convert to the element type of another value."""
     return tensor(x).to(tensor(like).dtype)
 
 
 @operator("IsInf")
 def is_inf(call: Call, x: Value) -> Tensor:
-    """Infinite, of the signs that are asked for."""
+    """Return where x is infinite, for the signs that the node asks for."""
     value: Any = tensor(x)
     found = torch.zeros_like(value, dtype=torch.bool)
     if call.get("detect_positive", 1):

@@ -1,4 +1,4 @@
-"""Gathering by index, and scattering."""
+"""Gather by index, and scatter."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from irongrad.onnx.registry import Call, Value, operator, tensor
 
-# ONNX's names of how updates are combined, as scatter_reduce's.
+# How updates are combined: ONNX's names, and those of scatter_reduce.
 _COMBINED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 def _index(value: Value, size: int) -> Tensor:
-    """Indices as PyTorch takes them: int64, and not negative."""
+    """Return indices as PyTorch takes them: int64, and not negative."""
     index = tensor(value).long()
     if isinstance(value, np.ndarray):
         return index if (value >= 0).all() else torch.where(index < 0, index + size, index)
@@ -22,9 +22,10 @@ def _index(value: Value, size: int) -> Tensor:
 
 @operator("Gather")
 def gather(call: Call, x: Value, indices: Value) -> Tensor:
-    """Slices along an axis. Indices that are data, such as tokens, are looked up as in an embedding.
+    """Take slices along an axis.
 
-    PyTorch refuses negative ones, and so does the compiled step.
+    Indices that are data, such as tokens, are looked up as in an embedding. PyTorch refuses negative ones, and so does
+    the compiled step.
     """
     value, axis = tensor(x), call.get("axis", 0) % x.ndim
     if isinstance(indices, np.ndarray) and indices.ndim == 0:
@@ -38,14 +39,14 @@ def gather(call: Call, x: Value, indices: Value) -> Tensor:
 
 @operator("GatherElements")
 def gather_elements(call: Call, x: Value, indices: Value) -> Tensor:
-    """An element for each index."""
+    """Take one element for each index."""
     value, axis = tensor(x), call.get("axis", 0)
     return value.gather(axis, _index(indices, value.shape[axis]))
 
 
 @operator("GatherND")
 def gather_nd(call: Call, x: Value, indices: Value) -> Tensor:
-    """Slices whose first indices are in the last dimension, below dimensions that both have."""
+    """Take slices, whose first indices are in the last dimension of `indices`; leading dimensions may be shared."""
     value, index = tensor(x), tensor(indices).long()
     shared = call.get("batch_dims", 0)
     grids = [torch.arange(s).reshape([-1] + [1] * (index.ndim - 2 - i)) for i, s in enumerate(value.shape[:shared])]
@@ -55,7 +56,7 @@ def gather_nd(call: Call, x: Value, indices: Value) -> Tensor:
 
 @operator("ScatterElements", "Scatter")
 def scatter_elements(call: Call, x: Value, indices: Value, updates: Value) -> Tensor:
-    """Elements replaced, or combined with what is there."""
+    """Replace elements, or combine them with the updates."""
     value, axis = tensor(x), call.get("axis", 0)
     index, new = _index(indices, value.shape[axis]), tensor(updates)
     how = call.get("reduction", "none")
@@ -66,7 +67,7 @@ def scatter_elements(call: Call, x: Value, indices: Value, updates: Value) -> Te
 
 @operator("ScatterND")
 def scatter_nd(call: Call, x: Value, indices: Value, updates: Value) -> Tensor:
-    """Slices replaced, or combined with what is there."""
+    """Replace slices, or combine them with the updates."""
     value, places, new = tensor(x), tensor(indices).long(), tensor(updates)
     depth, how = places.shape[-1], call.get("reduction", "none")
     parts = tuple(_index(places[..., i], value.shape[i]) for i in range(depth))
@@ -83,7 +84,7 @@ def scatter_nd(call: Call, x: Value, indices: Value, updates: Value) -> Tensor:
 
 @operator("ReverseSequence")
 def reverse_sequence(call: Call, x: Value, lengths: Value) -> Tensor:
-    """The first steps of each sequence backwards."""
+    """Reverse the first steps of each sequence, as many as its length."""
     value, time, batch = tensor(x), call.get("time_axis", 0), call.get("batch_axis", 1)
     steps = torch.arange(value.shape[time])
     length = tensor(lengths)[:, None]

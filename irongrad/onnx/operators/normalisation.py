@@ -1,4 +1,4 @@
-"""Normalisation: over a batch, a layer, a group, a window."""
+"""Normalisation over a batch, a layer, a group or a window."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from irongrad.onnx.registry import Call, Value, operator, tensor
 
 @operator("BatchNormalization")
 def batch_normalization(call: Call, x: Value, scale: Value, bias: Value, mean: Value, var: Value) -> Any:
-    """With the batch's statistics in training mode, which also move the running ones, and else with the running ones.
+    """Normalise with the batch's statistics in training mode, and with the running statistics otherwise.
 
-    A file that a model was exported to in evaluation mode says nothing of training: it is PyTorch's then, whose running
-    variance is without bias. Where the node itself is one of training (`training_mode`), ONNX says that it is biased.
+    Training mode also updates the running statistics. A file that was exported in evaluation mode says nothing of
+    training, so PyTorch's rule applies: the running variance is unbiased. If the node itself is one for training
+    (`training_mode`), ONNX's rule applies: the running variance is biased.
     """
     value, weight, offset, running_mean, running_var = map(tensor, (x, scale, bias, mean, var))
     epsilon, kept = call.get("epsilon", 1e-5), call.get("momentum", 0.9)
-    of_training = bool(call.get("training_mode", 0))
-    if call.training and of_training:
+    for_training = bool(call.get("training_mode", 0))
+    if call.training and for_training:
         axes = [0, *range(2, value.ndim)]
         with torch.no_grad():
             found = torch.var_mean(value, axes, correction=0)
             for running, new in ((running_var, found[0]), (running_mean, found[1])):
                 running.copy_(running * kept + new * (1 - kept))
-        made = functional.batch_norm(value, None, None, weight, offset, True, 0.0, epsilon)
+        normalised = functional.batch_norm(value, None, None, weight, offset, True, 0.0, epsilon)
     else:
-        made = functional.batch_norm(value, running_mean, running_var, weight, offset, call.training, 1 - kept, epsilon)
-    return [made, running_mean.clone(), running_var.clone()] if call.wants(1) else made
+        normalised = functional.batch_norm(
+            value, running_mean, running_var, weight, offset, call.training, 1 - kept, epsilon
+        )
+    return [normalised, running_mean.clone(), running_var.clone()] if call.wants(1) else normalised
 
 
 @operator("LayerNormalization")
 def layer_normalization(call: Call, x: Value, scale: Value, bias: Value | None = None) -> Any:
-    """Over all dimensions from `axis` on."""
+    """Normalise over all dimensions from `axis` on."""
     value, weight = tensor(x), tensor(scale)
     axis, epsilon = call.get("axis", -1) % value.ndim, call.get("epsilon", 1e-5)
     shape = value.shape[axis:]
@@ -44,13 +47,13 @@ def layer_normalization(call: Call, x: Value, scale: Value, bias: Value | None =
     axes = tuple(range(axis, value.ndim))
     var, mean = torch.var_mean(value, axes, correction=0, keepdim=True)
     inverse = torch.rsqrt(var + epsilon)
-    made = (value - mean) * inverse * weight
-    return [made if bias is None else made + tensor(bias), mean, inverse]
+    normalised = (value - mean) * inverse * weight
+    return [normalised if bias is None else normalised + tensor(bias), mean, inverse]
 
 
 @operator("RMSNormalization", "SimplifiedLayerNormalization")
 def rms_normalization(call: Call, x: Value, scale: Value) -> Tensor:
-    """By the root of the mean square over all dimensions from `axis` on."""
+    """Divide by the root mean square over all dimensions from `axis` on."""
     value = tensor(x)
     axes = tuple(range(call.get("axis", -1) % value.ndim, value.ndim))
     mean = value.square().mean(axes, keepdim=True)
@@ -59,14 +62,14 @@ def rms_normalization(call: Call, x: Value, scale: Value) -> Tensor:
 
 @operator("InstanceNormalization")
 def instance_normalization(call: Call, x: Value, scale: Value, bias: Value) -> Tensor:
-    """Over the spatial dimensions of each channel."""
+    """Normalise over the spatial dimensions of each channel."""
     value, weight, offset = map(tensor, (x, scale, bias))
     return functional.group_norm(value, value.shape[1], weight, offset, call.get("epsilon", 1e-5))
 
 
 @operator("GroupNormalization")
 def group_normalization(call: Call, x: Value, scale: Value, bias: Value) -> Tensor:
-    """Over groups of channels; before opset 21 with a scale for each group, after it for each channel."""
+    """Normalise over groups of channels; the scale is per group before opset 21, and per channel from then on."""
     value, weight, offset = map(tensor, (x, scale, bias))
     groups = call.get("num_groups")
     if call.opset < 21:
@@ -77,7 +80,7 @@ def group_normalization(call: Call, x: Value, scale: Value, bias: Value) -> Tens
 
 @operator("LRN")
 def local_response(call: Call, x: Value) -> Tensor:
-    """By the squares of the channels around."""
+    """Normalise by the squares of neighbouring channels."""
     size = call.get("size")
     value = tensor(x)
     alpha, beta, bias = call.get("alpha", 1e-4), call.get("beta", 0.75), call.get("bias", 1.0)
@@ -89,7 +92,7 @@ def local_response(call: Call, x: Value) -> Tensor:
 
 @operator("MeanVarianceNormalization")
 def mean_variance(call: Call, x: Value) -> Tensor:
-    """To mean 0 and variance 1."""
+    """Normalise to mean 0 and variance 1."""
     value, axes = tensor(x), tuple(call.get("axes", (0, 2, 3)))
     var, mean = torch.var_mean(value, axes, correction=0, keepdim=True)
     return (value - mean) / (torch.sqrt(var) + 1e-9)
@@ -97,7 +100,7 @@ def mean_variance(call: Call, x: Value) -> Tensor:
 
 @operator("LpNormalization")
 def lp_normalization(call: Call, x: Value) -> Tensor:
-    """By the norm along an axis; zeros stay zeros."""
+    """Divide by the norm along an axis; zeros stay zeros."""
     value, axis = tensor(x), call.get("axis", -1)
     norm = torch.linalg.vector_norm(value, call.get("p", 2), axis, keepdim=True)
     return torch.where(norm == 0, torch.zeros_like(value), value / norm.masked_fill(norm == 0, 1))

@@ -1,4 +1,4 @@
-"""Products of matrices, and triangles of them."""
+"""Matrix products, determinants, and triangles of matrices."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from irongrad.onnx.registry import Call, Value, operator, tensor
 
 @operator("MatMul")
 def matmul(call: Call, a: Value, b: Value) -> Tensor:
-    """As numpy's."""
+    """Multiply matrices, as numpy's `matmul`."""
     return torch.matmul(tensor(a), tensor(b))
 
 
 @operator("Gemm")
 def gemm(call: Call, a: Value, b: Value, c: Value | None = None) -> Tensor:
-    """`alpha a b + beta c`, where a and b may be transposed."""
+    """Return `alpha a b + beta c`; a and b may be transposed."""
     left = tensor(a).t() if call.get("transA", 0) else tensor(a)
     right = tensor(b).t() if call.get("transB", 0) else tensor(b)
     alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
@@ -28,18 +28,18 @@ def gemm(call: Call, a: Value, b: Value, c: Value | None = None) -> Tensor:
 
 @operator("Einsum")
 def einsum(call: Call, *values: Value) -> Tensor:
-    """As numpy's."""
+    """Compute an Einstein sum, as numpy's `einsum`."""
     return torch.einsum(call.get("equation").replace(" ", ""), *map(tensor, values))
 
 
 @operator("Det")
 def det(call: Call, x: Value) -> Tensor:
-    """Determinants."""
+    """Return the determinants of matrices."""
     return torch.linalg.det(tensor(x))
 
 
 @operator("Trilu")
 def trilu(call: Call, x: Value, k: Value | None = None) -> Tensor:
-    """The upper or the lower triangle."""
+    """Return the upper or the lower triangle of matrices."""
     triangle = torch.triu if call.get("upper", 1) else torch.tril
     return triangle(tensor(x), int(call.number(k, 0, "a diagonal")))

@@ -1,4 +1,4 @@
-"""Recurrent layers. Those that PyTorch has are its own; the others go step by step."""
+"""Recurrent layers: PyTorch's own if it has the layer, else an unrolled loop over the steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from irongrad.onnx.registry import Call, Value, operator, tensor
 
-# The order of gates in PyTorch by their places in ONNX: ONNX has i o f c and z r h, PyTorch i f g o and r z n.
+# For each gate in PyTorch's order, its position in ONNX. ONNX orders gates i o f c and z r h, PyTorch i f g o and r z
+# n.
 _GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 _DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Relu": torch.relu}
@@ -30,19 +31,19 @@ def recurrent(
     c: Value | None = None,
     p: Value | None = None,
 ) -> list[Tensor]:
-    """All steps, the last hidden state, and of an LSTM the last cell state."""
+    """Return the outputs of all steps, the last hidden state and, for an LSTM, the last cell state."""
     value, weight = tensor(x), tensor(w)
     if call.get("layout", 0):
         value = value.transpose(0, 1)
     _check(call, lengths, value)
     directions, hidden = weight.shape[0], call.get("hidden_size")
     shape = (directions, value.shape[1], hidden)
-    begun = [torch.zeros(shape, dtype=value.dtype) if s is None else _of_batch(call, tensor(s)) for s in (h, c)]
-    if _is_torchs(call, p):
-        made = _by_torch(call, value, begun, _flat_weights(call, weight, tensor(r), b))
+    initial = [torch.zeros(shape, dtype=value.dtype) if s is None else _batch_second(call, tensor(s)) for s in (h, c)]
+    if _has_torch_layer(call, p):
+        outputs = _by_torch(call, value, initial, _flat_weights(call, weight, tensor(r), b))
     else:
-        made = _by_steps(call, value, begun, _weights(weight, tensor(r), b), tensor(p) if p is not None else None)
-    steps, *last = made
+        outputs = _by_steps(call, value, initial, _weights(weight, tensor(r), b), tensor(p) if p is not None else None)
+    steps, *last = outputs
     steps = steps.reshape(*steps.shape[:2], directions, hidden)
     if call.get("layout", 0):
         return [steps.transpose(0, 1), *(s.transpose(0, 1) for s in last)]
@@ -60,7 +61,7 @@ def _check(call: Call, lengths: Value | None, x: Tensor) -> None:
         raise call.node.unsupported(f"uses the activation {unknown[0]}, which is not supported")
 
 
-def _of_batch(call: Call, state: Tensor) -> Tensor:
+def _batch_second(call: Call, state: Tensor) -> Tensor:
     return state.transpose(0, 1) if call.get("layout", 0) else state
 
 
@@ -69,26 +70,26 @@ def _activations(call: Call) -> list[str]:
     return list(call.get("activations") or _DEFAULTS[call.node.operator] * directions)
 
 
-def _is_torchs(call: Call, peepholes: Value | None) -> bool:
-    """Whether PyTorch has this very layer."""
-    kind, names = call.node.operator, _activations(call)
+def _has_torch_layer(call: Call, peepholes: Value | None) -> bool:
+    """Return whether PyTorch has exactly this layer."""
+    layer, names = call.node.operator, _activations(call)
     if call.get("direction", "forward") == "reverse" or peepholes is not None:
         return False
-    if kind == "GRU" and not call.get("linear_before_reset", 0):
+    if layer == "GRU" and not call.get("linear_before_reset", 0):
         return False
-    usual = _DEFAULTS[kind] * (len(names) // len(_DEFAULTS[kind]))
-    return names == usual or (kind == "RNN" and set(names) == {"Relu"})
+    usual = _DEFAULTS[layer] * (len(names) // len(_DEFAULTS[layer]))
+    return names == usual or (layer == "RNN" and set(names) == {"Relu"})
 
 
-def _reordered(weight: Tensor, kind: str) -> Tensor:
-    """The gates in PyTorch's order."""
-    order = _GATES[kind]
+def _reordered(weight: Tensor, layer: str) -> Tensor:
+    """Return a weight with its gates in PyTorch's order."""
+    order = _GATES[layer]
     parts = weight.chunk(len(order))
     return torch.cat([parts[i] for i in order]) if len(order) > 1 else weight
 
 
 def _weights(w: Tensor, r: Tensor, b: Value | None) -> list[Weights]:
-    """Of each direction."""
+    """Return the weights of each direction."""
     biases = tensor(b).chunk(2, 1) if b is not None else None
     return [
         (w[d], r[d], biases[0][d] if biases is not None else None, biases[1][d] if biases is not None else None)
@@ -97,40 +98,42 @@ def _weights(w: Tensor, r: Tensor, b: Value | None) -> list[Weights]:
 
 
 def _flat_weights(call: Call, w: Tensor, r: Tensor, b: Value | None) -> list[Tensor]:
-    kind = call.node.operator
-    return [_reordered(t, kind) for weights in _weights(w, r, b) for t in weights if t is not None]
+    layer = call.node.operator
+    return [_reordered(t, layer) for weights in _weights(w, r, b) for t in weights if t is not None]
 
 
-def _by_torch(call: Call, x: Tensor, begun: Sequence[Tensor], weights: list[Tensor]) -> Sequence[Tensor]:
-    kind, directions = call.node.operator, begun[0].shape[0]
+def _by_torch(call: Call, x: Tensor, initial: Sequence[Tensor], weights: list[Tensor]) -> Sequence[Tensor]:
+    layer, directions = call.node.operator, initial[0].shape[0]
     options = (len(weights) == 4 * directions, 1, 0.0, call.training, directions == 2, False)
-    if kind == "LSTM":
-        made: Sequence[Tensor] = torch.lstm(x, list(begun), weights, *options)
-        return made
+    if layer == "LSTM":
+        outputs: Sequence[Tensor] = torch.lstm(x, list(initial), weights, *options)
+        return outputs
     function: Any = torch.gru
-    if kind == "RNN":
+    if layer == "RNN":
         function = torch.rnn_relu if "Relu" in _activations(call) else torch.rnn_tanh
-    made = function(x, begun[0], weights, *options)
-    return made
+    outputs = function(x, initial[0], weights, *options)
+    return outputs
 
 
 def _by_steps(
-    call: Call, x: Tensor, begun: Sequence[Tensor], weights: Sequence[Weights], peepholes: Tensor | None
+    call: Call, x: Tensor, initial: Sequence[Tensor], weights: Sequence[Weights], peepholes: Tensor | None
 ) -> Sequence[Tensor]:
-    kind = call.node.operator
+    layer = call.node.operator
     names = _activations(call)
-    count = len(_DEFAULTS[kind])
+    count = len(_DEFAULTS[layer])
     rows: list[list[Tensor]] = []
     ends: list[list[Tensor]] = []
     for d, each in enumerate(weights):
         functions = [_FUNCTIONS[n] for n in names[d * count : (d + 1) * count]]
         backwards = call.get("direction", "forward") == "reverse" or d == 1
-        state = [s[d] for s in begun[: 2 if kind == "LSTM" else 1]]
-        made = []
+        state = [s[d] for s in initial[: 2 if layer == "LSTM" else 1]]
+        outputs = []
         for step in reversed(range(x.shape[0])) if backwards else range(x.shape[0]):
-            state = _CELLS[kind](call, x[step], state, each, functions, peepholes[d] if peepholes is not None else None)
-            made.append(state[0])
-        rows.append(list(reversed(made)) if backwards else made)
+            state = _CELLS[layer](
+                call, x[step], state, each, functions, peepholes[d] if peepholes is not None else None
+            )
+            outputs.append(state[0])
+        rows.append(list(reversed(outputs)) if backwards else outputs)
         ends.append(state)
     steps = torch.stack([torch.cat(parts, -1) for parts in zip(*rows, strict=True)])
     return [steps, *(torch.stack(parts) for parts in zip(*ends, strict=True))]

@@ -1,4 +1,4 @@
-"""Reductions, cumulative sums, and the places of extremes."""
+"""Reductions, cumulative sums, and positions of extremes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _REDUCTIONS: dict[str, Reduction] = {
 
 @operator(*_REDUCTIONS)
 def reduction(call: Call, x: Value, axes: Value | None = None) -> Tensor:
-    """Over axes that are an attribute or an input; over all, or none, where there are none."""
+    """Reduce over axes that are an attribute or an input; if there are none, over all axes or over none."""
     value = tensor(x)
     given = call.option(axes, "axes")
     if not given and call.get("noop_with_empty_axes", 0):
-        # Over no axis: of one element each.
+        # A reduction over no axis reduces one element each.
         return _REDUCTIONS[call.node.operator](value.unsqueeze(-1), (-1,), False)
     chosen = tuple(a % value.ndim for a in given) if given else tuple(range(value.ndim))
     if not value.ndim:
@@ -49,7 +49,7 @@ def reduction(call: Call, x: Value, axes: Value | None = None) -> Tensor:
 
 @operator("ArgMax", "ArgMin")
 def arg_extreme(call: Call, x: Value) -> Tensor:
-    """The place of the first extreme along an axis, or of the last."""
+    """Return the index of the first or of the last extreme along an axis."""
     value, axis = tensor(x), call.get("axis", 0)
     find = torch.argmax if call.node.operator == "ArgMax" else torch.argmin
     if not call.get("select_last_index", 0):
@@ -59,21 +59,21 @@ def arg_extreme(call: Call, x: Value) -> Tensor:
 
 @operator("CumSum", "CumProd")
 def cumulative(call: Call, x: Value, axis: Value) -> Tensor:
-    """Of what is before each element, and of itself unless `exclusive`."""
+    """Return cumulative sums or products; with `exclusive`, without the element itself."""
     value, along = tensor(x), int(call.number(axis, 0, "an axis"))
     total = torch.cumsum if call.node.operator == "CumSum" else torch.cumprod
     neutral = 0 if call.node.operator == "CumSum" else 1
     value = value.flip(along) if call.get("reverse", 0) else value
-    made = total(value, along, dtype=value.dtype)
+    result = total(value, along, dtype=value.dtype)
     if call.get("exclusive", 0):
-        first = torch.full_like(made.narrow(along, 0, 1), neutral)
-        made = torch.cat([first, made.narrow(along, 0, made.shape[along] - 1)], along)
-    return made.flip(along) if call.get("reverse", 0) else made
+        first = torch.full_like(result.narrow(along, 0, 1), neutral)
+        result = torch.cat([first, result.narrow(along, 0, result.shape[along] - 1)], along)
+    return result.flip(along) if call.get("reverse", 0) else result
 
 
 @operator("TopK")
 def top_k(call: Call, x: Value, k: Value | None = None) -> list[Tensor]:
-    """The k largest or smallest along an axis, in order; of equals the first."""
+    """Return the k largest or smallest elements along an axis, sorted; equal elements keep their order."""
     value, axis = tensor(x), call.get("axis", -1)
     count = int(call.number(k, call.get("k", 1), "a count"))
     found: Any = torch.sort(value, dim=axis, descending=bool(call.get("largest", 1)), stable=True)

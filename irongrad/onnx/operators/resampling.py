@@ -1,8 +1,8 @@
-"""Resize and sampling on grids.
+"""Resize, and sampling on grids.
 
-Along one dimension a resize is a weighted sum of a few elements for each place, whose places and weights are known
-without data (the ONNX operator's specification, "Resize"). So every mode is one formula, and those
-that PyTorch lacks are there.
+Along one dimension, a resize computes each new element as a weighted sum of a few old ones. Their positions and weights
+are known without data (the ONNX operator's specification, "Resize"). So one formula covers every mode, also those that
+PyTorch lacks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from irongrad.onnx.registry import Call, Static, Value, operator, tensor
 
 @operator("Resize")
 def resize(call: Call, x: Value, *given: Value | None) -> Tensor:
-    """By scales or to sizes, along some axes."""
+    """Resize by scales or to sizes, along some axes."""
     value = tensor(x)
     if call.opset < 11:
         return _resized(call, value, call.ints(given[0], "scales"), None, list(range(value.ndim)), None)
@@ -34,7 +34,7 @@ def resize(call: Call, x: Value, *given: Value | None) -> Tensor:
 
 @operator("Upsample")
 def upsample(call: Call, x: Value, scales: Value | None = None) -> Tensor:
-    """The operator that Resize followed."""
+    """Resize by scales; Upsample is the operator that Resize replaced."""
     value = tensor(x)
     factors = call.ints(scales, "scales") if scales is not None else call.get("scales")
     return _resized(call, value, list(factors), None, list(range(value.ndim)), None)
@@ -52,22 +52,29 @@ def _resized(
     assert scales is not None
     for i, (axis, scale) in enumerate(zip(axes, scales, strict=True)):
         size = int(x.shape[axis])
-        made = sizes[i] if sizes is not None else math.floor(size * scale)
+        new_size = sizes[i] if sizes is not None else math.floor(size * scale)
         region = (roi[i], roi[i + len(axes)]) if roi else (0.0, 1.0)
-        if made != size or scale != 1 or call.get("coordinate_transformation_mode") == "tf_crop_and_resize":
-            x = _along(call, x, axis, _Axis(size, made, float(scale), region))
+        if new_size != size or scale != 1 or call.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+            x = _along(call, x, axis, _Axis(size, new_size, float(scale), region))
     return x
 
 
 class _Axis:
-    """How one dimension is resized."""
+    """The resizing of one dimension.
 
-    def __init__(self, size: int, made: int, scale: float, region: tuple[float, float]) -> None:
-        self.size, self.made, self.scale, self.region = size, made, scale, region
+    Attributes:
+        size: the old size.
+        new_size: the new size.
+        scale: the scale of the resize.
+        region: the start and the end of the cropped region, as fractions of the old size.
+    """
+
+    def __init__(self, size: int, new_size: int, scale: float, region: tuple[float, float]) -> None:
+        self.size, self.new_size, self.scale, self.region = size, new_size, scale, region
 
     def places(self, mode: str) -> Static:
-        """Where in the old dimension each element of the new one lies."""
-        i, n, m, s = np.arange(self.made, dtype=np.float64), self.size, self.made, self.scale
+        """Return the position in the old dimension of each element of the new one."""
+        i, n, m, s = np.arange(self.new_size, dtype=np.float64), self.size, self.new_size, self.scale
         start, end = self.region
         match mode:
             case "half_pixel":
@@ -100,7 +107,7 @@ def _along(call: Call, x: Tensor, axis: int, about: _Axis) -> Tensor:
     else:
         index, weights = _taps(call, mode, places, about)
         shape = [1] * x.ndim
-        shape[axis] = about.made
+        shape[axis] = about.new_size
         made = torch.zeros(())
         for column in range(index.shape[1]):
             taken = x.index_select(axis, torch.from_numpy(index[:, column].copy()))
@@ -109,7 +116,7 @@ def _along(call: Call, x: Tensor, axis: int, about: _Axis) -> Tensor:
     if transformation == "tf_crop_and_resize":
         outside = torch.from_numpy((places < 0) | (places > about.size - 1))
         shape = [1] * x.ndim
-        shape[axis] = about.made
+        shape[axis] = about.new_size
         made = made.masked_fill(outside.reshape(shape), call.get("extrapolation_value", 0.0))
     return made
 
@@ -123,7 +130,7 @@ _ROUNDINGS: dict[str, Callable[[Static], Any]] = {
 
 
 def _taps(call: Call, mode: str, places: Static, about: _Axis) -> tuple[Static, Static]:
-    """The elements that each place is made of, and their weights."""
+    """Return the indices and the weights of the old elements at each position."""
     shrink = min(about.scale, 1.0) if call.get("antialias", 0) else 1.0
     reach, weight = (1, _linear) if mode == "linear" else (2, _cubic(call.get("cubic_coeff_a", -0.75)))
     start = math.floor(-reach / shrink) + 1
@@ -131,7 +138,7 @@ def _taps(call: Call, mode: str, places: Static, about: _Axis) -> tuple[Static, 
     weights = weight((index - places[:, None]) * shrink)
     if call.get("exclude_outside", 0):
         weights = np.where((index < 0) | (index >= about.size), 0.0, weights)
-    # What lies beyond the border is the border itself.
+    # Positions beyond the border read the border.
     return np.clip(index, 0, about.size - 1), weights / weights.sum(1, keepdims=True)
 
 
@@ -140,7 +147,10 @@ def _linear(distance: Static) -> Static:
 
 
 def _cubic(a: float) -> Callable[[Static], Static]:
-    """R. Keys, "Cubic convolution interpolation for digital image processing", 1981, equation 4 with `a` free."""
+    """Return the weights of cubic interpolation.
+
+    Source: R. Keys, "Cubic convolution interpolation for digital image processing", 1981, equation 4 with `a` free.
+    """
 
     def weight(distance: Static) -> Static:
         d = np.abs(distance)
@@ -153,7 +163,7 @@ def _cubic(a: float) -> Callable[[Static], Static]:
 
 @operator("GridSample")
 def grid_sample(call: Call, x: Value, grid: Value) -> Tensor:
-    """Samples of an image at places that are data."""
+    """Sample an image at positions that are data."""
     modes = {"linear": "bilinear", "cubic": "bicubic"}
     mode = call.get("mode", "linear")
     corners = bool(call.get("align_corners", 0))
@@ -163,6 +173,6 @@ def grid_sample(call: Call, x: Value, grid: Value) -> Tensor:
 
 @operator("AffineGrid")
 def affine_grid(call: Call, theta: Value, size: Value) -> Tensor:
-    """Places for GridSample, by an affine map."""
+    """Return sampling positions for GridSample, by an affine map."""
     sizes: Sequence[int] = call.ints(size, "a size")
     return functional.affine_grid(tensor(theta), list(sizes), bool(call.get("align_corners", 0)))

@@ -1,4 +1,4 @@
-"""Operators that move values: other shapes, parts, and parts put together."""
+"""Operators that move values: reshapes, slices and concatenations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from irongrad.onnx.registry import Call, Static, Value, operator, tensor
 
 @operator("Reshape")
 def reshape(call: Call, x: Value, shape: Value | None = None) -> Tensor:
-    """0 keeps a size, and -1 is whatever is left."""
+    """Reshape; a size of 0 keeps the old size, and -1 is inferred."""
     value = tensor(x)
     wanted = call.option(shape, "shape") or []
     kept = bool(call.get("allowzero", 0))
@@ -25,7 +25,7 @@ def reshape(call: Call, x: Value, shape: Value | None = None) -> Tensor:
 
 @operator("Flatten")
 def flatten(call: Call, x: Value) -> Tensor:
-    """To two dimensions."""
+    """Reshape to two dimensions."""
     value, axis = tensor(x), call.get("axis", 1)
     axis = axis % value.ndim if axis < 0 else axis
     if axis == 0:
@@ -35,21 +35,21 @@ def flatten(call: Call, x: Value) -> Tensor:
 
 @operator("Transpose")
 def transpose(call: Call, x: Value) -> Tensor:
-    """Backwards where no order is given."""
+    """Permute the dimensions; without a given order, reverse them."""
     value = tensor(x)
     return value.permute(call.get("perm") or list(reversed(range(value.ndim))))
 
 
 @operator("Squeeze")
 def squeeze(call: Call, x: Value, axes: Value | None = None) -> Tensor:
-    """Of dimensions of size 1, the given or all."""
+    """Remove dimensions of size 1, the given ones or all."""
     given = call.option(axes, "axes")
     return tensor(x).squeeze(tuple(given)) if given else tensor(x).squeeze()
 
 
 @operator("Unsqueeze")
 def unsqueeze(call: Call, x: Value, axes: Value | None = None) -> Tensor:
-    """With new dimensions of size 1, which are numbered as in the result."""
+    """Insert dimensions of size 1, which are numbered as in the result."""
     value, given = tensor(x), call.option(axes, "axes") or []
     rank = value.ndim + len(given)
     for axis in sorted(a % rank for a in given):
@@ -59,13 +59,13 @@ def unsqueeze(call: Call, x: Value, axes: Value | None = None) -> Tensor:
 
 @operator("Concat")
 def concat(call: Call, *values: Value) -> Tensor:
-    """Along an axis."""
+    """Concatenate along an axis."""
     return torch.cat([tensor(v) for v in values], call.get("axis", 0))
 
 
 @operator("Split")
 def split(call: Call, x: Value, sizes: Value | None = None) -> list[Tensor]:
-    """Into parts of given sizes, or equal ones of which the last may be smaller."""
+    """Split into parts of given sizes, or into equal parts, of which the last may be smaller."""
     value, axis = tensor(x), call.get("axis", 0)
     given = call.option(sizes, "split")
     if given is None:
@@ -76,7 +76,7 @@ def split(call: Call, x: Value, sizes: Value | None = None) -> list[Tensor]:
 
 @operator("Slice")
 def slice_of(call: Call, x: Value, *given: Value) -> Tensor:
-    """Parts along axes; steps may be negative."""
+    """Take slices along axes; steps may be negative."""
     value = tensor(x)
     names = ("starts", "ends", "axes", "steps")
     starts, ends, axes, steps = (call.option(given[i] if i < len(given) else None, n) for i, n in enumerate(names))
@@ -102,7 +102,7 @@ def _sliced(x: Tensor, start: Any, end: Any, axis: int, step: int) -> Tensor:
 def pad(
     call: Call, x: Value, pads: Value | None = None, fill: Value | None = None, axes: Value | None = None
 ) -> Tensor:
-    """With a number, the edge, the reflection, or the other side; negative pads cut off."""
+    """Pad with a number, the edge, the reflection or the opposite side; negative pads cut elements off."""
     value = tensor(x)
     given = call.option(pads, "pads") or []
     chosen = call.option(axes, "axes") or list(range(value.ndim))
@@ -119,7 +119,7 @@ def pad(
 
 
 def _border(mode: str, size: int, before: int, after: int) -> Static:
-    """Where each element of a padded dimension comes from."""
+    """Return the source index of each element of a padded dimension."""
     added = (max(before, 0), max(after, 0))
     places: Static = np.pad(np.arange(size), added, mode=mode)  # type: ignore[call-overload]
     return places[max(-before, 0) : None if after >= 0 else after].copy()
@@ -127,7 +127,7 @@ def _border(mode: str, size: int, before: int, after: int) -> Static:
 
 @operator("Expand")
 def expand(call: Call, x: Value, shape: Value) -> Tensor:
-    """Broadcast to a shape, or to that of x where x has the larger sizes."""
+    """Broadcast to a shape; where the shape has size 1, the size of x stays."""
     value = tensor(x)
     wanted = call.ints(shape, "a shape")
     rank = max(value.ndim, len(wanted))
@@ -138,13 +138,13 @@ def expand(call: Call, x: Value, shape: Value) -> Tensor:
 
 @operator("Tile")
 def tile(call: Call, x: Value, repeats: Value) -> Tensor:
-    """Repeated along every dimension."""
+    """Repeat along every dimension."""
     return tensor(x).repeat(call.ints(repeats, "repeats"))
 
 
 @operator("Shape")
 def shape_of(call: Call, x: Value) -> Static:
-    """The sizes; known without data."""
+    """Return the sizes, which are known without data."""
     sizes = list(x.shape)[call.get("start", 0) : call.get("end", x.ndim)]
     plain = all(isinstance(s, int) for s in sizes)
     return np.array(sizes, np.int64 if plain else object)
@@ -152,14 +152,14 @@ def shape_of(call: Call, x: Value) -> Static:
 
 @operator("Size")
 def size_of(call: Call, x: Value) -> Static:
-    """The number of elements; known without data."""
+    """Return the number of elements, which is known without data."""
     count: Any = tensor(x).numel()
     return np.array(count, np.int64 if isinstance(count, int) else object)
 
 
 @operator("DepthToSpace")
 def depth_to_space(call: Call, x: Value) -> Tensor:
-    """Channels become blocks of an image."""
+    """Move channels into spatial blocks."""
     value, block = tensor(x), call.get("blocksize")
     if call.get("mode", "DCR") == "CRD":
         return functional.pixel_shuffle(value, block)
@@ -170,7 +170,7 @@ def depth_to_space(call: Call, x: Value) -> Tensor:
 
 @operator("SpaceToDepth")
 def space_to_depth(call: Call, x: Value) -> Tensor:
-    """Blocks of an image become channels."""
+    """Move spatial blocks into channels."""
     value, block = tensor(x), call.get("blocksize")
     n, c, h, w = value.shape
     if call.get("mode", "DCR") == "CRD":

@@ -60,8 +60,8 @@ def _lstm(x: Tensor, state: Tensors, weights: Tensors) -> tuple[Tensors, Tensors
 def _lstm_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) -> tuple[Tensor, Tensors, Tensors]:
     """Differentiate h' = o tanh(c'), c' = f c + i g and the gates; a sigmoid's slope is s (1 - s), a tanh's 1 - t^2.
 
-    The gradient of c' is its own gradient plus the one through h'. With a projection, the gradient of h' first goes back
-    through the projection.
+    The gradient of c' is its own gradient plus the one through h'. With a projection, the gradient of h' first goes
+    back through the projection.
     """
     (dh, dc), (_, c, i, f, g, o) = grads, saved
     t = c.tanh()
@@ -271,7 +271,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _differentiate(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    """Differentiate by `backward`; if the result is differentiated again, by autograd through the steps of `forward`."""
+    """Differentiate by `backward`; if autograd differentiates the result again, through the steps of `forward`."""
     count, weight_count = ctx.sizes
     x, *kept = ctx.saved_tensors
     state, weights, output = kept[:count], kept[count : count + weight_count], kept[count + weight_count :]

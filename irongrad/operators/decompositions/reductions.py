@@ -181,7 +181,7 @@ def _var_mean(
 def _vector_norm(
     x: torch.Tensor, ord: float = 2, dim: _Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Compute the Euclidean norm without powers: IREE's `powf` is slower than a product and a root, and less accurate."""
+    """Compute the Euclidean norm by a product and a root: IREE's `powf` is slower and less accurate."""
     x = x if dtype is None else x.to(dtype)
     if x.dtype in _HALVES:
         return aten.linalg_vector_norm.default(x.float(), ord, dim, keepdim).to(x.dtype)

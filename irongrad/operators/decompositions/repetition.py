@@ -49,8 +49,9 @@ class _Call:
 class Repeated:
     """A pure function of tensors; while it is traced, later calls copy the nodes of an earlier call if possible.
 
-    The earlier call had arguments of the same shapes and dtypes, and all of them were distinct tensors. An initial state
-    of zeros is often one tensor for several arguments. Its nodes do not tell which of these arguments an operator takes.
+    The earlier call had arguments of the same shapes and dtypes, and all of them were distinct tensors. An initial
+    state of zeros is often one tensor for several arguments. The nodes then do not tell which of these arguments an
+    operator takes.
 
     Args:
         function: the function. It depends on its arguments alone.

@@ -67,14 +67,17 @@ def _nearest(axis: Axis, *, exact: bool = False) -> Taps:
 
 
 def _nearest_of_whole(axis: Axis) -> Taps:
-    """Take the nearest input in two dimensions, where ATen ignores a scale that gives the same or twice the size."""
+    """Take the nearest input in two dimensions.
+
+    There ATen ignores a fractional scale that gives the same or twice the size.
+    """
     return _nearest(replace(axis, scale=None) if axis.count in (axis.size, 2 * axis.size) else axis)
 
 
 def _nearest_backward(axis: Axis, *, exact: bool = False) -> Taps:
     """The weights of ATen's backward, which is in float32 for every dtype.
 
-    It ignores a scale that gives the same or twice the size, in any number of dimensions.
+    In any number of dimensions it ignores the scales that `_nearest_of_whole` ignores in two.
     """
     axis = replace(axis, dtype=torch.float32)
     return _nearest(axis, exact=True) if exact else _nearest_of_whole(axis)

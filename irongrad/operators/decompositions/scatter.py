@@ -95,9 +95,9 @@ def _index_put(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumul
 def _own(x: torch.Tensor, *written: torch.Tensor) -> torch.Tensor:
     """Copy `x`, so that IREE cannot give two scatters the same initial buffer.
 
-    IREE 3.13.0 lets scatters into equal zeros of unknown sizes share one buffer, and loses their writes. The gradient of
-    `h[rows, a] * h[rows, b]` has such scatters, and was zero. The condition added here is always false, but MLIR does
-    not know that. tests/pipeline/guards/test_position_tables.py compiles such a step.
+    IREE 3.13.0 lets scatters into equal zeros of unknown sizes share one buffer, and loses their writes. The gradient
+    of `h[rows, a] * h[rows, b]` has such scatters, and was zero. The condition added here is always false, but MLIR
+    does not know that. tests/pipeline/guards/test_position_tables.py compiles such a step.
     """
     never = [_first(t).abs() < 0 for t in written]
     return torch.where(torch.stack(never).any(), torch.ones((), dtype=x.dtype), x)

@@ -95,7 +95,10 @@ def _mode(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> _Pair:
 
 
 def _at(x: torch.Tensor, dim: int, keepdim: bool, place: int | torch.Tensor) -> _Pair:
-    """The value at `place` in the ascending order along `dim`, and its index; a tensor `place` has size 1 along `dim`."""
+    """The value at `place` in the ascending order along `dim`, and its index.
+
+    A tensor `place` has size 1 along `dim`.
+    """
     if x.ndim == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     last = x.movedim(dim, -1)
@@ -198,8 +201,8 @@ def _merged(values: torch.Tensor, index: torch.Tensor, *, descending: bool) -> _
     """Merge neighbouring sorted runs [..., runs, run] to [..., runs / 2, 2 * run].
 
     An element's place is its place in its own run plus the number of elements of the other run that come before it. An
-    element of the right run comes before an element of the left run only if it is strictly smaller. An element of the
-    left run also comes before an equal element of the right run.
+    element of the right run counts only if it sorts strictly before. An element of the left run also counts if it is
+    equal.
     """
     run = values.shape[-1]
     left, right = values[..., 0::2, :], values[..., 1::2, :]

@@ -1,14 +1,14 @@
 """Compute half-precision operators in float32 and 8-bit integer operators in int32, and round once, as eager does.
 
 ATen computes a bfloat16 or float16 operator in float32 from end to end, sums included, and rounds only the result
-(aten/src/ATen/OpMathType.h, AccumulateType.h). Without this pass, results differ in three ways:
+(aten/src/ATen/OpMathType.h, AccumulateType.h). Compiled code would differ from that in three ways:
 
 * A decomposition into several operators rounds after each of them.
 * torch-mlir 20261001 accumulates in the dtype itself.
 * For mixed dtypes (a LayerNorm of bfloat16 values with float32 weights) the result is float32; eager's is bfloat16.
 
-So an operator's operands are widened before it is decomposed, and its results are cast to eager's dtypes. IREE fuses
-the casts: a product of two widened bfloat16 matrices becomes a bfloat16 product that accumulates in float32.
+So this module widens an operator's operands before it is decomposed, and casts its results to eager's dtypes. IREE
+fuses the casts: a product of two widened bfloat16 matrices becomes a bfloat16 product that accumulates in float32.
 """
 
 from __future__ import annotations

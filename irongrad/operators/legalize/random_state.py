@@ -35,6 +35,9 @@ def trace(
         results: the values of the step graph that `run` returns.
         dims: as in `retrace`.
         derived: as in `retrace`.
+
+    Returns:
+        The traced function.
     """
     used = False
 

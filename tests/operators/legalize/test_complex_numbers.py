@@ -115,7 +115,7 @@ def test_an_operator_without_a_rule_is_refused_by_name() -> None:
     def function(x: Tensor) -> Tensor:
         return torch.linalg.det(torch.complex(x, x)).abs()  # the line to name
 
-    with pytest.raises(UnsupportedOpError, match=r"(?s)test_complex.py:\d+.*the line to name.*_linalg_det"):
+    with pytest.raises(UnsupportedOpError, match=r"(?s)test_complex_numbers.py:\d+.*the line to name.*_linalg_det"):
         ig.compile_function(function, (torch.eye(3),))
 
 
@@ -123,7 +123,7 @@ def test_complex_arguments_and_results_are_refused() -> None:
     z = torch.randn(3, dtype=torch.complex64)
     with pytest.raises(UnsupportedOpError, match="'z' gives torch.complex64 values.*view_as_real"):
         ig.compile_function(lambda z: z.abs(), (z,))
-    with pytest.raises(UnsupportedOpError, match=r"(?s)test_complex.py.*a result is complex.*view_as_real"):
+    with pytest.raises(UnsupportedOpError, match=r"(?s)test_complex_numbers.py.*a result is complex.*view_as_real"):
         ig.compile_function(lambda x: torch.complex(x, x), (torch.ones(3),))
 
 

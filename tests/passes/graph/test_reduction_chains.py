@@ -11,7 +11,7 @@ from irongrad.mlir.walk import found_in, parsed
 from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
 from irongrad.pipeline.assemble.assemble import assemble
 from irongrad.pipeline.assemble.interface import describe_function
-from irongrad.pipeline.iree.compile import COMMON_FLAGS, _compile_to_flow
+from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation
 from irongrad.pipeline.lower.importer import import_functions
 from irongrad.targets import parse_target
 
@@ -27,7 +27,7 @@ def kernels_fixture(tmp_path):
         module = assemble(import_functions(graph, tmp_path), describe_function(graph, ranges))
         source = tmp_path / "module.mlirbc"
         source.write_bytes(module.bytecode)
-        with parsed(_compile_to_flow(target, [*COMMON_FLAGS, *target.flags], source)) as flow:
+        with parsed(Compilation.of(source, target, [*COMMON_FLAGS, *target.flags]).to_flow()) as flow:
             return len(found_in(flow, "flow.dispatch"))
 
     return count
