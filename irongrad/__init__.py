@@ -47,7 +47,7 @@ _HOME = {
     "compile": "irongrad.pipeline.driver",
     "compile_function": "irongrad.frontends.compile_function",
     "load_checkpoint": "irongrad.step.checkpoint",
-    "pieces": "irongrad.pipeline.optimizer.split_step",
+    "pieces": "irongrad.step.train_step",
     "pow2": "irongrad.sizes.buckets",
     "register_decomposition": "irongrad.operators.decompositions.registry",
     "register_padding_rule": "irongrad.padding.registry",

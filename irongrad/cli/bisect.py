@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.markup import escape
 from rich.table import Table
 
-from irongrad.cli.common import console, fallback_option, json_option, pass_options, precision_option, print_json
+from irongrad.cli.common import (
+    choice_options,
+    console,
+    fallback_option,
+    given_choices,
+    json_option,
+    precision_option,
+    print_json,
+)
 from irongrad.cli.compile import load_step
+from irongrad.pipeline.choices import OF_PASSES, Choices, completed
 from irongrad.runtime.errors import InternalError
 
 if TYPE_CHECKING:
@@ -29,24 +38,20 @@ Example:
 @click.option(
     "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What it would be compiled for."
 )
-@pass_options
+@choice_options(*OF_PASSES)
 @precision_option
 @fallback_option
 @json_option
 @click.pass_context
 def command(
     context: click.Context,
+    /,
     source: str,
     targets: tuple[str, ...],
-    opt_level: int,
-    passes: str | None,
-    disable_passes: tuple[str, ...],
-    max_memory: str,
-    tune: bool,
-    route: str,
     precision: str | None,
     bucket_fallback: str | None,
     as_json: bool,
+    **choices: Any,
 ) -> None:
     """Find the first pass that changes the numbers of the training step that FUNCTION in FILE returns.
 
@@ -56,33 +61,28 @@ def command(
     over IREE's module are left out until it does not. The exit code is 0 if no pass changes the numbers.
     """
     from irongrad.cache import default_store
-    from irongrad.passes import chosen_passes
     from irongrad.pipeline.bisect.bisect import bisect
     from irongrad.pipeline.driver import step_graph
-    from irongrad.pipeline.iree.phases import module_passes
-    from irongrad.pipeline.lower.routes import known_route
     from irongrad.pipeline.module_bisect import bisect_module_passes
-    from irongrad.pipeline.options import check_choices
+    from irongrad.pipeline.options import check_choices, passes_over_graph
     from irongrad.pipeline.stopwatch import Stopwatch
     from irongrad.targets import parse_targets
 
-    graph_passes = [name for name in disable_passes if name not in module_passes()]
-    chosen = chosen_passes(opt_level, passes, graph_passes, max_memory, known_route(route))
+    given = completed(Choices(**given_choices(choices)))  # type: ignore[typeddict-item]
+    chosen = passes_over_graph(given)
     devices = parse_targets(targets)
     with console.status("capture"):
         step = load_step(source, precision, bucket_fallback)
-        check_choices(step, chosen, route)
+        check_choices(step, chosen, given["route"])
         graph = step_graph(step)
-    timer = Stopwatch(devices, default_store()) if tune else None
+    timer = Stopwatch(devices, default_store()) if given["tune"] else None
     with console.status("running the step after every pass"):
         found = bisect(graph, chosen, [d.backend for d in devices], timer)
     guilty = next((f for f in found if f.changes_numbers), None)
     module = None
     if guilty is None:
-        choices = {"opt_level": opt_level, "passes": passes, "disable_passes": disable_passes}
-        choices |= {"max_memory": max_memory, "tune": tune, "route": route}
         with console.status("compiling and verifying the step"):
-            module = bisect_module_passes(load_step(source, precision, bucket_fallback), targets, choices)
+            module = bisect_module_passes(load_step(source, precision, bucket_fallback), targets, given)
     if as_json:
         changes, first = [asdict(f) for f in found], asdict(guilty) if guilty else None
         print_json({"changes": changes, "first": first, "module": asdict(module) if module else None})

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
 
+from irongrad.pipeline.choices import Choice, declared
 from irongrad.runtime.errors import GuardError, UserError
 
 if TYPE_CHECKING:
     import numpy as np
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 console = Console()
 error_console = Console(stderr=True)
@@ -34,23 +37,31 @@ directory_argument = click.argument("directory", type=click.Path(path_type=Path)
 target_option = click.option("--target", help="Which of the artifact's targets; one for the device by default.")
 
 
-def pass_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What chooses the passes: `opt_level`, `passes`, `disable_passes`, `max_memory`, `tune` and `route`."""
-    options = [
-        click.option(
-            "--opt-level", type=click.IntRange(0, 3), default=2, show_default=True, help="How much to optimise."
-        ),
-        click.option("--passes", metavar="NAME,NAME{OPTION=VALUE},…", help="Exactly these passes, not the level's."),
-        click.option("--disable-pass", "disable_passes", metavar="NAME", multiple=True, help="Leave a pass out."),
-        click.option(
-            "--max-memory", default="", metavar="SIZE", help="Have a step fit, say into 512MiB, or 50% of its memory."
-        ),
-        click.option("--tune", is_flag=True, help="Choose the forms of convolutions by measurement on this machine."),
-        click.option("--route", default="linalg", show_default=True, help="To linalg directly, or over stablehlo."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+_FORMS: dict[str, Callable[[Choice], dict[str, Any]]] = {
+    "count": lambda choice: {"type": click.IntRange(0, choice.most), "show_default": True},
+    "text": lambda choice: {"show_default": bool(choice.default)},
+    "texts": lambda choice: {"multiple": True},
+    "switch": lambda choice: {"is_flag": True},
+    "path": lambda choice: {"type": click.Path(path_type=Path)},
+}
+
+
+def choice_options(*names: str) -> Callable[[Command], Command]:
+    """Flags for choices of `irongrad.pipeline.choices`, in order; the command takes them as `**choices`."""
+
+    def decorate(command: Command) -> Command:
+        for name in reversed(names):
+            choice = declared()[name]
+            settings = {"default": choice.default, "help": choice.help, "metavar": choice.metavar}
+            command = click.option(*choice.flag, **(settings | _FORMS[choice.form](choice)))(command)
+        return command
+
+    return decorate
+
+
+def given_choices(choices: Mapping[str, Any]) -> dict[str, Any]:
+    """What click made of the flags; an empty list of a repeatable flag is the default."""
+    return {name: value for name, value in choices.items() if value != ()}
 
 
 def print_json(value: Any) -> None:

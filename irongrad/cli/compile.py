@@ -9,13 +9,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from irongrad.cli.common import fallback_option, json_option, pass_options, precision_option, print_json
+from irongrad.cli.common import (
+    choice_options,
+    fallback_option,
+    given_choices,
+    json_option,
+    precision_option,
+    print_json,
+)
 from irongrad.cli.outcome import print_outcome
 from irongrad.cli.recorded import compile_or_repeat
+from irongrad.pipeline.choices import OF_PASSES
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import MANIFEST
 
@@ -34,52 +42,33 @@ Example:
 @click.option(
     "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for."
 )
-@pass_options
+@choice_options(*OF_PASSES)
 @click.option("--pass-report", is_flag=True, help="Show what every pass did, and how long it took.")
-@click.option("--entry-point", "entry_points", multiple=True, help="Include only these entry points; repeatable.")
+@choice_options("entry_points")
 @precision_option
 @fallback_option
-@click.option("--dump-dir", type=click.Path(path_type=Path), help="Write every stage's readable form here.")
+@choice_options("dump_dir")
 @click.option("--stop-after", metavar="STAGE", help="Stop after this stage.")
-@click.option("--cache/--no-cache", default=True, help="Take what was compiled before from the cache on disk.")
+@choice_options("cache")
 @click.option("--depfile", type=click.Path(path_type=Path), help="Write the source files this depends on, for builds.")
 @json_option
 def command(
     source: str,
     output: Path,
     targets: tuple[str, ...],
-    opt_level: int,
-    passes: str | None,
-    disable_passes: tuple[str, ...],
-    max_memory: str,
-    tune: bool,
     pass_report: bool,
-    route: str,
-    entry_points: tuple[str, ...],
     precision: str | None,
     bucket_fallback: str | None,
-    dump_dir: Path | None,
     stop_after: str | None,
-    cache: bool,
     depfile: Path | None,
     as_json: bool,
+    **choices: Any,
 ) -> None:
     """Compile the training step that FUNCTION in the Python file FILE returns.
 
     The result is verified against eager float64 before it is written.
     """
-    options = {
-        "opt_level": opt_level,
-        "passes": passes,
-        "disable_passes": disable_passes,
-        "max_memory": max_memory,
-        "tune": tune,
-        "route": route,
-        "entry_points": entry_points or None,
-        "dump_dir": dump_dir,
-        "stop_after": stop_after,
-        "cache": cache,
-    }
+    options = given_choices(choices) | {"stop_after": stop_after}
     load = partial(load_step, source, precision, bucket_fallback)
     outcome = compile_or_repeat(load, output, targets, options, click.get_current_context().params, quiet=as_json)
     if depfile is not None and outcome.manifest is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from irongrad.cli.common import console, json_option, pairs, print_json
+from irongrad.cli.common import choice_options, console, json_option, pairs, print_json
 from irongrad.cli.recorded import compile_or_repeat
 from irongrad.runtime.errors import UserError
 
@@ -35,8 +35,7 @@ Example:
 @click.option(
     "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for."
 )
-@click.option("--entry-point", "entry_points", multiple=True, help="Include only these entry points; repeatable.")
-@click.option("--cache/--no-cache", default=True, help="Take what was compiled before from the cache on disk.")
+@choice_options("entry_points", "cache")
 @click.option("--data", type=click.Path(path_type=Path), help="ONNX: an .npz of inputs and targets, as for train.")
 @click.option("--batch-size", type=click.IntRange(1), help="ONNX: how many rows of the data make a batch.")
 @click.option("--loss", metavar="NAME", help="ONNX: of torch.nn.functional or torch.nn, such as cross_entropy.")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
+
+from irongrad.cli.common import json_option, print_json
 
 
 @click.command(
@@ -20,7 +24,8 @@ Example:
 )
 @click.option("--target", default="llvm-cpu", show_default=True, help="What the module is compiled for.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the module here, not to standard output.")
-def command(file: Path, passes: tuple[str, ...], target: str, output: Path | None) -> None:
+@json_option
+def command(file: Path, passes: tuple[str, ...], target: str, output: Path | None, as_json: bool) -> None:
     """Run passes over IREE's module on FILE, a module as MLIR text or bytecode, and print the result as text.
 
     The module has to be as the phase leaves it that the pass belongs to: `irongrad passes --iree` has the table.
@@ -38,13 +43,16 @@ def command(file: Path, passes: tuple[str, ...], target: str, output: Path | Non
     for name, options in (item for text in passes for item in split_passes(text)):
         kind = known_module_pass(name)
         chosen.append(make_pass(kind, options) if options else kind.of_context(context))
+    did: list[dict[str, Any]] = []
     try:
         with parsed(file.read_bytes()) as module:
-            run_passes_alone(chosen, module)
+            run_passes_alone(chosen, module, lambda item, result: did.append({"pass": item.name, **asdict(result)}))
             text = str(module)
     except ValueError as error:
         raise UserError(f"{file} is no MLIR module: {error}") from None
-    if output is None:
-        click.echo(text)
-    else:
+    if output is not None:
         output.write_text(text)
+    if as_json:
+        print_json({"passes": did, "module": text})
+    elif output is None:
+        click.echo(text)

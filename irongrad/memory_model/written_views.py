@@ -21,29 +21,16 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from irongrad.graph.movements import Movement, operators
+
 aten = torch.ops.aten
 
-_RESHAPES: frozenset[Any] = frozenset(
-    {
-        aten.alias.default,
-        aten.clone.default,
-        aten.detach.default,
-        aten.expand.default,
-        aten.reshape.default,
-        aten.squeeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.unsqueeze.default,
-        aten.view.default,
-        torch.ops.prims.squeeze.default,
-        operator.getitem,
-    }
-)
-CUTS: frozenset[Any] = frozenset({aten.select.int, aten.slice.Tensor})
-TRANSPOSES: frozenset[Any] = frozenset({aten.permute.default, aten.t.default, aten.transpose.int})
-_JOINS: frozenset[Any] = frozenset({aten.cat.default, aten.stack.default})
+_RESHAPES: frozenset[Any] = operators(Movement.COPY | Movement.RESHAPE) | {operator.getitem}
+CUTS: frozenset[Any] = operators(Movement.CUT)
+TRANSPOSES: frozenset[Any] = operators(Movement.TRANSPOSE)
+_JOINS: frozenset[Any] = operators(Movement.JOIN)
 
-VIEWS = _RESHAPES | CUTS | TRANSPOSES | {aten.split_with_sizes.default}
+VIEWS = _RESHAPES | CUTS | TRANSPOSES | operators(Movement.SPLIT)
 
 CONTRACTIONS: frozenset[Any] = frozenset({aten.addmm.default, aten.baddbmm.default, aten.bmm.default, aten.mm.default})
 

@@ -1,4 +1,4 @@
-"""Passes over the step graph; README.md has the invariants. One file a pass, `registry.MODULES` lists them."""
+"""Passes over the step graph, one file each. README.md states their invariants; `registry.MODULES` lists them."""
 
 from irongrad.passes.base import Context, Pass, PassResult
 from irongrad.passes.manager import PassRecord, run_passes

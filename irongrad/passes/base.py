@@ -1,4 +1,4 @@
-"""What a pass is: a frozen dataclass whose fields are its options, and a `run` that rewrites one graph."""
+"""The interface of a pass: a frozen dataclass whose fields are its options, with a `run` that rewrites one graph."""
 
 from __future__ import annotations
 
@@ -14,23 +14,32 @@ from irongrad.graph.step_graph import StepGraph, Value
 
 
 class Timer(Protocol):
-    """Measures how long functions take where a graph will run."""
+    """Measures the run time of functions on the devices that a graph is compiled for."""
 
     def __call__(
         self, what: str, candidates: Mapping[str, Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor]
     ) -> Mapping[str, float]:
-        """Seconds that each of `candidates`, functions of tensors like `operands`, takes; `what` they all compute."""
+        """Measure functions that compute the same result.
+
+        Args:
+            what: a description of the computation.
+            candidates: the functions, by name.
+            operands: tensors with the shapes and dtypes of the arguments.
+
+        Returns:
+            The run time of each candidate in seconds, by name.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a pass chose by measurement.
+    """A choice that a pass made by measurement.
 
     Attributes:
-        what: what there was to compute.
-        chosen: the name of what was taken.
-        seconds: how long each of those took that it was chosen from, by name.
+        what: a description of the computation.
+        chosen: the name of the chosen candidate.
+        seconds: the run time of each candidate in seconds, by name.
     """
 
     what: str
@@ -40,18 +49,18 @@ class Choice:
 
 @dataclass(frozen=True)
 class Context:
-    """Where a pass is running.
+    """The place of a graph in its step, and its targets.
 
     Attributes:
-        function: the name of the step graph's function: `joint`, `update`, `accumulate`, `mean`, `eval`, `predict`,
-            `check.<name>`, or `call` of a compiled function.
-        arguments: what its placeholders stand for. Empty inside the body of control flow.
-        results: what its outputs stand for. Empty inside the body of control flow.
-        targets: the backends that the graph will be compiled for, such as `llvm-cpu`. A rewrite that is right or
-            good on some targets only is made if it is on all of these.
-        timer: measures on the targets, where it was asked for; a pass that has a choice makes it by that then.
-        step: the step that the graph is of, as it was before any pass; None inside the body of control flow, and of a
-            graph alone.
+        function: the name of the function in the step graph: `joint`, `update`, `accumulate`, `mean`, `eval`,
+            `predict`, `check.<name>`, or `call` of a compiled function.
+        arguments: the meaning of each placeholder. Empty inside the body of control flow.
+        results: the meaning of each output. Empty inside the body of control flow.
+        targets: the backends that the graph will be compiled for, such as `llvm-cpu`. A pass applies a rewrite only if
+            it is correct and profitable on all of them.
+        timer: measures on the targets, so that passes choose by measurement; None if they choose by cost tables.
+        step: the step graph that contains the graph, as it was before any pass; None inside the body of control flow,
+            and for a graph without a step.
     """
 
     function: str
@@ -64,12 +73,12 @@ class Context:
 
 @dataclass(frozen=True)
 class PassResult:
-    """What a run of a pass did.
+    """The outcome of one run of a pass.
 
     Attributes:
-        changed: whether it changed the graph.
+        changed: whether the pass changed the graph.
         stats: counts worth showing, by name, such as `{"merged": 12}`.
-        choices: what it chose by measurement.
+        choices: the choices that the pass made by measurement.
     """
 
     changed: bool
@@ -81,33 +90,35 @@ class Pass(Protocol):
     """A rewrite of one functional ATen graph, in place.
 
     A pass is a frozen dataclass; its typed fields with defaults are the options that `--passes name{field=value}`
-    sets. It may assume what `irongrad.passes.verifier` checks, and has to leave it true: the same placeholders and
-    outputs in the same order with the same shapes and dtypes, functional operators only, and on every node
-    `meta["val"]` and the stack trace of the user's line (`irongrad.graph.nodes.call` gives a new node both). The
-    manager runs it on the bodies of control flow too, each as a graph of its own.
+    sets.
+
+    A pass may assume the invariants that `irongrad.passes.verifier` checks, and must preserve them. Placeholders and
+    outputs keep their order, shapes and dtypes. All operators are functional. Every node has `meta["val"]` and the
+    stack trace of the user's line; `irongrad.graph.nodes.call` gives a new node both. The manager also runs a pass on
+    each body of control flow, as a graph of its own.
     """
 
     name: ClassVar[str]
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
-        """Rewrite `graph`, and say what was done."""
+        """Rewrite `graph`, and report the changes."""
         ...
 
 
 class OfAnySize:
-    """What a pass is besides that takes graphs of symbolic sizes too, of which it looks at no size.
+    """Mixin of a pass that also runs on graphs with symbolic sizes, because it reads no size.
 
-    All others take a size for a number, and are not run on such graphs.
+    All other passes treat sizes as numbers, so the manager does not run them on such graphs.
     """
 
 
 class Lowering(ABC):
-    """What a pass is besides, for whose sake capture keeps operators whole that the importer does not take.
+    """Mixin of a pass that lowers operators which capture keeps whole and which the importer does not accept.
 
-    A pipeline without that pass begins with `lower_plainly`.
+    If a pipeline lacks the pass, the manager calls `lower_plainly` first.
     """
 
     @staticmethod
     @abstractmethod
     def lower_plainly(graph: GraphModule) -> None:
-        """Write those operators in a form that the importer takes."""
+        """Rewrite these operators into a form that the importer accepts, without optimising them."""

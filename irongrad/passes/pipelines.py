@@ -1,4 +1,4 @@
-"""Which passes run at which `--opt-level`."""
+"""The passes of each `--opt-level`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from irongrad.runtime.errors import UserError
 
 DEFAULT_LEVEL = 2
 
-# 0: what was captured. 1: clean-up. 2: all that is measured to pay. 3: also what costs compile time.
+# 0: the captured graph. 1: clean-up. 2: every pass that measurably pays off. 3: also passes that cost compile time.
 LEVELS = {
     0: "",
     1: "fold,simplify,cse",
@@ -27,11 +27,12 @@ LEVELS = {
 def passes_at(level: int, route: str = "linalg") -> tuple[Pass, ...]:
     """The passes of an optimisation level, in order.
 
-    IREE 3.13.0 takes a StableHLO convolution to channels-last with a transpose before and behind it, which costs
-    several times what the convolution does (docs/builds.md), so on that route none is left one.
+    IREE 3.13.0 converts a StableHLO convolution to channels-last with a transpose before and after it. The transposes
+    cost several times as much as the convolution (docs/builds.md), so on the StableHLO route every convolution is
+    rewritten as a product.
 
     Raises:
-        UserError: there is no such level.
+        UserError: the level does not exist.
     """
     if level not in LEVELS:
         raise UserError(f"there is no optimisation level {level}; the levels are {', '.join(map(str, LEVELS))}")
@@ -52,13 +53,14 @@ def chosen_passes(
 
     Args:
         level: the optimisation level.
-        passes: exactly these in place of the level's, as `parse_passes` reads them.
+        passes: exactly these passes instead of the level's, in the syntax of `parse_passes`.
         disabled: names of passes to leave out.
-        max_memory: a budget, which `rematerialise` meets last of all; empty for none.
-        route: from PyTorch's operators to linalg.
+        max_memory: the memory budget, such as `512MiB` or `50%`; empty for none. `rematerialise` enforces it, as the
+            last pass.
+        route: how PyTorch's operators become linalg: `linalg` (directly) or `stablehlo`.
 
     Raises:
-        UserError: there is no such level, pass or amount of memory, or the pass that meets a budget is left out.
+        UserError: a level or pass does not exist, the budget is not a size, or the pass that enforces it is disabled.
     """
     if max_memory and Rematerialise.name in disabled:
         raise UserError(

@@ -1,8 +1,8 @@
-"""Passes by name: IronGrad's own, and those that other packages bring.
+"""Passes by name: IronGrad's own, and those of other packages.
 
-A package adds passes with an entry point in the group `irongrad.passes`, whose name is the pass's and whose value is
-its class (https://packaging.python.org/en/latest/specifications/entry-points/). The syntax of a pipeline,
-`name{option=value,...}`, is that of MLIR's textual pass pipelines.
+A package adds a pass with an entry point in the group `irongrad.passes`. The entry point has the name of the pass, and
+its value is the pass's class (https://packaging.python.org/en/latest/specifications/entry-points/). The syntax of a
+pipeline, `name{option=value,...}`, is that of MLIR's textual pass pipelines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from irongrad.runtime.errors import UserError
 
 GROUP = "irongrad.passes"
 
-# One file each; the order is that of `irongrad passes`.
+# In the order in which `irongrad passes` lists them.
 MODULES = (
     "dead_code",
     "common_subexpressions",
@@ -46,11 +46,11 @@ _ITEM = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
 
 @dataclass(frozen=True)
 class Passes:
-    """Every pass there is.
+    """All registered passes.
 
     Attributes:
-        usable: by name, IronGrad's first.
-        broken: why one cannot be used, by the name of its entry point.
+        usable: the pass classes by name, IronGrad's own first.
+        broken: why a pass cannot be used, by the name of its entry point.
     """
 
     usable: dict[str, type[Pass]]
@@ -59,43 +59,43 @@ class Passes:
 
 @cache
 def all_passes() -> Passes:
-    """What can be asked for; other packages' passes that cannot be loaded stop only who asks for one of them."""
-    kinds: list[type[Pass]] = [import_module(f"irongrad.passes.graph.{module}").PASS for module in MODULES]
-    own = {kind.name: kind for kind in kinds}
+    """Load all passes. A pass of another package that fails to load is an error only if a caller asks for it."""
+    pass_types: list[type[Pass]] = [import_module(f"irongrad.passes.graph.{module}").PASS for module in MODULES]
+    own = {pass_type.name: pass_type for pass_type in pass_types}
     others: dict[str, type[Pass]] = {}
     broken: dict[str, str] = {}
     for entry in entry_points(group=GROUP):
         try:
-            kind = _loaded(entry)
+            pass_type = _loaded(entry)
         except UserError as error:
             broken[entry.name] = str(error)
             continue
-        if own.get(entry.name, kind) is not kind or others.setdefault(entry.name, kind) is not kind:
+        if own.get(entry.name, pass_type) is not pass_type or others.setdefault(entry.name, pass_type) is not pass_type:
             broken[entry.name] = f"{_spelled(entry)} has the name of another; rename its entry point"
-    return Passes(own | {name: kind for name, kind in others.items() if name not in broken}, broken)
+    return Passes(own | {name: pass_type for name, pass_type in others.items() if name not in broken}, broken)
 
 
 def registered() -> dict[str, type[Pass]]:
-    """Every pass that can be used, by name, IronGrad's first."""
+    """All usable passes by name, IronGrad's own first."""
     return all_passes().usable
 
 
 def _loaded(entry: EntryPoint) -> type[Pass]:
     try:
-        kind: object = entry.load()
+        pass_type: object = entry.load()
     except Exception as error:
         raise UserError(f"{_spelled(entry)} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not _is_pass(kind):
+    if not _is_pass(pass_type):
         raise UserError(f"{_spelled(entry)} is no dataclass with a method `run`")
-    if (name := getattr(kind, "name", None)) != entry.name:
+    if (name := getattr(pass_type, "name", None)) != entry.name:
         raise UserError(
             f"{_spelled(entry)} calls itself {name!r}; its class's `name` and its entry point's have to be the same"
         )
-    return kind
+    return pass_type
 
 
-def _is_pass(kind: object) -> TypeGuard[type[Pass]]:
-    return isinstance(kind, type) and is_dataclass(kind) and callable(getattr(kind, "run", None))
+def _is_pass(pass_type: object) -> TypeGuard[type[Pass]]:
+    return isinstance(pass_type, type) and is_dataclass(pass_type) and callable(getattr(pass_type, "run", None))
 
 
 def _spelled(entry: EntryPoint) -> str:
@@ -103,19 +103,19 @@ def _spelled(entry: EntryPoint) -> str:
 
 
 def parse_passes(text: str) -> tuple[Pass, ...]:
-    """The passes over the step graph that `name,name{option=value,...},...` says, in order.
+    """Parse `name,name{option=value,...},...` into passes over the step graph.
 
     Raises:
-        UserError: there is no such pass or option, or a value has the wrong type.
+        UserError: a pass or an option does not exist, or a value has the wrong type.
     """
     return tuple(make_pass(known_pass(name), options) for name, options in split_passes(text))
 
 
 def split_passes(text: str) -> list[tuple[str, str]]:
-    """The name and the options of each pass in `name,name{option=value,...},...`.
+    """Split `name,name{option=value,...},...` into the name and the options of each pass.
 
     Raises:
-        UserError: that is not the form of `text`.
+        UserError: `text` does not have this form.
     """
     passes: list[tuple[str, str]] = []
     position = 0
@@ -129,10 +129,10 @@ def split_passes(text: str) -> list[tuple[str, str]]:
 
 
 def make_pass(kind: type[P], options: str) -> P:
-    """A pass with the options that `option=value,...` says; all that it leaves out have their defaults.
+    """Create a pass with options of the form `option=value,...`; options that are left out have their defaults.
 
     Raises:
-        UserError: there is no such option, or a value has the wrong type.
+        UserError: an option does not exist, or a value has the wrong type.
     """
     name = kind.name
     values: dict[str, str] = {}
@@ -152,17 +152,17 @@ def make_pass(kind: type[P], options: str) -> P:
 
 
 def spelled(pass_: Pass) -> str:
-    """`pass_` as `parse_passes` reads it."""
+    """Format `pass_` as text that `parse_passes` reads."""
     values = ((f.name, getattr(pass_, f.name)) for f in fields(pass_))  # type: ignore[arg-type]
     options = ",".join(f"{name}={value}" for name, value in values)
     return f"{pass_.name}{{{options}}}" if options else pass_.name
 
 
 def known_pass(name: str) -> type[Pass]:
-    """The pass called `name`.
+    """Find the pass with this name.
 
     Raises:
-        UserError: there is none, or it cannot be used.
+        UserError: no pass has this name, or the pass cannot be used.
     """
     passes = all_passes()
     if name in passes.usable:
@@ -173,10 +173,10 @@ def known_pass(name: str) -> type[Pass]:
 
 
 def without(passes: Sequence[Pass], disabled: Sequence[str]) -> tuple[Pass, ...]:
-    """`passes` but for those with a name in `disabled`.
+    """Filter out the passes whose names are in `disabled`.
 
     Raises:
-        UserError: there is no pass of such a name.
+        UserError: no pass has such a name.
     """
     for name in disabled:
         known_pass(name)
@@ -184,8 +184,8 @@ def without(passes: Sequence[Pass], disabled: Sequence[str]) -> tuple[Pass, ...]
 
 
 def lowerings_left_out(passes: Sequence[Pass]) -> Iterator[type[Lowering]]:
-    """The passes that graphs are captured for and that `passes` lacks."""
+    """The registered `Lowering` passes that `passes` lacks."""
     present = {p.name for p in passes}
-    for kind in registered().values():
-        if kind.name not in present and issubclass(kind, Lowering):
-            yield kind
+    for pass_type in registered().values():
+        if pass_type.name not in present and issubclass(pass_type, Lowering):
+            yield pass_type

@@ -25,6 +25,7 @@ from irongrad.pipeline.backend import portable_module
 from irongrad.pipeline.build_cache import BuildRecord, cache_entry
 from irongrad.pipeline.build_run import Build, BuildRun, StoppedEarly
 from irongrad.pipeline.capture.capture import CapturedStep, capture
+from irongrad.pipeline.choices import Choices, completed
 from irongrad.pipeline.differentiate.differentiate import JointStep, differentiate
 from irongrad.pipeline.gc_pause import few_collections
 from irongrad.pipeline.guards.index_ranges import step_ranges
@@ -36,7 +37,7 @@ from irongrad.pipeline.memory_budget import OverBudgetError, budget_of, check_li
 from irongrad.pipeline.memory_report import limits_of, memory_of
 from irongrad.pipeline.optimizer.split_step import cut
 from irongrad.pipeline.optimizer.update import add_optimizer
-from irongrad.pipeline.options import Choices, Options, check_choices, make_options
+from irongrad.pipeline.options import Options, check_choices, make_options
 from irongrad.pipeline.oracle.background_runs import first_runs
 from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes
 from irongrad.pipeline.package import Artifact, Origin, package, write_state
@@ -87,13 +88,11 @@ def compile(
         ToolchainError: torch-mlir or IREE failed.
         VerificationError: the compiled step disagrees with the float64 oracle; nothing is written.
     """
-    if unknown := choices.keys() - Choices.__annotations__.keys():
-        raise TypeError(f"compile() got an unexpected keyword argument {min(unknown)!r}")
     if precision is not None:
         step = replace(step, precision=precision)
     if bucket_fallback is not None:
         step = replace(step, bucket_fallback=bucket_fallback)
-    artifact = build(step, make_options(output, target, **choices)).artifact
+    artifact = build(step, make_options(output, target, **completed(choices))).artifact
     assert artifact is not None
     return artifact
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from irongrad.pipeline.bisect.module_passes import first_wrong
+from irongrad.pipeline.choices import Choices
 from irongrad.pipeline.driver import build
 from irongrad.pipeline.iree.phases import module_passes
 from irongrad.pipeline.options import make_options
@@ -30,13 +30,13 @@ class ModuleFinding:
     compilations: int
 
 
-def bisect_module_passes(step: TrainStep, targets: tuple[str, ...], choices: dict[str, Any]) -> ModuleFinding:
+def bisect_module_passes(step: TrainStep, targets: tuple[str, ...], choices: Choices) -> ModuleFinding:
     """Compile and verify `step`, and where that fails leave passes over IREE's module out until it does not.
 
     Args:
         step: the training step.
         targets: what to compile for.
-        choices: options of `make_options` besides; its `disable_passes` stay left out.
+        choices: how to compile, complete; its `disable_passes` stay left out.
 
     Raises:
         UserError: the step or an option is refused.
@@ -44,9 +44,9 @@ def bisect_module_passes(step: TrainStep, targets: tuple[str, ...], choices: dic
     failures: list[str] = []
 
     def holds(disabled: tuple[str, ...]) -> bool:
-        leave_out = (*choices.get("disable_passes", ()), *disabled)
+        leave_out = (*choices["disable_passes"], *disabled)
         with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
-            options = make_options(Path(folder) / "step", targets, **choices | {"disable_passes": leave_out})
+            options = make_options(Path(folder) / "step", targets, **(choices | {"disable_passes": leave_out}))
             try:
                 build(step, options)
             except (VerificationError, ToolchainError) as error:

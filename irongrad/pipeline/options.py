@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Unpack
 
 from irongrad.cache import Store, default_store
-from irongrad.passes import DEFAULT_LEVEL, Pass, chosen_passes
+from irongrad.passes import Pass, chosen_passes
+from irongrad.pipeline.choices import Choices, completed
 from irongrad.pipeline.iree.phases import check_disabled, module_passes
 from irongrad.pipeline.lower.routes import known_route
 from irongrad.pipeline.memory_budget import asked_budget
@@ -42,7 +43,6 @@ class Options:
         targets: what to compile for.
         asked: what the user called each of them.
         passes: what to run on the step graph, in order.
-        max_memory: the budget of the intermediate values, such as `512MiB` or `50%`; empty for no limit.
         tune: whether passes that have a choice make it by measurement on the targets.
         route: from PyTorch's operators to linalg: `linalg` directly, or over `stablehlo`.
         entry_points: which entry points to include; None for all. Fewer compile faster, and without `grad_step` no
@@ -59,7 +59,6 @@ class Options:
     targets: tuple[Target, ...]
     asked: tuple[str, ...]
     passes: tuple[Pass, ...]
-    max_memory: str = ""
     tune: bool = False
     route: str = "linalg"
     entry_points: tuple[str, ...] | None = None
@@ -81,36 +80,14 @@ class Options:
         return [target.backend for target in self.targets]
 
 
-class Choices(TypedDict, total=False):
-    """What `irongrad.compile` takes by name and hands on to `make_options`, which has the defaults."""
-
-    opt_level: int
-    passes: str | None
-    disable_passes: Sequence[str]
-    max_memory: str
-    tune: bool
-    route: str
-    entry_points: Sequence[str] | None
-    dump_dir: str | os.PathLike[str] | None
-    cache: bool
-
-
 def make_options(
     output: str | os.PathLike[str],
     target: str | Sequence[str] = "llvm-cpu",
     *,
-    opt_level: int = DEFAULT_LEVEL,
-    passes: str | None = None,
-    disable_passes: Sequence[str] = (),
-    max_memory: str = "",
-    tune: bool = False,
-    route: str = "linalg",
-    entry_points: Sequence[str] | None = None,
-    dump_dir: str | os.PathLike[str] | None = None,
     stop_after: str | None = None,
-    cache: bool = True,
     on_stage: Callable[[str], AbstractContextManager[object]] | None = None,
     on_measuring: Callable[[str], None] = lambda what: None,
+    **choices: Unpack[Choices],
 ) -> Options:
     """Check and convert what a caller gives.
 
@@ -118,29 +95,40 @@ def make_options(
         UserError: an unknown target, pass, route or stage, a budget of memory that is none or that no pass would meet,
             or an output that is no place for an artifact.
     """
+    chosen = completed(choices)
     check_output(Path(output))
     if stop_after is not None and stop_after not in STAGES:
         raise UserError(f"there is no stage {stop_after!r}; the stages are {', '.join(STAGES)}")
     names = [target] if isinstance(target, str) else list(target)
-    disabled = tuple(name for name in disable_passes if name in module_passes())
+    disabled = tuple(name for name in chosen["disable_passes"] if name in module_passes())
     check_disabled(disabled)
-    graph_passes = [name for name in disable_passes if name not in disabled]
+    dump_dir, entry_points = chosen["dump_dir"], chosen["entry_points"]
     return Options(
         output=Path(output),
         targets=tuple(replace(t, disabled_passes=disabled) for t in parse_targets(names)),
         asked=tuple(names),
-        passes=chosen_passes(opt_level, passes, graph_passes, max_memory, known_route(route)),
-        max_memory=max_memory,
-        tune=tune,
-        route=route,
+        passes=passes_over_graph(chosen),
+        disabled_module_passes=disabled,
+        tune=chosen["tune"],
+        route=chosen["route"],
         entry_points=tuple(entry_points) if entry_points is not None else None,
         dump_dir=Path(dump_dir) if dump_dir is not None else None,
         stop_after=stop_after,
-        cache=default_store() if cache else None,
-        disabled_module_passes=disabled,
+        cache=default_store() if chosen["cache"] else None,
         on_stage=on_stage or (lambda name: nullcontext()),
         on_measuring=on_measuring,
     )
+
+
+def passes_over_graph(choices: Choices) -> tuple[Pass, ...]:
+    """The passes over the step graph that complete `choices` ask for, in order.
+
+    Raises:
+        UserError: an unknown pass or route, or a budget that is not a size, or that no enabled pass enforces.
+    """
+    disabled = [name for name in choices["disable_passes"] if name not in module_passes()]
+    route = known_route(choices["route"])
+    return chosen_passes(choices["opt_level"], choices["passes"], disabled, choices["max_memory"], route)
 
 
 def check_choices(step: TrainStep, passes: Sequence[Pass], route: str) -> None:

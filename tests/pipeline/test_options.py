@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
+import click
 import pytest
 
 import irongrad as ig
-from irongrad.pipeline.options import Choices, make_options
+from irongrad.cli.common import given_choices
+from irongrad.cli.compile import command as compile_command
+from irongrad.pipeline.choices import Choices, completed, declared
+from irongrad.pipeline.options import make_options
 from irongrad.runtime.errors import UserError
 
 
-def test_every_choice_is_an_option():
-    named = {p.name: p for p in inspect.signature(make_options).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    assert named.keys() - Choices.__annotations__.keys() == {"stop_after", "on_stage", "on_measuring"}
-    assert Choices.__annotations__.keys() <= named.keys()
-    assert all(p.default is not p.empty for p in named.values())
+def test_every_choice_is_a_flag_with_the_same_default(tmp_path: Path):
+    flags = {p.name: p for p in compile_command.params}
+    for name, choice in declared().items():
+        assert list(choice.flag[0].split("/")) == [*flags[name].opts, *flags[name].secondary_opts]
+        assert flags[name].help == choice.help
+    assert declared().keys() == Choices.__annotations__.keys()
+    given = {n: p.get_default(click.Context(compile_command)) for n, p in flags.items() if n in declared()}
+    assert completed(given_choices(given)) == completed({})
+
+
+def test_every_choice_reaches_the_options(tmp_path: Path):
+    plain = make_options(tmp_path / "out")
+    others = {
+        "opt_level": 0,
+        "passes": "dce",
+        "disable_passes": ["dce"],
+        "max_memory": "50%",
+        "tune": True,
+        "route": "stablehlo",
+        "entry_points": ["predict"],
+        "dump_dir": tmp_path,
+        "cache": False,
+    }
+    assert others.keys() == declared().keys()
+    for name, value in others.items():
+        assert make_options(tmp_path / "out", **{name: value}) != plain, name
 
 
 def test_compile_says_that_it_does_not_know_a_name(mlp_step: ig.TrainStep, tmp_path: Path):

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from irongrad.onnx.registry import Call, Value, operator, tensor
 
-# For each gate in PyTorch's order, its position in ONNX. ONNX orders gates i o f c and z r h, PyTorch i f g o and r z
-# n.
+# For each gate in PyTorch's order (i f g o, and r z n), its position in ONNX's order (i o f c, and z r h).
 _GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 _DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Relu": torch.relu}

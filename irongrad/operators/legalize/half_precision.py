@@ -19,6 +19,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_any, tree_map
 
+from irongrad.graph.movements import ANY, names
 from irongrad.operators.random import is_random
 
 HALVES = frozenset({torch.float16, torch.bfloat16})
@@ -27,16 +28,9 @@ HALVES = frozenset({torch.float16, torch.bfloat16})
 # absolute value of an unsigned byte as if it were signed. A 32-bit result wraps around to the same 8 bits.
 _WIDER = dict.fromkeys(HALVES, torch.float32) | dict.fromkeys((torch.int8, torch.uint8), torch.int32)
 
-# Operators that move values without changing them: widening would move twice the bytes for the same result.
-# nan_to_num and nextafter use the limits of the dtype; widened, they would use float32's.
-_MOVES = """
-    _reshape_alias _to_copy _unsafe_index _unsafe_view alias cat clone constant_pad_nd convert_element_type copy detach
-    diag_embed diagonal_scatter embedding empty_like fill flip full_like gather index index_select lift_fresh_copy
-    masked_fill nan_to_num new_empty new_empty_strided new_full new_ones new_zeros nextafter ones_like repeat roll
-    select_backward select_scatter slice_backward slice_scatter stack tril triu where zeros_like
-"""
-_MOVING = frozenset(_MOVES.split())
-
+# Widening an operator that only moves values would move twice the bytes for the same result. nan_to_num and nextafter
+# use the limits of the dtype; widened, they would use float32's.
+_AS_THEY_ARE = names(ANY) | {"nan_to_num", "nextafter"}
 
 _NORMS = frozenset(
     {
@@ -61,7 +55,7 @@ def is_computed_wider(operator: object, arguments: Any) -> TypeGuard[OpOverload]
         isinstance(operator, OpOverload)
         and operator.namespace in ("aten", "prims")
         and not (operator.is_view or operator._schema.is_mutable or is_random(operator))
-        and operator._overloadpacket.__name__ not in _MOVING
+        and operator._overloadpacket.__name__ not in _AS_THEY_ARE
         and tree_any(lambda v: isinstance(v, torch.Tensor) and v.dtype in _WIDER, arguments)
     )
 

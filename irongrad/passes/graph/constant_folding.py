@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
 from irongrad.graph.float64_runs import in_float64
+from irongrad.graph.movements import OF_ONE_TENSOR, operators
 from irongrad.graph.nodes import call, value_of
 from irongrad.graph.purity import is_mergeable
 from irongrad.operators.legalize.constants import SMALL
@@ -122,25 +123,6 @@ _FILLED: Mapping[Any, Callable[[Node], Any]] = {
     **dict.fromkeys((aten.ones.default, aten.ones_like.default, aten.new_ones.default), lambda node: 1),
 }
 
-# Operators that only move elements.
-_MOVES = frozenset(
-    {
-        aten.view.default,
-        aten.expand.default,
-        aten.permute.default,
-        aten.unsqueeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        prims.squeeze.default,
-        aten.slice.Tensor,
-        aten.select.int,
-        aten.clone.default,
-        aten.alias.default,
-        aten.flip.default,
-        aten.repeat.default,
-    }
-)
-
 _LITERAL_PREFIX = "folded_"
 
 _UNDEFINED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
@@ -180,7 +162,7 @@ def _is_undefined(operator: OpOverload) -> bool:
 def _splat(node: Node, known: Mapping[Node, Constant]) -> Constant | None:
     """The result of an operator whose operands are splats, computed on one element; None if it may not be a splat."""
     ndim = value_of(node).ndim
-    if node.target in _MOVES:
+    if node.target in operators(OF_ONE_TENSOR):
         source = known[node.all_input_nodes[0]]
         return Constant(source.narrow.reshape([1] * ndim), source.wide.reshape([1] * ndim))
     assert isinstance(node.target, OpOverload)

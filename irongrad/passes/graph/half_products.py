@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch.fx import GraphModule, Node
 
+from irongrad.graph.movements import Movement, operators
 from irongrad.graph.nodes import call, value_of
 from irongrad.passes.base import Context, PassResult
 
@@ -15,15 +16,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
 _HALVES = (torch.bfloat16, torch.float16)
-# Operators that only move the elements of their first argument, whatever the dtype.
-_MOVES = (
-    aten.view.default,
-    aten.permute.default,
-    aten.expand.default,
-    aten.unsqueeze.default,
-    aten.clone.default,
-    prims.squeeze.default,
-)
+_MOVES = operators(Movement.COPY | Movement.RESHAPE | Movement.TRANSPOSE)
 
 
 @dataclass(frozen=True)

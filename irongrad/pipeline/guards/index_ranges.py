@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from irongrad.graph.flat_graph import FlatGraph
+from irongrad.graph.movements import OF_ONE_TENSOR, Movement, names
 from irongrad.graph.step_graph import Range
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.runtime.manifest import UNLIMITED
@@ -25,45 +26,7 @@ from irongrad.sizes.dimensions import Names, named_size, names_in_program
 aten = torch.ops.aten
 
 # Operators whose result holds only unchanged elements of their integer arguments, and constants.
-_SAME_VALUES = frozenset(
-    str(p)
-    for p in (
-        aten.view,
-        aten.reshape,
-        aten.flatten,
-        aten.unflatten,
-        aten.transpose,
-        aten.permute,
-        aten.t,
-        aten.unsqueeze,
-        aten.squeeze,
-        aten.slice,
-        aten.select,
-        aten.expand,
-        aten.clone,
-        aten.contiguous,
-        aten.alias,
-        aten.detach,
-        aten.to,
-        aten._to_copy,
-        aten.lift_fresh_copy,
-        aten.pad,
-        aten.constant_pad_nd,
-        aten.cat,
-        aten.stack,
-        aten.repeat,
-        aten.repeat_interleave,
-        aten.flip,
-        aten.roll,
-        aten.movedim,
-        aten.swapaxes,
-        aten.expand_as,
-        aten.view_as,
-        aten.split,
-        aten.chunk,
-        aten.unbind,
-    )
-)
+_SAME_VALUES = names(OF_ONE_TENSOR | Movement.JOIN | Movement.PAD | Movement.CAST) | {"repeat_interleave"}
 
 
 @dataclass(frozen=True)
@@ -152,7 +115,8 @@ def _ranges(
 
 def keeps_values(node: Node) -> bool:
     """Whether a node holds only elements of its integer arguments, and constants."""
-    return node.target is operator.getitem or str(getattr(node.target, "_overloadpacket", "")) in _SAME_VALUES
+    packet = getattr(node.target, "_overloadpacket", None)
+    return node.target is operator.getitem or getattr(packet, "__name__", "") in _SAME_VALUES
 
 
 def _is_integer(node: torch.fx.Node) -> bool:

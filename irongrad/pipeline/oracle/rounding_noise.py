@@ -9,20 +9,16 @@ import torch
 from torch._decomp import get_decompositions
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from irongrad.graph.movements import Movement, operators
 from irongrad.operators.legalize.half_precision import HALVES
 from irongrad.operators.random import is_random
 from irongrad.runtime.tolerance import NOISE_ULPS, NOISE_ULPS_OF_HALVES
 
 _STRETCH = 1 << 17
 
-# Operators that move values and round nothing, or whose result is a floating-point mask.
-_EXACT_OPERATORS = frozenset(
-    {
-        torch.ops.aten.clone.default,
-        torch.ops.aten.copy_.default,
-        torch.ops.aten.multilabel_margin_loss_forward.default,
-    }
-)
+# Copies, and an operator whose second result is a floating-point mask. Others that only move values get noise, too: it
+# stands for that of what reads them.
+_EXACT_OPERATORS = operators(Movement.COPY) | {torch.ops.aten.multilabel_margin_loss_forward.default}
 
 # Operators that subtract sums which they compute inside. Decomposed, each part gets its own noise. Noise on the result
 # alone is proportional to it, so it would be zero too where the difference is zero but for rounding.
