@@ -56,7 +56,7 @@ _HOME = {
 }
 
 
-# What is imported from elsewhere, each with an extra of its own.
+# Subpackages, each with an extra of its own that installs the package of the same name.
 _SUBMODULES = ("jax", "onnx")
 
 
@@ -72,7 +72,7 @@ def __getattr__(name: str) -> Any:
 
 
 def compiler_missing(what: str, error: ModuleNotFoundError) -> ImportError | None:
-    """The error to raise where `what` could not import the compiler, JAX or onnx; None where it is otherwise."""
+    """The error to raise if `what` could not import the compiler, JAX or onnx; None for any other module."""
     package = (error.name or "").partition(".")[0]
     if package in _SUBMODULES:
         return ImportError(f"{what} needs {package}, which is not installed: pip install 'irongrad[{package}]'")

@@ -1,4 +1,4 @@
-"""Artifacts that many tests share, compiled once a run."""
+"""Fixtures of all tests; artifacts that many tests share are compiled once per test run."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from irongrad.pipeline.oracle.step_copies import twin_of
 from irongrad.runtime import Session
 from irongrad.runtime.devices import Device, find_device
 
-# Fixtures of several rooms, one file a subject.
+# Fixtures that several test folders share, one file per subject.
 pytest_plugins = ("tests.fixtures.compiled_steps", "tests.fixtures.rewritten_graphs")
 
-# The steps here are small: a thread pool slows their eager runs down, several times where the machine is busy.
+# The steps here are small. A thread pool slows their eager runs down, several times over on a busy machine.
 torch.set_num_threads(1)
-# Tests change what compiles, which no key knows of, and leave the user's cache alone.
+# Tests patch the compiler, which no cache key covers. They must not touch the user's cache either.
 os.environ["IRONGRAD_CACHE_SIZE"] = "0"
 
-# Set in the process of a test that runs alone.
+# This variable is set in the process of a test that runs alone.
 _ALONE = "IRONGRAD_TEST_ALONE"
 
 
@@ -80,9 +80,9 @@ def vulkan() -> Device:
 
 @pytest.fixture(scope="session")
 def iree_run() -> Callable[[list[str]], subprocess.CompletedProcess[str]]:
-    """Run iree-run-module, again where the driver loses the device before anything is computed.
+    """Run iree-run-module, and run it again if the driver loses the device before anything is computed.
 
-    Mesa 22.3.6's does in one of 20 to 60 processes on a busy machine (VK_ERROR_DEVICE_LOST, IREE's DATA_LOSS).
+    Mesa 22.3.6 loses it in one of 20 to 60 processes on a busy machine (VK_ERROR_DEVICE_LOST, IREE's DATA_LOSS).
     """
 
     def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -98,10 +98,11 @@ def iree_run() -> Callable[[list[str]], subprocess.CompletedProcess[str]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Run a test alone in a new process where the driver lost the device of this one, for good, as `iree_run` has it.
+    """Run a failed test again, alone in a new process, if it failed because the driver lost the device.
 
-    Mesa 22.3.6 does so also in the middle of a process: it takes a device for lost where two of IREE's threads signal a
-    semaphore one just after the other (VK_ERROR_DEVICE_LOST from vkSignalSemaphore). Failing tests stay failures.
+    The device stays lost for the rest of this process. Mesa 22.3.6 also loses it in the middle of a process: if two of
+    IREE's threads signal a semaphore in quick succession, Mesa reports the device as lost (VK_ERROR_DEVICE_LOST from
+    vkSignalSemaphore). A test that fails alone too stays a failure.
     """
     report = yield
     if report.failed and "VK_ERROR_DEVICE_LOST" in report.longreprtext and _ALONE not in os.environ:
@@ -126,10 +127,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(scope="session")
 def trains_as_eager() -> Callable[..., None]:
-    """`trains_as_eager(session, step, batches, ...)`: from its initial state, a session goes on as eager float64 does.
+    """`trains_as_eager(session, step, batches, ...)`: a reset session trains as eager float64 does.
 
-    Compared are the loss of each batch of `x` and `y`, within `rtol`, and the state after the last, within `state`, a
-    relative and an absolute difference.
+    The loss of each batch of `x` and `y` must agree within `rtol`. The state after the last batch must agree within
+    `state`, a relative and an absolute tolerance.
     """
 
     def check(

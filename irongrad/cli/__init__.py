@@ -1,1 +1,1 @@
-"""The command line: `irongrad VERB`, one thin file a verb."""
+"""The command line: `irongrad VERB`, one thin file per verb."""

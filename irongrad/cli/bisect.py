@@ -55,10 +55,10 @@ def command(
 ) -> None:
     """Find the first pass that changes the numbers of the training step that FUNCTION in FILE returns.
 
-    The step's functions are run after every pass, at a first step and at a second: in float64, where rounding hides no
-    change and is not taken for one, and in their own dtypes, where no more digits may be lost than in other runs of the
-    step itself. If none of these passes changes the numbers, the step is compiled and verified; if that fails, passes
-    over IREE's module are left out until it does not. The exit code is 0 if no pass changes the numbers.
+    The step's functions are run after every pass, with the state of a first step and of a second. In float64, rounding
+    neither hides a change nor looks like one. In their own dtypes, they may lose no more digits than other runs of the
+    step itself. If none of these passes changes the numbers, the step is compiled and verified. If that fails, passes
+    over IREE's module are left out until it succeeds. The exit code is 0 if no pass changes the numbers.
     """
     from irongrad.cache import default_store
     from irongrad.pipeline.bisect.bisect import bisect
@@ -102,7 +102,7 @@ def _print(found: tuple[Finding, ...], guilty: Finding | None, module: ModuleFin
             str(finding.number), finding.name, finding.function, str(finding.step), *numbers, where, style=style
         )
     console.print(table)
-    console.print("difference: in float64. error: in the step's own dtypes, of what is allowed.")
+    console.print("difference: relative, in float64. error: in the step's own dtypes, as a share of the tolerance.")
     if module is not None:
         _print_module(module)
     if guilty is None:
@@ -123,7 +123,7 @@ def _print_module(module: ModuleFinding) -> None:
     console.print(f"[red]the compiled step fails[/]: {escape(module.failure)}", highlight=False, soft_wrap=True)
     if module.guilty is None:
         console.print(
-            "It fails without our passes over IREE's module, too: the fault is in what they are given, or in IREE."
+            "It also fails without our passes over IREE's module: the fault is in the module before them, or in IREE."
         )
     else:
         console.print(

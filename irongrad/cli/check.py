@@ -31,8 +31,8 @@ Example:
 def command(context: click.Context, source: str, target: str, precision: str | None, as_json: bool) -> None:
     """Say whether the training step that FUNCTION in FILE returns can be compiled, within seconds.
 
-    Lists every operator of forward, backward, update and evaluation with how it is lowered, and each one that cannot
-    be compiled with its line, the reason and what to use instead. The exit code is 0 if all can.
+    Lists every operator of forward, backward, update and evaluation with how it is lowered. For each operator that
+    cannot be compiled, it shows the line, the reason and what to use instead. The exit code is 0 if there is none.
     """
     from irongrad.pipeline.check_step import check
     from irongrad.targets import parse_target

@@ -31,10 +31,10 @@ precision_option = click.option(
 fallback_option = click.option(
     "--bucket-fallback",
     type=click.Choice(["dynamic"]),
-    help="A function of any size beside the buckets, for calls that none of them holds.",
+    help="A function of any size beside the buckets, for calls that fit into none of them.",
 )
 directory_argument = click.argument("directory", type=click.Path(path_type=Path))
-target_option = click.option("--target", help="Which of the artifact's targets; one for the device by default.")
+target_option = click.option("--target", help="Which of the artifact's targets; by default one that fits the device.")
 
 
 _FORMS: dict[str, Callable[[Choice], dict[str, Any]]] = {
@@ -60,7 +60,7 @@ def choice_options(*names: str) -> Callable[[Command], Command]:
 
 
 def given_choices(choices: Mapping[str, Any]) -> dict[str, Any]:
-    """What click made of the flags; an empty list of a repeatable flag is the default."""
+    """The choices that the user gave as flags; a repeatable flag without a value is left out, for its default."""
     return {name: value for name, value in choices.items() if value != ()}
 
 
@@ -70,7 +70,7 @@ def print_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    # numpy's arrays and scalars, without importing it
+    # By attribute: numpy is not imported here.
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
@@ -78,7 +78,7 @@ def pairs(items: tuple[str, ...], option: str) -> dict[str, str]:
     """Split `name=value` options.
 
     Raises:
-        UserError: one has no `=`.
+        UserError: an item has no `=`.
     """
     result: dict[str, str] = {}
     for item in items:
@@ -93,7 +93,7 @@ def numbers(items: tuple[str, ...], option: str) -> dict[str, float]:
     """Split `name=number` options.
 
     Raises:
-        UserError: one is no number.
+        UserError: a value is not a number.
     """
     try:
         return {n: float(v) for n, v in pairs(items, option).items()}
@@ -105,7 +105,7 @@ def load_npy(name: str, path: str) -> np.ndarray[Any, Any]:
     """Read one .npy file.
 
     Raises:
-        GuardError: it cannot be read, naming the input.
+        GuardError: the file cannot be read; the message names the input.
     """
     import numpy as np
 

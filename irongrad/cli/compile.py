@@ -80,10 +80,15 @@ def command(
 
 
 def load_step(source: str, precision: str | None = None, bucket_fallback: str | None = None) -> TrainStep:
-    """Import FILE and call FUNCTION; `precision` and `bucket_fallback` in place of the step's own.
+    """Import FILE and call FUNCTION.
+
+    Args:
+        source: `FILE:FUNCTION`.
+        precision: replaces the step's own precision; None to keep it.
+        bucket_fallback: replaces the step's own fallback; None to keep it.
 
     Raises:
-        UserError: no such file or function, or it returns something else.
+        UserError: the file or function does not exist, or the function does not return a `TrainStep`.
     """
     from irongrad.step.train_step import TrainStep
 
@@ -113,7 +118,7 @@ def load_step(source: str, precision: str | None = None, bucket_fallback: str | 
 
 
 def _seed() -> None:
-    """Start every generator at a seed: a step that sets none has the same numbers each time it is compiled."""
+    """Seed every generator, so that a step without a seed has the same numbers in every compilation."""
     import numpy as np
     import torch
 
@@ -123,7 +128,7 @@ def _seed() -> None:
 
 
 def _write_depfile(path: Path, output: Path, files: Sequence[Path]) -> None:
-    """A Makefile rule, as `cc -MD` writes, that Ninja and Make read."""
+    """Write a Makefile rule, like `cc -MD`; Ninja and Make read it."""
     target, *needed = (_make_path(f) for f in (output / MANIFEST, *files))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{target}: {' '.join(needed)}\n")

@@ -35,9 +35,9 @@ Example:
 def command(directory: Path, output: Path, target: str | None, device: str | None, as_json: bool) -> None:
     """Unpack the golden values of the artifact in DIRECTORY for tools without Python.
 
-    Writes inputs and expected results as .npy files (raw .bin where iree-run-module needs it), checkpoints of the
-    state before each later step, and a CTestTestfile.cmake that runs every entry point on them with iree-run-module.
-    Of tensors of more than 4096 elements the artifact has samples only; the rest comes from running it here.
+    Writes inputs and expected results as .npy files (raw .bin where iree-run-module needs it), and checkpoints of the
+    state before each later step. A CTestTestfile.cmake runs every entry point on them with iree-run-module.
+    The artifact has only samples of tensors of more than 4096 elements; the rest comes from running it here.
     """
     manifest = read_manifest(directory)
     check_files(manifest, directory, (GOLDEN, INITIAL_STATE))
@@ -53,8 +53,8 @@ def command(directory: Path, output: Path, target: str | None, device: str | Non
     atomic_write(output / CTEST_FILE, script.encode())
     if reason:
         error_console.print(
-            "large tensors are not checked, nor steps after the first: the artifact has samples of them only, and what "
-            f"they are a sample of is found by running it. {reason}",
+            "large tensors are not checked, nor steps after the first: the artifact has samples of them only, and "
+            f"the whole tensors come from running it. {reason}",
             style="yellow",
             highlight=False,
             markup=False,

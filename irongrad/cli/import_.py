@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from irongrad.runtime.manifest import Manifest
     from irongrad.step.train_step import TrainStep
 
-# Packages whose files are opened in Python, as `irongrad.onnx` uses them.
+# Packages with native code that opens files in Python only, as far as `irongrad.onnx` uses them.
 _READ_IN_PYTHON = ("google", "onnx")
 
 
@@ -143,7 +143,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _show(manifest: Manifest, output: Path, *, as_json: bool) -> None:
-    """Print what was written, and how it was verified."""
+    """Print the written files, and how each target was verified."""
     worst = {t.name: t.certificate.worst if t.certificate else None for t in manifest.targets}
     if as_json:
         print_json({"output": output, "targets": worst})

@@ -22,7 +22,7 @@ from irongrad.runtime.manifest import OF_GRADIENTS, OF_STATE, Certificate, Manif
 from irongrad.runtime.refusals import largest_of
 from irongrad.runtime.session import initial_state
 
-# Small state whose values say how far training is.
+# Roles of small state whose values show the progress of training.
 _SHOWN = frozenset({Role.COUNTER, Role.RANDOM, Role.SCALER})
 
 
@@ -116,7 +116,7 @@ def _memory(manifest: Manifest) -> None:
 
 
 def size_of(spec: StateSpec) -> int:
-    """Bytes of a state tensor."""
+    """The size of a state tensor in bytes."""
     return int(np.prod(spec.shape, dtype=np.int64)) * numpy_dtype(spec.dtype).itemsize
 
 

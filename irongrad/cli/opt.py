@@ -28,8 +28,8 @@ Example:
 def command(file: Path, passes: tuple[str, ...], target: str, output: Path | None, as_json: bool) -> None:
     """Run passes over IREE's module on FILE, a module as MLIR text or bytecode, and print the result as text.
 
-    The module has to be as the phase leaves it that the pass belongs to: `irongrad passes --iree` has the table.
-    Options of a pass that are not given are those for the target.
+    The module must be in the phase of the passes: `irongrad passes --iree` lists the phases. A pass without options has
+    those that suit the target.
     """
     from irongrad.mlir.walk import parsed
     from irongrad.passes.module_pass import ModuleContext
@@ -43,16 +43,16 @@ def command(file: Path, passes: tuple[str, ...], target: str, output: Path | Non
     for name, options in (item for text in passes for item in split_passes(text)):
         kind = known_module_pass(name)
         chosen.append(make_pass(kind, options) if options else kind.of_context(context))
-    did: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     try:
         with parsed(file.read_bytes()) as module:
-            run_passes_alone(chosen, module, lambda item, result: did.append({"pass": item.name, **asdict(result)}))
+            run_passes_alone(chosen, module, lambda item, result: results.append({"pass": item.name, **asdict(result)}))
             text = str(module)
     except ValueError as error:
         raise UserError(f"{file} is no MLIR module: {error}") from None
     if output is not None:
         output.write_text(text)
     if as_json:
-        print_json({"passes": did, "module": text})
+        print_json({"passes": results, "module": text})
     elif output is None:
         click.echo(text)

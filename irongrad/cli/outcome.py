@@ -1,4 +1,4 @@
-"""What `irongrad compile` says of what it made, in the same words when it comes from the cache."""
+"""The report of `irongrad compile`, in the same words if the artifact comes from the cache."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a compile.
+    """The outcome of a compilation.
 
     Attributes:
-        summary: what `--json` prints.
-        files: the user's source files that it depends on.
-        manifest: of the artifact that was written; None where none was.
-        unrecorded: what the step does for which it has to run the next time too, a verb with its object.
+        summary: the JSON that `--json` prints.
+        files: the user's source files that the artifact depends on.
+        manifest: the manifest of the written artifact; None if none was written.
+        unrecorded: why the next run cannot take the result from the cache, a verb with its object; empty if it can.
     """
 
     summary: dict[str, Any]
@@ -35,19 +35,19 @@ class Outcome:
     unrecorded: str = ""
 
 
-def summary_of(made: Build) -> dict[str, Any]:
-    """What `--json` prints of a build."""
-    result: dict[str, Any] = {"seconds": made.seconds, "passes": [asdict(r) for r in made.passes], "output": None}
-    result["cached"] = made.cached
-    result["predicted"] = made.memory.predicted if made.memory else {}
-    result["limits"] = made.memory.limits if made.memory else {}
-    if (artifact := made.artifact) is not None:
+def summary_of(build: Build) -> dict[str, Any]:
+    """The JSON that `--json` prints for a build."""
+    result: dict[str, Any] = {"seconds": build.seconds, "passes": [asdict(r) for r in build.passes], "output": None}
+    result["cached"] = build.cached
+    result["predicted"] = build.memory.predicted if build.memory else {}
+    result["limits"] = build.memory.limits if build.memory else {}
+    if (artifact := build.artifact) is not None:
         result["output"] = str(artifact.directory)
         result["targets"] = {
             t.name: {
                 "bytes": artifact.manifest.files[t.file].size,
                 "worst": t.certificate.worst if t.certificate else None,
-                "statistics": asdict(made.statistics[t.name]),
+                "statistics": asdict(build.statistics[t.name]),
             }
             for t in artifact.manifest.targets
         }
@@ -55,7 +55,7 @@ def summary_of(made: Build) -> dict[str, Any]:
 
 
 def print_outcome(outcome: Outcome, output: Path, *, pass_report: bool) -> None:
-    """Print it for people."""
+    """Print an outcome for people."""
     summary = outcome.summary
     if pass_report:
         _print_passes(summary["passes"])
@@ -70,7 +70,7 @@ def print_outcome(outcome: Outcome, output: Path, *, pass_report: bool) -> None:
     if summary["cached"]:
         console.print("nothing has changed since it was compiled; it comes from the cache")
     if outcome.unrecorded:
-        console.print(f"the step has to run the next time too, as it {outcome.unrecorded}", highlight=False)
+        console.print(f"the step must run again the next time, because it {outcome.unrecorded}", highlight=False)
     for target in outcome.manifest.targets:
         _print_target(target, summary, output)
 
@@ -87,7 +87,7 @@ def _print_passes(records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_choices(records: Sequence[Mapping[str, Any]]) -> None:
-    """What was chosen by measurement; functions that have the same to compute have it once."""
+    """Print the choices by measurement; functions with the same computation share one row."""
     choices = {choice["what"]: choice for record in records for choice in record["choices"]}
     if not choices:
         return

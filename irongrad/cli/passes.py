@@ -55,7 +55,7 @@ def _known(name: str) -> type[Pass | ModulePass]:
 
 
 def _show_phases(as_json: bool) -> None:
-    """The table of phases and their passes."""
+    """Print the table of phases and their passes."""
     from irongrad.pipeline.iree.phases import PHASES
 
     phases = [

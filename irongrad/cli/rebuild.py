@@ -19,13 +19,15 @@ Example:
 """
 )
 @directory_argument
-@click.option("--target", "targets", multiple=True, help="What to compile for; what it has by default. Repeatable.")
+@click.option(
+    "--target", "targets", multiple=True, help="What to compile for; the artifact's targets by default. Repeatable."
+)
 @json_option
 def command(directory: Path, targets: tuple[str, ...], as_json: bool) -> None:
     """Compile the artifact in DIRECTORY again, from the portable module in it, with the IREE that is installed.
 
-    Needs neither the model nor its code. The result is verified against the artifact's golden values before it takes
-    the place of the old one; state, golden values and checkpoints stay good.
+    Needs neither the model nor its code. The result is verified against the artifact's golden values before it replaces
+    the old one. State, golden values and checkpoints stay valid.
     """
     from irongrad.pipeline.rebuild import rebuild
 

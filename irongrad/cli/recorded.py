@@ -1,4 +1,4 @@
-"""A command that compiles a step, unless nothing that it reads has changed since it ran."""
+"""Run a command that compiles a step, unless nothing that it reads has changed since its last run."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def compile_or_repeat(
     known: Sequence[str] = (),
     quiet: bool,
 ) -> Outcome:
-    """Compile what `load` returns; or take it from the cache, without calling `load` or importing PyTorch.
+    """Compile the step of `load`, or take the artifact from the cache without calling `load` or importing PyTorch.
 
     Args:
-        load: makes the step.
+        load: creates the step.
         output: the artifact's directory.
-        targets: what to compile for.
-        options: further ones of `irongrad.pipeline.options.make_options`.
-        parameters: those of the command line, as they were parsed.
-        known: installed packages with code that is not Python, but which `load` has open files in Python only.
-        quiet: whether nothing is shown of how far it is.
+        targets: the targets to compile for.
+        options: further options of `irongrad.pipeline.options.make_options`.
+        parameters: the parsed parameters of the command line.
+        known: installed packages with native code that, as far as `load` uses it, opens files in Python only.
+        quiet: whether to hide the progress.
     """
     began = time.perf_counter()
     check_output(output)
@@ -72,7 +72,7 @@ def compile_or_repeat(
 
 
 def repeated(place: CommandPlace, output: Path, began: float) -> Outcome | None:
-    """What this command line did before, where nothing has changed since; the artifact is written again."""
+    """Write the artifact of an earlier run again; return None if there is none, or if anything has changed since."""
     found = place.recorded()
     if found is None or (kept := restored(place.store, found.artifact, output, bytes)) is None:
         return None
@@ -90,7 +90,7 @@ def _compiled(
     *,
     quiet: bool,
 ) -> tuple[Outcome, str | None]:
-    """Compile what `load` returns, and note what the artifact's key depends on; with that key, where it is kept."""
+    """Compile the step of `load`, and trace what the artifact's key depends on; return the key if it is kept."""
     from irongrad.pipeline.driver import build
     from irongrad.pipeline.options import STAGES, make_options
     from irongrad.pipeline.step_key import environment
@@ -104,7 +104,7 @@ def _compiled(
             yield
         if stage == "capture":
             users.close()
-            environment()  # the artifact's key has it, so the tracer shall see where it comes from
+            environment()  # part of the artifact's key, so the tracer must see what it reads
             tracer.stop()
 
     asked = make_options(
@@ -113,9 +113,9 @@ def _compiled(
     before = dict(sys.modules)
     with ExitStack() as users:
         users.enter_context(tracer.users_code())
-        made = build(load(), asked)
-    manifest = made.artifact.manifest if made.artifact is not None else None
-    return Outcome(summary_of(made), [str(f) for f in _user_files(before)], manifest), made.key
+        result = build(load(), asked)
+    manifest = result.artifact.manifest if result.artifact is not None else None
+    return Outcome(summary_of(result), [str(f) for f in _user_files(before)], manifest), result.key
 
 
 def _user_files(before: Mapping[str, ModuleType]) -> list[Path]:

@@ -28,7 +28,7 @@ Example:
 @click.option("--probe", is_flag=True, help="Read the devices of this machine, and propose what to compile for them.")
 @json_option
 def command(probe: bool, as_json: bool) -> None:
-    """List what can be compiled for, with options, and what this machine has to run it; needs no compiler."""
+    """List the targets with their options, and the devices of this machine; needs no compiler."""
     found = _found()
     if as_json:
         print_json({"targets": [_described(k) for k in kinds()], "profiles": PROFILES, "found": found})
@@ -48,7 +48,7 @@ def _described(kind: Kind) -> dict[str, Any]:
 
 
 def _found() -> dict[str, Any]:
-    """What this machine has, by what it is for."""
+    """The devices and tools of this machine, by kind."""
     return {
         "cpu": {"name": cpu_name(), "architecture": architecture(), "features": sorted(cpu_features() or ())},
         "vulkan": [_device(d) | {"target": propose(d)} for d in devices_of("vulkan")],

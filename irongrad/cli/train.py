@@ -48,8 +48,8 @@ Example:
 @click.option(
     "--seed",
     type=click.IntRange(0),
-    help="Of the order of the samples (0 by default) and of the random numbers that the step draws (the compiled seed "
-    "by default).",
+    help="Seed of the order of the samples (0 by default) and of the random numbers that the step draws (the compiled "
+    "seed by default).",
 )
 @click.option("--strict", is_flag=True, help="Refuse inputs that are NaN or infinite.")
 @target_option
@@ -73,8 +73,8 @@ def command(
 ) -> None:
     """Train the artifact in DIRECTORY on the arrays in an .npz file; needs no PyTorch.
 
-    The order of samples depends on the seed and the step count only, and random numbers on the checkpoint, so a resumed
-    run goes on as the first one would have.
+    The order of samples depends only on the seed and the step count, and random numbers depend on the checkpoint. So a
+    resumed run continues as the first run would have.
     """
     session = load(directory, target=target, device=device, checkpoint=resume, strict=strict)
     _warn_unless_verified(session)
@@ -111,15 +111,15 @@ def command(
 
 @dataclass(frozen=True)
 class _Training:
-    """A session, and what it is trained on.
+    """A session and its training data.
 
     Attributes:
-        session: it has the state.
+        session: the session, which holds the state.
         data: the arrays of all samples, by the input's name.
-        held_out: those of the evaluation loss; None for none.
-        sizes: the compiled batch size, and how many of them make one step.
-        hypers: hyperparameters that are not the compiled defaults.
-        seed: of the order of the samples.
+        held_out: the arrays for the evaluation loss; None to skip the evaluation.
+        sizes: the compiled batch size, and the number of such batches in one step.
+        hypers: the hyperparameters that differ from the compiled defaults.
+        seed: the seed of the order of the samples.
     """
 
     session: Session
@@ -131,17 +131,17 @@ class _Training:
 
     @property
     def batch(self) -> int:
-        """How many samples a step takes."""
+        """The number of samples in a step."""
         return self.sizes[0] * self.sizes[1]
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """The number of samples."""
         return len(next(iter(self.data.values())))
 
     @property
     def per_epoch(self) -> int:
-        """The steps of an epoch; samples that fill no step are left out."""
+        """The number of steps in an epoch; samples that do not fill a step are left out."""
         return self.samples // self.batch
 
     def epoch(self, first: int, show: Callable[..., None]) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class _Training:
         return record
 
     def _step(self, number: int) -> float:
-        """Step `number` since the beginning of the first run, on samples that follow from it and the seed."""
+        """Run step `number`, counted from the beginning of the first run; it and the seed determine the samples."""
         epoch, place = divmod(number, self.per_epoch)
         order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
         compiled, factor = self.sizes
@@ -186,7 +186,7 @@ def _warn_unless_verified(session: Session) -> None:
 
 
 def read_data(path: Path, session: Session) -> Data:
-    """Read the arrays of an .npz that the step's inputs name.
+    """Read the arrays with the names of the step's inputs from an .npz file.
 
     Raises:
         GuardError: the file cannot be read, lacks an input, or its arrays differ in length.
@@ -223,7 +223,7 @@ def evaluate(session: Session, data: Data, batch: int) -> float:
 
 
 def _batch(session: Session, wanted: int | None) -> tuple[int, int]:
-    """The compiled batch size, and how many of them make one step of the wanted size."""
+    """The compiled batch size, and the number of such batches in one step of the wanted size."""
     entry = session.manifest.entry_point("train_step") or session.manifest.entry_point("grad_step")
     assert entry is not None
     compiled = int(entry.inputs[0].shape[0])

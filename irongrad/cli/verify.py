@@ -31,7 +31,7 @@ Example:
 def command(directory: Path, rows: int, target: str | None, device: str | None, as_json: bool) -> None:
     """Run the golden steps of the artifact in DIRECTORY and compare with the float64 oracle; needs no PyTorch.
 
-    Where everything agrees, the manifest gets a record of the device, its driver, the versions, the date and the worst
+    If everything agrees, the manifest gets a record of the device, its driver, the versions, the date and the worst
     error.
     """
     session = Session(directory, target=target, device=device, verifying=True)
@@ -66,7 +66,7 @@ def _print(report: Report, record: Certificate, rows: int) -> None:
 
 
 def _sign(session: Session, record: Certificate) -> None:
-    """Keep the record in the manifest, in place of an older one for the same device and driver."""
+    """Write the record to the manifest; it replaces an older one for the same device and driver."""
     mine = session.target
     others = [c for c in mine.verified if (c.device, c.name, c.driver) != (record.device, record.name, record.driver)]
     mine = replace(mine, verified=(*others, record))

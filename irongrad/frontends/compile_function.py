@@ -61,8 +61,8 @@ class FlatFunction:
     """A user's function over flat lists of tensors.
 
     Attributes:
-        run: flat tensors -> flat tensors; with gradients, the outputs and then the gradients.
-        examples: example tensors by name; last the seed, where the function draws random numbers.
+        run: maps flat tensors to flat tensors; with gradients, the outputs are first, the gradients last.
+        examples: example tensors by name; the seed is the last one, if the function draws random numbers.
         arguments: the structure of the user's positional arguments.
         result: the structure of what the compiled function returns.
     """
@@ -83,26 +83,26 @@ def compile_function(
 ) -> CompiledFunction:
     """Compile a function of tensors, and verify it on the example arguments against eager float64.
 
-    Functions that call `torch.func.grad`, `vjp`, `jvp`, `vmap` or `hessian` inside are functions like any other. One
-    that draws random numbers becomes a function of a seed: `compiled(x, seed=3)`, 0 by default.
+    The function may call `torch.func.grad`, `vjp`, `jvp`, `vmap` or `hessian`. A function that draws random numbers
+    becomes a function of a seed: `compiled(x, seed=3)`, 0 by default.
 
     Args:
         fn: takes and returns tensors, or tuples, lists and dictionaries of them. It may change its own
             intermediate tensors in place, and nothing else.
-        example_args: its positional arguments. Shapes, dtypes and everything that is no tensor are compiled in; the
-            values are used to verify the result.
-        gradients: compile `(value, gradients)` in place of the value alone, as `jax.value_and_grad` does: `value`
-            is what `fn` returns, a floating-point scalar or a tuple that begins with one; `gradients` has that
-            scalar's gradient for every tensor in `example_args`, in their structure, and None for integers.
-        target: what to compile for, such as `llvm-cpu` or `llvm-cpu:cpu=x86-64-v3`.
-        cache: whether to take from the cache on disk what IREE compiled before, and to keep what it compiles.
+        example_args: its positional arguments. Shapes, dtypes and arguments that are not tensors are compiled in. The
+            values of tensors are used to verify the result.
+        gradients: compile `(value, gradients)` instead of the value alone, like `jax.value_and_grad`. `value` is the
+            result of `fn`: a floating-point scalar, or a tuple that begins with one. `gradients` has the structure of
+            `example_args`: the scalar's gradient for every tensor, and None for integers.
+        target: the target to compile for, such as `llvm-cpu` or `llvm-cpu:cpu=x86-64-v3`.
+        cache: whether to use the cache on disk, to find IREE's earlier results and to keep new ones.
 
     Returns:
         A callable on numpy arrays, which `save` writes to an artifact directory.
 
     Raises:
-        CaptureError: `fn` cannot be traced; with the user's line.
-        UnsupportedOpError: it uses an operator that cannot be compiled.
+        CaptureError: `fn` cannot be traced; the message has the user's line.
+        UnsupportedOpError: `fn` uses an operator that cannot be compiled.
         ToolchainError: torch-mlir or IREE failed.
         VerificationError: the compiled function disagrees with eager float64.
     """
@@ -132,8 +132,8 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
     """Name the tensors in `arguments` and find the structure of the result by running `fn` once.
 
     Raises:
-        CaptureError: arguments or results that are neither tensors, constants nor containers of them; with
-            `gradients`, a function whose first result is no floating-point scalar.
+        CaptureError: an argument or result is neither a tensor, a constant nor a container of them; or, with
+            `gradients`, the first result is not a floating-point scalar.
     """
     tensors, structure = _flatten(arguments, f"{source_lines.where(fn)}: an argument")
     found: list[Structure] = []
@@ -144,15 +144,15 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
         return outputs
 
     def value_and_gradients(*leaves: torch.Tensor) -> list[torch.Tensor]:
-        """What `fn` returns, and gradients of its first result, for inputs of floating-point and complex numbers."""
+        """The results of `fn`, and the gradients of its first result for all floating-point and complex inputs."""
         inputs = [t.detach().requires_grad_(_is_differentiable(t)) for t in leaves]
         with torch.enable_grad():
             outputs = value(*inputs)
             _check_scalar(outputs, fn)
             setup_stacktrace_preservation_hooks([o.grad_fn for o in outputs[:1] if o.grad_fn is not None])
             wanted = [t for t in inputs if t.requires_grad]
-            made = torch.autograd.grad(outputs[0], wanted, allow_unused=True, materialize_grads=True)
-        return [o.detach() for o in outputs] + [g.detach() for g in made]
+            grads = torch.autograd.grad(outputs[0], wanted, allow_unused=True, materialize_grads=True)
+        return [o.detach() for o in outputs] + [g.detach() for g in grads]
 
     names = _names(fn, structure)
     _check_dense(fn, dict(zip(names, tensors, strict=True)))
@@ -176,7 +176,7 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
 
 
 def _seeded(run: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
-    """`run` with the seed of what it draws as a last argument."""
+    """`run` with the seed of its random numbers as the last argument."""
 
     def seeded(*tensors: torch.Tensor) -> list[torch.Tensor]:
         *leaves, seed = tensors
@@ -188,7 +188,7 @@ def _seeded(run: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.
 
 @contextmanager
 def _located(fn: Callable[..., Any]) -> Iterator[None]:
-    """Begin the message of what a run of `fn` raises with the line of `fn` where it does."""
+    """Begin the message of an error in a run of `fn` with the line of `fn` that raised it."""
     try:
         yield
     except UnsupportedOpError as error:
@@ -198,10 +198,10 @@ def _located(fn: Callable[..., Any]) -> Iterator[None]:
 
 
 def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> tuple[StepGraph, list[Range]]:
-    """Trace to a step graph with the function `call`, and the check of those of its arguments that are indices.
+    """Trace to a step graph with the function `call`, and with range checks of its arguments that are indices.
 
     Raises:
-        CaptureError: a decision on a tensor's value; with the user's line.
+        CaptureError: the function branches on a tensor's value; the message has the user's line.
     """
     refuse_complex(flat.examples)
     examples = list(flat.examples.values())
@@ -234,7 +234,7 @@ def _trace(run: Callable[..., list[torch.Tensor]], examples: Sequence[torch.Tens
 
 
 def golden_runs_of_function(flat: FlatFunction, graph: StepGraph) -> Iterator[Golden]:
-    """The function's exact values on its examples, after each run with how far from them a compiled value may be."""
+    """Yield the exact values on the examples, after each run with the tolerances for compiled values so far."""
     names = [key_of("call", 0, r.name) for r in graph.functions["call"].results]
     exact, oracle = Values(), "float64"
     try:
@@ -306,7 +306,7 @@ def _check_differentiable(tensors: Sequence[torch.Tensor], fn: Callable[..., Any
     if not any(map(_is_differentiable, tensors)):
         raise CaptureError(
             f"{source_lines.where(fn)}: gradients=True needs a floating-point tensor among the arguments. Leave it "
-            "out, or pass as an argument what the gradient is to be of"
+            "out, or pass the tensor to differentiate with respect to as an argument"
         )
 
 
@@ -319,7 +319,7 @@ def _replaced(structure: Structure, leaves: Iterator[Structure]) -> Structure:
 
 
 def _names(fn: Callable[..., Any], structure: Structure) -> list[str]:
-    """A name for every tensor argument: the parameter's, with the path into it."""
+    """A name for every tensor argument: the name of its parameter, and the path into it."""
     try:
         signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
         parameters = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -1,8 +1,8 @@
-"""A bundle of a JAX step -> the artifact that a TrainStep makes: `irongrad import`.
+"""A bundle of a JAX step -> an artifact like that of a TrainStep: `irongrad import`.
 
-JAX has differentiated and lowered the step. Here each of its programs becomes linalg by IREE's StableHLO input, inside
-a function of a step graph that is known by its arguments and results alone; assembling, compiling, verifying and
-packaging are those of every step.
+JAX has already differentiated and lowered the step. IREE's StableHLO input converts each of its programs to linalg. In
+the step graph, a program is a function with known arguments and results, but without operators. Assembling, compiling,
+verifying and packaging are the same as for every step.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ def import_bundle(
     entry_points: Sequence[str] | None = None,
     cache: bool = True,
 ) -> Artifact:
-    """Compile what `irongrad.jax.export_step` wrote into an artifact directory, and verify it; needs no JAX.
+    """Compile a bundle of `irongrad.jax.export_step` into an artifact directory, and verify it; needs no JAX.
 
     Args:
         directory: the bundle.
         output: the directory to write.
         target: one target or several, as for `irongrad.compile`.
-        entry_points: which entry points to include, all by default.
-        cache: whether to take from the cache on disk what IREE compiled before, and to keep what it compiles.
+        entry_points: the entry points to include, all by default.
+        cache: whether to use the cache on disk, to find IREE's earlier results and to keep new ones.
 
     Raises:
         ArtifactError: the bundle is damaged.
-        ToolchainError: IREE cannot read or compile a module of it.
+        ToolchainError: IREE cannot read or compile a module of the bundle.
         VerificationError: the compiled step disagrees with JAX in float64; nothing is written.
     """
     check_output(Path(output))
@@ -110,9 +110,11 @@ _COUNT = Port("state", STEPS, "int64", ())
 
 
 def _arguments(name: str, bundle: Bundle) -> tuple[Port, ...]:
-    """What the function `name` takes: what its program does, with hyperparameters in float64; the step its count."""
-    given = [replace(p, dtype="float64") if p.kind == "hyper" else p for p in bundle.index.programs[name].arguments]
-    return (*given, *([_COUNT] if name == "step" else []))
+    """The arguments of a function: those of its program, with float64 hyperparameters; for `step`, also its count."""
+    parameters = [
+        replace(p, dtype="float64") if p.kind == "hyper" else p for p in bundle.index.programs[name].arguments
+    ]
+    return (*parameters, *([_COUNT] if name == "step" else []))
 
 
 def _results(name: str, bundle: Bundle) -> tuple[Port, ...]:
@@ -120,25 +122,25 @@ def _results(name: str, bundle: Bundle) -> tuple[Port, ...]:
 
 
 def opaque(name: str, arguments: Sequence[Port], results: Sequence[Port]) -> Function:
-    """A function of a step graph of which only arguments and results are known: a call of one operator."""
+    """Create a function with known arguments and results only; its graph is the call of one stand-in operator."""
     graph = Graph()
-    given = [graph.placeholder(f"arg{i}") for i in range(len(arguments))]
-    for node, port in zip(given, arguments, strict=True):
+    parameters = [graph.placeholder(f"arg{i}") for i in range(len(arguments))]
+    for node, port in zip(parameters, arguments, strict=True):
         node.meta["val"] = _example(port)
-    call = graph.call_function(imported, (name, *given))
-    made = [graph.call_function(_result, (call, i)) for i in range(len(results))]
-    for node, port in zip(made, results, strict=True):
+    call = graph.call_function(imported, (name, *parameters))
+    outputs = [graph.call_function(_result, (call, i)) for i in range(len(results))]
+    for node, port in zip(outputs, results, strict=True):
         node.meta["val"] = _example(port)
-    graph.output(tuple(made))
+    graph.output(tuple(outputs))
     values = [tuple(Value(p.kind, p.name) for p in ports) for ports in (arguments, results)]
     return Function(GraphModule({}, graph), *values)
 
 
 def imported(name: str, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Stands in a graph for a program that is no graph of operators.
+    """Stand-in for a program in a graph, because the program is not a graph of operators.
 
     Raises:
-        InternalError: always; it cannot be run here.
+        InternalError: always; the program cannot run here.
     """
     raise InternalError(f"the imported program {name!r} is known to IREE only")
 
@@ -152,10 +154,10 @@ def _example(port: Port) -> torch.Tensor:
 
 
 def lowered(bundle: Bundle, graph: StepGraph, scratch: Path) -> ImportedStep:
-    """All functions of the graph as linalg: the bundle's programs, and the checks of ranges.
+    """Lower all functions of the graph to linalg: the bundle's programs, and the range checks.
 
     Raises:
-        ToolchainError: IREE cannot read a module; with its diagnostic.
+        ToolchainError: IREE cannot read a module; the message has its diagnostic.
     """
     checks = {n: f for n, f in graph.functions.items() if n.startswith("check.")}
     modules = [import_functions(replace(graph, functions=checks), scratch).modules.linalg] if checks else []
@@ -168,7 +170,7 @@ def lowered(bundle: Bundle, graph: StepGraph, scratch: Path) -> ImportedStep:
 
 
 def _to_linalg(bundle: Bundle, name: str, scratch: Path) -> str:
-    """The program `name` in linalg, as the private function `program`."""
+    """Lower the program `name` to linalg, as the private function `program`."""
     source = scratch / bundle.index.programs[name].file
     source.write_bytes(bundle.modules[name])
     result = run_tool("iree-opt", [_TO_LINALG, str(source)])
@@ -176,8 +178,8 @@ def _to_linalg(bundle: Bundle, name: str, scratch: Path) -> str:
         error = toolchain_error("iree-opt", result, source)
         version = bundle.index.stablehlo
         raise ToolchainError(
-            f"{error}\n  The {name} is StableHLO {version} of jax {bundle.index.versions.get('jax')}. Where this IREE "
-            "is older than that, export it with stablehlo_version='1.13.0', say"
+            f"{error}\n  The {name} is StableHLO {version} of jax {bundle.index.versions.get('jax')}. If this IREE "
+            "is older than that, export it with an older version, such as stablehlo_version='1.13.0'"
         )
     with ir.Context():
         module = ir.Module.parse(result.stdout)
@@ -194,12 +196,12 @@ def _to_linalg(bundle: Bundle, name: str, scratch: Path) -> str:
 
 
 def _wrapper(name: str, bundle: Bundle) -> Iterator[str]:
-    """`graph.<name>` around the program: hyperparameters in its own dtype, and the count of steps."""
+    """MLIR of `graph.<name>`, which calls the program: it rounds hyperparameters to float32, and counts steps."""
     arguments, results = _arguments(name, bundle), _results(name, bundle)
     program = bundle.index.programs[name]
-    given = ", ".join(f"%a{i}: {_type(p)}" for i, p in enumerate(arguments))
+    parameters = ", ".join(f"%a{i}: {_type(p)}" for i, p in enumerate(arguments))
     yield f"func.func private @program({_types(program.arguments)}) -> ({_types(program.results)})"
-    yield f'func.func @"graph.{name}"({given}) -> ({_types(results)}) {{'
+    yield f'func.func @"graph.{name}"({parameters}) -> ({_types(results)}) {{'
     values = []
     for i, port in enumerate(program.arguments):
         values.append(f"%h{i}" if port.kind == "hyper" else f"%a{i}")
@@ -208,17 +210,17 @@ def _wrapper(name: str, bundle: Bundle) -> Iterator[str]:
     count = len(program.results)
     signature = f"({_types(program.arguments)}) -> ({_types(program.results)})"
     yield f"%r:{count} = func.call @program({', '.join(values)}) : {signature}"
-    made = [f"%r#{i}" for i in range(count)]
+    outputs = [f"%r#{i}" for i in range(count)]
     if name == "step":
         yield "%one = arith.constant 1 : i64"
         yield from _scalar("%steps", f"%a{len(arguments) - 1}", _COUNT, _COUNT, "arith.addi %x, %one : i64")
-        made.append("%steps")
-    yield f"return {', '.join(made)} : {_types(results)}"
+        outputs.append("%steps")
+    yield f"return {', '.join(outputs)} : {_types(results)}"
     yield "}"
 
 
 def _scalar(result: str, value: str, taken: Port, made: Port, operation: str) -> Iterator[str]:
-    """A computation on a tensor of rank 0."""
+    """MLIR of a computation on a tensor of rank 0."""
     scalar = "affine_map<() -> ()>"
     source, kind = _type(taken), _type(made)
     element = kind.removeprefix("tensor<").removesuffix(">")
@@ -240,7 +242,7 @@ def _types(ports: Sequence[Port]) -> str:
 
 
 def _together(modules: Sequence[bytes]) -> bytes:
-    """One module of the functions of several; a declaration gives way to the function that it declares."""
+    """Join the functions of several modules in one; a definition replaces a declaration of the same name."""
     with ir.Context():
         whole = ir.Module.parse("module {}")
         for module in modules:

@@ -1,4 +1,4 @@
-"""A compiled function on PyTorch's tensors, in the process that holds both."""
+"""Call a compiled function on PyTorch's tensors in the same process."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from irongrad.runtime.memory import keep_freed_memory
 from irongrad.runtime.stacks import give_workers_stack
 from irongrad.runtime.status import reason
 
-# IREE 3.13.0 imports host memory that begins at a multiple of this only (runtime/src/iree/hal/buffer_heap.c).
+# In bytes. IREE 3.13.0 only imports host memory that begins at a multiple of this (runtime/src/iree/hal/buffer_heap.c).
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class TensorLike:
-    """What a result has to be like.
+    """The layout that a result must have.
 
     Attributes:
         shape: its sizes.
-        stride: its strides.
+        stride: its strides, in elements.
         dtype: its dtype.
     """
 
@@ -41,15 +41,15 @@ class TensorLike:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorLike:
-        """What `tensor` is like; of a fake tensor too."""
+        """The layout of `tensor`, which may be a fake tensor."""
         return cls(tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride())), tensor.dtype)
 
 
 class TorchCall:
-    """The entry point `call` of a module, on one device for all of a process.
+    """The entry point `call` of a module, on a device that all calls of the process share.
 
-    Arguments are read where they lie: the module copies what it would write into. Results are copies, of the strides
-    that eager's have: two of a module may lie in one buffer, or in one that it keeps.
+    Arguments are read in place: the module copies an argument that it would overwrite. Results are copied, with the
+    strides of eager's results, because two results may share a buffer, or lie in one that the module keeps.
     """
 
     def __init__(self, module: AssembledModule, vmfb: bytes, results: Sequence[TensorLike]) -> None:
@@ -67,14 +67,14 @@ class TorchCall:
         _LIVE.add(self)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run it.
+        """Run the module on `tensors`, and return its results.
 
         Raises:
             GuardError: an index is out of range.
         """
         arguments = ireert.VmVariantList(len(tensors))
-        given = [_importable(t) for t in tensors]
-        for tensor in given:
+        aligned = [_importable(t) for t in tensors]
+        for tensor in aligned:
             arguments.push_ref(self._device.from_dlpack_capsule(torch.utils.dlpack.to_dlpack(tensor)))
         results = ireert.VmVariantList(len(self._results))
         try:
@@ -85,16 +85,16 @@ class TorchCall:
 
     def _copied(self, results: Any, index: int, like: TensorLike) -> torch.Tensor:
         view = results.get_as_object(index, ireert.HalBufferView)
-        made = torch.empty_strided(like.shape, like.stride, dtype=like.dtype)
-        if not made.numel():
-            return made
+        copy = torch.empty_strided(like.shape, like.stride, dtype=like.dtype)
+        if not copy.numel():
+            return copy
         size = view.get_buffer().byte_length()
         host = torch.frombuffer(view.map().asarray([size], np.dtype(np.uint8)), dtype=torch.uint8)
-        return made.copy_(host[: made.numel() * made.element_size()].view(like.dtype).reshape(like.shape))
+        return copy.copy_(host[: copy.numel() * copy.element_size()].view(like.dtype).reshape(like.shape))
 
 
 def _importable(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, or a copy of one that IREE cannot read where it is."""
+    """`tensor`, or a copy if IREE cannot read it in place."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain if plain.data_ptr() % ALIGNMENT == 0 else plain.clone()
 
@@ -112,7 +112,10 @@ def _runtime() -> tuple[Any, Any]:
 
 
 def _release() -> None:
-    """Let go of IREE before the interpreter ends: Dynamo keeps what it compiled, which nanobind then calls leaked."""
+    """Release IREE before the interpreter exits.
+
+    Dynamo keeps compiled functions alive, and nanobind would report them as leaks.
+    """
     for call in _LIVE:
         vars(call).clear()
     _runtime.cache_clear()

@@ -1,8 +1,8 @@
-"""`torch.compile(model, backend="irongrad")`: IronGrad just in time, over the same passes and caches.
+"""`torch.compile(model, backend="irongrad")`: IronGrad as a just-in-time compiler, with the same passes and caches.
 
-Dynamo cuts a Python program into graphs of tensors, and guards each on what it saw. AOTAutograd makes of each a forward
-and a backward without mutation, which are compiled here as functions of fixed shapes. Dynamo finds `torch_backend` by
-the entry point in pyproject.toml.
+Dynamo splits a Python program into graphs of tensors, and adds guards on the properties that it saw. AOTAutograd turns
+each graph into a forward and a backward without mutation. Both are compiled here as functions of fixed shapes. Dynamo
+finds `torch_backend` by the entry point in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def torch_backend(graph: GraphModule, examples: Sequence[Any]) -> Compiled:
     Sizes that Dynamo left symbolic become guards on their values, so each size has a graph of its own.
 
     Raises:
-        UnsupportedOpError: an operator that cannot be compiled, or a tensor that is not on the CPU.
+        UnsupportedOpError: an operator cannot be compiled, or a tensor is not on the CPU.
     """
     for example in examples:
         _specialise(example)
@@ -65,7 +65,7 @@ def torch_backend(graph: GraphModule, examples: Sequence[Any]) -> Compiled:
 
 
 def _specialise(example: Any) -> None:
-    """Ask for the value of every size and number, which makes a guard of it."""
+    """Read the value of every size and number, which adds a guard on it."""
     for number in example.shape if isinstance(example, torch.Tensor) else [example]:
         _plain(number)
 
@@ -86,14 +86,14 @@ def _check_device(example: Any) -> None:
 def compile_graph(graph: GraphModule, examples: Sequence[Any]) -> Compiled:
     """Compile a functional graph of ATen operators to a function of the same arguments."""
     plan = _Plan(graph)
-    # AOTAutograd is still tracing, on fake tensors; here real constants are folded.
+    # AOTAutograd is still tracing on fake tensors, but constant folding here needs real ones.
     with tracing(None), _disable_current_modes(), plain_operators():
         call = plan.compiled()
 
     def run(*values: Any) -> list[Any]:
         given = [values[i] for i in plan.tensors]
         if plan.draws:
-            given.append(torch.randint(2**63 - 1, ()))  # of torch.manual_seed's generator
+            given.append(torch.randint(2**63 - 1, ()))  # from the generator that torch.manual_seed seeds
         made = iter(call(given) if call is not None else ())
         return [next(made) if n in plan.computed else _passed(n, plan.places, values) for n in plan.results]
 
@@ -102,19 +102,19 @@ def compile_graph(graph: GraphModule, examples: Sequence[Any]) -> Compiled:
 
 
 def _passed(result: Any, places: dict[Node, int], values: Sequence[Any]) -> Any:
-    """A result that is an argument, or nothing."""
+    """A result that is not computed: an argument, a number, or None."""
     return values[places[result]] if isinstance(result, Node) else result
 
 
 class _Plan:
-    """What of a graph is compiled: AOTAutograd's have numbers as arguments, and arguments and None as results.
+    """The part of a graph of AOTAutograd that is compiled. Such a graph may take numbers, and return arguments or None.
 
     Attributes:
         places: the position of each argument.
-        tensors: the positions of those that are tensors.
-        results: the nodes, or numbers and None, that the graph returns.
-        computed: the nodes among them that the compiled function returns.
-        draws: whether it takes a seed as a last argument.
+        tensors: the positions of the arguments that are tensors.
+        results: the results of the graph: nodes, numbers, or None.
+        computed: the results that the compiled function computes.
+        draws: whether the compiled function takes a seed as its last argument.
     """
 
     def __init__(self, graph: GraphModule) -> None:
@@ -129,10 +129,10 @@ class _Plan:
         self.draws = any(is_random(n.target) for n in graph.graph.nodes)
 
     def compiled(self) -> TorchCall | None:
-        """The compiled function; None where nothing is computed.
+        """Compile the function; return None if it computes nothing.
 
         Raises:
-            UnsupportedOpError: an operator that cannot be compiled.
+            UnsupportedOpError: an operator cannot be compiled.
         """
         wanted = [n for n in self.results if n in self.computed]
         if not wanted:
@@ -164,7 +164,7 @@ class _Plan:
         return function_ranges(self._graph, [f"arg{i}" for i in self.places.values()])
 
     def _run(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """The graph on tensors alone; where it draws, the last of them is the seed."""
+        """Run the graph on tensors only; if it draws random numbers, the last tensor is the seed."""
         given = iter(tensors)
         values = [next(given) if number is None else number for number in self._numbers]
         if not self.draws:

@@ -22,7 +22,7 @@ from irongrad.memory_model.loops_and_branches import iterations_of
 
 aten = torch.ops.aten
 
-# Per second, for one core and its share of memory bandwidth: about what DESIGN.md's measurements give.
+# Per second, for one core and its share of memory bandwidth. Rough figures suffice: only the ratios matter.
 _FLOPS = 50e9
 _BYTES = 5e9
 _ELEMENTS = 2e9

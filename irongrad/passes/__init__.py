@@ -1,4 +1,4 @@
-"""Passes over the step graph, one file each. README.md states their invariants; `registry.MODULES` lists them."""
+"""Passes over the step graph, one file each: docs/dev/adding.md has their invariants, `registry.MODULES` the list."""
 
 from irongrad.passes.base import Context, Pass, PassResult
 from irongrad.passes.manager import PassRecord, run_passes

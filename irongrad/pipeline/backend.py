@@ -1,4 +1,4 @@
-"""The tail that every way into the compiler shares: from a step graph to the portable module.
+"""From a step graph to the portable module: the part of the compiler that all frontends share.
 
 `driver.py` runs it for a training step, and `frontends/` for functions, torch.compile and JAX bundles.
 """
@@ -21,10 +21,10 @@ from irongrad.targets import Target
 
 
 def optimised_function(graph: StepGraph, target: Target) -> tuple[StepGraph, tuple[Pass, ...]]:
-    """A compiled function's graph after the passes of the default level, and those passes.
+    """Run the passes of the default level on a compiled function's graph; return the graph and the passes.
 
     Raises:
-        UnsupportedOpError: it computes in float64, and the target's devices cannot.
+        UnsupportedOpError: the graph computes in float64, and the target's devices cannot.
     """
     passes = passes_at(DEFAULT_LEVEL)
     graph = run_passes(graph, passes, [target.backend])
@@ -41,10 +41,10 @@ def portable_module(
     """Assemble a module, and run the passes that do not depend on a target.
 
     Args:
-        step: its functions in linalg.
-        interface: its entry points.
+        step: the step's functions in linalg.
+        interface: the step's entry points.
         disabled: names of passes over IREE's module to leave out.
-        observer: told of each pass.
+        observer: called after each pass.
 
     Raises:
         InternalError: the result is invalid MLIR.

@@ -1,4 +1,4 @@
-"""What the cache keeps of a build: the artifact whole, and each .vmfb by itself."""
+"""Builds in the cache: whole artifacts. `iree/compile_cached.py` caches each .vmfb separately."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """What a build says of itself, beside its artifact.
+    """The compiler's report on a build, kept with its artifact.
 
     Attributes:
-        passes: what each pass did to each function.
-        statistics: what the compiler says of the program, by target.
+        passes: the record of each pass on each function.
+        statistics: the compiler's statistics of the program, by target.
         reports: the verification of each target that could run, by target.
     """
 
@@ -39,7 +39,7 @@ class BuildRecord:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """Where a build is kept.
+    """The place of a build in the cache.
 
     Attributes:
         store: the cache.
@@ -50,7 +50,7 @@ class CacheEntry:
     key: str
 
     def load(self, output: Path) -> tuple[Artifact, BuildRecord] | None:
-        """Write the artifact that is kept to `output`; None where there is no whole one."""
+        """Write the cached artifact to `output`; return None if the cache has no complete one."""
         found = restored(self.store, self.key, output, _decoded)
         if found is None:
             return None
@@ -58,7 +58,10 @@ class CacheEntry:
         return Artifact(output, manifest, record.reports), record
 
     def keep(self, artifact: Artifact, record: BuildRecord) -> bool:
-        """Keep a build, if every target could be verified: elsewhere, or later, one more may be."""
+        """Keep a build if all its targets were verified; return whether it was kept.
+
+        A target that could not run here may be verified on another machine, or later.
+        """
         if any(t.certificate is None for t in artifact.manifest.targets):
             return False
         files = {n: artifact.directory / n for n in artifact.manifest.files}
@@ -72,7 +75,7 @@ def _decoded(record: bytes) -> BuildRecord:
 
 
 def cache_entry(captured: CapturedStep, options: Options, golden_steps: int) -> CacheEntry | None:
-    """Where the build of a captured step is kept; None where it has to run."""
+    """The place of a captured step's build in the cache; None if the build has to run."""
     if options.cache is None or options.dump_dir is not None or options.stop_after is not None:
         return None
     key = step_key(captured, options, golden_steps)

@@ -1,4 +1,4 @@
-"""A run of the compiler: its stages as they go by, and what comes of it."""
+"""One run of the compiler: its stages, and its result."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Build:
-    """What a run of the compiler made.
+    """The result of a run of the compiler.
 
     Attributes:
-        artifact: what was written; None when it was stopped early.
-        seconds: how long each stage took; `oracle` and `compile` are what was left of each after what it
-            runs beside.
-        passes: what each pass did to each function.
-        statistics: what the compiler says of the program, by target; empty when it was stopped before that.
-        memory: the plan of its memory; None when it was stopped before that.
-        cached: whether the artifact comes from the cache; `seconds` has `capture` and `cache` then.
-        key: under which the cache has the artifact; None where it does not.
+        artifact: the written artifact; None if the run stopped early.
+        seconds: the time of each stage in seconds. `oracle` and `compile` run beside other stages; their times include
+            only the wait for them.
+        passes: the record of each pass on each function.
+        statistics: the compiler's statistics of the program, by target; empty if the run stopped before it compiled.
+        memory: the memory plan; None if the run stopped before it.
+        cached: whether the artifact comes from the cache; `seconds` then has `capture` and `cache` only.
+        key: the artifact's key in the cache; None if the cache does not have it.
     """
 
     artifact: Artifact | None
@@ -54,17 +54,17 @@ class StoppedEarly(Exception):  # noqa: N818 (it is no error)
 
 @dataclass
 class BuildRun:
-    """A run of the compiler, as far as it is; of what it is asked for as often as it is planned again, the last.
+    """The state of one compilation. If the step is planned again, fields hold the values of the latest plan.
 
     Attributes:
         options: how to compile.
-        seconds: how long each stage took, in all.
-        records: what each pass did to each function.
-        statistics: as in `Build`, as are the others.
-        memory: as above.
-        artifact: as above.
-        key: as above.
-        began: when it did.
+        seconds: the total time of each stage in seconds.
+        records: the record of each pass on each function.
+        statistics: the compiler's statistics of the program, by target.
+        memory: the memory plan, once there is one.
+        artifact: the artifact, once it is written.
+        key: the artifact's key in the cache, once it is kept.
+        began: when the run began, as a value of `time.perf_counter`.
     """
 
     options: Options
@@ -77,10 +77,10 @@ class BuildRun:
     began: float = field(default_factory=time.perf_counter)
 
     def stage(self, name: str, function: Callable[..., T], *arguments: Any) -> T:
-        """What `function` returns, timed, shown and dumped as a stage.
+        """Run `function` as a stage: time it, show it, dump its result, and return the result.
 
         Raises:
-            StoppedEarly: it was the last that was asked for.
+            StoppedEarly: the stage is the last that the caller asked for.
         """
         start = time.perf_counter()
         with self.options.on_stage(name):
@@ -93,14 +93,14 @@ class BuildRun:
         return result
 
     def note_pass(self, number: int, record: PassRecord, function: Function) -> None:
-        """Keep what the pass of this number did, and dump what it made of `function`."""
+        """Keep the record of the pass at position `number`, and dump `function` if the pass changed it."""
         self.records.append(record)
         if self.options.dump_dir is not None and record.changed:
             directory = self.options.dump_dir / f"{STAGES.index('passes') + 1:02d}_passes"
             dump_pass(directory, number + 1, record, function)
 
     def note_module_pass(self, target: str = "") -> ModuleObserver:
-        """An observer that dumps what each pass over IREE's module made, for one target or before there is one."""
+        """Create an observer that dumps IREE's module after each change; `target` is empty before there is a target."""
         counter = itertools.count(1)
 
         def note(phase: Phase, item: ModulePass, result: PassResult, module: ir.Module) -> None:
@@ -112,12 +112,12 @@ class BuildRun:
         return note
 
     def from_cache(self, artifact: Artifact, record: BuildRecord, key: str) -> Build:
-        """What an earlier run made; the time since this one began that went into no stage went into finding it."""
+        """The result of an earlier run. The time of this run outside of its stages counts as `cache`."""
         seconds = self.seconds | {"cache": time.perf_counter() - self.began - sum(self.seconds.values())}
         memory = artifact.manifest.memory
         return Build(artifact, seconds, record.passes, record.statistics, memory, cached=True, key=key)
 
     def result(self) -> Build:
-        """What came of it."""
+        """The result of this run."""
         records = tuple(self.records)
         return Build(self.artifact, self.seconds, records, self.statistics, self.memory, key=self.key)

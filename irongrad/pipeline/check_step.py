@@ -1,4 +1,4 @@
-"""`irongrad check`: what every operator of a step becomes, without compiling it."""
+"""`irongrad check`: how every operator of a step is lowered, without compiling the step."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _PHASES = {"update": "update", "eval": "evaluation", "predict": "evaluation"}
 
 @dataclass(frozen=True)
 class Lowering:
-    """One operator of one phase of a step.
+    """The lowering of one operator in one phase of a step.
 
     Attributes:
         phase: `forward`, `backward`, `update` or `evaluation`.
         operator: its name in the captured graph, such as `aten.linear.default`.
-        count: how often it is there.
+        count: the number of its calls.
         how: `core operator`, `IronGrad: FAMILY`, `your decomposition`, `PyTorch's decomposition` or `refused`.
-        into: how many of which core operators it becomes, before any pass.
+        into: the number of each core operator that it becomes, before any pass.
     """
 
     phase: str
@@ -51,10 +51,10 @@ class Lowering:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of a check.
+    """The result of a check.
 
     Attributes:
-        lowerings: every operator, by phase.
+        lowerings: the lowering of every operator, in order of phases.
         refusals: everything that cannot be compiled.
     """
 
@@ -65,11 +65,12 @@ class Report:
 def check(step: TrainStep, targets: Sequence[Target] = ()) -> Report:
     """Capture `step` and look up every operator, without compiling.
 
-    A step that cannot be captured is run instead, so that what capture stops at is not all that is reported.
+    If the step cannot be captured, it is run with its example inputs instead. The report then has more than the refusal
+    at which capture stops.
 
     Args:
         step: the step.
-        targets: what it would be compiled for.
+        targets: the targets that it would be compiled for.
     """
     graph: StepGraph | None = None
     with gathered() as found:
@@ -84,7 +85,7 @@ def check(step: TrainStep, targets: Sequence[Target] = ()) -> Report:
 
 
 def _float64(graph: StepGraph, targets: Sequence[Target]) -> list[Refusal]:
-    """What is refused for tensors of float64, after the passes, which leave fewer of them."""
+    """The refusals of float64 tensors after the passes, which remove some of the tensors."""
     if not float64_refusals(graph, targets):
         return []
     optimised = run_passes(graph, passes_at(DEFAULT_LEVEL), [t.backend for t in targets])
@@ -92,12 +93,12 @@ def _float64(graph: StepGraph, targets: Sequence[Target]) -> list[Refusal]:
 
 
 def _distinct(found: Sequence[Refusal]) -> list[Refusal]:
-    """`found` without what is said of one operator at one line already."""
+    """`found` without repeated refusals of one operator at one line."""
     return list({(r.operator.partition(",")[0], r.line): r for r in reversed(found)}.values())[::-1]
 
 
 def lowerings(graph: StepGraph) -> list[Lowering]:
-    """Every operator of the functions of `graph` that the user's code, autograd or the optimizer called."""
+    """The lowerings of all operators in `graph` that the user's code, autograd or the optimizer called."""
     calls: dict[tuple[str, str], dict[tuple[int, str], list[Node]]] = {}
     for name in ("joint", "update", "eval", "predict"):
         if name not in graph.functions:
@@ -107,7 +108,7 @@ def lowerings(graph: StepGraph) -> list[Lowering]:
                 continue
             origin = history[-1]
             phase = _PHASES.get(name) or ("backward" if node.meta.get("autograd_backward") else "forward")
-            nodes = calls.setdefault((phase, _spelled(origin.target)), {})
+            nodes = calls.setdefault((phase, _display_name(origin.target)), {})
             nodes.setdefault((origin.graph_id, origin.name), []).append(node)
     return [_lowering(phase, operator, list(found.values())) for (phase, operator), found in calls.items()]
 
@@ -130,13 +131,13 @@ def _how(operator: str, nodes: list[Node]) -> str:
 
 
 def _decomposed(node: Node) -> set[str]:
-    """The operators in the history of `node` that became others."""
+    """The operators in the history of `node` that were decomposed into others."""
     names = [str(node.target), *(h.target for h in history_of(node))]
     return {before for after, before in itertools.pairwise(names) if after != before}
 
 
-def _spelled(target: str) -> str:
-    """Arithmetic of Python on a hyperparameter is called by its name."""
+def _display_name(target: str) -> str:
+    """The name of an operator, or of the Python function that computes on a hyperparameter."""
     return called(target.removeprefix("<built-in function ").removesuffix(">"))
 
 

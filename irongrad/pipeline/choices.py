@@ -1,4 +1,4 @@
-"""What a user chooses of a compilation, declared once: `irongrad.compile` takes it by name, the command line as flags.
+"""The choices of a compilation, declared once: keyword arguments of `irongrad.compile`, flags on the command line.
 
 The command line reads this file to make its flags, so it imports no torch.
 """
@@ -14,15 +14,15 @@ from typing import Annotated, Any, TypedDict, cast, get_type_hints
 
 @dataclass(frozen=True)
 class Choice:
-    """One thing to choose.
+    """One choice.
 
     Attributes:
-        default: what holds if nothing is chosen.
-        help: what it does, as `--help` says it.
-        flag: its flags on the command line, as click takes them.
+        default: the value if the user does not choose.
+        help: the effect, as `--help` shows it.
+        flag: the flags on the command line, in click's syntax.
         form: how the flag reads its value: `count` up to `most`, `text`, `texts` for a repeatable flag, `switch`, or
             `path`.
-        metavar: what stands for the value in `--help`.
+        metavar: the placeholder for the value in `--help`.
         most: the largest count.
     """
 
@@ -35,7 +35,7 @@ class Choice:
 
 
 class Choices(TypedDict, total=False):
-    """What `irongrad.compile` takes by name."""
+    """The keyword arguments of `irongrad.compile`."""
 
     opt_level: Annotated[int, Choice(2, "How much to optimise, 0 to 3.", ("--opt-level",), "count", most=3)]
     passes: Annotated[
@@ -48,12 +48,17 @@ class Choices(TypedDict, total=False):
     ]
     max_memory: Annotated[
         str,
-        Choice("", "Have a step fit, say into 512MiB, or 50% of its memory.", ("--max-memory",), metavar="SIZE"),
+        Choice(
+            "",
+            "Memory budget of a step: a size such as 512MiB, or a share such as 50%.",
+            ("--max-memory",),
+            metavar="SIZE",
+        ),
     ]
     tune: Annotated[
         bool, Choice(False, "Choose the forms of convolutions by measurement on this machine.", ("--tune",), "switch")
     ]
-    route: Annotated[str, Choice("linalg", "To linalg directly, or over stablehlo.", ("--route",))]
+    route: Annotated[str, Choice("linalg", "How to reach linalg: directly, or over stablehlo.", ("--route",))]
     entry_points: Annotated[
         Sequence[str] | None,
         Choice(None, "Include only these entry points; repeatable.", ("--entry-point", "entry_points"), "texts"),
@@ -66,7 +71,7 @@ class Choices(TypedDict, total=False):
     ]
 
 
-# What chooses the passes.
+# The choices that determine the passes.
 OF_PASSES = ("opt_level", "passes", "disable_passes", "max_memory", "tune", "route")
 
 
@@ -78,10 +83,10 @@ def declared() -> Mapping[str, Choice]:
 
 
 def completed(choices: Choices) -> Choices:
-    """`choices` with the defaults of all others.
+    """Add the defaults of all choices that `choices` leaves out.
 
     Raises:
-        TypeError: there is no such choice.
+        TypeError: a choice does not exist.
     """
     if unknown := choices.keys() - declared().keys():
         raise TypeError(f"compile() got an unexpected keyword argument {min(unknown)!r}")

@@ -1,4 +1,4 @@
-"""Python values and exported graphs as nested tuples whose `repr` tells any two apart."""
+"""Describe Python values and exported graphs as nested tuples; different values have a different `repr`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from irongrad.sizes.symbols import environment_of
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), type(...))
-# Values of a few kinds that are known by their names.
+# Types whose values are identified by their names.
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format, OpOverload, HigherOrderOperator, torch.SymInt)
 
 
 class UnknownValueError(Exception):
-    """A value that cannot be told from another one of its type."""
+    """A value that cannot be distinguished from other values of its type."""
 
 
 def described(value: Any) -> Any:
-    """`value` as a tuple; a tensor by its contents, a fake one by its type.
+    """Describe `value` as a tuple: a tensor by its contents, a fake tensor by its type.
 
     Raises:
-        UnknownValueError: it is, or holds, something else than numbers, text, tensors and containers of them.
+        UnknownValueError: the value is or contains something else than numbers, text, tensors and containers of them.
     """
     if isinstance(value, Node):
         return ("node", value.name)
@@ -66,13 +66,13 @@ def _sha256(tensor: torch.Tensor) -> str:
 
 
 def described_program(program: ExportedProgram) -> Any:
-    """An exported program without the values of its parameters: its graph, its signature, constants and sizes."""
+    """Describe an exported program without its parameters' values: its graph, signature, constants and sizes."""
     signature, constants = str(program.graph_signature), described(program.constants)
     return (described_graph(program.graph_module), signature, constants, _sizes(program))
 
 
 def _sizes(program: ExportedProgram) -> Any:
-    """The symbols of sizes that vary: their ranges, and what was taken for true of them."""
+    """Describe the symbols of dynamic sizes: their ranges, their guards, and the sizes that replace them."""
     ranges = tuple((str(s), str(r.lower), str(r.upper)) for s, r in program.range_constraints.items())
     environment = environment_of(symbolic_inputs(program))
     if environment is None:
@@ -83,7 +83,7 @@ def _sizes(program: ExportedProgram) -> Any:
 
 
 def described_graph(graph: GraphModule) -> Any:
-    """A graph with its regions, the tensors it holds and where its nodes come from."""
+    """Describe a graph: its nodes with their origins, its regions, and the tensors that it holds."""
     return tuple(_node(graph, n) for n in graph.graph.nodes)
 
 
@@ -105,7 +105,7 @@ def _target(target: Any) -> str:
 
 
 def _origin(node: Node) -> Any:
-    """The user's code behind a node, which the artifact names in locations and in its plan of the memory."""
+    """The user's code behind a node, which the artifact names in locations and in its memory plan."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or node.stack_trace or "")
     layers = (node.meta.get("nn_module_stack") or {}).values()
     return (

@@ -62,29 +62,28 @@ def compile(
 
     Args:
         step: the training step.
-        output: the directory to write; an artifact that is there already is replaced once the new one is verified.
+        output: the directory to write. An artifact in it is replaced once the new one is verified.
         target: one target or several, such as `llvm-cpu`, `llvm-cpu:cpu=x86-64-v3` or `vulkan:profile=desktop`;
             `irongrad targets` lists them.
-        precision: in place of the step's own, `f32`, `bf16` or `f16`.
-        bucket_fallback: in place of the step's own, `dynamic` for a function of any size beside the buckets.
+        precision: `f32`, `bf16` or `f16`; None for the step's own.
+        bucket_fallback: `dynamic` for a function of any size beside the buckets; None for the step's own.
         choices: any of these, by name:
             opt_level: 0 to 3, how much to optimise; 2 by default.
-            passes: exactly these passes in place of the level's, such as `dce,cse`; `irongrad passes` lists them.
+            passes: exactly these passes instead of the level's, such as `dce,cse`; `irongrad passes` lists them.
             disable_passes: names of passes to leave out.
-            max_memory: the most that the intermediate values of a step may take, such as `512MiB`, or `50%` of what
-                they take without a limit. The backward then computes again what it cannot keep.
-            tune: choose the forms of convolutions by measurement on this machine, and not by a table of costs.
-            route: from PyTorch's operators to linalg: `linalg` directly, as by default, or over `stablehlo`.
-            entry_points: which entry points to include, all by default.
-            dump_dir: where to write every stage's readable form.
-            cache: whether to take from the cache on disk what was compiled before, and to keep what is compiled; it is
-                by default.
+            max_memory: the most memory of a step's intermediate values: a size such as `512MiB`, or a share such as
+                `50%` of their memory without a budget. The backward then recomputes values that do not fit.
+            tune: choose the forms of convolutions by measurement on this machine, not by a cost table.
+            route: how PyTorch's operators become linalg: `linalg` (directly, the default) or `stablehlo`.
+            entry_points: the entry points to include, all by default.
+            dump_dir: the directory for every stage's readable form.
+            cache: whether to use the cache on disk, to find earlier results and to keep new ones; True by default.
 
     Raises:
-        CaptureError: the step cannot be captured; with the user's line.
-        UnsupportedOpError: it uses an operator that cannot be compiled.
-        UserError: the step cannot be made to fit into `max_memory`, with the smallest budget that can; or `tune` is
-            asked for, and a target cannot run here.
+        CaptureError: the step cannot be captured; the message has the user's line.
+        UnsupportedOpError: the step uses an operator that cannot be compiled.
+        UserError: the step does not fit into `max_memory`; the message has the smallest budget that is possible. Or
+            `tune` is given, and a target cannot run here.
         ToolchainError: torch-mlir or IREE failed.
         VerificationError: the compiled step disagrees with the float64 oracle; nothing is written.
     """
@@ -105,7 +104,7 @@ def build(step: TrainStep, options: Options) -> Build:
     with (
         tempfile.TemporaryDirectory(prefix="irongrad-") as directory,
         few_collections(),
-        # Graphs are interpreted and imported; the Python code of a module, a tenth of the time here, is never run.
+        # Graphs are interpreted or imported. Generating their Python code would take a tenth of the time for nothing.
         _use_lazy_graph_module(True),
         suppress(StoppedEarly),
     ):
@@ -113,7 +112,7 @@ def build(step: TrainStep, options: Options) -> Build:
         entry = cache_entry(captured, options, GOLDEN_STEPS)
         if entry is not None and (found := entry.load(options.output)) is not None:
             return run.from_cache(*found, entry.key)
-        keep_freed_memory()  # every run of the oracle, and of what is verified, allocates what the one before has freed
+        keep_freed_memory()  # each run of the oracle and of the compiled step reuses the memory of the run before
         with refused_together():
             joint: JointStep = stage("differentiate", differentiate, captured)
             graph: StepGraph = stage("optimizer", add_optimizer, joint)
@@ -122,12 +121,12 @@ def build(step: TrainStep, options: Options) -> Build:
             graph = stage("guards", add_guards, graph, ranges)
             check_operators(graph)
         interface: Interface = describe(graph, ranges, options.entry_points)
-        made = _compiled(run, captured, selected(graph, interface), interface, Path(directory))
-        run.statistics |= {c.target.name: c.statistics for c in made.targets}
+        compiled = _compiled(run, captured, selected(graph, interface), interface, Path(directory))
+        run.statistics |= {c.target.name: c.statistics for c in compiled.targets}
         choices = tuple(choice for record in run.records for choice in record.choices)
-        origin = Origin(options.asked, made.passes, choices, options.route, run.memory)
-        expected = made.expected.own, made.initial, options.output, made.expected.others
-        artifact = stage("package", package, made.module, made.targets, origin, *expected)
+        origin = Origin(options.asked, compiled.passes, choices, options.route, run.memory)
+        expected = compiled.expected.own, compiled.initial, options.output, compiled.expected.others
+        artifact = stage("package", package, compiled.module, compiled.targets, origin, *expected)
         run.artifact = artifact
         record = BuildRecord(tuple(run.records), run.statistics, artifact.reports)
         if entry is not None and entry.keep(artifact, record):
@@ -137,14 +136,14 @@ def build(step: TrainStep, options: Options) -> Build:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """A step compiled for every target, within its budget of memory.
+    """A step compiled for every target, within its memory budget.
 
     Attributes:
-        passes: what ran on it.
-        module: what it was compiled from.
-        targets: for each target, what it became.
-        expected: the numbers that it has to give.
-        initial: the file of its initial state.
+        passes: the passes that ran on the step.
+        module: the portable module.
+        targets: the compiled module of each target.
+        expected: the expected values.
+        initial: the file of the initial state.
     """
 
     passes: tuple[Pass, ...]
@@ -157,7 +156,7 @@ class _Compiled:
 def _compiled(
     run: BuildRun, captured: CapturedStep, whole: StepGraph, interface: Interface, scratch: Path
 ) -> _Compiled:
-    """Run the stages from `passes` to `compile`; again where IREE allocates more than the budget."""
+    """Run the stages from `passes` to `compile`, again if IREE allocates more than the budget."""
     options, stage = run.options, run.stage
     passes, reached = options.passes, list[int]()
     assembled = partial(portable_module, disabled=options.disabled_module_passes, observer=run.note_module_pass())
@@ -169,11 +168,11 @@ def _compiled(
             try:
                 imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
                 module: AssembledModule = stage("assemble", assembled, imported, interface)
-            except StoppedEarly:  # so there is no iree-compile to plan the memory beside
+            except StoppedEarly:  # so iree-compile does not run, and the plan cannot run beside it
                 run.memory = memory_of(graph, interface, options.backends, budget)
                 raise
             check = partial(check_limits, limits_of(graph, interface, budget))
-            # iree-compile is a process, and does not keep every core busy.
+            # iree-compile is a separate process that does not keep every core busy.
             with ThreadPoolExecutor(1) as beside:
                 compiling = beside.submit(compiled, module, options.targets, scratch, check)
                 run.memory = memory_of(graph, interface, options.backends, budget)
@@ -181,7 +180,7 @@ def _compiled(
                     expected: ExpectedAtSizes = stage("oracle", runs)
                     initial = write_state(module, scratch)
                     if any(is_local(target.device) for target in options.targets):
-                        # As much as it takes to verify the step, on the core that iree-compile leaves idle here.
+                        # As much as the verification needs, on a core that iree-compile leaves idle.
                         clear_early(initial.stat().st_size + max(run.memory.predicted.values(), default=0))
                 try:
                     return _Compiled(passes, module, stage("compile", compiling.result), expected, initial)
@@ -192,9 +191,9 @@ def _compiled(
 
 
 def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: BuildRun) -> StepGraph:
-    """Run `passes`, and store together what they update together.
+    """Run `passes`, and pack state that is updated together.
 
-    What they leave is all that devices without float64 have to do.
+    float64 is checked after the passes, because they remove some of it.
     """
     options = run.options
     run.records.clear()

@@ -30,14 +30,14 @@ def dump_stage(directory: Path, number: int, name: str, result: object) -> None:
 
 
 def dump_pass(directory: Path, number: int, record: PassRecord, function: Function) -> None:
-    """Write what a pass made of a function as `<number>_<pass>.<function>.fx`."""
+    """Write a function after a pass as `<number>_<pass>.<function>.fx`."""
     directory.mkdir(parents=True, exist_ok=True)
     counts = "".join(f"# {name}: {count}\n" for name, count in record.stats.items())
     (directory / f"{number:02d}_{record.name}.{record.function}.fx").write_text(counts + _code(function))
 
 
 def dump_module_pass(directory: Path, number: int, name: str, result: PassResult, module: ir.Module) -> None:
-    """Write what a pass made of IREE's module as `<number>_<phase>.<pass>.mlir`."""
+    """Write IREE's module after a pass as `<number>_<phase>.<pass>.mlir`."""
     directory.mkdir(parents=True, exist_ok=True)
     counts = "".join(f"// {stat}: {count}\n" for stat, count in result.stats.items())
     (directory / f"{number:02d}_{name}.mlir").write_text(counts + str(module))
@@ -45,7 +45,7 @@ def dump_module_pass(directory: Path, number: int, name: str, result: PassResult
 
 @singledispatch
 def readable(result: Any) -> Iterator[tuple[str, str]]:
-    """(suffix, text) of each file that shows `result`; nothing for what is shown elsewhere."""
+    """Yield the suffix and text of each file that shows `result`; nothing for results that are shown elsewhere."""
     yield from ()
 
 
@@ -88,12 +88,12 @@ def _torch_text(module: bytes) -> str:
     """A module in the torch dialect, with the user's lines."""
     with torch_ir.Context() as context:
         torch_dialect.register_dialect(context)
-        context.allow_unregistered_dialects = True  # Python knows no `torch_c`
+        context.allow_unregistered_dialects = True  # the dialect `torch_c` has no Python bindings
         return str(torch_ir.Module.parse(module).operation.get_asm(enable_debug_info=True))
 
 
 def _text(module: bytes, *, lines: bool) -> str:
-    """A module of IREE's, with the user's lines or without."""
+    """A module in IREE's dialects as text, with the user's lines or without."""
     with parsed(module) as whole:
         return str(whole.operation.get_asm(enable_debug_info=lines))
 

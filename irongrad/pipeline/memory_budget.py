@@ -1,7 +1,7 @@
-"""Holding a budget of memory by what IREE allocates, and not by what was predicted alone.
+"""Enforce a memory budget on IREE's allocations, not only on the prediction.
 
-A plan is made by a prediction that may be some percent too low. IREE's own figure is known before any kernel is
-compiled; where it is over the budget, the step is planned again for a prediction that is less by as much.
+A plan relies on a prediction that may be some percent too low. IREE's own figure is known before any kernel is
+compiled. If it exceeds the budget, the step is planned again for a prediction that is lower by the same ratio.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from irongrad.passes.graph.rematerialise import Rematerialise
 from irongrad.runtime.byte_sizes import readable
 from irongrad.runtime.errors import UserError
 
-# Plans, the last of which is the smallest that is found.
+# The most plans; the last of them is the smallest that can be found.
 ROUNDS = 4
 
 
@@ -23,7 +23,7 @@ class OverBudgetError(Exception):
     """IREE allocates more than the budget.
 
     Attributes:
-        allocated: the most bytes that an entry point does.
+        allocated: the most bytes that an entry point allocates.
     """
 
     def __init__(self, allocated: int) -> None:
@@ -33,13 +33,13 @@ class OverBudgetError(Exception):
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that a step may take, and what its plan is predicted to take; the most of any bucket.
+    """A step's memory budget and the prediction for its plan; with buckets, the largest values of any bucket.
 
     Attributes:
-        asked: what was asked for, in the user's words.
-        limit: bytes that IREE may allocate.
-        unlimited: predicted bytes without a plan.
-        planned: predicted bytes with it.
+        asked: the budget as the user wrote it.
+        limit: the bytes that IREE may allocate.
+        unlimited: the predicted bytes without a plan.
+        planned: the predicted bytes with the plan.
         is_smallest: whether no smaller plan was found, in any bucket.
     """
 
@@ -51,12 +51,12 @@ class Budget:
 
 
 def asked_budget(passes: Iterable[Pass]) -> Rematerialise | None:
-    """The pass that plans for a budget; None where there is none."""
+    """The pass that enforces a budget; None if there is no budget."""
     return next((p for p in passes if isinstance(p, Rematerialise) and p.max_memory), None)
 
 
 def budget_of(passes: Iterable[Pass], records: Iterable[PassRecord]) -> Budget | None:
-    """What came of the budget that `passes` ask for, as `records` tell; None where nothing had to be planned."""
+    """The budget of `passes` and the plan for it in `records`; None if nothing had to be planned."""
     asked = asked_budget(passes)
     plans = [r.stats for r in records if "budget" in r.stats]
     if asked is None or not plans:
@@ -68,14 +68,14 @@ def budget_of(passes: Iterable[Pass], records: Iterable[PassRecord]) -> Budget |
 
 
 def check_limits(limits: Mapping[str, int], transients: Mapping[str, int]) -> None:
-    """Compare what IREE allocates with what it may.
+    """Compare IREE's allocations with their limits.
 
     Args:
-        limits: bytes by entry point; those that are not in it take what they take.
-        transients: bytes by entry point.
+        limits: the most bytes, by entry point; other entry points have no limit.
+        transients: the bytes that IREE allocates, by entry point.
 
     Raises:
-        OverBudgetError: it is more.
+        OverBudgetError: an entry point exceeds its limit.
     """
     over = [allocated for name, allocated in transients.items() if allocated > limits.get(name, allocated)]
     if over:
@@ -83,15 +83,15 @@ def check_limits(limits: Mapping[str, int], transients: Mapping[str, int]) -> No
 
 
 def tightened(passes: Sequence[Pass], budget: Budget | None, reached: Sequence[int]) -> tuple[Pass, ...]:
-    """The passes that plan for less than `passes`, by as much as IREE allocates more than they predicted.
+    """Make `passes` plan for less memory, by the ratio of IREE's allocation to their prediction.
 
     Args:
-        passes: what ran.
-        budget: what came of it.
-        reached: the bytes that IREE allocated for each plan so far, the last for that of `passes`.
+        passes: the passes that ran.
+        budget: the budget, and their plan for it.
+        reached: the bytes that IREE allocated for each plan so far; the last belongs to `passes`.
 
     Raises:
-        UserError: no plan is smaller; with the least that was reached.
+        UserError: no plan is smaller; the message has the least memory that was reached.
     """
     assert budget is not None
     if budget.is_smallest:

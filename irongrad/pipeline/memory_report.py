@@ -1,4 +1,4 @@
-"""StepGraph -> MemorySpec: what a step keeps in memory, predicted before it is compiled."""
+"""StepGraph -> MemorySpec: the peak memory of a step, predicted before it is compiled."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from irongrad.runtime.manifest import ForwardValue, MemorySpec
 def memory_of(
     graph: StepGraph, interface: Interface, backends: Collection[str], budget: Budget | None = None
 ) -> MemorySpec:
-    """The plan of the memory of every entry point of `graph` that computes something, at sizes that are known.
+    """Plan the memory of every entry point of `graph` that computes something at static sizes.
 
     Args:
         graph: the step graph.
         interface: its entry points.
-        backends: what is compiled for; where several take different memory, it is what a CPU takes.
-        budget: what entry points that run the backward may take; None for no limit.
+        backends: the backends to compile for. If they take different memory, the prediction is for a CPU.
+        budget: the budget of entry points that run the backward; None for no limit.
     """
     known = _known(graph)
     found = handovers(graph)
     usages = {name: _usage(f, found, packed=packs(backends)) for name, f in known.items()}
-    predicted = {e: _most(chain, usages) for e, chain in _chains(graph, interface).items()}
+    predicted = {e: _peak_of_chain(chain, usages) for e, chain in _chains(graph, interface).items()}
     joint = known.get("joint")
     values = tuple(_forward_values(joint, usages["joint"].grouping)) if joint is not None else ()
     return MemorySpec(budget.asked if budget else "", predicted, values, limits_of(graph, interface, budget))
@@ -49,26 +49,29 @@ def _usage(function: Function, found: Collection[Handover], *, packed: bool) -> 
 
 
 def limits_of(graph: StepGraph, interface: Interface, budget: Budget | None) -> dict[str, int]:
-    """The most bytes that entry points may take, those that run the backward; as `memory_of` takes them."""
+    """The limits in bytes of entry points that run the backward; arguments as in `memory_of`."""
     if budget is None:
         return {}
     return {entry: budget.limit for entry, chain in _chains(graph, interface).items() if "joint" in chain}
 
 
 def _known(graph: StepGraph) -> dict[str, Function]:
-    """The functions whose sizes are known."""
+    """The functions of static sizes."""
     return {name: f for name, f in graph.functions.items() if not f.of_any_size}
 
 
 def _chains(graph: StepGraph, interface: Interface) -> dict[str, tuple[str, ...]]:
-    """The functions that each entry point runs, where it runs any and their sizes are known."""
+    """The functions that each entry point runs; only of entry points that run functions, all of static sizes."""
     known = _known(graph)
     chains = {e.name: chain_of(e.name, graph) for e in interface.entry_points}
     return {name: chain for name, chain in chains.items() if chain and all(f in known for f in chain)}
 
 
-def _most(chain: tuple[str, ...], usages: Mapping[str, Usage]) -> int:
-    """The functions of a chain run one after the other; gradients that wait for others stay until the last is done."""
+def _peak_of_chain(chain: tuple[str, ...], usages: Mapping[str, Usage]) -> int:
+    """The peak memory of functions that run one after the other.
+
+    Gradients that a later function reads stay live until the last function is done.
+    """
     most = gradients = 0
     for name in chain:
         most = max(most, gradients + usages[name].total)
@@ -77,7 +80,7 @@ def _most(chain: tuple[str, ...], usages: Mapping[str, Usage]) -> int:
 
 
 def _forward_values(function: Function, grouping: Kernels) -> Iterator[ForwardValue]:
-    """The values of the forward pass that reach memory, and those that the backward computes again."""
+    """The values of the forward pass that are written to memory, and those that the backward recomputes."""
     graph = function.graph.graph
     again = original_names(graph)
     read = {s for b in graph.nodes if is_backward(b) for n in b.all_input_nodes for s in sources(n)}
@@ -90,7 +93,7 @@ def _forward_values(function: Function, grouping: Kernels) -> Iterator[ForwardVa
 
 
 def _described(node: Node, decision: str) -> Iterator[ForwardValue]:
-    """The value of `node`; the results of control flow one by one."""
+    """The record of the value of `node`; for control flow, one record per result."""
     values = torch.utils._pytree.tree_leaves(node.meta["val"])
     for i, value in enumerate(values):
         yield ForwardValue(
@@ -105,6 +108,6 @@ def _described(node: Node, decision: str) -> Iterator[ForwardValue]:
 
 
 def _without_folders(line: str) -> str:
-    """`file:line: source` without where the file lies, which says nothing on another machine."""
+    """`file:line: source` without the file's folders, which mean nothing on another machine."""
     file, separator, rest = line.partition(":")
     return PurePath(file).name + separator + rest

@@ -1,4 +1,4 @@
-"""Whether a step's compiled numbers hold, and which pass over IREE's module spoils them."""
+"""Find the pass over IREE's module that makes a compiled step fail."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from irongrad.step.train_step import TrainStep
 
 @dataclass(frozen=True)
 class ModuleFinding:
-    """What compiling a step, and verifying it, showed.
+    """The result of compiling and verifying a step with and without passes over IREE's module.
 
     Attributes:
-        failure: what the compiler said of the step with all passes; empty if it compiles and verifies.
-        guilty: the first pass over IREE's module with which it fails; None if it fails without any of them.
-        compilations: how often the step was compiled to find out.
+        failure: the error of the step with all passes; empty if it compiles and verifies.
+        guilty: the first pass over IREE's module with which the step fails; None if it fails without all of them.
+        compilations: the number of times that the step was compiled.
     """
 
     failure: str
@@ -31,12 +31,12 @@ class ModuleFinding:
 
 
 def bisect_module_passes(step: TrainStep, targets: tuple[str, ...], choices: Choices) -> ModuleFinding:
-    """Compile and verify `step`, and where that fails leave passes over IREE's module out until it does not.
+    """Compile and verify `step`; if that fails, leave out passes over IREE's module until it succeeds.
 
     Args:
         step: the training step.
-        targets: what to compile for.
-        choices: how to compile, complete; its `disable_passes` stay left out.
+        targets: the targets to compile for.
+        choices: how to compile, complete; its `disable_passes` are always left out.
 
     Raises:
         UserError: the step or an option is refused.

@@ -1,4 +1,4 @@
-"""What a caller asks of the compiler, checked."""
+"""A caller's options for the compiler, checked."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class Options:
 
     Attributes:
         output: the artifact's directory.
-        targets: what to compile for.
-        asked: what the user called each of them.
-        passes: what to run on the step graph, in order.
-        tune: whether passes that have a choice make it by measurement on the targets.
-        route: from PyTorch's operators to linalg: `linalg` directly, or over `stablehlo`.
-        entry_points: which entry points to include; None for all. Fewer compile faster, and without `grad_step` no
-            memory is set aside for accumulated gradients.
-        dump_dir: where to write every stage's readable form; None for nowhere.
+        targets: the targets to compile for.
+        asked: each target as the user wrote it.
+        passes: the passes over the step graph, in order.
+        tune: whether passes choose by measurement on the targets, not by cost tables.
+        route: how PyTorch's operators become linalg: `linalg` (directly) or `stablehlo`.
+        entry_points: the entry points to include; None for all. Fewer compile faster, and without `grad_step` no memory
+            is reserved for accumulated gradients.
+        dump_dir: the directory for every stage's readable form; None to dump nothing.
         stop_after: the last stage to run, a name in `STAGES`; None for all.
-        cache: where to look for what was compiled before, and to keep what is compiled; None for nowhere.
+        cache: the cache for earlier and new results; None for no cache.
         disabled_module_passes: names of passes over IREE's module to leave out.
-        on_stage: called with a stage's name, returns a context manager that is open while it runs.
-        on_measuring: called with what is about to be measured.
+        on_stage: called with a stage's name; returns a context manager that is open while the stage runs.
+        on_measuring: called before each measurement, with a description of the computation.
     """
 
     output: Path
@@ -71,12 +71,12 @@ class Options:
 
     @property
     def module_cache(self) -> Store | None:
-        """Where compiled modules are looked up; nowhere if every pass is dumped, as none would run."""
+        """The cache of compiled modules; None if passes are dumped, because none would run on a cached module."""
         return self.cache if self.dump_dir is None else None
 
     @property
     def backends(self) -> list[str]:
-        """What is compiled for, by IREE's names, one a target."""
+        """IREE's name of each target's backend."""
         return [target.backend for target in self.targets]
 
 
@@ -92,8 +92,8 @@ def make_options(
     """Check and convert what a caller gives.
 
     Raises:
-        UserError: an unknown target, pass, route or stage, a budget of memory that is none or that no pass would meet,
-            or an output that is no place for an artifact.
+        UserError: an unknown target, pass, route or stage; a budget that is not a size, or that no enabled pass
+            enforces; or an output that cannot hold an artifact.
     """
     chosen = completed(choices)
     check_output(Path(output))
@@ -132,10 +132,10 @@ def passes_over_graph(choices: Choices) -> tuple[Pass, ...]:
 
 
 def check_choices(step: TrainStep, passes: Sequence[Pass], route: str) -> None:
-    """Refuse what cannot be asked for of this step.
+    """Refuse choices that this step does not allow.
 
     Raises:
-        UserError: a budget of memory for a step in pieces, or what needs known sizes for functions of any size.
+        UserError: a memory budget for a step in pieces; or a budget or the StableHLO route for functions of any size.
     """
     budget = asked_budget(passes) is not None
     if budget and step.between:

@@ -54,8 +54,8 @@ class Artifact:
     """A written artifact.
 
     Attributes:
-        directory: where it lies.
-        manifest: what it says of itself.
+        directory: the artifact's directory.
+        manifest: the artifact's manifest.
         reports: the verification of each target that can run here, by target name.
     """
 
@@ -64,22 +64,22 @@ class Artifact:
     reports: dict[str, Report]
 
     def load(self, **options: object) -> Session:
-        """Load it; options as those of `irongrad.runtime.load`."""
+        """Load the artifact; the options are those of `irongrad.runtime.load`."""
         return Session(self.directory, **options)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What the manifest tells of how a module came to be.
+    """How a module was made, for the manifest.
 
     Attributes:
-        asked: what each target was asked for as.
-        passes: what ran on the step graph.
-        choices: what they chose by measurement.
-        route: by which dialect it was imported.
-        memory: the plan of its memory.
-        function: how it is called, where it is a compiled function.
-        versions: of what else made it, such as JAX.
+        asked: each target as the user wrote it.
+        passes: the passes that ran on the step graph.
+        choices: the choices that the passes made by measurement.
+        route: the route of the import: `linalg` or `stablehlo`.
+        memory: the memory plan; None without one.
+        function: the call structure of a compiled function; None for a training step.
+        versions: the versions of further packages that made the module, such as JAX.
     """
 
     asked: Sequence[str]
@@ -103,16 +103,16 @@ def package(
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
 
     Args:
-        module: the program.
-        compiled: for each target.
-        origin: how they were made.
-        expected: expected values, which are kept in the artifact.
-        initial: the file that `write_state` made of the program's state, which is moved.
-        output: the directory.
-        others: expected values for other buckets than that of `expected`.
+        module: the portable module.
+        compiled: the compiled module of each target.
+        origin: how the modules were made.
+        expected: the expected values, which the artifact keeps.
+        initial: the file that `write_state` returned; it is moved into the artifact.
+        output: the directory to write.
+        others: the expected values of all other buckets.
 
     Raises:
-        VerificationError: a target's numbers are wrong; nothing is written then.
+        VerificationError: a target's numbers are wrong; nothing is written.
     """
     with staged(output) as staging:
         for binary in compiled:
@@ -126,7 +126,7 @@ def package(
         for target in manifest.targets:
             runs_here = not why_not(target, staging, target.device)
             if not (runs_here and is_local(target.device)):
-                expected.widest()  # for devices whose errors are not known here; a CPU gives what this one gives
+                expected.widest()  # other devices may round more; other CPUs round like this one
             if runs_here:
                 session = Session(staging, target=target.name)
                 for number, values in enumerate((*others, expected)):
@@ -146,17 +146,17 @@ def package(
 
 
 def _write_golden(golden: Golden, path: Path) -> None:
-    """Write what the artifact keeps of `golden`, all of which is compared here, for later."""
+    """Write the part of `golden` that the artifact keeps; packaging itself compares all of it."""
     write_golden(golden, path)
     if not are_same(read_golden(path), kept(golden)):
-        raise InternalError("the golden values as they are stored are not those that were computed")
+        raise InternalError("the stored golden values differ from the computed ones")
 
 
 def check_report(report: Report, golden: Golden) -> None:
-    """Refuse what disagrees with the expected values.
+    """Refuse a program that disagrees with the expected values.
 
     Raises:
-        VerificationError: it does.
+        VerificationError: the error of a value exceeds its tolerance.
     """
     if not report.passed:
         bad = sorted((c for c in report.comparisons if c.ratio > 1), key=lambda c: -c.ratio)
@@ -173,9 +173,9 @@ def check_report(report: Report, golden: Golden) -> None:
 
 # A gradient of examples/resnet18.py is 65530 at the default scale; float16 rounds 65520 and more to infinity.
 _OTHER_SKIPS = (
-    "Eager and the compiled step skip different updates. Where a scaled gradient is as large as float16's largest "
-    "number, 65504, its last bits say whether it overflows: compile with another scale, such as loss_scale="
-    'torch.amp.GradScaler("cpu", init_scale=2.0**14). Where that disagrees too: '
+    "Eager and the compiled step skip different updates. If a scaled gradient is near float16's largest number, 65504, "
+    "its last bits decide whether it overflows: compile with another scale, such as loss_scale="
+    'torch.amp.GradScaler("cpu", init_scale=2.0**14). If that disagrees too: '
 )
 
 
@@ -184,10 +184,10 @@ def _skips_differ(bad: Sequence[Comparison]) -> bool:
 
 
 def write_state(module: AssembledModule, scratch: Path) -> Path:
-    """Write the initial state as an IREE parameter archive. Returns the file.
+    """Write the initial state as an IREE parameter archive, and return the file.
 
-    Without splat entries, although zeros would then take no room: loading them races on local-task in IREE 3.13.0
-    ("transient buffer has not been committed", in about one start of iree-run-module in ten).
+    The archive has no splat entries, although zeros would take no space in them. In IREE 3.13.0, loading a splat entry
+    races on local-task ("transient buffer has not been committed", in about one start of iree-run-module in ten).
     tests/runtime/test_iree_bugs.py tells when it no longer does.
     """
     index = ireert.ParameterIndex()
@@ -195,7 +195,7 @@ def write_state(module: AssembledModule, scratch: Path) -> Path:
         index.add_buffer(tensor.name, _bytes_of(tensor.initial))
     path = scratch / INITIAL_STATE
     index.create_archive_file(str(path))
-    path.chmod(0o644)  # IREE makes it unreadable for others
+    path.chmod(0o644)  # IREE creates the file without read permission for others
     return path
 
 
@@ -204,7 +204,7 @@ def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def target_spec(compiled: CompiledModule, asked: str) -> TargetSpec:
-    """What the manifest says of a module that was compiled for what `asked` says, not verified so far."""
+    """The manifest's entry for a compiled module, not yet verified; `asked` is the target as the user wrote it."""
     return TargetSpec(
         name=compiled.target.name,
         file=f"step.{compiled.target.name}.vmfb",

@@ -1,7 +1,7 @@
-"""An artifact -> the same artifact with targets compiled again from its portable module, by the IREE that is installed.
+"""An artifact -> the same artifact with targets compiled again from its portable module, by the installed IREE.
 
-What was captured stays: state, golden values and interface. So nothing of the user's Python is needed, and what comes
-out is held against the same float64 values.
+State, golden values and interface stay as they were captured. So a rebuild needs none of the user's Python code, and
+its result is verified against the same float64 values.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ class StoredModule:
 
 
 def rebuild(directory: Path, targets: Sequence[str] = ()) -> Artifact:
-    """Compile targets of the artifact in `directory` again, and verify them; the others stay as they are.
+    """Compile targets of the artifact in `directory` again, and verify them; other targets stay as they are.
 
     Args:
         directory: the artifact, which is replaced once everything is verified.
-        targets: which, in the syntax of `--target`; all that it has by default. One that it does not have is added.
+        targets: the targets, in the syntax of `--target`; by default all of the artifact. A new target is added.
 
     Raises:
         ArtifactError: the artifact is damaged.
-        UserError: its manifest does not say what its targets were.
+        UserError: no targets are given, and the manifest does not say how the user wrote them.
         ToolchainError: this IREE cannot read or compile the module.
         VerificationError: a rebuilt target's numbers are wrong; the artifact stays as it was.
     """
@@ -102,7 +102,7 @@ def _read_module(path: Path, manifest: Manifest) -> StoredModule:
 def _with_targets(
     manifest: Manifest, compiled: Sequence[CompiledModule], asked: Sequence[str], staging: Path
 ) -> Manifest:
-    """Write the compiled files to `staging`; the manifest with them in place of those of the same names."""
+    """Write the compiled files to `staging`; return the manifest with these targets replaced or added."""
     targets, files = {t.name: t for t in manifest.targets}, dict(manifest.files)
     for binary, text in zip(compiled, asked, strict=True):
         spec = target_spec(binary, text)
@@ -119,7 +119,7 @@ def _verified(staging: Path, target: str) -> Report:
         worst = report.worst
         raise VerificationError(
             f"{target}, compiled again, disagrees with eager {golden.oracle}: {worst.entry_point} "
-            f"{worst.key}: error {worst.error:.3g}, allowed {worst.allowed:.3g}. The artifact stays as it was. It "
-            "keeps what was allowed when its program was found right; to compile the step itself measures again"
+            f"{worst.key}: error {worst.error:.3g}, allowed {worst.allowed:.3g}. The artifact stays as it was. Its "
+            "tolerances were measured when its program was verified; compiling the step itself measures them again"
         )
     return report

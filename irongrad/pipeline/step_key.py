@@ -1,9 +1,14 @@
-"""What a compiled step, and a compiled module, depend on.
+"""The cache key of a compiled step.
 
-A key is the sha256 of all of it: what was captured (the graphs with their source locations), the values of parameters,
-buffers, optimizer state and example inputs, the options, the versions and sources of what compiles, and the machine,
-whose CPU `host` means. After capture a step is compiled from nothing else, as long as nobody's Python runs then but
-PyTorch's and IronGrad's; one of which more is known only to Python has no key.
+The key is the sha256 of everything that the artifact depends on:
+
+* the captured graphs with their source locations;
+* the values of parameters, buffers, optimizer state and example inputs;
+* the options, and the versions and sources of the compiler;
+* the machine, because `host` means its CPU.
+
+Nothing else enters a compilation after capture, as long as only PyTorch's and IronGrad's own Python code runs. A step
+that runs other Python code, or that holds values which cannot be compared, has no key.
 """
 
 from __future__ import annotations
@@ -31,10 +36,10 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "numpy", "scipy", "safetensors")
 
-# Operators whose implementation comes with PyTorch, or is among the sources that are in the key.
+# Namespaces of operators whose implementation is part of PyTorch, or of the sources in the key.
 _NAMESPACES = ("aten", "prims", "prim", "higher_order", "irongrad")
-# Fields of steps and options that have a description of their own, or nothing to do with what is built. All others,
-# also those that are yet to come, are described as they are.
+# Fields of steps and options that the key describes separately, or that do not affect the build. All other fields,
+# including future ones, are described as they are.
 _DESCRIBED_APART = frozenset(
     {"model", "loss", "optimizer", "inputs", "loss_scale", "targets", "passes"}
     | {"output", "dump_dir", "stop_after", "cache", "on_stage", "on_measuring"}
@@ -42,10 +47,10 @@ _DESCRIBED_APART = frozenset(
 
 
 def step_key(captured: CapturedStep, options: Options, golden_steps: int) -> str | None:
-    """The key of a whole build; None for a step of which more than can be compared goes into the artifact."""
+    """The key of a whole build; None if the artifact depends on anything that cannot be compared."""
     step = captured.step
     programs = captured.programs
-    # A call of a user's autograd.Function is an operator of one step alone, and foreign to that.
+    # `LIBRARY` has the calls of users' autograd.Functions, each for one step: `_has_foreign_operators` finds them.
     users = any(o.namespace != LIBRARY for o in users_operators()) or has_users_rules()
     if users or any(map(_has_foreign_code, options.passes)) or _is_hooked(step):
         return None
@@ -69,7 +74,9 @@ def _step(step: TrainStep) -> Any:
     module = StepModule(step)
     parameters = dict(module.named_parameters(remove_duplicate=False))
     first: dict[int, str] = {}
-    names = {n: first.setdefault(id(p), n) for n, p in parameters.items()}  # of which other one each is the same
+    names = {
+        n: first.setdefault(id(p), n) for n, p in parameters.items()
+    }  # tied parameters have the first of their names
     others = {f.name: getattr(step, f.name) for f in fields(step) if f.name not in _DESCRIBED_APART}
     return (
         names,
@@ -99,7 +106,7 @@ def _options(options: Options) -> Any:
 
 
 def environment() -> Any:
-    """Versions, and what PyTorch's numbers depend on beside them."""
+    """The versions of packages, the machine, and the settings that PyTorch's numbers depend on."""
     return (
         platform.python_version(),
         tuple((p, version(p)) for p in PACKAGES),
@@ -116,7 +123,7 @@ def _has_foreign_code(pass_: Pass) -> bool:
 
 
 def _is_hooked(step: TrainStep) -> bool:
-    """Whether Python that no captured graph has runs when gradients are computed or parameters updated."""
+    """Whether Python code outside of the captured graphs runs when gradients are computed or parameters updated."""
     module = StepModule(step)
     hooks = [torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks]
     for optimizer in step.optimizers:

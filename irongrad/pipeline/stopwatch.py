@@ -1,4 +1,4 @@
-"""How long functions of tensors take on this machine, each compiled by itself: what `--tune` chooses by."""
+"""Measure functions of tensors on this machine, each compiled separately; `--tune` chooses by the times."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ from irongrad.targets import Target
 
 TIMING = "timing"
 
-# Each function runs so often, in turns with the others, and the fastest run counts: other work on the machine only ever
-# makes one slower.
+# Each function runs in this many rounds, in turns with the others. The fastest round counts, because other work on the
+# machine only makes a round slower.
 ROUNDS = 7
-_LEAST_SECONDS = 0.01  # of a round: what is faster runs several times in one
+_LEAST_SECONDS = 0.01  # of a round; a faster function runs several times per round
 
-# What a step's graph goes through too, and what a function is when it stands alone.
+# Passes that also run on a step's graph, so a function has the same form as in a step.
 _CLEAN_UP = "simplify,cse,layout,cse,dce"
 _TIMES = "times.msgpack"
 
 
 @dataclass(frozen=True)
 class Stopwatch:
-    """Measures functions on the devices of targets; what was measured before is looked up.
+    """Measures functions on the devices of targets; earlier measurements come from the cache.
 
     Attributes:
-        targets: what to compile for.
-        store: where times are kept; None for nowhere.
-        on_start: told of what is measured, before it is.
+        targets: the targets to compile for.
+        store: the cache of times; None for no cache.
+        on_start: called before each measurement, with a description of the computation.
     """
 
     targets: tuple[Target, ...]
@@ -62,7 +62,15 @@ class Stopwatch:
     def __call__(
         self, what: str, candidates: Mapping[str, Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor]
     ) -> dict[str, float]:
-        """Measure `candidates`, functions of tensors like `operands`; on several targets, the sums of their times.
+        """Measure functions that compute the same result; their times on several targets are added.
+
+        Args:
+            what: a description of the computation.
+            candidates: the functions, by name.
+            operands: tensors with the shapes and dtypes of the arguments.
+
+        Returns:
+            The run time of each candidate in seconds, by name.
 
         Raises:
             UserError: a target cannot run on this machine.
@@ -88,7 +96,7 @@ class Stopwatch:
 
 
 def _key(what: str, names: Sequence[str], operands: Sequence[torch.Tensor], target: Target) -> str:
-    """Of everything that the times depend on: IronGrad's own files are among it."""
+    """The key of a measurement, from everything that the times depend on, including IronGrad's own sources."""
     like = [(tuple(o.shape), str(o.dtype)) for o in operands]
     versions = [version(p) for p in ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime")]
     parts = (what, names, like, target, versions, host(), sources())
@@ -97,7 +105,12 @@ def _key(what: str, names: Sequence[str], operands: Sequence[torch.Tensor], targ
 
 @dataclass(frozen=True)
 class _Module:
-    """Functions as a program of their own."""
+    """A program of functions to measure.
+
+    Attributes:
+        bytecode: the module as MLIR bytecode.
+        entry_points: empty; the functions are called directly.
+    """
 
     bytecode: bytes
     entry_points: tuple[EntryPoint, ...] = ()
@@ -105,7 +118,7 @@ class _Module:
 
 @cache
 def _why_not(target: Target) -> str:
-    """Why `target` cannot run on this machine, as a sum of two numbers shows; empty where it can."""
+    """Why `target` cannot run on this machine, found with a module that adds two numbers; empty if it can."""
     with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
         compiled = _compiled([lambda x: x + x], [torch.empty(1, device="meta")], target, Path(folder))
         return why_not(target_spec(compiled, target.name), Path(folder), target.device)
@@ -114,7 +127,7 @@ def _why_not(target: Target) -> str:
 def _compiled(
     functions: Iterable[Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor], target: Target, scratch: Path
 ) -> CompiledModule:
-    """One module of `functions` by number."""
+    """Compile one module of `functions`, each named by its position."""
     named = {str(i): _function(fn, operands) for i, fn in enumerate(functions)}
     graph = run_passes(StepGraph((), (), {}, {}, functions=named), parse_passes(_CLEAN_UP), [target.backend])
     linalg = import_functions(graph, scratch).modules.linalg
@@ -158,7 +171,7 @@ def _call(context: Any, function: Any, values: Sequence[Any]) -> Callable[[], No
 
 
 def _fastest(calls: Mapping[str, Callable[[], None]]) -> dict[str, float]:
-    """Seconds of the fastest round of each, in turns; the first calls, which load code, do not count."""
+    """The seconds of each function's fastest round, in turns; its first call, which loads code, does not count."""
     repeats: dict[str, int] = {}
     for name, call in calls.items():
         call()

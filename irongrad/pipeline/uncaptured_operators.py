@@ -1,7 +1,7 @@
-"""The operators of a step that cannot be captured, from a run of it: all that is refused is found at once.
+"""Find all refusals of a step that cannot be captured, by running it.
 
-A run with the example inputs takes the decisions that they make, so that it shows what one would see next, of the
-forward, the backward and the update, after putting right what capture stopped at.
+A run with the example inputs takes the branches that these inputs lead to. So it shows the refusals in forward,
+backward and update that the user would meet next, after fixing the one at which capture stopped.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _INDEXING = frozenset({aten.index.Tensor, aten.index_put.default, aten.index_put
 
 
 def probed(step: TrainStep) -> tuple[StepGraph, list[Refusal]]:
-    """What functions of `step` there can be, and everything in them that cannot be compiled."""
+    """Trace the functions of `step` as far as possible; return them with everything that cannot be compiled."""
     functions: dict[str, Function] = {}
-    with gathered() as found, suppress(Exception):  # what ends a run here ended capture before
+    with gathered() as found, suppress(Exception):  # capture has already reported an error that ends a run
         functions["joint"] = _joint(step)
     with gathered() as more, suppress(Exception):
         functions["update"] = _update(step)
@@ -54,7 +54,7 @@ def probed(step: TrainStep) -> tuple[StepGraph, list[Refusal]]:
 
 
 def _joint(step: TrainStep) -> Function:
-    """Forward and backward of one run."""
+    """Trace the forward and the backward by one run."""
     module = StepModule(step)
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     inputs = micro_batches(step.inputs, step.accumulate)[0]
@@ -87,21 +87,24 @@ def _joint(step: TrainStep) -> Function:
 
 
 def _run(run: Any, examples: Sequence[torch.Tensor]) -> GraphModule:
-    """The operators of a run on tensors with values, each with its line."""
+    """Trace a run on tensors with values; each operator has the user's line."""
     with ExitStack() as stack:
         stack.enter_context(source_lines.quiet_export())
         for layer in (plain_operators(), recurrent_layers(), BeforeAutograd(), ValueFree()):
             stack.enter_context(layer)
-        # Under anomaly detection autograd's nodes keep the stack traces of the forward operators that made them.
+        # Under anomaly detection autograd's nodes keep the stack traces of the forward operators that traced_run them.
         for keeper in (source_lines.user_frames(), source_lines.forward_frames(), preserve_node_meta()):
             stack.enter_context(keeper)
         stack.enter_context(torch.autograd.detect_anomaly(check_nan=False))
-        made = make_fx(run, tracing_mode="real", record_stack_traces=True, _error_on_data_dependent_ops=False)
-        return made(*examples)
+        traced_run = make_fx(run, tracing_mode="real", record_stack_traces=True, _error_on_data_dependent_ops=False)
+        return traced_run(*examples)
 
 
 class _WithoutValues(Portable):
-    """Runs the graph of a run with stand-ins for what depends on values, or has no shape without them; refuses it."""
+    """Runs a traced graph on fake tensors.
+
+    It refuses an operator that depends on values, or that has no shape without them, and continues with a stand-in.
+    """
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator."""
@@ -123,7 +126,7 @@ class _WithoutValues(Portable):
 
 
 def _depends_on_values(node: Node) -> bool:
-    """Whether a shape or a number that `node` gives depends on values."""
+    """Whether the shape of the result of `node`, or a number that it returns, depends on values."""
     if not isinstance(node.target, torch._ops.OpOverload) or not _BY_VALUE & set(node.target.tags):
         return False
     if node.target not in _INDEXING:
@@ -133,7 +136,7 @@ def _depends_on_values(node: Node) -> bool:
 
 
 class _Parameters(nn.Module):
-    """The parameters of a model, all of which get a gradient: the update asks nothing else of a model."""
+    """A model with the parameters of another, which all get a gradient; the update needs nothing else of a model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -144,7 +147,7 @@ class _Parameters(nn.Module):
 
 
 def _update(step: TrainStep) -> Function:
-    """The optimizer's update."""
+    """Trace the optimizer's update."""
     alone = TrainStep(_Parameters(step.model), lambda y: y, step.optimizer, {"x": torch.zeros(())})
     settings = {n: getattr(step, n) for n in ("clip_grad_norm", "clip_grad_value")}
     joint = differentiate(capture(replace(alone, **settings), ()))

@@ -1,4 +1,4 @@
-"""What the measurements say: by namespace, by stage, and as docs/operators.md."""
+"""Summaries of the measurements: by namespace, by stage, and as the page docs/operators.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Records = Mapping[str, Mapping[str, Any]]
 NAMESPACES = ("torch", "nn.functional", "linalg", "fft", "special", "masked")
 PACKAGES = ("torch", "torch-mlir", "iree-base-compiler")
 
-# Every outcome but a pass, the worst first: an operator's verdict is the worst of its samples'.
+# Every outcome except a pass, the worst first. An operator's verdict is the worst verdict of its samples.
 STAGES = {
     "wrong": "compiles, and disagrees with the float64 oracle",
     "crash": "ends the process",
@@ -28,41 +28,43 @@ STAGES = {
 
 _PREAMBLE = """# Operators
 
-Which of PyTorch's differentiable operators compile right. For every float32 operator with a gradient in PyTorch's own
-test database (OpInfo), its first {samples} sample inputs are compiled through `irongrad.compile_function`, forward and
-with the gradients of a random weighted sum of its outputs, and compared with eager float64. An operator passes when all
-its samples do. `./scripts/op_coverage` measures this and writes this page; [functions.md](functions.md) says how to
-give an operator of your own a decomposition, and `irongrad check` what becomes of the operators of one training step.
+This page lists which of PyTorch's differentiable operators IronGrad compiles correctly. The operators are all float32
+operators with a gradient in PyTorch's own test database (OpInfo). `irongrad.compile_function` compiles each operator on
+its first {samples} sample inputs, together with the gradients of a random weighted sum of its outputs. The results are
+compared with eager float64. An operator passes if all its samples pass.
+
+`./scripts/op_coverage` makes these measurements and writes this page. [functions.md](functions.md) explains how to give
+an operator of your own a decomposition. `irongrad check` lists what the operators of one training step become.
 
 Measured with {versions}.
 """
 
 
 def namespace(name: str) -> str:
-    """The namespace of an operator."""
+    """Return the namespace of an operator; `torch` if its name has no prefix."""
     return next((n for n in NAMESPACES if name.startswith(f"{n}.")), "torch")
 
 
 def worst(verdicts: list[str]) -> str:
-    """The verdict of an operator with these verdicts of its samples."""
+    """Return an operator's verdict: the worst of its samples' `verdicts`, or `pass` if all samples passed."""
     return next((stage for stage in STAGES if stage in verdicts), "pass")
 
 
 def passed(records: Records) -> dict[str, tuple[int, int]]:
-    """How many passed, and of how many, by namespace and in all."""
+    """Return the number of operators that passed and the number of operators, by namespace and for `all`."""
     found = {n: [r for k, r in records.items() if namespace(k) == n] for n in NAMESPACES}
     found["all"] = list(records.values())
     return {n: (sum(r["verdict"] == "pass" for r in rs), len(rs)) for n, rs in found.items() if rs}
 
 
 def stages(records: Records) -> dict[str, int]:
-    """How many operators failed at each stage."""
+    """Return the number of operators that failed at each stage, without stages at which none failed."""
     counts = Counter(r["verdict"] for r in records.values())
     return {stage: counts[stage] for stage in STAGES if counts[stage]}
 
 
 def page(records: Records, samples: int) -> str:
-    """docs/operators.md."""
+    """Return the text of docs/operators.md; `samples` is the number of sample inputs of each operator."""
     versions = ", ".join(f"{p} {version(p)}" for p in PACKAGES)
     lines = [
         _PREAMBLE.format(samples=samples, versions=versions),
@@ -88,7 +90,7 @@ _INLINE = re.compile(r"^\S+\.py:\d+: ")
 
 
 def reason(record: Mapping[str, Any]) -> str:
-    """Why an operator did not pass, in one line, without places in files."""
+    """Return why an operator did not pass, in one line, without positions in files."""
     said = [d for v, d in zip(record["verdicts"], record["details"], strict=True) if v == record["verdict"]]
     text = said[0].strip() if said else ""
     named = _NAMED.search(text)

@@ -1,11 +1,11 @@
-"""What is in every key."""
+"""The key of IronGrad's own sources, which is part of every cache key."""
 
 from __future__ import annotations
 
 from irongrad.cache import machine
 
 
-def test_the_key_of_the_sources_is_that_of_every_file(tmp_path, monkeypatch):
+def test_every_source_file_changes_the_key_of_the_sources(tmp_path, monkeypatch):
     (tmp_path / "irongrad").mkdir()
     (tmp_path / "irongrad" / "__init__.py").write_text("")
     monkeypatch.setattr(machine, "PACKAGE", tmp_path / "irongrad")

@@ -1,4 +1,4 @@
-"""An unchanged command line is not run again, and any change of what it read makes it run."""
+"""A command line whose inputs are unchanged is not run again; it runs if anything that it read has changed."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def make_model():
 
 @dataclass(frozen=True)
 class Project:
-    """A directory with a step, and the cache in which its compile is recorded."""
+    """A directory with a step, and the cache that holds the recording of its compilation."""
 
     directory: Path
     store: Store
 
     def compile(self, *options: str) -> tuple[dict, str]:
-        """Run the command line; returns what it prints, and the modules that it imports."""
+        """Run the command line; return its JSON report and the log of its imports."""
         command = [sys.executable, "-X", "importtime", "-m", "irongrad", "compile", "work/step.py:make_step"]
         command += ["-o", "out", "--entry-point", "train_step", "--depfile", "step.d", "--json", *options]
         environment = os.environ | {"IRONGRAD_CACHE_DIR": str(self.store.directory), "IRONGRAD_CACHE_SIZE": "1GiB"}
@@ -81,7 +81,7 @@ class Project:
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, dict]:
-    """A project whose compile is recorded, and what the compile printed."""
+    """A project whose compilation is recorded, and the report of that compilation."""
     directory = tmp_path_factory.mktemp("recorded")
     project = Project(directory, Store(directory / "cache", 2**30))
     (directory / "work" / "data").mkdir(parents=True)
@@ -93,7 +93,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, dict]:
 
 @pytest.fixture
 def place(first) -> CommandPlace:
-    """Where the compile is recorded; what a test changes is put back."""
+    """The place of the recording; the files of the project are restored after each test."""
     project, _ = first
     kept = shutil.copytree(project.directory / "work", project.directory / "kept", copy_function=shutil.copy2)
     (found,) = project.places()
@@ -127,7 +127,7 @@ def test_an_unchanged_compile_imports_nothing_heavy(first):
 
 
 def rewritten(path: Path, old: str, new: str) -> None:
-    """Change a file to another of the same size and times, as far as a program can set them."""
+    """Change a file but keep its size and the times that a program can set."""
     assert len(old) == len(new)
     times = path.stat()
     path.write_text(path.read_text().replace(old, new))
@@ -158,7 +158,7 @@ def relinked(path: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_is_noticed(change, place, first):
+def test_a_change_of_anything_that_was_read_invalidates_the_recording(change, place, first):
     project, _ = first
     CHANGES[change](project.directory / "work")
     try:
@@ -167,7 +167,7 @@ def test_a_change_is_noticed(change, place, first):
         (project.directory / "network.py").unlink(missing_ok=True)
 
 
-def test_what_makes_no_difference_is_none(place, first):
+def test_an_unrelated_change_keeps_the_recording(place, first):
     work = first[0].directory / "work"
     (work / "notes.txt").write_text("of no import")
     (work / "unrelated.py").write_text("")
@@ -175,8 +175,8 @@ def test_what_makes_no_difference_is_none(place, first):
     assert place.recorded() is not None
 
 
-def test_another_version_of_an_installed_package_is_noticed(place):
-    """Its files and its description are among what was read."""
+def test_another_version_of_an_installed_package_invalidates_the_recording(place):
+    """The trace contains the files of installed packages and their METADATA."""
     installed = place.recorded().trace.answers["installed"]
     metadata = [p for p in installed if p.endswith("METADATA")]
     assert [p for p in metadata if "torch-" in p]
@@ -189,7 +189,7 @@ def test_another_version_of_an_installed_package_is_noticed(place):
     assert not trace.holds()
 
 
-def test_an_artifact_that_was_evicted_is_compiled(first, place, tmp_path):
+def test_a_recording_whose_artifact_was_evicted_is_not_used(first, place, tmp_path):
     project, _ = first
     store = Store(shutil.copytree(project.store.directory, tmp_path / "cache"), 2**30)
     for entry in store.entries():
@@ -201,7 +201,7 @@ def test_an_artifact_that_was_evicted_is_compiled(first, place, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "foreign"])
-def test_a_damaged_record_is_none(damage, first, tmp_path):
+def test_a_damaged_recording_is_ignored(damage, first, tmp_path):
     project, _ = first
     store = Store(shutil.copytree(project.store.directory, tmp_path / "cache"), 2**30)
     (entry,) = [e for e in store.entries() if e.kind == RECORDING]
@@ -213,7 +213,7 @@ def test_a_damaged_record_is_none(damage, first, tmp_path):
 
 
 def test_a_changed_compile_makes_another_artifact(first, place):
-    """All the way, with the cache's help in what has not changed."""
+    """The whole compilation runs again; unchanged parts come from the cache."""
     project, _ = first
     before = project.files()
     (project.directory / "work" / "data" / "scale.json").write_text("3.0")
@@ -224,7 +224,7 @@ def test_a_changed_compile_makes_another_artifact(first, place):
     assert project.files()["step.llvm-cpu.vmfb"] == before["step.llvm-cpu.vmfb"]
 
 
-def test_the_key_has_the_command_line_and_what_surrounds_it(monkeypatch, tmp_path):
+def test_the_key_covers_the_command_line_and_its_environment(monkeypatch, tmp_path):
     keys = [command_key({"source": "a.py:f"}), command_key({"source": "b.py:f"})]
     changes = (
         lambda: monkeypatch.setenv("OMP_NUM_THREADS", "7"),
@@ -246,8 +246,8 @@ def test_the_key_has_the_command_line_and_what_surrounds_it(monkeypatch, tmp_pat
     assert command_key({"source": "a.py:f"}) == keys[-1]
 
 
-def test_a_program_that_has_pytorch_already_has_no_place(monkeypatch):
-    """It may have set it up: this one has."""
+def test_a_process_that_has_already_imported_pytorch_is_not_recorded(monkeypatch):
+    """Such a process may have configured PyTorch, and no key covers that. This process has."""
     monkeypatch.setenv("IRONGRAD_CACHE_SIZE", "1GiB")
     assert command_place({}) is None
     monkeypatch.delitem(sys.modules, "torch")

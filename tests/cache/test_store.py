@@ -1,4 +1,4 @@
-"""The cache directory: whole entries or none, under damage, concurrency, kills and a size limit."""
+"""The cache directory gives whole entries or none, under damage, concurrency, kills and a size limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def into(tmp_path: Path) -> Path:
     return tmp_path / "into"
 
 
-def test_what_is_put_is_found_under_its_key_and_kind_alone(store, into, tmp_path):
+def test_an_entry_is_found_only_under_its_key_and_kind(store, into, tmp_path):
     (tmp_path / "file").write_bytes(b"on disk")
     assert not store.get("thing", KEY, into)
     store.put("thing", KEY, {"a": tmp_path / "file", "b": b"in memory"})
@@ -67,12 +67,12 @@ def test_any_flipped_byte_of_the_contents_is_a_miss(store, into):
         assert not store.get("thing", KEY, into)
 
 
-def test_what_was_not_used_for_longest_goes_first(tmp_path, into):
+def test_the_least_recently_used_entry_is_evicted_first(tmp_path, into):
     store = Store(tmp_path / "cache", 10_000)
     for number in range(4):
         store.put("thing", f"{number:064d}", {"a": bytes(2000)})
         os.utime(store.entries()[-1].path, (number, number))
-    assert store.get("thing", f"{0:064d}", into)  # used again, so that 1 is the oldest
+    assert store.get("thing", f"{0:064d}", into)  # now entry 1 is the least recently used
     store.put("thing", f"{4:064d}", {"a": bytes(2000)})
     assert sum(e.size for e in store.entries()) <= store.limit
     kept = {int(e.path.name) for e in store.entries()}
@@ -104,7 +104,7 @@ print(hits)
 
 
 def test_concurrent_processes_see_whole_entries(tmp_path):
-    """Five entries do not fit, so that processes write, read and evict the same ones at once."""
+    """Five entries exceed the limit, so the processes write, read and evict the same entries at the same time."""
     arguments = [[sys.executable, "-c", WRITER, str(tmp_path / "c"), str(tmp_path / f"into{i}")] for i in range(4)]
     processes = [subprocess.Popen(a, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for a in arguments]
     results = [p.communicate(timeout=60) for p in processes]
@@ -124,7 +124,7 @@ Store(Path(sys.argv[1]), 10_000).put("thing", "ab" * 32, {"a": b"whole", "b": Pa
 def test_a_killed_writer_leaves_no_entry(store, into, tmp_path):
     os.mkfifo(tmp_path / "endless")
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(store.directory), str(tmp_path / "endless")])
-    with (tmp_path / "endless").open("wb"):  # opens once the writer is in the middle of its entry
+    with (tmp_path / "endless").open("wb"):  # returns once the writer is in the middle of its entry
         process.send_signal(signal.SIGKILL)
         process.wait()
     (left,) = store.directory.rglob(".new-*")
@@ -139,7 +139,7 @@ def test_a_killed_writer_leaves_no_entry(store, into, tmp_path):
     assert store.get("thing", KEY, into)
 
 
-def test_a_directory_that_cannot_be_written_is_a_warning(tmp_path, into):
+def test_a_directory_that_cannot_be_written_gives_a_warning(tmp_path, into):
     (tmp_path / "file").write_text("no directory")
     store = Store(tmp_path / "file", 1000)
     with pytest.warns(UserWarning, match="cannot be written"):
@@ -153,7 +153,7 @@ def run(*arguments: str) -> str:
     return result.output
 
 
-def test_the_command_line_shows_and_clears(tmp_path, monkeypatch):
+def test_the_cache_command_shows_and_clears_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("IRONGRAD_CACHE_DIR", str(tmp_path / "here"))
     monkeypatch.setenv("IRONGRAD_CACHE_SIZE", "2MiB")
     store = default_store()
@@ -171,7 +171,7 @@ def test_the_command_line_shows_and_clears(tmp_path, monkeypatch):
     assert store.entries() == []
 
 
-def test_a_size_of_nothing_turns_it_off(tmp_path, monkeypatch):
+def test_a_size_of_zero_turns_the_cache_off(tmp_path, monkeypatch):
     monkeypatch.setenv("IRONGRAD_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("IRONGRAD_CACHE_SIZE", "0")
     assert default_store() is None
@@ -186,7 +186,7 @@ def test_a_size_of_nothing_turns_it_off(tmp_path, monkeypatch):
     assert default_store().limit == 10 * 2**30
 
 
-def test_it_imports_no_compiler():
+def test_the_cache_command_imports_no_compiler():
     code = "import irongrad.cli.cache, sys; print([n for n in ('torch', 'iree.compiler') if n in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

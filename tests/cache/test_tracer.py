@@ -1,4 +1,4 @@
-"""What a process reads is noted, and what no later process can compare is refused."""
+"""The tracer records everything that a process reads, and refuses actions that a later process cannot compare."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_leaves_no_trace_is_refused(reason, tracer, tmp_path):
+def test_user_code_that_cannot_be_traced_is_refused(reason, tracer, tmp_path):
     (tmp_path / "data").write_text("1")
     state = torch.get_rng_state()
     with tracer.users_code():
@@ -75,7 +75,7 @@ def test_what_leaves_no_trace_is_refused(reason, tracer, tmp_path):
     assert reason in tracer.refusal
 
 
-def test_what_the_compiler_does_besides_is_not(tracer, tmp_path):
+def test_the_compilers_own_writes_and_harmless_user_code_are_allowed(tracer, tmp_path):
     write(tmp_path / "new")
     os.urandom(4)
     with tracer.users_code():
@@ -85,7 +85,7 @@ def test_what_the_compiler_does_besides_is_not(tracer, tmp_path):
     assert tracer.refusal == ""
 
 
-def test_what_an_installed_package_does_while_it_is_imported_is_its_own_affair(tracer, tmp_path, monkeypatch):
+def test_an_installed_package_may_do_anything_while_it_is_imported(tracer, tmp_path, monkeypatch):
     (tmp_path / "drawing.py").write_text("import os\nos.urandom(1)\ndef draw():\n    return os.urandom(1)\n")
     monkeypatch.setattr(callers, "_roots", lambda: ((), (f"{tmp_path}/",)))
     monkeypatch.syspath_prepend(tmp_path)
@@ -97,7 +97,7 @@ def test_what_an_installed_package_does_while_it_is_imported_is_its_own_affair(t
     assert "random" in tracer.refusal
 
 
-def test_files_that_other_code_than_python_opens_are_noted(tracer, tmp_path):
+def test_files_that_native_code_opens_are_recorded(tracer, tmp_path):
     file = tmp_path / "weights.safetensors"
     with tracer.users_code():
         safetensors.numpy.save_file({"x": np.zeros(3)}, file)
@@ -108,8 +108,8 @@ def test_files_that_other_code_than_python_opens_are_noted(tracer, tmp_path):
     assert not tracer.trace().holds()
 
 
-def test_a_file_that_other_code_opened_for_python_is_noted(tracer, tmp_path):
-    """As onnx does for the weights beside a model."""
+def test_a_file_that_native_code_opened_for_python_is_recorded(tracer, tmp_path):
+    """onnx opens the weights beside a model in this way."""
     (tmp_path / "weights").write_bytes(b"1")
     with tracer._unheard():
         number = os.open(tmp_path / "weights", os.O_RDONLY)
@@ -120,7 +120,7 @@ def test_a_file_that_other_code_opened_for_python_is_noted(tracer, tmp_path):
     assert tracer.refusal == ""
 
 
-def test_what_another_process_writes_is_refused(tracer):
+def test_reading_a_pipe_is_refused(tracer):
     end, other = os.pipe()
     os.close(other)
     with tracer.users_code(), os.fdopen(end) as file:
@@ -128,7 +128,7 @@ def test_what_another_process_writes_is_refused(tracer):
     assert tracer.refusal == "reads what is no file"
 
 
-def test_storage_mapped_by_pytorch_is_noted(tracer, tmp_path):
+def test_files_that_pytorch_maps_into_memory_are_recorded(tracer, tmp_path):
     (tmp_path / "raw").write_bytes(bytes(16))
     with tracer.users_code():
         torch.from_file(str(tmp_path / "raw"), size=4)
@@ -139,7 +139,7 @@ def test_storage_mapped_by_pytorch_is_noted(tracer, tmp_path):
     assert answers(tracer, Question.CONTENT, tmp_path / "saved.pt") is not None
 
 
-def test_what_is_put_in_place_of_functions_is_taken_back():
+def test_replaced_functions_are_restored():
     before = os.stat, os.urandom, safetensors.numpy.safe_open, torch.from_file, torch.UntypedStorage.from_file
     tracer = Tracer()
     tracer.start()
@@ -152,7 +152,7 @@ def test_what_is_put_in_place_of_functions_is_taken_back():
     assert module._RUNNING == []
 
 
-def test_what_is_looked_for_and_listed_is_noted(tracer, tmp_path):
+def test_lookups_and_directory_listings_are_recorded(tracer, tmp_path):
     (tmp_path / "data").write_text("1")
     with tracer.users_code():
         assert not (tmp_path / "none").exists()
@@ -166,8 +166,8 @@ def test_what_is_looked_for_and_listed_is_noted(tracer, tmp_path):
     assert trace.answers[Question.CONTENT][str(tmp_path / "missing")] == "absent"
 
 
-def test_a_change_while_it_is_compiled_is_refused(tracer, tmp_path):
-    """What was read before it, or after it, is unknown."""
+def test_a_file_that_changes_during_the_compilation_is_refused(tracer, tmp_path):
+    """The tracer cannot know whether the process read the file before or after the change."""
     (tmp_path / "data").write_text("1")
     with tracer.users_code():
         (tmp_path / "data").read_text()
@@ -185,7 +185,7 @@ def test_native_code_of_unknown_packages_is_refused(tracer, tmp_path):
     assert "whose own code may read files" in tracer.refusal
 
 
-def test_a_command_may_know_more_packages(tmp_path, monkeypatch):
+def test_a_command_may_declare_more_packages_as_known(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "package", lambda file: "mine")
     tracer = Tracer(known=["mine"])
     tracer._loaded("mine.code", str(tmp_path / f"code{importlib.machinery.EXTENSION_SUFFIXES[0]}"))
@@ -193,7 +193,7 @@ def test_a_command_may_know_more_packages(tmp_path, monkeypatch):
 
 
 def test_bytecode_that_is_older_than_its_source_is_refused(tracer, tmp_path, monkeypatch):
-    """Python compares the second and the size, and would run what was there before."""
+    """Python compares only the size and the time in seconds, so it would run the old bytecode."""
     (tmp_path / "net.py").write_text("SIZE = 16\n")
     os.utime(tmp_path / "net.py", ns=(10**18, 10**18))
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,4 @@
-"""The command line as a person and a script meet it: in processes of its own, or what needs none in this one."""
+"""The command line, for people and for scripts: in a new process, or in this one if that is enough."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def irongrad(*arguments: object, code: int = 0) -> str:
 
 
 def irongrad_here(*arguments: object, code: int = 0) -> str:
-    """As `irongrad`, in this process: it has loaded PyTorch, which takes most of the time of one that compiles."""
+    """As `irongrad`, but in this process, which has already loaded PyTorch. Loading it takes most of a run's time."""
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(printed):
         patch.setattr(sys, "argv", ["irongrad", *map(str, arguments)])
         patch.setattr(sys, "path", list(sys.path))
         with pytest.raises(SystemExit) as end:
             main()
-        for module in ("step", "sizes"):  # the project's
+        for module in ("step", "sizes"):  # modules of the project
             sys.modules.pop(module, None)
     assert end.value.code == code, printed.getvalue()
     return printed.getvalue()
@@ -94,7 +94,7 @@ def irongrad_here(*arguments: object, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a script, its artifact in `build/`, and data."""
+    """A directory with a script, its artifact in `build/`, and training data."""
     directory = tmp_path_factory.mktemp("project")
     (directory / "step.py").write_text(STEP)
     (directory / "sizes.py").write_text("HIDDEN = 16\n")
@@ -231,15 +231,15 @@ def test_a_pasted_command_runs_through_a_shell(project):
         assert result.returncode == 0, result.stderr
 
 
-def test_verify_passes_and_fails(project):
+def test_verify_passes_on_a_right_artifact(project):
     report = json.loads(irongrad("verify", project / "build", "--device", "local-sync", "--json"))
     assert report["passed"]
     assert report["compared"] > 50
     assert "ratio" in irongrad("verify", project / "build")
 
 
-def test_verify_tells_a_wrong_artifact(project, tmp_path):
-    """The same model from another seed has other numbers: its binary fails against these golden values."""
+def test_verify_fails_on_a_wrong_artifact(project, tmp_path):
+    """One golden value is off by 1e-4, so the binary must fail against it."""
     import shutil
 
     from irongrad.runtime.golden import read_golden, write_golden
@@ -337,13 +337,13 @@ def test_stop_after_writes_no_artifact(project, tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["import", "assemble"])
-def test_memory_is_predicted_where_it_stops_before_iree(project, tmp_path, stage):
+def test_memory_is_predicted_when_the_build_stops_before_iree(project, tmp_path, stage):
     arguments = ("-o", tmp_path / "out", "--stop-after", stage, "--json")
     report = json.loads(irongrad_here("compile", f"{project / 'step.py'}:make_step", *arguments))
     assert report["predicted"]["train_step"] > 0
 
 
-def test_an_artifact_that_is_none(tmp_path):
+def test_a_directory_that_is_no_artifact_is_refused(tmp_path):
     assert "not an IronGrad artifact" in irongrad("inspect", tmp_path, code=2)
     report = json.loads(irongrad("inspect", tmp_path, "--json", code=2))
     assert report["error"]["class"] == "ArtifactError"

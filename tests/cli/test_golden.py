@@ -1,4 +1,4 @@
-"""`irongrad golden`: every check passes on a right artifact, and fails on wrong values."""
+"""`irongrad golden`: every check passes on a right artifact and fails on wrong values."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Mixed(nn.Module):
         return out, out.argmax(-1), out > 0, out.to(torch.bfloat16)
 
 
-def test_dtypes(tmp_path):
+def test_checks_pass_for_every_dtype(tmp_path):
     torch.manual_seed(0)
     model = Mixed()
     step = ig.TrainStep(
@@ -151,7 +151,7 @@ def test_dtypes(tmp_path):
 
 @pytest.fixture(scope="module")
 def large_artifact(tmp_path_factory) -> Path:
-    """A weight and an output of which golden values have samples only."""
+    """An artifact with a weight and an output so large that the golden values hold only samples of them."""
     torch.manual_seed(0)
     model = nn.Linear(8, 640)
     step = ig.TrainStep(
@@ -207,14 +207,14 @@ def test_an_unverified_target_is_skipped_where_its_device_is_missing(mlp_artifac
         assert f"llvm-cpu.predict ({word})" in ctest(tmp_path).stdout
 
 
-def test_errors(mlp_artifact, tmp_path):
+def test_an_unknown_target_and_a_foreign_directory_are_refused(mlp_artifact, tmp_path):
     with pytest.raises(UserError, match="no target 'cuda'; it has llvm-cpu"):
         unpack(mlp_artifact, tmp_path, "--target", "cuda")
     with pytest.raises(ArtifactError, match="not an IronGrad artifact"):
         unpack(tmp_path, tmp_path)
 
 
-def test_it_imports_no_compiler():
+def test_the_golden_command_imports_no_compiler():
     code = "import irongrad.cli.golden, sys; print([n for n in ('torch', 'iree.compiler') if n in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Graphs that are recorded are those that `make_fx` would trace; what cannot be recorded is traced by it."""
+"""A recorded graph equals the graph that `make_fx` traces; a function that cannot be recorded is traced by it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def never(*arguments: Any) -> GraphModule:
 
 
 def spelled(graph: GraphModule) -> list[tuple[Any, ...]]:
-    """Each node but views of the whole: its operator, arguments, value, the user's line, and whether it is backward."""
+    """Each node except aliases: its operator, arguments, shape and dtype, the user's line, whether it is backward."""
     numbers: dict[Node, int] = {}
     rows: list[tuple[Any, ...]] = []
     for node in graph.graph.nodes:
@@ -88,15 +88,17 @@ def test_steps_are_recorded_as_make_fx_traces_them(
         assert recorded[name] == traced[name], name
 
 
-def of_constant(x: torch.Tensor) -> Sequence[torch.Tensor]:
+def with_a_constant(x: torch.Tensor) -> Sequence[torch.Tensor]:
     return [x + torch.ones(3)[0].new_tensor([1.0, 2.0])]
 
 
-def of_branches(x: torch.Tensor) -> Sequence[torch.Tensor]:
+def with_branches(x: torch.Tensor) -> Sequence[torch.Tensor]:
     return torch.cond(x.sum() > 0, lambda x: (x.sin(),), lambda x: (x.cos(),), (x,))
 
 
-@pytest.mark.parametrize("function", [of_constant, of_branches])
-def test_the_rest_is_traced(function: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> None:
+@pytest.mark.parametrize("function", [with_a_constant, with_branches])
+def test_functions_that_cannot_be_recorded_are_traced(
+    function: Callable[[torch.Tensor], Sequence[torch.Tensor]],
+) -> None:
     x = torch.tensor([0.5, 0.25])
     torch.testing.assert_close(list(interpret(retrace(function, [x]), [x])), list(function(x)))

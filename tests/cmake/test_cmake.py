@@ -1,4 +1,4 @@
-"""The sample project through CMake, and what irongrad_add_training_step does where it cannot work."""
+"""The sample project, built with CMake, and the errors of irongrad_add_training_step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GENERATORS = [
     pytest.param("Unix Makefiles", marks=pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")),
 ]
 
-# Stands in for the interpreter where only the build's logic is tested: compiles nothing, but writes the real depfile.
+# Replaces the Python interpreter in tests of the build's logic: compiles nothing, but writes the real depfile.
 STUB = """\
 #!{python}
 import os, sys
@@ -39,7 +39,7 @@ else:
 
 
 def tool(name: str) -> str:
-    """The path of cmake or ctest: on PATH, or else from the PyPI package."""
+    """The path of cmake or ctest: from PATH, or else from the PyPI package."""
     found = shutil.which(name)
     if found is None:
         import cmake
@@ -59,7 +59,7 @@ def succeed(name: str, *arguments: object) -> str:
     return result.stdout
 
 
-def test_the_sample_project(tmp_path):
+def test_the_sample_project_builds_tests_and_installs(tmp_path):
     source, build, prefix = tmp_path / "source", tmp_path / "build", tmp_path / "prefix"
     shutil.copytree(ROOT / "examples" / "cmake", source)
     succeed("cmake", "-S", source, "-B", build, f"-DPython_EXECUTABLE={sys.executable}")
@@ -121,7 +121,7 @@ def configure(source: Path, build: Path, *options: str) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize("generator", GENERATORS)
-def test_what_is_built_again(generator, tmp_path):
+def test_a_changed_dependency_is_built_again(generator, tmp_path):
     scripts = Path(sys.executable).parent
     stub = write_stub(tmp_path / "python", scripts)
     call = f"s SCRIPT step.py FUNCTION f TARGETS llvm-cpu:cpu=generic DEPENDS data.csv PYTHON {stub}"
@@ -154,7 +154,7 @@ def test_what_is_built_again(generator, tmp_path):
         ("s SCRIPT step.py FUNCTION f TARGETS llvm-cpu PYTHON @STUB@", "iree-run-module was not found"),
     ],
 )
-def test_errors(call, message, tmp_path):
+def test_wrong_calls_fail_when_the_project_is_configured(call, message, tmp_path):
     stub = write_stub(tmp_path / "python", tmp_path)
     source = write_project(tmp_path / "source", call.replace("@STUB@", str(stub)))
     result = configure(source, tmp_path / "build")
@@ -169,7 +169,7 @@ def test_no_iree_run_module_is_needed_without_tests(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-def test_add_subdirectory(tmp_path):
+def test_add_subdirectory_defines_the_function(tmp_path):
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.21)\n"
         "project(P LANGUAGES NONE)\n"

@@ -1,4 +1,4 @@
-"""A part of `scripts/op_coverage`: operators of every namespace, several in one compilation, and clean refusals."""
+"""A part of `scripts/op_coverage`: operators of every namespace, compiled in groups, and clean refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def name_of(short: str, group: str) -> str:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_operators_compile_right(group):
+def test_operators_compile_and_agree_with_eager(group):
     known = operators()
     samples = [case for short in GROUPS[group] for case in cases(known[name_of(short, group)], 2)]
     assert attempt(samples) == ("pass", "")
@@ -41,7 +41,7 @@ def test_operators_are_refused_cleanly(name):
     assert "aten." in said
 
 
-def test_the_page():
+def test_the_page_counts_operators_and_gives_reasons():
     said = "/a/b.py:3: y = f(x): aten._foo.default has no lowering: it is none. Use bar\nmore"
     records = {
         "sin": {"verdict": "pass", "verdicts": ["pass"], "details": [""]},

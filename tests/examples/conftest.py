@@ -1,4 +1,4 @@
-"""Losses of a compiled example beside those of eager PyTorch."""
+"""Compares the losses of a compiled example with those of eager PyTorch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import torch
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
 from irongrad.runtime.tolerance import FACTOR, FLOOR_ULPS, NOISY_RUNS
 
-# The losses of a run in a dtype.
+# Runs an example eagerly in a dtype and returns its losses.
 EagerRun = Callable[[torch.dtype], Sequence[float]]
 CheckLosses = Callable[[Sequence[float], EagerRun], None]
 
 
 @pytest.fixture
 def check_losses() -> CheckLosses:
-    """`check_losses(found, eager)` holds every loss to the number contract.
+    """`check_losses(found, eager)` checks every loss against the number contract.
 
-    That is, within a small factor of how far eager float32, with this or other rounding, is from eager float64 itself.
+    The allowed error is a small factor of the error of eager float32 against eager float64. That error is the largest
+    of a plain run and of runs with perturbed rounding.
     """
 
     def check(found: Sequence[float], eager: EagerRun) -> None:

@@ -1,4 +1,4 @@
-"""A DETR in two pieces, with scipy's matching between them, beside eager PyTorch."""
+"""A DETR compiled in two pieces, with scipy's matching between them, compared with eager PyTorch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_scenes_hold_what_their_boxes_say(detr: ModuleType):
 
 
 def test_the_matching_is_the_cheapest(detr: ModuleType):
-    """Queries that say what two objects are get those, whatever their order."""
+    """A query that predicts an object exactly is matched to it, whatever the order of the queries."""
     boxes = np.array([[[0.2, 0.2, 0.3, 0.3], [0.7, 0.7, 0.2, 0.4], [0.5, 0.5, 0.5, 0.5]]], np.float32)
     classes = np.array([[4, 7, detr.NONE]])
     outputs = {"logits": np.zeros((1, 4, 11), np.float32), "boxes": np.full((1, 4, 4), 0.5, np.float32)}

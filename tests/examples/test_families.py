@@ -1,8 +1,8 @@
-"""Five model families, compiled and trained on ten or twenty real batches beside eager PyTorch.
+"""Five model families, compiled, trained on ten or twenty real batches, and compared with eager PyTorch.
 
-Loss and full state of every step are held to the project's number contract: what differs from eager float64 may be a
-small factor of what eager float32 differs by, over runs with other rounding. Such runs drift apart as training goes
-on, and so may the compiled step.
+The loss and the full state of every step must meet the project's number contract. The allowed error against eager
+float64 is a small factor of the error of eager float32, over runs with perturbed rounding. Such runs drift apart as
+training goes on, so the allowed error of the compiled step grows too.
 """
 
 from __future__ import annotations
@@ -38,11 +38,15 @@ States = list[dict[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class Family:
-    """An example and the sizes to test it at; `data` goes to `make_step` and `batches`, `sizes` to `make_step`.
+    """An example and the sizes to test it at.
 
-    `steps` are how many batches it is trained on. With `lr`, another learning rate than the example's: the first steps
-    of a large one may be so chaotic that eager runs differ among themselves as much as any two runs would, and
-    comparing with them says nothing.
+    Attributes:
+        name: the module of the example.
+        data: arguments of both `make_step` and `batches`.
+        sizes: arguments of `make_step` alone.
+        lr: a learning rate instead of the example's. With a large rate the first steps may be chaotic: eager runs then
+            differ from each other so much that a comparison with them shows nothing.
+        steps: the number of training batches.
     """
 
     name: str
@@ -77,7 +81,7 @@ SMALL = {
     "moe": Family("moe", {"batch": 8}, {"width": 16}),
 }
 
-# The directions of the other cell.
+# The cell and direction pairs that `SMALL` leaves out.
 ALSO = {
     "gru": Family("rnn", _RNN, {"cell": "gru", **_RNN_SIZES}),
     "bidirectional lstm": Family("rnn", {**_RNN, "bidirectional": True}, {"cell": "lstm", **_RNN_SIZES}),
@@ -102,7 +106,7 @@ def _examples_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Eager's operators are tiny here; several threads on a busy machine mostly wait for each other."""
+    """The eager operators are tiny here, so on a busy machine several threads mostly wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -111,7 +115,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where those of `SMALL` are, by name, once they are compiled."""
+    """The directory of the compiled `SMALL` artifacts, by name; tests fill it."""
     return tmp_path_factory.mktemp("families")
 
 
@@ -123,7 +127,7 @@ def test_family_trains_as_eager_does(name: str, artifacts: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALSO)
 def test_the_other_cell_trains_as_eager_does(name: str, tmp_path: Path) -> None:
-    """`./scripts/test -m slow tests/examples` runs these; each cell, and each direction, is in `SMALL` already."""
+    """`./scripts/test -m slow tests/examples` runs these; `SMALL` already has each cell and each direction once."""
     check(ALSO[name], tmp_path / "artifact")
 
 
@@ -135,7 +139,7 @@ def test_larger_family_trains_as_eager_does(name: str, tmp_path: Path) -> None:
 
 
 def test_the_comparison_refuses_a_wrong_state(artifacts: Path) -> None:
-    """A step with a learning rate of one part in a thousand more is not right, so the tests above can fail."""
+    """A learning rate that is a thousandth too large is found, so the tests above can fail."""
     step, batches = SMALL["mlp"].step(), SMALL["mlp"].batches()
     session = compiled(step, artifacts / "mlp")
     found = run_compiled(session, batches, lr=1.001e-3)
@@ -152,17 +156,17 @@ def check(family: Family, output: Path) -> None:
 
 
 def compiled(step: ig.TrainStep, output: Path) -> Session:
-    """`step` compiled to `output`, unless it was before."""
+    """Compile `step` to `output`, unless that exists, and load it."""
     return Session(output) if output.exists() else ig.compile(step, output, entry_points=("train_step",)).load()
 
 
 def run_compiled(session: Session, batches: Sequence[Batch], **hypers: float) -> States:
-    """The state after each step, and the loss before it under the name `loss`."""
+    """Return the state after each step, with the loss of the step under the name `loss`."""
     return [{"loss": np.asarray(session.train_step(**b, **hypers)), **session.state()} for b in batches]
 
 
 def oracle(step: ig.TrainStep, session: Session, batches: Sequence[Batch]) -> tuple[States, list[States]]:
-    """The run in float64, and those in float32: one as it is, the others with other rounding."""
+    """Run eagerly in float64, and in float32: once plainly, and several times with perturbed rounding."""
     initial = session.initial_state()
     state = tuple(StateTensor(s.name, s.role, torch.from_numpy(initial[s.name])) for s in session.manifest.state)
     graph = StepGraph(state, (), step.inputs, {})
@@ -174,7 +178,7 @@ def oracle(step: ig.TrainStep, session: Session, batches: Sequence[Batch]) -> tu
 def run_eager(
     step: ig.TrainStep, graph: StepGraph, batches: Sequence[Batch], dtype: torch.dtype, seed: int | None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Train a copy of `step` eagerly; yields what `run_compiled` returns, as float64."""
+    """Train a copy of `step` eagerly; yield the same values as `run_compiled`, in float64."""
     twin = twin_of(step, dtype)
     module = StepModule(twin).train()
     with RoundingNoise(seed) if seed is not None else nullcontext():
@@ -193,7 +197,7 @@ def run_eager(
 
 
 def compare(found: States, exact: States, samples: list[States]) -> None:
-    """Assert that every value of every step is within the number contract."""
+    """Assert that every value of every step meets the number contract."""
     for number, (got, expected) in enumerate(zip(found, exact, strict=True)):
         assert got.keys() == expected.keys()
         for name, value in got.items():

@@ -1,4 +1,4 @@
-"""Sentences of every length, trained in buckets beside eager PyTorch, which does not pad."""
+"""Sentences of every length, trained in buckets and compared with eager PyTorch, which does not pad."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def test_sentences_are_of_every_length_and_not_padded(sentences: ModuleType):
         np.testing.assert_array_equal(hidden, batch["y"] != sentences.KNOWN)
 
 
-def test_training_on_sentences_is_as_eager_does_it(
-    sentences: ModuleType, check_losses: Callable[..., None], tmp_path: Path
-):
+def test_training_on_sentences_matches_eager(sentences: ModuleType, check_losses: Callable[..., None], tmp_path: Path):
     step = sentences.make_step(width=16, heads=2, layers=1, rows=[16], words=[16])
     batches = [b for b in sentences.batches(seed=1) if b["x"].shape[1] <= 16][:6]
     assert len({b["x"].shape for b in batches}) > 4

@@ -199,11 +199,11 @@ def test_dynamo_finds_the_backend_by_its_entry_point(monkeypatch: pytest.MonkeyP
 
 _PROGRAM = """
 import sys, torch, irongrad as ig
-from irongrad.pipeline import compile as stage
+from irongrad.pipeline.iree import tools
 if sys.argv[1] == "second":
-    def refused(arguments):
-        raise AssertionError("iree-compile was called")
-    stage._iree_compile = refused
+    def refused(tool, arguments):
+        raise AssertionError(f"{tool} was called")
+    tools.run_tool = refused
 x = torch.ones(4)
 assert torch.allclose(torch.compile(lambda x: torch.sin(x) * 3, backend=ig.torch_backend)(x), torch.sin(x) * 3)
 """

@@ -1,4 +1,4 @@
-"""Values leave PyTorch whatever form PyTorch keeps them in."""
+"""Tensors convert to numpy, also those that PyTorch stores lazily or in a dtype that numpy lacks."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ import torch
 from irongrad.graph.dtypes import to_numpy
 
 
-def test_values_that_pytorch_keeps_in_another_form():
+def test_lazy_zeros_lazy_negations_and_bfloat16_convert_to_numpy():
     x = torch.randn(3, 2, requires_grad=True)
     (zeros,) = torch.autograd.grad(x.sgn().sum(), x)
     assert zeros._is_zerotensor()

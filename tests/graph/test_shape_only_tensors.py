@@ -1,4 +1,4 @@
-"""Tensors without storage: what an operator gives for them is what its meta kernel says, asked once or twice."""
+"""Tensors without storage: the result of an operator on them has the form that its meta kernel gives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def kind(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 @given(st.sampled_from([aten.add.Tensor, aten.mul.Tensor, aten.eq.Tensor, aten.atan2.default]), tensors(), tensors())
-def test_of_two_tensors(operator: torch._ops.OpOverload, x: torch.Tensor, y: torch.Tensor) -> None:
+def test_results_for_two_tensors_match_the_meta_kernel(
+    operator: torch._ops.OpOverload, x: torch.Tensor, y: torch.Tensor
+) -> None:
     try:
         expected = operator(x, y)
     except RuntimeError:  # they do not broadcast
@@ -36,22 +38,24 @@ def test_of_two_tensors(operator: torch._ops.OpOverload, x: torch.Tensor, y: tor
 
 
 @given(st.sampled_from([aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.gt.Scalar]), tensors(), NUMBERS)
-def test_of_a_number(operator: torch._ops.OpOverload, x: torch.Tensor, number: float) -> None:
-    """1, 1.0 and True are equal, and promote differently."""
+def test_results_for_a_tensor_and_a_number_match_the_meta_kernel(
+    operator: torch._ops.OpOverload, x: torch.Tensor, number: float
+) -> None:
+    """1, 1.0 and True are equal in Python, but promote dtypes differently."""
     assert kind(result_of(operator, (x, number), {})) == kind(operator(x, number))
 
 
 @given(tensors(), NUMBERS)
-def test_of_named_arguments(x: torch.Tensor, alpha: float) -> None:
+def test_results_for_keyword_arguments_match_the_meta_kernel(x: torch.Tensor, alpha: float) -> None:
     x = x.to(torch.float64)
     assert kind(result_of(aten.add.Tensor, (x, x), {"alpha": alpha})) == kind(aten.add.Tensor(x, x, alpha=alpha))
 
 
-def test_each_result_is_a_tensor_of_its_own() -> None:
+def test_each_call_returns_a_new_tensor() -> None:
     x = shape_only_tensors.empty((2, 3), torch.float32)
     assert result_of(aten.relu.default, (x,), {}) is not result_of(aten.relu.default, (x,), {})
 
 
-def test_what_writes_gives_what_it_writes_to() -> None:
+def test_an_in_place_operator_returns_its_argument() -> None:
     x = shape_only_tensors.empty((2, 3), torch.float32)
     assert result_of(aten.add_.Tensor, (x, 1), {}) is x

@@ -18,7 +18,7 @@ State = dict[str, Any]
 
 
 def initial_state() -> State:
-    """A recurrent network's state, with a typed key, an old-style key, a half, a boolean and a counter in it."""
+    """The state of a recurrent network: a typed key, an old-style key, a bfloat16, a boolean and a counter in it."""
     rng = np.random.default_rng(0)
     return {
         "params": {
@@ -34,7 +34,7 @@ def initial_state() -> State:
 
 
 def forward(params: State, x: jax.Array) -> jax.Array:
-    """A recurrence over the second dimension of `x`, and the logits of its last value."""
+    """Run a recurrence over the second dimension of `x`; return the logits of its last value."""
 
     def cell(h: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
         return jnp.tanh(row @ params["w"] + h @ params["u"]), None
@@ -44,7 +44,7 @@ def forward(params: State, x: jax.Array) -> jax.Array:
 
 
 def loss_of(params: State, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
-    """Cross-entropy over the rows of `mask`."""
+    """The mean cross-entropy of the rows that `mask` selects."""
     rows = -jnp.take_along_axis(jax.nn.log_softmax(forward(params, x)), y[:, None], 1)[:, 0]
     return jnp.sum(jnp.where(mask, rows, 0)) / jnp.sum(mask)
 
@@ -74,7 +74,7 @@ def train_step(
 
 
 def inputs(seed: int = 0) -> dict[str, np.ndarray]:
-    """A batch."""
+    """A random batch."""
     rng = np.random.default_rng(seed)
     return {
         "x": rng.standard_normal((5, 3, 4)).astype(np.float32),
@@ -84,7 +84,13 @@ def inputs(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 class Recurrent(NamedTuple):
-    """The step, its state, and batches of it."""
+    """A JAX step.
+
+    Attributes:
+        step: the jitted function.
+        state: its initial state.
+        inputs: makes a batch from a seed.
+    """
 
     step: Callable[..., tuple[State, jax.Array]]
     state: State

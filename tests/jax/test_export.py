@@ -27,7 +27,7 @@ STATE = {"w": np.ones((3, 2), np.float32)}
 INPUTS = {"x": np.ones((4, 3), np.float32)}
 
 
-def test_a_bundle_names_what_the_state_holds(bundle: Path) -> None:
+def test_a_bundle_lists_every_state_tensor(bundle: Path) -> None:
     index = read_bundle(bundle).index
     roles = {s.name: (s.role, s.dtype, s.shape) for s in index.state}
     assert roles["params/w"] == (Role.PARAMETER, "float32", (4, 6))
@@ -49,7 +49,7 @@ def test_exporting_needs_no_compiler() -> None:
 
 
 def test_golden_values_are_those_of_float64(bundle: Path) -> None:
-    """The first loss, computed by hand in numpy's float64, differs from the golden one by float64's rounding."""
+    """The first loss, computed by hand with numpy in float64, equals the golden one up to float64 rounding."""
     found = read_bundle(bundle)
     state, x = found.state, found.golden.inputs["x"].astype(np.float64)
     h = np.zeros((5, 6))
@@ -125,12 +125,12 @@ def test_noise_is_of_a_few_units_in_the_last_place() -> None:
         (lambda s, x: (s, x.sum()), {"a/b": np.ones(2), "a": {"b": np.ones(2)}}, "two tensors .* 'a/b'"),
     ],
 )
-def test_a_step_of_another_form_is_refused(step: Any, state: Any, said: str, tmp_path: Path) -> None:
+def test_a_step_with_a_wrong_signature_is_refused(step: Any, state: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=said):
         export_step(step, state, INPUTS, tmp_path / "b")
 
 
-def test_what_only_the_cpu_backend_defines_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_a_lapack_call_is_refused_with_its_line(tmp_path: Path) -> None:
     def step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
         return state, jnp.linalg.svd(x @ state["w"])[1].sum()
 
@@ -138,13 +138,13 @@ def test_what_only_the_cpu_backend_defines_is_refused_with_its_line(tmp_path: Pa
         export_step(step, STATE, INPUTS, tmp_path / "b")
 
 
-def test_sizes_that_vary_are_refused(tmp_path: Path) -> None:
+def test_symbolic_sizes_are_refused(tmp_path: Path) -> None:
     (size,) = jax.export.symbolic_shape("batch")
     with pytest.raises(UnsupportedOpError, match="its sizes batch vary"):
         export_step(sgd, STATE, {"x": jax.ShapeDtypeStruct((size, 3), np.float32)}, tmp_path / "b")
 
 
-def test_a_range_that_the_example_leaves_is_refused(tmp_path: Path) -> None:
+def test_a_range_that_excludes_example_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="not all of it in"):
         export_step(sgd, STATE, INPUTS, tmp_path / "b", ranges={"x": (0, 1)})
 
@@ -156,7 +156,7 @@ def test_the_version_of_stablehlo_can_be_chosen(tmp_path: Path) -> None:
         export_step(sgd, STATE, INPUTS, tmp_path / "c", stablehlo_version="99.0.0")
 
 
-def test_a_bundle_that_is_none_is_refused(bundle: Path, tmp_path: Path) -> None:
+def test_a_missing_or_newer_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no whole bundle"):
         read_bundle(tmp_path)
     index = json.loads((bundle / INDEX).read_bytes())

@@ -53,8 +53,8 @@ def test_an_imported_step_has_the_entry_points_that_it_can_have(artifact: Path) 
     assert manifest.versions["jax"] == jax.__version__
 
 
-def test_it_trains_as_jax_does(artifact: Path, recurrent: Any) -> None:
-    """Ten batches at other learning rates; random keys and counters exactly, the rest to float32's rounding."""
+def test_an_imported_step_trains_as_jax_does(artifact: Path, recurrent: Any) -> None:
+    """Ten batches at several learning rates: keys and counters agree exactly, the rest up to float32 rounding."""
     session, state = load(artifact), recurrent.state
     for seed in range(10):
         batch, lr = recurrent.inputs(seed), 0.1 * (seed % 3)
@@ -70,7 +70,7 @@ def test_it_trains_as_jax_does(artifact: Path, recurrent: Any) -> None:
         np.testing.assert_allclose(found[f"params/{name}"], value, rtol=0, atol=2e-5)
 
 
-def test_a_loop_in_the_module_takes_the_same_steps(artifact: Path, recurrent: Any) -> None:
+def test_train_steps_takes_the_same_steps_as_train_step(artifact: Path, recurrent: Any) -> None:
     one, many = load(artifact), load(artifact)
     batches = [recurrent.inputs(seed) for seed in range(3)]
     losses = [one.train_step(**b, lr=0.1) for b in batches]
@@ -80,7 +80,7 @@ def test_a_loop_in_the_module_takes_the_same_steps(artifact: Path, recurrent: An
         np.testing.assert_array_equal(many.state()[name], value)
 
 
-def test_a_checkpoint_resumes_halves_and_keys_too(artifact: Path, recurrent: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_restores_bfloat16_and_random_keys_too(artifact: Path, recurrent: Any, tmp_path: Path) -> None:
     session, batch = load(artifact), recurrent.inputs(1)
     session.train_step(**batch)
     session.save(tmp_path / "a.safetensors")
@@ -93,7 +93,7 @@ def test_a_checkpoint_resumes_halves_and_keys_too(artifact: Path, recurrent: Any
     assert session.state()["count"] == 0
 
 
-def test_it_refuses_what_its_inputs_must_not_be(artifact: Path, recurrent: Any) -> None:
+def test_inputs_out_of_range_or_of_a_wrong_shape_are_refused(artifact: Path, recurrent: Any) -> None:
     session, batch = load(artifact), recurrent.inputs(0)
     before = session.state()
     with pytest.raises(GuardError, match=r"y: every value must be in \[0, 2\]; the step was not run"):
@@ -103,7 +103,7 @@ def test_it_refuses_what_its_inputs_must_not_be(artifact: Path, recurrent: Any) 
     assert all((before[n] == a).all() for n, a in session.state().items())
 
 
-def test_it_runs_without_python(artifact: Path, tmp_path: Path) -> None:
+def test_an_imported_step_runs_without_python(artifact: Path, tmp_path: Path) -> None:
     session = load(artifact)
     found = read_golden(artifact / "golden.safetensors").inputs
     files = {}

@@ -1,4 +1,4 @@
-"""A JAX step on a Vulkan device, as the profile of the device and as that of any: no 64-bit integers in the second."""
+"""A JAX step on a Vulkan device, for the device's own profile and for `generic`, which has no 64-bit integers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def artifact(
     return directory
 
 
-def test_it_is_verified_against_jax_in_float64(artifact: Path, vulkan: Device) -> None:
+def test_the_artifact_is_verified_against_jax_in_float64(artifact: Path, vulkan: Device) -> None:
     (target,) = read_manifest(artifact).targets
     assert target.certificate is not None
     assert target.certificate.name == vulkan.name
@@ -38,7 +38,7 @@ def test_it_is_verified_against_jax_in_float64(artifact: Path, vulkan: Device) -
 
 
 def test_a_session_trains_as_jax_did(artifact: Path, vulkan: Device) -> None:
-    """Random keys and counters exactly, the rest within the allowed error, which was stored with the values."""
+    """Random keys and counters agree exactly, the rest within the error that is stored with the golden values."""
     session, golden = load(artifact, device=vulkan.uri), read_golden(artifact / GOLDEN)
     for step in range(golden.steps):
         key = key_of("loss", step)

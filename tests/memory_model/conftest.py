@@ -1,4 +1,4 @@
-"""What IREE allocates for a small graph."""
+"""Compares the memory model with the memory that IREE allocates for a small graph."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from irongrad.pipeline.iree.report.peak_transients import transients_of
 from irongrad.pipeline.lower.importer import import_functions
 from irongrad.targets import parse_target
 
-# With AVX-512, whose tiles the model has.
+# A CPU with AVX-512: the model uses its tile sizes.
 TARGET = parse_target("llvm-cpu:triple=x86_64-unknown-linux-gnu,cpu=znver4")
 
 
 @pytest.fixture(name="predicted_and_allocated", scope="session")
 def predicted_and_allocated_fixture(step_of: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Of a function of tensors: the bytes that the model predicts, and those of IREE's allocation; without results."""
+    """For a function of tensors: the bytes that the model predicts and those that IREE allocates, without results."""
 
     def run(function: Callable[..., Any], *examples: torch.Tensor) -> tuple[int, int]:
         step = step_of(function, *examples)

@@ -1,4 +1,4 @@
-"""What loops and branches take, as the model has it and as IREE allocates it."""
+"""The memory of loops and branches: the model's prediction against IREE's allocation."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ def one_or_the_other(x, rows, weight):
         one_or_the_other,
     ],
 )
-def test_loops_and_branches_take_what_the_model_says(predicted_and_allocated, function):
+def test_the_model_predicts_the_memory_of_loops_and_branches(predicted_and_allocated, function):
     predicted, allocated = predicted_and_allocated(function, X, ROWS, WEIGHT)
     assert predicted == pytest.approx(allocated, rel=0.1)
 
 
-def test_a_while_loop_takes_about_what_the_model_says(predicted_and_allocated):
-    """IREE frees what was computed for its first condition only after it, 15 % here."""
+def test_the_model_predicts_the_memory_of_a_while_loop_roughly(predicted_and_allocated):
+    """IREE frees the values of the first condition only after the loop; they are 15 % here."""
     predicted, allocated = predicted_and_allocated(as_long_as_it_takes, X, ROWS, WEIGHT)
     assert predicted == pytest.approx(allocated, rel=0.2)
 
 
-def test_what_a_loop_reads_by_rows_has_no_memory_of_its_own(step_of):
+def test_a_value_that_a_loop_reads_by_rows_has_no_buffer(step_of):
     graph = step_of(recurrence_of_flipped, X, ROWS).functions["call"].graph.graph
     (turned,) = graph.find_nodes(op="call_function", target=aten.flip.default)
     assert is_read_by_rows(turned)
@@ -99,8 +99,8 @@ def test_what_a_loop_reads_by_rows_has_no_memory_of_its_own(step_of):
     ],
     ids=["parts", "stack", "branch"],
 )
-def test_results_are_counted_with_what_writes_them(step_of, function, bytes_):
-    """Also where the kernels of its parts are all that writes a concatenation."""
+def test_a_result_for_another_graph_is_counted_from_its_first_write(step_of, function, bytes_):
+    """Also if a concatenation has no kernel of its own, because the kernels of its parts write it."""
     graph = step_of(function, X, ROWS, WEIGHT).functions["call"].graph.graph
     result = frozenset(map(source, graph.output_node().all_input_nodes))
     alone, kept = usage(graph), usage(graph, [HandedOn(result, result, frozenset())])

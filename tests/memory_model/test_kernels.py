@@ -1,4 +1,4 @@
-"""What is in memory between kernels, as IREE allocates it: byte for byte, rule by rule."""
+"""The values that are in memory between kernels: the model equals IREE's allocation to the byte, rule by rule."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ SCORES, HEADS = torch.randn(8, 4, 32, 32), torch.randn(32, 32, 4)
 
 
 def _multi_use(x, z, w):
-    """The first reader of both computes both, and itself."""
+    """The first kernel that reads both values also computes both."""
     a, b = x * 2, z * 3
     return [(a * b) @ w, b @ w, a @ w]
 
 
 def _broadcast(x, w):
-    """A reduction computes what alone reads it, of the size of what it reduces."""
+    """A reduction fuses with its only reader, which is as large as the reduced value."""
     y = (x @ w).exp()
     return [y.sum(-1, keepdim=True) * y.sin()]
 
 
 def _softmax_backward(g, p):
-    """Elementwise code that reads a product by other dimensions is not in a reduction's kernel."""
+    """Elementwise code that reads a product with other dimensions does not fuse into a reduction's kernel."""
     s = torch.bmm(g, (g + 1).transpose(1, 2)).view(8, 4, 32, 32)
     return [p * (s - (s * p).sum(-1, keepdim=True))]
 
@@ -47,7 +47,7 @@ def _two_readers(x, w):
 
 
 def _bias_and_two_readers(x, w, bias):
-    """Elementwise code between the product and its readers is one operation with several results."""
+    """The elementwise code between the product and its readers becomes one operation with several results."""
     y = x @ w + bias
     return [(y * 2 @ w) * y]
 
@@ -58,24 +58,24 @@ def _packed_alike(x, w):
 
 
 def _cut_up(x, w):
-    """A value is made in memory where several slices of it are read, and not in the kernel that reads them."""
+    """A value of which several slices are read is written to memory; it does not fuse into the kernel that reads it."""
     whole = x.exp() * 2
     return [(whole[:32] + whole[32:]) @ w]
 
 
 def _cut_once(x, w):
-    """A single slice is computed in its place."""
+    """A value of which one slice is read fuses into its reader."""
     return [((x.exp() * 2)[:32] + 1) @ w]
 
 
 def _rows_and_columns(x, w):
-    """As above, of as many elements as what reads it."""
+    """As `_cut_up`, but the value has as many elements as the code that reads its slices."""
     rows = stack_by_position([x.sin(), x.exp()], 0)
     return [stack_by_position([rows[1] + rows[0], rows[1] - rows[0]], 1).flatten(0, 1) @ w]
 
 
 def _places(x, w):
-    """The middle of a kernel meets the image itself, which stays in memory for it; the corner's zeros are a copy."""
+    """The middle tap of a window reads the image itself, which stays in memory; a corner tap reads a padded copy."""
     window = Window((4, 4), (4, 4), (3, 3), (1, 1), (1, 1), (1, 1))
     image = (x @ w).exp().view(4, 4, 4, 32).permute(0, 3, 1, 2)
     places = met(image, window)
@@ -84,7 +84,7 @@ def _places(x, w):
 
 
 def _packed_both_ways(x, kernels):
-    """What no packing can take in is written once for both: each position's weights, as columns and as rows."""
+    """A transpose that cannot fuse with a packing is written once for both: weights as columns and as rows."""
     weights = (kernels * 2).permute(0, 2, 3, 1).flatten(1)
     return [(x @ weights).sin() @ weights.t()]
 
@@ -158,7 +158,9 @@ JOINS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", CASES | JOINS)
-def test_memory_between_kernels(name: str, predicted_and_allocated: Callable[..., tuple[int, int]]) -> None:
+def test_predicted_memory_between_kernels_equals_irees_allocation(
+    name: str, predicted_and_allocated: Callable[..., tuple[int, int]]
+) -> None:
     function, examples = (CASES | JOINS)[name]
     predicted, allocated = predicted_and_allocated(function, *examples)
     assert predicted == allocated

@@ -1,4 +1,4 @@
-"""Masks are computed where they are read, and what they are computed of is kept; constants are not transient."""
+"""Masks are recomputed by their readers, so their inputs stay in memory; constants take no transient memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _graph(function, *examples):
 
 
 def _read_twice(x, bits):
-    """As a dropout's mask is: in the forward, and in the backward."""
+    """A mask with two readers, such as a dropout's, which the forward and the backward read."""
     mask = (bits * 3) < 5
     return ((x * mask) @ x) * mask
 
@@ -35,12 +35,12 @@ def test_the_bits_of_a_mask_are_kept_and_not_the_mask():
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: (x > 0).flip(0),  # read by what is not elementwise
+        lambda x: (x > 0).flip(0),  # its reader is not elementwise
         lambda x: x > 0,  # a result
-        lambda x: x * (x * 2),  # no mask
+        lambda x: x * (x * 2),  # not a mask
     ],
 )
-def test_what_is_stored_all_the_same(function):
+def test_values_that_are_not_elementwise_masks_are_stored(function):
     assert not any(map(is_cloned, _graph(function, torch.empty(16, 16)).nodes))
 
 

@@ -1,4 +1,4 @@
-"""Places in one allocation."""
+"""Placement of values in one allocation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ spans = st.lists(
 )
 
 
-def test_nothing_takes_nothing():
+def test_no_values_take_no_memory():
     assert place([]) == Placement((), 0)
 
 
 @given(spans)
-def test_what_is_there_at_the_same_time_lies_apart(items):
+def test_values_that_are_live_at_the_same_time_do_not_overlap(items):
     placement = place(items)
     for (a, at), (b, there) in combinations(list(zip(items, placement.offsets, strict=True)), 2):
         if a.start <= b.end and b.start <= a.end:
@@ -36,11 +36,11 @@ def test_what_is_there_at_the_same_time_lies_apart(items):
 
 
 @given(spans)
-def test_no_more_than_if_all_lay_apart_and_no_less_than_is_there_at_once(items):
+def test_the_total_is_between_the_peak_and_the_sum_of_all_sizes(items):
     assert most_at_once(items) <= place(items).total <= sum(aligned(i.bytes) for i in items)
 
 
-def test_a_small_value_that_comes_first_does_not_part_the_memory_of_large_ones():
-    """In the order in which they are written the small one lies in the middle of the memory that the last one needs."""
+def test_an_earlier_small_value_does_not_split_the_memory_of_large_ones():
+    """Placed in the order of their writes, the small value would split the memory that the last value needs."""
     items = [Span(640, 0, 1), Span(64, 1, 3), Span(640, 2, 3), Span(1280, 4, 4), Span(64, 3, 4)]
     assert place(items).total == most_at_once(items) == 1344

@@ -1,4 +1,4 @@
-"""When what an update reads is free again, by the model and by what IREE allocates."""
+"""When the inputs of an update are freed: the model's prediction against IREE's allocation."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def make_step(optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **option
     )
 
 
-def test_an_update_waits_for_its_own_gradient_and_readers_of_what_it_replaces():
+def test_an_update_waits_for_its_gradient_and_for_readers_of_the_state_it_replaces():
     found = {gradient: h.awaited for h in handovers(step_graph(make_step())) for gradient in h.gradients}
     weight = Value("gradient", "4.weight")
     waits = {value for value in found[weight] if value.kind in ("gradient", "state")}
     assert waits == {weight, Value("state", "4.weight")}
 
 
-def test_gradients_that_are_clipped_wait_for_all():
+def test_clipped_gradients_wait_for_all_gradients():
     graph = step_graph(make_step(clip_grad_norm=1.0))
     gradients = {Value("gradient", name) for name in graph.gradients}
     for handover in handovers(graph):
@@ -51,7 +51,7 @@ def test_gradients_that_are_clipped_wait_for_all():
         (torch.optim.AdamW, {"clip_grad_norm": 1.0}),
     ],
 )
-def test_what_is_predicted_is_what_iree_allocates(tmp_path, optimizer, options):
+def test_predicted_memory_is_close_to_what_iree_allocates(tmp_path, optimizer, options):
     ig.compile(make_step(optimizer, **options), tmp_path / "step", entry_points=("train_step",), cache=False)
     session = ig.runtime.load(tmp_path / "step")
     assert session.manifest.memory is not None

@@ -1,4 +1,4 @@
-"""Transposes and slices that take memory."""
+"""Transposes and slices that IREE writes to memory."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_written(name):
+def test_only_some_views_are_written_to_memory(name):
     function, count = CASES[name]
     graph = retrace(lambda x: [function(x)], [torch.empty(16, 16)])
     assert sum(is_written_out(n) for n in graph.graph.nodes if n.target in VIEWS) == count
 
 
-def test_it_takes_memory_as_long_as_it_is_read():
+def test_a_written_view_takes_memory_until_its_last_reader():
     def function(x):
         rows = x.t()
         return [(rows[:8] * rows[8:]) @ torch.ones(16, 16), (rows[:8] + rows[8:]) @ torch.ones(16, 16)]
@@ -49,7 +49,7 @@ def test_it_takes_memory_as_long_as_it_is_read():
     assert item.end > item.start
 
 
-def test_what_elementwise_code_in_a_products_kernel_reads_is_packed():
+def test_an_operand_of_elementwise_code_in_a_products_kernel_is_packed():
     def function(x, residual):
         return [(x @ x + residual) @ x]
 
@@ -60,7 +60,7 @@ def test_what_elementwise_code_in_a_products_kernel_reads_is_packed():
 
 
 @pytest.mark.parametrize(("rows", "columns", "left", "right"), [(32, 32, 32, 32), (1, 4, 1, 16), (20, 3, 32, 4)])
-def test_operands_are_filled_up_to_whole_tiles_but_for_the_shorter_dimension(
+def test_operands_are_rounded_up_to_whole_tiles_except_in_a_short_dimension(
     rows: int, columns: int, left: int, right: int
 ) -> None:
     x, weight = torch.randn(rows, 64), torch.randn(64, columns)
@@ -68,7 +68,7 @@ def test_operands_are_filled_up_to_whole_tiles_but_for_the_shorter_dimension(
     assert [item.bytes for item in usage(graph.graph).lifetimes][:2] == [left * 64 * 4, right * 64 * 4]
 
 
-def test_a_value_that_one_product_alone_reads_is_there_packed_and_no_other_way() -> None:
+def test_a_value_that_only_one_product_reads_is_stored_packed_only() -> None:
     def copies(products: int) -> int:
         def function(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
             value = torch.exp(x)
@@ -78,4 +78,4 @@ def test_a_value_that_one_product_alone_reads_is_there_packed_and_no_other_way()
         return sum(item.node.name == "exp" for item in usage(graph.graph).lifetimes)
 
     assert copies(1) == 1
-    assert copies(2) == 2  # as it is, and packed for both
+    assert copies(2) == 2  # unpacked, and packed for both products

@@ -1,4 +1,4 @@
-"""Models of transformers: one compiled, others up to their operators. `./scripts/models` compiles all of them."""
+"""Models of the zoo: one is compiled, others have their operators checked. `./scripts/models` compiles all."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ZOO = Path(__file__).parents[2] / "scripts" / "modelzoo"
 Zoo = dict[str, Callable[..., ig.TrainStep]]
 
 COMPILED = ("GPT-2",)
-CHECKED = {"Mixtral": {"layers": 1}, "ResNet": {}}  # with options, where layers are equal
-ELSEWHERE = ("YOLOv8",)  # needs ultralytics, which is no dependency of the tests
+CHECKED = {"Mixtral": {"layers": 1}, "ResNet": {}}  # with options; one layer is enough if all layers are alike
+ELSEWHERE = ("YOLOv8",)  # needs ultralytics, which the tests do not depend on
 
 
 @pytest.fixture(scope="module")
 def zoo() -> Iterator[Zoo]:
-    """The models by name; nothing is downloaded to make one."""
+    """The models by name; none of them downloads anything."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.syspath_prepend(str(ZOO))

@@ -28,7 +28,13 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 class Exported(NamedTuple):
-    """A step, and the file its model was exported to in training mode."""
+    """An exported step.
+
+    Attributes:
+        step: the step.
+        inputs: the example inputs of its model.
+        file: the ONNX file of the model, exported in training mode.
+    """
 
     step: ig.TrainStep
     inputs: tuple[torch.Tensor, ...]
@@ -36,7 +42,7 @@ class Exported(NamedTuple):
 
 
 def export(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], file: Path, **options: Any) -> None:
-    """Write an ONNX file with the names of PyTorch's parameters, by the exporter of torch.export."""
+    """Write an ONNX file with PyTorch's parameter names, using the exporter based on torch.export."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -49,7 +55,7 @@ def export(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], file: Path,
 
 @pytest.fixture(scope="session")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
-    """`family(name)`: an example, exported once a run."""
+    """`family(name)`: an example, exported once per test run."""
     directory = tmp_path_factory.mktemp("onnx")
     made: dict[str, Exported] = {}
 

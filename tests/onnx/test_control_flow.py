@@ -1,4 +1,4 @@
-"""If, Loop and Scan: forward as onnxruntime's, gradients as numeric ones, and compiled."""
+"""If, Loop and Scan: results match onnxruntime, gradients match numeric ones, and steps compile."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def outputs_of(model: nn.Module, *inputs: torch.Tensor) -> list[torch.Tensor]:
 
 
 def check(proto: onnx.ModelProto, *inputs: torch.Tensor) -> StepGraph:
-    """Forward against onnxruntime, gradients of inputs and parameters against numeric ones, and the traced graph's."""
+    """Compare results with onnxruntime, gradients with numeric ones, and the traced graph with both."""
     model = from_proto(proto)
     for found, expected in zip(outputs_of(model, *inputs), run_onnxruntime(proto, *inputs), strict=True):
         np.testing.assert_allclose(found.detach(), expected, rtol=1e-5, atol=1e-6)
@@ -141,7 +141,7 @@ def targets_of(graph: StepGraph) -> list[Any]:
     return [n.target for n in graph.functions["call"].graph.graph.nodes]
 
 
-def test_a_condition_that_is_known_takes_its_branch() -> None:
+def test_a_constant_condition_takes_its_branch() -> None:
     for known, expected in ((1, "w"), (0, "w_2")):
         text = BRANCHES.replace("goes = Greater(total, zero)", f"goes = Constant <value = bool {{{known}}}> ()")
         graph = check(parsed(text), torch.tensor([0.1, 0.2, -0.7]))
@@ -151,8 +151,8 @@ def test_a_condition_that_is_known_takes_its_branch() -> None:
         assert model.get_parameter(expected).grad is not None
 
 
-def test_a_condition_that_is_data_chooses_one_of_two_branches() -> None:
-    """Each branch has a weight of the same name."""
+def test_a_condition_that_depends_on_data_becomes_a_cond() -> None:
+    """Both branches have a weight of the same name."""
     proto = parsed(BRANCHES)
     assert {n for n, _ in from_proto(proto).named_parameters()} == {"scale", "w", "w_2"}
     assert {n for n, _ in from_proto(proto, freeze=["w*"]).named_parameters()} == {"scale"}
@@ -170,22 +170,22 @@ def test_scan_runs_along_any_axis_either_way(length: int, backwards: str) -> Non
 
 
 @pytest.mark.parametrize("trips", [1, 7, 30])
-def test_a_loop_that_is_counted_is_written_out_or_a_scan(trips: int) -> None:
+def test_a_counted_loop_is_unrolled_or_becomes_a_scan(trips: int) -> None:
     graph = check(parsed(POWERS, TRIPS=trips), torch.tensor([0.1, 0.2, 0.3]))
     assert (control.scan in targets_of(graph)) == (trips == 30)
 
 
-def test_a_loop_may_count_by_itself() -> None:
+def test_a_loop_may_count_its_own_iterations() -> None:
     text = POWERS.replace("on = Identity(go)", "next = Add(i, one)  on = Less(next, most)")
     text = text.replace("<int64 trips", "<int64 one = {1}, int64 most = {4}, int64 trips").replace("TRIPS, 3", "4, 3")
     graph = check(parsed(text, TRIPS=9), torch.tensor([0.1, 0.2, 0.3]))
     assert control.while_loop not in targets_of(graph)
 
 
-def test_a_loop_that_data_ends_runs_forward_alone() -> None:
+def test_a_loop_whose_end_depends_on_data_runs_without_gradients() -> None:
     proto = parsed(UNTIL)
     model = from_proto(proto)
-    for limit in (0.0, 10.0, 1000.0, 1e30):  # none, some, and all of the iterations
+    for limit in (0.0, 10.0, 1000.0, 1e30):  # no iteration, some iterations, all iterations
         inputs = (torch.tensor([0.5, 0.25, 1.0]), torch.tensor(limit))
         np.testing.assert_allclose(model(*inputs).detach(), run_onnxruntime(proto, *inputs)[0], rtol=1e-5)
 
@@ -205,14 +205,14 @@ def make_step(proto: onnx.ModelProto, file: str, **inputs: torch.Tensor) -> ig.T
     return ig.TrainStep(model=model, loss=lambda y: y.square().sum(), optimizer=optimizer, inputs=inputs)
 
 
-def test_a_gradient_through_a_loop_that_data_ends_is_refused_with_its_node() -> None:
+def test_a_gradient_through_a_loop_whose_end_depends_on_data_is_refused() -> None:
     inputs = {"x": torch.tensor([0.5, 0.25, 1.0]), "limit": torch.tensor(10.0)}
     with pytest.raises(UnsupportedOpError, match=r"until\.onnx:3.*while_loop: a gradient needs the values of all"):
         ig.compile(make_step(parsed(UNTIL), "until.onnx", **inputs), "never", entry_points=["train_step"])
 
 
 class Recurrent(nn.Module):
-    """A recurrence over rows, and a choice between two heads."""
+    """A recurrence over rows, and a branch between two heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,8 +229,8 @@ class Recurrent(nn.Module):
         return torch.cond(h.sum() > 0, lambda h: self.up(h), lambda h: self.down(h), (h + rows.mean(0),))
 
 
-def test_an_exported_recurrence_with_a_choice_trains(tmp_path: Path, export_model: Callable[..., None]) -> None:
-    """Gradients in float64 as the original model's; compiling compares three steps with eager float64."""
+def test_an_exported_recurrence_with_a_branch_trains(tmp_path: Path, export_model: Callable[..., None]) -> None:
+    """Gradients in float64 match the original model's; compiling compares three steps with eager float64."""
     torch.manual_seed(0)
     model, x = Recurrent(), torch.randn(20, 4, 3)
     export_model(model, (x,), tmp_path / "m.onnx")
@@ -256,7 +256,7 @@ def test_an_exported_recurrence_with_a_choice_trains(tmp_path: Path, export_mode
 
 
 def test_a_gaussian_process_of_scikit_learn_learns_its_length_scale() -> None:
-    """skl2onnx computes distances by a Scan over what the model has learned from."""
+    """skl2onnx computes distances with a Scan over the training data of the model."""
     from skl2onnx import to_onnx
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF
@@ -304,7 +304,7 @@ nested (float[20, 3] x) => (float[3] last, float[20, 3] all)
 """
 
 
-def test_a_choice_inside_a_loop_reads_both_graphs_around_it() -> None:
+def test_a_branch_inside_a_loop_reads_both_enclosing_graphs() -> None:
     torch.manual_seed(0)
     graph = check(parsed(NESTED), torch.randn(20, 3))
     assert control.scan in targets_of(graph)
@@ -324,7 +324,7 @@ growing (float[3] x) => (float[N] y) <int64 trips = {TRIPS}> {
 """
 
 
-def test_what_a_loop_carries_keeps_its_shape_unless_it_is_written_out() -> None:
+def test_a_carried_value_keeps_its_shape_unless_the_loop_is_unrolled() -> None:
     assert from_proto(parser.parse_model(GROWING.replace("TRIPS", "3")))(torch.ones(3)).shape == (12,)
     model = from_proto(parser.parse_model(GROWING.replace("TRIPS", "20")), "net.onnx")
     with pytest.raises(
@@ -333,7 +333,7 @@ def test_what_a_loop_carries_keeps_its_shape_unless_it_is_written_out() -> None:
         model(torch.ones(3))
 
 
-def test_a_stack_of_as_many_rows_as_data_says_is_refused() -> None:
+def test_a_stack_whose_length_depends_on_data_is_refused() -> None:
     text = UNTIL.replace("(float[3] y) <", "(float[3] y, float[N, 3] all) <").replace("y = Loop", "y, all = Loop")
     text = text.replace("float[3] new)", "float[3] new, float[3] row)").replace(
         "new = Mul(v, w)", "new = Mul(v, w) row = Neg(new)"
@@ -342,7 +342,7 @@ def test_a_stack_of_as_many_rows_as_data_says_is_refused() -> None:
         from_proto(parser.parse_model(text))(torch.ones(3), torch.tensor(3.0))
 
 
-def test_statistics_are_not_collected_where_data_decides() -> None:
+def test_batch_statistics_in_a_branch_that_depends_on_data_are_refused() -> None:
     norm = "m = Constant <value = float[3] {0, 0, 0}> ()  v = Constant <value = float[3] {1, 1, 1}> ()  "
     text = BRANCHES.replace("float[3]", "float[4, 3]").replace("float[4, 3] w =", "float[3] w =")
     text = text.replace("float[4, 3] scale", "float[3] scale").replace("zero = Const", norm + "zero = Const")
@@ -353,7 +353,7 @@ def test_statistics_are_not_collected_where_data_decides() -> None:
         model.train()(torch.ones(4, 3))
 
 
-def test_a_list_goes_through_a_loop_that_is_written_out() -> None:
+def test_a_sequence_is_carried_through_an_unrolled_loop() -> None:
     text = """
     <ir_version: 10, opset_import: ["" : 21]>
     listed (float[N, 2] x) => (float[N, 2] y) <int64 trips = {3}, float[2] w = {2, 3}> {

@@ -21,7 +21,7 @@ from irongrad.runtime.errors import UserError
 
 @pytest.fixture
 def data(family: Callable[[str], Any], tmp_path: Path) -> Path:
-    """Sixty-four rows for the exported MLP of the examples."""
+    """A file of 64 samples for the exported MLP of the examples."""
     _, (x,), _ = family("mlp")
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, 64)
@@ -35,7 +35,7 @@ def run(source: Path, output: Path, *options: str) -> Result:
 
 
 def test_an_onnx_model_trains(family: Callable[[str], Any], data: Path, tmp_path: Path) -> None:
-    """Compiled and verified, it takes the steps that eager PyTorch takes with the original model."""
+    """The compiled and verified step takes the same steps as eager PyTorch with the original model."""
     step, _, file = family("mlp")
     named = ["--data", str(data), "--batch-size", "16", "--loss", "cross_entropy", "--optimizer", "AdamW"]
     points = ["--entry-point", "train_step", "--entry-point", "predict"]
@@ -86,12 +86,12 @@ def test_wrong_names_are_refused(changed: dict[str, Any], said: str, family: Cal
         make_step(family("mlp").file, **(right | changed))
 
 
-def test_options_are_pythons() -> None:
+def test_options_are_python_literals() -> None:
     assert options_of({"betas": "(0.9, 0.99)", "amsgrad": "True"}) == {"betas": (0.9, 0.99), "amsgrad": True}
     with pytest.raises(UserError, match="--set betas=twice"):
         options_of({"betas": "twice"})
 
 
-def test_the_command_says_what_it_lacks(family: Callable[[str], Any], tmp_path: Path) -> None:
+def test_the_command_names_missing_options(family: Callable[[str], Any], tmp_path: Path) -> None:
     result = run(family("mlp").file, tmp_path / "out", "--loss", "cross_entropy")
     assert "an ONNX model also needs --data, --batch-size, --optimizer" in str(result.exception)

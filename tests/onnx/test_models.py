@@ -1,4 +1,4 @@
-"""Models of the examples, of scikit-learn, and small ones, read from ONNX files."""
+"""ONNX files of the examples' models, of scikit-learn's models and of small hand-written ones."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def small(
 
 
 @pytest.mark.parametrize("name", ["mlp", "digits", "resnet18", "gpt"])
-def test_an_exported_model_is_the_model_again(name: str, family: Callable[[str], Any]) -> None:
-    """Forward as onnxruntime's; in training mode in float64, outputs, gradients and statistics as the model's own."""
+def test_an_imported_model_matches_the_model_that_was_exported(name: str, family: Callable[[str], Any]) -> None:
+    """Outputs match onnxruntime; in training mode, in float64, outputs, gradients and statistics match the model."""
     step, inputs, file = family(name)
     read = irongrad.onnx.load(file)
     (expected,) = run_onnxruntime(file, *inputs)
@@ -59,7 +59,7 @@ def test_an_exported_model_is_the_model_again(name: str, family: Callable[[str],
     theirs.backward(direction)
     mine.backward(direction)
     gradients = {n: p.grad for n, p in read.named_parameters()}
-    known = {id(p): n for n, p in own.named_parameters(remove_duplicate=False)}  # of tied weights the last name
+    known = {id(p): n for n, p in own.named_parameters(remove_duplicate=False)}  # tied weights keep their last name
     assert len(known) == len(gradients)
     for parameter_name, parameter in own.named_parameters():
         gradient = gradients[parameter_name] if parameter_name in gradients else gradients[known[id(parameter)]]
@@ -123,7 +123,7 @@ def test_sizes_that_the_file_fixes_are_checked() -> None:
         model(torch.zeros(3, 7))
 
 
-def test_what_is_trained_and_what_is_not() -> None:
+def test_weights_are_trained_and_statistics_and_constants_are_not() -> None:
     arrays = {
         "layer.weight": np.ones((3, 3), np.float32),
         "scale": np.ones(3, np.float32),
@@ -132,7 +132,7 @@ def test_what_is_trained_and_what_is_not() -> None:
         "mask": np.array([0, -np.inf, 0], np.float32),
         "low": np.array(-1, np.float32),
         "shape": np.array([-1, 3]),
-        "training": np.ones(3, np.float32),  # a name that a module has already
+        "training": np.ones(3, np.float32),  # clashes with an attribute of nn.Module
     }
     nodes = [
         helper.make_node("MatMul", ["x", "layer.weight"], ["a"]),
@@ -160,13 +160,13 @@ def test_dropout_drops_in_training_mode_only() -> None:
     assert set(model.train()(x).tolist()) == {0.0, 2.0}
 
 
-def test_an_operator_without_a_form_is_named_with_its_node() -> None:
+def test_an_unsupported_operator_is_named_with_its_node() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("NonZero", ["a"], ["y"], name="places")]
     with pytest.raises(UnsupportedOpError, match=r"net\.onnx:2: places = NonZero\(a\)\n  NonZero of opset 17 has no"):
         from_proto(small(nodes, {}, [3], opset=17), "net.onnx")
 
 
-def test_an_error_of_a_step_names_the_node(tmp_path: Path) -> None:
+def test_an_error_in_a_step_names_the_node(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], name="product"),
         helper.make_node("Reshape", ["a", "shape"], ["y"], name="flatten"),
@@ -180,14 +180,14 @@ def test_an_error_of_a_step_names_the_node(tmp_path: Path) -> None:
         capture(step)
 
 
-def test_what_depends_on_data_is_refused() -> None:
+def test_a_shape_that_depends_on_data_is_refused() -> None:
     nodes = [helper.make_node("Cast", ["x"], ["n"], to=7), helper.make_node("Expand", ["one", "n"], ["y"])]
     model = from_proto(small(nodes, {"one": np.ones(1, np.float32)}, [1]))
     with pytest.raises(UnsupportedOpError, match="Expand of opset 21 takes a shape that depends on data"):
         model(torch.ones(1))
 
 
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_unreadable_file_and_an_unknown_output_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.onnx").write_bytes(b"no model")
     with pytest.raises(UserError, match="cannot be read as an ONNX file"):
         irongrad.onnx.load(tmp_path / "a.onnx")
@@ -197,7 +197,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "directions"), [("LSTM", 1), ("LSTM", 2), ("GRU", 1), ("GRU", 2), ("RNN", 2)])
 def test_recurrent_layers_have_pytorchs_gradients(kind: str, directions: int, tmp_path: Path) -> None:
-    """The same weights in ONNX's order of gates, against `torch.nn`'s layer."""
+    """Compared with a layer of `torch.nn` that has the same weights; ONNX orders the gates differently."""
     torch.manual_seed(0)
     layer = getattr(nn, kind)(3, 4, bidirectional=directions == 2).double()
     order = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}[kind]

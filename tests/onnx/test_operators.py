@@ -1,7 +1,8 @@
-"""The ONNX standard's own cases, those of all operators that are in the table.
+"""The ONNX standard's own test cases, for all operators in the table.
 
-Left out are element types that nothing is trained in, and results that are random. What is an option, such as a shape,
-is an initialiser in a model; in the cases it is an input, which is given as known without data where it must be.
+Cases with element types that no model is trained in, and cases with random results, are left out. In a model, an
+option such as a shape is an initialiser. In the cases it is an input. It is passed as a value known without data if the
+operator requires that.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from irongrad.onnx.load import from_proto
 from irongrad.onnx.registry import DOMAINS, Value, operators, tensor
 from irongrad.runtime.errors import UnsupportedOpError
 
-# Cases that are refused, or fail, by the beginning of their names.
+# Cases that are refused or fail, by the beginning of their names, with the reason.
 KNOWN = {
     "test_attention_4d_causal_nonpad": "a cache with sequences of several lengths",
     "test_attention_4d_causal_padded_kv": "a cache with sequences of several lengths",
@@ -39,8 +40,8 @@ EXACT = "zero_ratio"
 TYPES = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
 
 
-def test_the_cases_of_the_standard() -> None:
-    """Every case of every operator in the table, but for those that are known."""
+def test_the_standards_own_cases_pass_except_known_ones() -> None:
+    """Every case of every operator in the table passes, except those in `KNOWN`, which still fail."""
     passed, failed = 0, {}
     for case in _cases():
         try:
@@ -58,7 +59,7 @@ def _cases() -> Iterator[Any]:
     from onnx.backend.test import loader
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numpy's, of infinities and the like
+        warnings.simplefilter("ignore")  # numpy warns of infinities and the like
         found = loader.load_model_tests(kind="node")
     ours = {*operators(), "Constant"}
     for case in found:
@@ -68,7 +69,7 @@ def _cases() -> Iterator[Any]:
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
-    """All nodes, those inside others too."""
+    """All nodes, including those of graphs inside nodes."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -76,7 +77,7 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def _is_trained_in(case: Any) -> bool:
-    """Whether all element types are ones that models are trained in."""
+    """Whether models are trained in all element types of the case."""
     attributes = [a for n in _nodes(case.model.graph) for a in n.attribute]
     made = [a.i for a in attributes if a.name in ("to", "dtype")]
     values = [v for inputs, outputs in case.data_sets for v in (*inputs, *outputs)]
@@ -98,7 +99,7 @@ def _check(case: Any) -> None:
 
 
 def _known(array: np.ndarray) -> Value:
-    """An option: integers and short lists of numbers."""
+    """`array` as a value known without data if it may be an option: an integer, a boolean or a list of numbers."""
     return array if array.dtype.kind in "iub" or array.ndim <= 1 else tensor(array)
 
 

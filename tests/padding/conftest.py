@@ -1,4 +1,4 @@
-"""A step run in a bucket, on poisoned padding, against the same step without padding; all of it in eager float64."""
+"""Runs a step in a bucket with poisoned padding, and compares it with the unpadded step, both in eager float64."""
 
 from __future__ import annotations
 
@@ -30,19 +30,24 @@ from irongrad.step.train_step import TrainStep, call_of
 
 BUCKET = {"B": 4, "T": 6, "U": 8}
 WAVES = torch.cos(torch.arange(256.0).double() * 0.7 + torch.arange(5.0).double().unsqueeze(1)).unbind()
-POISON = 1 << 40  # no index of anything
+POISON = 1 << 40  # out of range as an index
 
 
 @dataclass(frozen=True)
 class Case:
-    """A captured step, ready to be run at any sizes."""
+    """A captured step, ready to run at any sizes.
+
+    Attributes:
+        step: the step.
+        programs: its captured programs.
+    """
 
     step: TrainStep
     programs: Programs
 
 
 def case(model: nn.Module, loss: Any, dynamic: Mapping[str, Mapping[int, str]], **inputs: Tensor) -> Case:
-    """Capture a step whose dimensions are as large as buckets as in the example."""
+    """Capture a step whose only bucket has the sizes of the example."""
     torch.manual_seed(0)
     model = model.double()
     sizes = {dim: inputs[n].shape[d] for n, dims in dynamic.items() for d, dim in dims.items()}
@@ -52,9 +57,9 @@ def case(model: nn.Module, loss: Any, dynamic: Mapping[str, Mapping[int, str]], 
 
 
 class Poisoning(PaddedInterpreter):
-    """Writes into the padding of every value what must not be read, or makes sure of the zeros that it is said to have.
+    """Writes poison into the padding of every value; if a value's padding is marked as zero, checks that it is.
 
-    Arguments are poisoned too, though entry points pad them with zeros.
+    Arguments are poisoned too, although entry points pad them with zeros.
     """
 
     def _given(self, value: Tensor, layout: Layout) -> Padded:
@@ -73,7 +78,7 @@ class Poisoning(PaddedInterpreter):
 
 
 def poison_of(dtype: torch.dtype) -> Tensor:
-    """What must not be read."""
+    """The value that fills padding and must not be read: NaN, True or a large integer."""
     if dtype.is_floating_point:
         return torch.full((), float("nan"), dtype=dtype)
     return torch.full((), True if dtype == torch.bool else min(POISON, torch.iinfo(dtype).max), dtype=dtype)
@@ -87,7 +92,7 @@ def padded_with(filler: Tensor, tensor: Tensor, shape: list[int]) -> Tensor:
 
 
 def check(case: Case, bucket: Mapping[str, int], inputs: Mapping[str, Tensor]) -> None:
-    """Compare loss, gradients, buffers, and the outputs of evaluation and prediction."""
+    """Compare a padded run with an unpadded one: loss, gradients, buffers, evaluation and prediction."""
     step = case.step
     true = {dim: inputs[n].shape[d] for n, dims in step.dynamic.items() for d, dim in dims.items()}
     joint = _padded(case, case.programs.joint, bucket, true, inputs)
@@ -141,7 +146,7 @@ def _eager(step: TrainStep, inputs: Mapping[str, Tensor], *, training: bool) -> 
     module.train(training)
     before = {n: b.clone() for n, b in module.named_buffers()}
     with Draws(3, 5), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "(var|std).*degrees of freedom")  # of one element, on both sides
+        warnings.filterwarnings("ignore", "(var|std).*degrees of freedom")  # both runs may have a single element
         loss = module(*inputs.values())
         if training:
             loss.backward()
@@ -165,7 +170,7 @@ def _predictions(step: TrainStep, inputs: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 class Weighted(nn.Module):
-    """`function` of the first input times a parameter, and of the other inputs."""
+    """Applies `function` to the first input times a parameter, and to the other inputs."""
 
     def __init__(self, function: Callable[..., Any], channels: int) -> None:
         super().__init__()
@@ -178,7 +183,7 @@ class Weighted(nn.Module):
 
 
 def placed(outputs: list[Tensor]) -> Tensor:
-    """A number that depends on every element and its place."""
+    """A number that depends on every element and on its position."""
     total = torch.zeros((), dtype=torch.float64)
     for number, output in enumerate(outputs):
         weighted = output.double()
@@ -190,12 +195,12 @@ def placed(outputs: list[Tensor]) -> Tensor:
 
 
 def function_case(function: Callable[..., Any], sizes: str, *others: tuple[str, int]) -> Case:
-    """Capture `function` of a float input with dimensions `sizes`, B and T of them dynamic, and of integer inputs.
+    """Capture `function` of a float input and of integer inputs; the dimensions B, T and U are dynamic.
 
     Args:
         function: takes tensors and returns one or several.
-        sizes: names of the first input's dimensions, each a letter.
-        others: sizes and upper limit of each integer input.
+        sizes: the names of the float input's dimensions, one letter each.
+        others: for each integer input, the names of its dimensions and the upper limit of its values.
     """
     inputs = example(sizes, others, BUCKET)
     dynamic = {
@@ -248,13 +253,13 @@ def _holds(function: Callable[..., Any], sizes: str, *others: tuple[str, int]) -
 
 @pytest.fixture
 def holds() -> Callable[..., None]:
-    """Checks, at random sizes, that a function (with the other arguments of `function_case`) is padded exactly."""
+    """Checks at random sizes that padding does not change a function; takes the arguments of `function_case`."""
     return _holds
 
 
 @pytest.fixture
 def joint_graph() -> Callable[..., GraphModule]:
-    """The graph of forward and backward in a bucket, as it is compiled, of the arguments of `function_case`."""
+    """The joint graph of forward and backward in a bucket, as compiled; takes the arguments of `function_case`."""
 
     def traced(function: Callable[..., Any], sizes: str, *others: tuple[str, int]) -> GraphModule:
         made = function_case(function, sizes, *others)
@@ -265,7 +270,7 @@ def joint_graph() -> Callable[..., GraphModule]:
 
 @pytest.fixture
 def step_holds() -> Callable[..., None]:
-    """Checks a whole step: `case` and then `check` for each of several inputs."""
+    """Captures a whole step, and checks it for each of several inputs."""
 
     def run(model: nn.Module, loss: Any, dynamic: Mapping[str, Any], inputs: Sequence[Mapping[str, Tensor]]) -> None:
         made = case(model, loss, dynamic, **inputs[0])

@@ -1,4 +1,4 @@
-"""A compiled step with buckets, over one state, against eager float64 at every size."""
+"""A compiled step with buckets, which share one state, against eager float64 at every size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from irongrad.runtime.errors import GuardError
 
 
 class _Tagger(nn.Module):
-    """Tags for each token, from its neighbours, with BatchNorm over what there is."""
+    """Computes tags for tokens from their neighbours, with a BatchNorm over all true tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def _stack(b: int, t: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("b", "t"), [(3, 3), (4, 7)])
-def test_many_steps_in_one_call_are_the_same_steps(session: Session, b: int, t: int):
+def test_train_steps_takes_the_same_steps_as_train_step(session: Session, b: int, t: int):
     stack, rates = _stack(b, t), [0.1, 0.2, 0.05]
     session.reset()
     one_by_one = [session.train_step(**{n: v[k] for n, v in stack.items()}, lr=rate) for k, rate in enumerate(rates)]
@@ -122,7 +122,9 @@ def test_many_steps_in_one_call_are_the_same_steps(session: Session, b: int, t: 
         ({"x": (3, 2, 4), "y": (2, 2, 4)}, r"y and x are stacked over different numbers of steps \(dimension 0\)"),
     ],
 )
-def test_stacks_of_other_sizes_change_nothing(session: Session, shapes: dict[str, tuple[int, int, int]], message: str):
+def test_stacks_of_wrong_sizes_are_refused_and_change_nothing(
+    session: Session, shapes: dict[str, tuple[int, int, int]], message: str
+):
     session.reset()
     before = session.state()
     with pytest.raises(GuardError, match=message):
@@ -144,7 +146,9 @@ def test_stacks_of_other_sizes_change_nothing(session: Session, shapes: dict[str
         ({"x": (2, 4), "y": (3, 4)}, r"y: dimension 0 \(B\) must be as large as dimension 0 of x"),
     ],
 )
-def test_sizes_that_no_bucket_holds_change_nothing(session: Session, batch: dict[str, tuple[int, int]], message: str):
+def test_sizes_that_no_bucket_holds_are_refused_and_change_nothing(
+    session: Session, batch: dict[str, tuple[int, int]], message: str
+):
     session.reset()
     before = session.state()
     with pytest.raises(GuardError, match=message):
@@ -156,7 +160,7 @@ def test_sizes_that_no_bucket_holds_change_nothing(session: Session, batch: dict
 
 
 class _Counting(nn.Module):
-    """A convolution of what an argument becomes by adding to some of its elements."""
+    """Adds to some elements of an argument and convolves the result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +177,7 @@ def _images(b: int, t: int) -> dict[str, Tensor]:
     return {"x": x, "places": places, "y": y}
 
 
-def test_inputs_of_a_buckets_own_size_stay_as_they_are(tmp_path: Path):
+def test_inputs_that_fill_a_bucket_are_not_overwritten(tmp_path: Path):
     torch.manual_seed(0)
     model, examples = _Counting(), _images(3, 5)
     reference = copy.deepcopy(model).double()

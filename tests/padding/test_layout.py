@@ -52,20 +52,20 @@ def test_a_view_moves_padding_with_its_elements(padding: Padding, before: list[o
     assert torch.equal(valid.broadcast_to(moved.tensor.shape), moved.tensor.bool())
 
 
-def test_a_view_that_would_mix_them_is_told():
+def test_a_view_that_mixes_padding_and_elements_has_no_layout():
     assert reshaped(layout_of([B * T]), [B, T]) is None
     assert reshaped(layout_of([6 * B]), [6, B]) is None
     assert reshaped(layout_of([B, 4]), [2 * B, 2]) is not None
     assert reshaped(layout_of([B * T], uniform=True), [B, T]) is not None
 
 
-def test_an_inner_axis_of_fixed_size_is_part_of_the_outer_one():
+def test_an_inner_axis_of_fixed_size_merges_into_the_outer_one():
     assert joined([Axis(B), Axis(sympy.Integer(6))]) == (Axis(6 * B),)
     assert joined([Axis(sympy.Integer(6)), Axis(B)]) == (Axis(sympy.Integer(6)), Axis(B))
     assert joined([Axis(sympy.Integer(1)), Axis(sympy.Integer(1))]) == dim_of(1)
 
 
-def test_what_is_equal_everywhere_takes_any_padding():
+def test_a_uniform_dimension_broadcasts_with_any_padding():
     merged = joined([Axis(B), Axis(T)])
     assert unified(dim_of(B * T, uniform=True), merged) == merged
     assert unified(merged, dim_of(1)) == merged
@@ -76,14 +76,14 @@ def test_what_is_equal_everywhere_takes_any_padding():
 
 
 @given(st.integers(0, 5))
-def test_places_in_a_merged_dimension(place: int):
+def test_an_index_into_a_merged_dimension_is_located_in_the_bucket(place: int):
     padding = Padding(Sizes(BUCKET, {n: torch.tensor(size) for n, size in TRUE.items()}))
     merged = joined([Axis(B), Axis(T)])
     at = int(padding.locate(merged, torch.tensor(place)))
     assert np.unravel_index(at, (3, 4)) == np.unravel_index(place, (2, 3))
 
 
-def test_places_are_numbered_as_without_padding(padding: Padding):
+def test_indices_are_numbered_as_without_padding(padding: Padding):
     places = padding.places(layout_of([B, T]))
     assert torch.equal(places[:2, :3], torch.arange(6).view(2, 3))
 

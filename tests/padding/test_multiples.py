@@ -1,4 +1,4 @@
-"""Padding of dimensions that a model splits into parts of a fixed size, or that are made of other dimensions."""
+"""Padding of dimensions that a model splits into parts of a fixed size, or that depend on other dimensions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from irongrad.step.train_step import TrainStep
 
 
 class _Blocks(nn.Module):
-    """Attends within blocks of four, and normalises over what is in the same place of each."""
+    """Attends within blocks of four tokens, averages each block, and normalises over the blocks."""
 
     def __init__(self, blocks: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def test_parts_of_a_dimension_are_padded_exactly(step_holds: Callable[..., None]
 
 
 class _Pairs(nn.Module):
-    """Both signs of each row, beside a target for each of both."""
+    """Computes outputs for each row and its negative, so targets have twice as many rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def test_a_dimension_twice_another_is_padded_exactly(step_holds: Callable[..., N
 
 
 class _Halved(nn.Module):
-    """Every other place, seen from its neighbours."""
+    """A convolution with stride 2, which halves a dimension."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,14 +118,14 @@ def test_a_bucket_that_cannot_be_split_is_refused():
         differentiate(capture(step))
 
 
-def test_buckets_are_of_sizes_that_go_together():
+def test_a_bucket_of_sizes_that_contradict_each_other_is_refused():
     names, buckets = {"x": {0: "B"}, "y": {0: "P"}}, {"B": [4, 8], "P": [8, 16]}
     step = _step(_Pairs(), nn.functional.mse_loss, _pairs(3), dynamic=names, buckets=buckets)
     with pytest.raises(CaptureError, match=r"needs Eq\(P, 2\*B\), and the bucket .* or a list of combinations"):
         differentiate(capture(step))
 
 
-def test_an_example_of_one_part_is_refused():
+def test_an_example_with_a_single_part_is_refused():
     names = {"x": {0: "B", 1: "T"}}
     step = _step(_Blocks(BLOCKS["reshape"]), _loss, _inputs(3, 4), dynamic=names, buckets={"B": [4], "T": [16]})
     with pytest.raises(CaptureError, match="the size of 'T' is in dynamic, but .* for that of the example alone"):

@@ -1,4 +1,4 @@
-"""What cannot be padded exactly is refused by name."""
+"""Operators and sizes that cannot be padded exactly are refused by name."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_operator_without_a_rule_is_named_with_its_line_and_dimensions():
     assert "irongrad.register_padding_rule" in text
 
 
-def test_the_same_operator_is_taken_where_nothing_is_padded():
+def test_an_operator_without_a_rule_is_accepted_on_unpadded_values():
     differentiate(capture(_step(lambda h: h * torch.arange(8.0).kthvalue(2)[0])))
 
 
@@ -98,7 +98,7 @@ def test_a_registered_rule_is_used(monkeypatch: pytest.MonkeyPatch):
         return Padded(call.run(x=call.padding.fill(x, 0)), x.layout[:1])
 
     assert rule_of(operator) is rule
-    assert has_users_rules()  # and so nothing of this step is cached
+    assert has_users_rules()  # the cache skips a step with such rules
     differentiate(capture(_step(lambda h: row_sums(h))))
 
 
@@ -107,7 +107,7 @@ def test_a_dimension_that_the_model_fixes_is_named():
         capture(_step(lambda h: h * torch.ones(5, 1)))
 
 
-def test_dimensions_that_have_to_be_equal_are_named():
+def test_dimensions_that_must_be_equal_are_named():
     x = torch.randn(4, 4, 4)
     model = _Model(lambda h: h + h.transpose(0, 1))
     step = TrainStep(
@@ -141,7 +141,7 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], reason: st
         _step(lambda h: h, **options)
 
 
-def test_an_example_of_one_is_refused():
+def test_an_example_with_a_dimension_of_size_one_is_refused():
     model = _Model(lambda h: h)
     with pytest.raises(CaptureError, match="dimension 'B' is 1 in the example input 'x'"):
         TrainStep(
@@ -154,7 +154,7 @@ def test_an_example_of_one_is_refused():
         )
 
 
-def test_a_reason_is_no_error_of_the_user():
+def test_a_missing_rule_is_not_reported_as_an_unsupported_operator():
     assert not issubclass(NoRule, UnsupportedOpError)
     assert rule_of(aten.kthvalue.default) is None
 
@@ -182,12 +182,12 @@ def test_a_bucket_that_holds_no_input_is_refused():
         differentiate(capture(_step(lambda h: h[:, 2], buckets={"B": [4], "T": [2, 8]})))
 
 
-def test_sizes_that_are_not_all_possible_are_refused():
+def test_a_step_that_takes_only_some_sizes_is_refused():
     with pytest.raises(CaptureError, match="this model or loss needs"):
         differentiate(capture(_step(lambda h: h[:, :4].sum() if h.shape[1] % 2 else h.sum())))
 
 
-def test_a_decision_on_one_size_is_no_broadcast():
+def test_a_branch_on_one_size_is_refused_but_a_minimal_size_becomes_a_limit():
     with pytest.raises(CaptureError, match="this model or loss needs B != 4, which not all sizes .* Say so in constr"):
         differentiate(capture(_step(lambda h: h * 2 if h.shape[0] == 4 else h)))
     limits = differentiate(capture(_step(lambda h: F.batch_norm(h.mT, None, None, training=True)))).bucket_limits

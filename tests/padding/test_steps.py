@@ -12,13 +12,13 @@ BATCH = {"x": {0: "B"}, "y": {0: "B"}}
 SEQUENCES = {"x": {0: "B", 1: "T"}, "y": {0: "B", 1: "T"}}
 
 
-def test_statistics_and_running_buffers_of_a_batch(step_holds: Callable[..., None]):
+def test_batch_norm_in_a_padded_batch_matches_eager(step_holds: Callable[..., None]):
     model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.4), nn.Linear(6, 3))
     inputs = [{"x": torch.randn(b, 5).double(), "y": torch.randint(0, 3, (b,))} for b in (6, 2, 3, 5)]
     step_holds(model, F.cross_entropy, BATCH, inputs)
 
 
-def test_images_of_a_batch(step_holds: Callable[..., None]):
+def test_an_image_model_in_a_padded_batch_matches_eager(step_holds: Callable[..., None]):
     model = nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1),
         nn.BatchNorm2d(4, momentum=0.3),
@@ -53,14 +53,14 @@ def _next_token(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=0)
 
 
-def test_sentences_of_a_batch(step_holds: Callable[..., None]):
+def test_a_transformer_on_padded_sentences_matches_eager(step_holds: Callable[..., None]):
     sizes = ((4, 8), (1, 5))
     inputs = [{"x": torch.randint(0, 9, s), "y": torch.randint(0, 9, s)} for s in sizes]
     step_holds(_Language(), _next_token, SEQUENCES, inputs)
 
 
 class _Reader(nn.Module):
-    """The last states of a bidirectional GRU."""
+    """A classifier of the last states of a bidirectional GRU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,14 +73,14 @@ class _Reader(nn.Module):
         return self.head(last.transpose(0, 1).flatten(1))
 
 
-def test_the_last_state_of_each_length(step_holds: Callable[..., None]):
+def test_last_states_of_a_gru_on_padded_sentences_match_eager(step_holds: Callable[..., None]):
     sizes = ((4, 8), (1, 5))
     inputs = [{"x": torch.randint(0, 9, s), "y": torch.randint(0, 3, s[:1])} for s in sizes]
     step_holds(_Reader(), F.cross_entropy, {"x": {0: "B", 1: "T"}, "y": {0: "B"}}, inputs)
 
 
-class _OfItsOwn(nn.Module):
-    """A model that makes its own loss and draws its own noise."""
+class _WithLoss(nn.Module):
+    """A model that computes its own loss and draws noise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,6 +91,6 @@ class _OfItsOwn(nn.Module):
         return {"loss": F.mse_loss(h, y), "h": h}
 
 
-def test_a_model_with_a_loss_of_its_own(step_holds: Callable[..., None]):
+def test_a_model_with_its_own_loss_in_a_padded_batch_matches_eager(step_holds: Callable[..., None]):
     inputs = [{"x": torch.randn(b, 3).double(), "y": torch.randn(b, 2).double()} for b in (4, 2, 3)]
-    step_holds(_OfItsOwn(), None, BATCH, inputs)
+    step_holds(_WithLoss(), None, BATCH, inputs)

@@ -1,4 +1,4 @@
-"""Views, slices and moves of padded dimensions."""
+"""Views, slices and rearrangements of padded dimensions."""
 
 from __future__ import annotations
 

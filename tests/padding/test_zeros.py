@@ -1,4 +1,4 @@
-"""Zeros in place of padding: written once for all readers of a value, where it is made, if they are not there yet."""
+"""Padding is set to zero once for all readers of a value, where the value is computed, unless it is zero already."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GraphOf = Callable[..., GraphModule]
 
 
 def _masked(graph: GraphModule) -> list[Node]:
-    """What each mask of `graph` is put on."""
+    """The values that the masks of `graph` are applied to."""
     return [n.args[1] for n in graph.graph.nodes if n.target is aten.where.self]
 
 
@@ -28,7 +28,7 @@ def _two_layers(x: Tensor) -> Tensor:
     return hidden.flatten(0, 1).mT @ (hidden + 1).flatten(0, 1)
 
 
-def test_a_value_has_zeros_for_all_of_its_readers(joint_graph: GraphOf):
+def test_padding_is_zeroed_once_for_all_readers_of_a_value(joint_graph: GraphOf):
     masked = _masked(joint_graph(_two_layers, "BTC"))
     assert masked
     for value in masked:
@@ -37,11 +37,11 @@ def test_a_value_has_zeros_for_all_of_its_readers(joint_graph: GraphOf):
 
 
 def test_arguments_are_not_masked(joint_graph: GraphOf):
-    def of_indices(x: Tensor, index: Tensor) -> Tensor:
+    def looked_up(x: Tensor, index: Tensor) -> Tensor:
         table = torch.linspace(-1, 1, 10, dtype=x.dtype).reshape(5, 2)
         return x.sum() + torch.nn.functional.embedding(index, table).sum(2)
 
-    assert not [v for v in _masked(joint_graph(of_indices, "BT", ("BT", 5))) if v.op == "placeholder"]
+    assert not [v for v in _masked(joint_graph(looked_up, "BT", ("BT", 5))) if v.op == "placeholder"]
 
 
 def _squares(x: Tensor) -> Tensor:
@@ -60,7 +60,9 @@ def _squares(x: Tensor) -> Tensor:
         pytest.param(_squares, id="of an expanded value"),
     ],
 )
-def test_other_readers_find_what_they_need(function: Callable[[Tensor], Any], holds: Callable[..., None]):
+def test_other_readers_of_a_zeroed_value_get_right_results(
+    function: Callable[[Tensor], Any], holds: Callable[..., None]
+):
     holds(function, "BTC")
 
 
@@ -68,7 +70,7 @@ def test_other_readers_find_what_they_need(function: Callable[[Tensor], Any], ho
     "lie",
     [lambda call, x: Padded(call.run() + 1, x.layout, zero=True), lambda call, x: x.view(call.run() + 1, x.layout)],
 )
-def test_padding_that_is_not_what_a_rule_says_is_found(
+def test_a_rule_that_misstates_its_padding_is_detected(
     lie: Callable[[Call, Padded], Padded], holds: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(_USER, aten.sinh.default, lambda call: lie(call, call["self"]))

@@ -1,4 +1,4 @@
-"""k grad_steps and an apply_step are one train_step on the k-fold batch, for a model that treats samples alone."""
+"""k grad_steps and an apply_step equal one train_step on the k-fold batch, if the model treats each sample alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_step(batch: int) -> ig.TrainStep:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Golden:
-    """What eager float64 makes of the large batch."""
+    """The golden values of the large batch, from eager float64."""
     artifact = ig.compile(make_step(12), tmp_path_factory.mktemp("large") / "a", entry_points=("train_step",))
     return read_golden(artifact.directory / GOLDEN)
 
@@ -40,8 +40,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_accumulated_batches_are_one_large_batch(large: Golden, small: Session, steps: int):
-    """The oracle is the large batch's own, eager float64."""
+def test_accumulated_batches_equal_one_large_batch(large: Golden, small: Session, steps: int):
+    """The expected values are those of the large batch in eager float64."""
     small.reset()
     for _ in range(steps):
         parts = [{n: a[i * 4 : (i + 1) * 4] for n, a in large.inputs.items()} for i in range(FOLD)]

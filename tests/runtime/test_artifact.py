@@ -37,7 +37,7 @@ def test_damaged_files_are_caught_by_their_hashes(copy, name, damage):
         Session(copy)
 
 
-def test_a_directory_without_a_manifest(tmp_path):
+def test_a_directory_without_a_manifest_is_refused(tmp_path):
     with pytest.raises(ArtifactError, match="not an IronGrad artifact"):
         Session(tmp_path)
     with pytest.raises(ArtifactError, match="not an IronGrad artifact"):
@@ -51,25 +51,25 @@ def edit_manifest(directory, change):
     path.write_text(json.dumps(manifest))
 
 
-def test_a_damaged_manifest(copy):
+def test_a_damaged_manifest_is_refused(copy):
     (copy / "manifest.json").write_text("{")
     with pytest.raises(ArtifactError, match="manifest.json is damaged"):
         Session(copy)
 
 
-def test_a_manifest_of_another_format(copy):
+def test_a_manifest_of_another_format_is_refused(copy):
     edit_manifest(copy, lambda m: m.update(format_version=99))
     with pytest.raises(ArtifactError, match="format version 99; this IronGrad reads version 2"):
         Session(copy)
 
 
-def test_a_manifest_with_a_wrong_field(copy):
+def test_a_manifest_with_a_wrong_field_is_refused(copy):
     edit_manifest(copy, lambda m: m["state"][0].update(shape="wide"))
     with pytest.raises(ArtifactError, match=r"Expected `array`, got `str` - at `\$.state\[0\].shape`"):
         Session(copy)
 
 
-def test_a_binary_for_another_cpu(mlp_artifact):
+def test_a_binary_for_another_cpu_is_refused(mlp_artifact):
     target = read_manifest(mlp_artifact).targets[0]
     with pytest.raises(ArtifactError, match="lacks: amx-fantasy"):
         check_cpu(replace(target, features=(*target.features, "amx-fantasy")), mlp_artifact)
@@ -78,7 +78,7 @@ def test_a_binary_for_another_cpu(mlp_artifact):
     check_cpu(target, mlp_artifact)
 
 
-def test_an_unknown_target(mlp_artifact):
+def test_an_unknown_target_is_refused(mlp_artifact):
     with pytest.raises(ArtifactError, match="no target 'cuda'; it has llvm-cpu"):
         Session(mlp_artifact, target="cuda")
 
@@ -99,7 +99,7 @@ WRONG_CHECKPOINTS = {
 
 
 @pytest.mark.parametrize("case", WRONG_CHECKPOINTS)
-def test_a_checkpoint_of_another_model(mlp_artifact, tmp_path, case):
+def test_a_checkpoint_of_another_model_is_refused(mlp_artifact, tmp_path, case):
     change, message = WRONG_CHECKPOINTS[case]
     session = Session(mlp_artifact)
     before = session.state()
@@ -122,7 +122,7 @@ def test_tied_values_must_agree(mlp_artifact, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"not a safetensors file at all"])
-def test_a_damaged_checkpoint(mlp_artifact, tmp_path, content):
+def test_a_damaged_checkpoint_is_refused(mlp_artifact, tmp_path, content):
     path = tmp_path / "damaged.safetensors"
     path.write_bytes(content)
     with pytest.raises(ArtifactError, match="not a readable safetensors file"):

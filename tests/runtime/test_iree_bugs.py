@@ -1,4 +1,4 @@
-"""Bugs of IREE 3.13.0 that the artifact's format avoids. A failure here says that one is gone."""
+"""Bugs of IREE 3.13.0 that the artifact's format avoids. A failing test shows that a bug is fixed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def exporting(artifact: Path, state: Path | None = None) -> list[str]:
 
 @pytest.fixture(scope="module")
 def digits_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The quickstart's artifact, whose state is large enough for the race to be frequent."""
+    """The quickstart's artifact; its state is large enough for the race to happen often."""
     directory = tmp_path_factory.mktemp("artifacts") / "digits"
     ig.compile(load_step(f"{EXAMPLES / 'digits.py'}:make_step"), directory)
     return directory
@@ -42,7 +42,7 @@ def digits_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_splat_parameters_still_race_on_local_task(digits_artifact, tmp_path):
-    """When this fails, `irongrad.pipeline.package._write_state` can write repeated values as splats."""
+    """When this fails, `irongrad.pipeline.package.write_state` can write repeated values as splats."""
     index = ireert.ParameterIndex()
     for name, array in initial_state(digits_artifact).items():
         data = array.tobytes()

@@ -1,4 +1,4 @@
-"""A call finds the memory of the call before."""
+"""A call reuses the memory of the call before it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def page_faults() -> int:
 
 
 def test_transient_memory_is_kept_between_calls():
-    """128 MiB in between; when this holds without `keep_freed_memory`, that can go."""
+    """The intermediate value takes 128 MiB. When this passes without `keep_freed_memory`, that can be removed."""
 
     def through_a_large_product(a, b, c):
         return (a @ b) @ c
@@ -86,7 +86,7 @@ with open("/proc/self/smaps") as file:
 
 
 @pytest.mark.skipif(not LEFT_TO_PROCESSES, reason="large pages are not left to processes here")
-def test_memory_that_is_preferred_on_large_pages_lies_there():
+def test_malloc_places_memory_on_preferred_large_pages():
     found = [
         int(subprocess.run([sys.executable, "-c", ON_LARGE_PAGES, *preferred], capture_output=True, check=True).stdout)
         for preferred in ([], ["preferred"])
@@ -94,7 +94,7 @@ def test_memory_that_is_preferred_on_large_pages_lies_there():
     assert found[1] - found[0] >= 2**24
 
 
-def test_more_than_there_is_is_not_set_aside():
+def test_preferring_large_pages_for_more_memory_than_exists_does_nothing():
     prefer_large_pages(2**60)
 
 
@@ -118,14 +118,14 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks for glibc's malloc")
-def test_what_is_cleared_early_need_not_be_later() -> None:
+def test_memory_that_is_cleared_early_causes_no_later_page_faults() -> None:
     def faults(*arguments: str) -> int:
         command = [sys.executable, "-c", CLEARED, *arguments]
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     assert faults("early") < 16
-    assert faults() * PAGE > 2**26  # one by one
+    assert faults() * PAGE > 2**26  # a fault for every page
 
 
-def test_there_need_not_be_as_much_memory_to_clear() -> None:
+def test_clearing_more_memory_than_exists_does_nothing() -> None:
     clear_early(2**60)

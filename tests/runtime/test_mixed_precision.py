@@ -1,4 +1,4 @@
-"""A compiled float16 step with a dynamic loss scale, in two micro-batches: overflow, growth, resume, inspection."""
+"""A compiled float16 step with a dynamic loss scale and two micro-batches: overflow, growth, resume, inspection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_step() -> ig.TrainStep:
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Verified against the oracle as it is made: gradients, BatchNorm statistics and the scale of three steps."""
+    """The artifact. Compiling verifies gradients, BatchNorm statistics and the scale of three steps."""
     directory = tmp_path_factory.mktemp("precision") / "net"
     ig.compile(make_step(), directory, entry_points=ENTRY_POINTS)
     return directory
@@ -110,7 +110,7 @@ def test_a_checkpoint_has_the_scale_and_training_goes_on_exactly(session: Sessio
     assert [resumed.train_step(**batch(number)) for number in (3, 4)] == rest
     assert scale_of(resumed) == scale_of(session) == (256.0, 1, [1], 5)
     one, other = session.state(), resumed.state()
-    # As in eager, BatchNorm's statistics hold what the overflowing batch left in them.
+    # The overflowing batch leaves NaN in BatchNorm's statistics, as in eager.
     assert all(np.array_equal(one[n], other[n], equal_nan=True) for n in one)
 
     step, scaler = make_step(), torch.amp.GradScaler("cpu")

@@ -1,4 +1,4 @@
-"""What only another process can show: no torch in the runtime, resuming, and iree-run-module."""
+"""Tests that need a new process: the runtime imports no torch, training resumes, iree-run-module agrees."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_runtime_imports_no_compiler(mlp_artifact):
     assert run_python(DEPLOYED + IMPORTED, mlp_artifact).strip() == "[]"
 
 
-def test_that_test_can_fail(mlp_artifact):
+def test_an_imported_compiler_is_noticed(mlp_artifact):
     assert run_python(DEPLOYED + "import irongrad.step.train_step\n" + IMPORTED, mlp_artifact).strip() != "[]"
 
 
@@ -150,7 +150,7 @@ def test_iree_run_module_refuses_in_the_same_words(mlp_artifact, value, message)
     assert message in result.stderr
 
 
-def test_iree_run_module_refuses_a_class_index(mlp_artifact):
+def test_iree_run_module_refuses_a_class_index_out_of_range(mlp_artifact):
     command = run_module(read_manifest(mlp_artifact), mlp_artifact, "train_step")
     command = [a.replace("6xi64=0", "6xi64=4") for a in command]
     result = iree_run(command)

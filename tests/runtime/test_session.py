@@ -1,4 +1,4 @@
-"""The session's entry points: what they return, refuse and leave alone."""
+"""The session's entry points: their results, the calls that they refuse, and the state that they do not change."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_evaluation_changes_nothing(session, batches):
     assert_same(snapshot(session), before)
 
 
-def test_reset_puts_back_what_was_loaded(mlp_artifact, batches, tmp_path):
+def test_reset_restores_the_loaded_state(mlp_artifact, batches, tmp_path):
     session = Session(mlp_artifact)
     start = snapshot(session)
     session.train_step(**batches[0])
@@ -99,7 +99,7 @@ def test_reset_puts_back_what_was_loaded(mlp_artifact, batches, tmp_path):
     assert_same(snapshot(resumed), one)
 
 
-def test_inputs_by_dlpack_and_from_the_device(session, batches):
+def test_dlpack_and_device_inputs_give_the_same_result(session, batches):
     batch = batches[0]
     expected = session.eval_step(**batch)
     assert session.eval_step(**{n: torch.from_numpy(a) for n, a in batch.items()}) == expected
@@ -257,5 +257,5 @@ def test_train_steps_names_the_bad_hyperparameter(session, batches):
         ("Error: DATA_LOSS; while invoking native function hal.fence.await; while calling", "DATA_LOSS while invoking"),
     ],
 )
-def test_a_status_is_told_in_its_words_or_by_its_name(text, reason):
+def test_a_status_is_reported_by_its_message_or_else_by_its_name(text, reason):
     assert reason_of(RuntimeError(text)).startswith(reason)

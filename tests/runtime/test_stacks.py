@@ -21,7 +21,7 @@ ig.compile_function(function, arguments, gradients=True)
 
 
 def test_a_gelu_after_a_product_runs_on_the_workers_stack():
-    """In a process of its own, which ends with a segmentation fault on 128 KiB, where tiles are 16 by 16."""
+    """Runs in a new process: with 16 by 16 tiles and stacks of 128 KiB it ends with a segmentation fault."""
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr)
 

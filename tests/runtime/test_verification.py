@@ -1,4 +1,4 @@
-"""What counts as an error of a compiled value, and what an artifact keeps of the expected ones."""
+"""The error of a compiled value, and the expected values that an artifact keeps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_dtype_is_compared_as_float64(dtype: type) -> None:
     assert largest_error(value, np.zeros(4)) == math.inf
 
 
-def test_a_sample_is_compared_with_the_elements_that_it_was_taken_of() -> None:
+def test_a_sample_is_compared_with_the_elements_that_it_came_from() -> None:
     whole = np.random.default_rng(0).normal(size=(3, SAMPLE)).astype(np.float32)
     sample = sampled(whole.astype(np.float64))
     assert sample.shape == (SAMPLE,)
@@ -60,7 +60,7 @@ def golden_values() -> Golden:
     return Golden(1, "float64", inputs, expected, {"loss/0/": 0.1, "state/1/w": math.inf, "large": 1e-17})
 
 
-def test_what_is_stored_is_what_is_kept(tmp_path: Path) -> None:
+def test_golden_values_that_are_read_equal_the_kept_ones(tmp_path: Path) -> None:
     golden = golden_values()
     write_golden(golden, tmp_path / "golden")
     assert are_same(read_golden(tmp_path / "golden"), kept(golden))

@@ -1,4 +1,4 @@
-"""Choosing buckets."""
+"""The choice of buckets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from irongrad.runtime.errors import UserError
 from irongrad.sizes.buckets import combinations, smallest
 
 
-def test_powers_of_two():
+def test_pow2_lists_powers_of_two_up_to_the_limit():
     assert ig.pow2(1, 8) == [1, 2, 4, 8]
     assert ig.pow2(16, 100) == [16, 32, 64, 100]
     assert ig.pow2(5, 5) == [5]
@@ -35,7 +35,7 @@ def _padding(lengths: list[int], sizes: tuple[int, ...]) -> int:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=20), st.integers(1, 4))
-def test_no_other_sizes_waste_less(lengths: list[int], count: int):
+def test_chosen_sizes_waste_the_least(lengths: list[int], count: int):
     chosen = ig.choose_buckets(lengths, max_buckets=count)
     assert len(chosen) <= count
     others = itertools.combinations(sorted(set(lengths)), len(chosen))
@@ -45,7 +45,7 @@ def test_no_other_sizes_waste_less(lengths: list[int], count: int):
     assert chosen.waste == pytest.approx(padding / (padding + sum(lengths)))
 
 
-def test_the_fewest_sizes_that_keep_to_a_waste():
+def test_the_fewest_sizes_within_a_waste_are_chosen():
     lengths = [1] * 50 + [10] * 30 + [12] * 20
     assert ig.choose_buckets(lengths, max_waste=0.2) == (1, 12)
     assert ig.choose_buckets(lengths, max_waste=0.0) == (1, 10, 12)

@@ -1,4 +1,4 @@
-"""What a user says of sizes."""
+"""The constraints on sizes that a user declares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from irongrad.sizes.limits import limits_up_to, multiple_of, spelled
 B, S, T = symbol("B"), symbol("S"), symbol("T")
 
 
-def test_comparisons_are_relations_of_dimensions():
+def test_comparisons_become_relations_of_dimensions():
     assert conditions_of(["T % 8 == 0"], "T") == (sympy.Eq(Mod(T, 8), 0),)
     assert conditions_of(["16 <= T <= 512", "S < 2 * T - 1"], "ST") == (
         sympy.Le(16, T),
@@ -40,26 +40,26 @@ def test_comparisons_are_relations_of_dimensions():
         ("T < 0", "no sizes satisfy"),
     ],
 )
-def test_what_is_no_comparison_is_refused(text: str, reason: str):
+def test_a_constraint_that_is_no_comparison_is_refused(text: str, reason: str):
     with pytest.raises(CaptureError, match=reason):
         conditions_of([text], ["T"])
 
 
-def test_declared_relations_are_taken_as_they_stand():
+def test_declared_relations_limit_the_sizes():
     declared = conditions_of(["T != 5", "T <= 9", "T % 2 == 1"], "T")
-    limits = limits_up_to([sympy.Ne(T, 12)], {"T": 11}, declared)  # of which the first is always true
+    limits = limits_up_to([sympy.Ne(T, 12)], {"T": 11}, declared)  # T != 12 is always true, as T is at most 11
     assert limits.largest == {"T": 9}
     assert [n for n in range(1, 12) if limits.allow({"T": n})] == [1, 3, 7, 9]
 
 
-def test_a_multiple_is_one_in_words():
+def test_a_multiple_is_spelled_in_words():
     (condition,) = conditions_of(["T % 8 == 0"], "T")
     assert multiple_of(condition) == (T, 8)
     assert spelled(condition) == "T a multiple of 8"
     assert multiple_of(sympy.Eq(Mod(T, 8), 1)) is None
 
 
-def test_an_example_satisfies_the_constraints():
+def test_an_example_must_satisfy_the_constraints():
     model = nn.Linear(4, 4)
     with pytest.raises(CaptureError, match=r"have sizes \{'T': 6\}, which do not satisfy the constraint 'T % 4 == 0'"):
         ig.TrainStep(

@@ -1,4 +1,4 @@
-"""A compiled run goes on in eager PyTorch, and an eager run in compiled code."""
+"""Checkpoints continue a compiled run in eager PyTorch, and an eager run in compiled code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Make = Callable[[list[nn.Parameter]], Any]
 
 
 class Net(nn.Module):
-    """Tied weights, BatchNorm, a frozen parameter and one that gets no gradient."""
+    """A model with tied weights, BatchNorm, a frozen parameter and parameters without gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def train_eager(step: ig.TrainStep, steps: int, seed: int | None = None) -> dict[str, torch.Tensor]:
-    """Train in place; the state dict after it."""
+    """Train `step` in place and return the new state dict of its model."""
     dtype = next(step.model.parameters()).dtype
     inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in step.inputs.items()}
     with RoundingNoise(seed) if seed is not None else nullcontext():
@@ -81,7 +81,7 @@ def references(make: Make, steps: int) -> tuple[dict[str, torch.Tensor], list[di
     return exact, samples
 
 
-def test_state_dict_loads_strictly(pair: tuple[Make, Artifact], tmp_path: Path) -> None:
+def test_a_checkpoint_loads_as_a_strict_state_dict(pair: tuple[Make, Artifact], tmp_path: Path) -> None:
     make, artifact = pair
     path = tmp_path / "model.safetensors"
     session = train_compiled(artifact, make_step(make), 2)
@@ -94,7 +94,9 @@ def test_state_dict_loads_strictly(pair: tuple[Make, Artifact], tmp_path: Path) 
         np.testing.assert_array_equal(tensor.numpy(), session.state()[spec.name])
 
 
-def test_compiled_then_eager(pair: tuple[Make, Artifact], tmp_path: Path, agree: Callable[..., None]) -> None:
+def test_eager_training_continues_a_compiled_run(
+    pair: tuple[Make, Artifact], tmp_path: Path, agree: Callable[..., None]
+) -> None:
     make, artifact = pair
     path = tmp_path / "half.safetensors"
     train_compiled(artifact, make_step(make), 3).save(path)
@@ -107,7 +109,9 @@ def test_compiled_then_eager(pair: tuple[Make, Artifact], tmp_path: Path, agree:
     agree({n: t.numpy() for n, t in found.items()}, *references(make, 6))
 
 
-def test_eager_then_compiled(pair: tuple[Make, Artifact], tmp_path: Path, agree: Callable[..., None]) -> None:
+def test_compiled_training_continues_an_eager_run(
+    pair: tuple[Make, Artifact], tmp_path: Path, agree: Callable[..., None]
+) -> None:
     make, artifact = pair
     path = tmp_path / "half.safetensors"
     step = make_step(make)
@@ -120,7 +124,7 @@ def test_eager_then_compiled(pair: tuple[Make, Artifact], tmp_path: Path, agree:
     assert state["irongrad/steps"] >= 4
 
 
-def test_fresh_optimizer_keeps_the_artifacts_state(pair: tuple[Make, Artifact], tmp_path: Path) -> None:
+def test_a_fresh_optimizer_keeps_the_artifacts_state(pair: tuple[Make, Artifact], tmp_path: Path) -> None:
     make, artifact = pair
     step = make_step(make)
     path = tmp_path / "fresh.safetensors"
@@ -129,7 +133,7 @@ def test_fresh_optimizer_keeps_the_artifacts_state(pair: tuple[Make, Artifact], 
     assert all((found[n] == initial[n]).all() for n in initial)
 
 
-def test_round_trip_changes_nothing(pair: tuple[Make, Artifact], tmp_path: Path) -> None:
+def test_a_round_trip_through_eager_changes_nothing(pair: tuple[Make, Artifact], tmp_path: Path) -> None:
     make, artifact = pair
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
     session = train_compiled(artifact, make_step(make), 2)

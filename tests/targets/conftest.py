@@ -1,4 +1,4 @@
-"""An artifact for two targets."""
+"""An artifact for two targets, a CPU and a Vulkan device."""
 
 from __future__ import annotations
 

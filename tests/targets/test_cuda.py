@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import irongrad as ig
+from irongrad.mlir.tools import run_tool
 from irongrad.pipeline.driver import build
-from irongrad.pipeline.iree.compile import COMMON_FLAGS, _iree_compile
+from irongrad.pipeline.iree.compile import COMMON_FLAGS
 from irongrad.pipeline.options import make_options
 from irongrad.runtime import load, selection
 from irongrad.runtime.devices import devices_of
@@ -51,7 +52,7 @@ def make_step(width: int = 8, precision: str = "f32") -> ig.TrainStep:
 
 
 def compiled(step: ig.TrainStep, folder: Path, architectures: Iterable[str]) -> Path:
-    """An artifact of `step` for these architectures, with its PTX in the folder `ptx.<architecture>` beside it."""
+    """Compile `step` for these architectures; the folders `ptx.<architecture>` beside the artifact get its PTX."""
     options = make_options(folder / "step", [f"cuda:arch={a}" for a in architectures], entry_points=["train_step"])
     dumping = [
         replace(t, flags=(*t.flags, f"--iree-hal-dump-executable-binaries-to={folder / f'ptx.{a}'}"))
@@ -106,7 +107,7 @@ def test_tensor_cores_multiply_bfloat16_matrices(bfloat16, architecture):
     (ptx,) = bfloat16.with_name(f"ptx.{architecture}").iterdir()
     assert assemble(ptx, architecture).returncode == 0
     products = {n: code for n, code in kernels(ptx.read_text()).items() if n.endswith("bf16xbf16xf32")}
-    # The last layer and its two gradients, the scores, and the gradient of the probabilities.
+    # These are the last layer, its two gradients, the attention scores, and the gradient of the probabilities.
     sizes = {n.partition("matmul_")[2].removesuffix("_bf16xbf16xf32") for n in products}
     assert sizes == {"64x16x32", "16x32x64", "64x32x16", "4x16x16x32"}
     assert len(products) == 5
@@ -126,24 +127,24 @@ func.func @product(%a: tensor<64x64xTYPE>, %b: tensor<64x64xTYPE>) -> tensor<64x
 
 
 def product(dtype: str, flags: Sequence[str], folder: Path) -> tuple[subprocess.CompletedProcess[str], str]:
-    """The compiler's result for one product of matrices, and its PTX."""
+    """Compile one matrix product; return the compiler's result and the PTX."""
     source = folder / "product.mlir"
     source.write_text(MATMUL.replace("TYPE", dtype))
     dump = f"--iree-hal-dump-executable-binaries-to={folder / 'ptx'}"
-    result = _iree_compile([*COMMON_FLAGS, *flags, dump, str(source), "-o", "/dev/null"])
+    result = run_tool("iree-compile", [*COMMON_FLAGS, *flags, dump, str(source), "-o", "/dev/null"])
     return result, "".join(p.read_text() for p in folder.glob("ptx/*"))
 
 
 @pytest.mark.parametrize(("dtype", "used"), [("f16", True), ("bf16", True), ("f32", False)])
-def test_which_products_tensor_cores_compute(dtype, used, tmp_path):
-    """When this fails for f32, IREE knows TF32: `irongrad.targets.cuda` and docs/targets.md can say so."""
+def test_tensor_cores_compute_only_16_bit_products(dtype, used, tmp_path):
+    """When this fails for f32, IREE supports TF32; then update `irongrad.targets.cuda` and docs/targets.md."""
     result, ptx = product(dtype, parse_target("cuda:arch=sm_80").flags, tmp_path)
     assert result.returncode == 0, result.stderr
     assert ("mma.sync" in ptx) == used
 
 
 def test_iree_still_gives_older_gpus_products_that_they_lack(tmp_path):
-    """When this fails, the quirk of sm_70 and sm_75 in `irongrad.targets.cuda` can go."""
+    """When this fails, the quirk of sm_70 and sm_75 in `irongrad.targets.cuda` can be removed."""
     named = ["--iree-hal-target-device=cuda", "--iree-cuda-target=sm_75"]
     result, _ = product("f16", named, tmp_path)
     assert result.returncode != 0
@@ -154,14 +155,14 @@ def test_iree_still_gives_older_gpus_products_that_they_lack(tmp_path):
 
 
 def test_iree_still_does_not_know_sm_90(tmp_path):
-    """When this fails, `irongrad.targets.cuda` can name sm_90 as it does the others."""
+    """When this fails, `irongrad.targets.cuda` can name sm_90 like the other architectures."""
     source = tmp_path / "probe.mlir"
     source.write_text(
         "func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {\n"
         "  %y = arith.addf %x, %x : tensor<4xf32>\n  return %y : tensor<4xf32>\n}\n"
     )
     named = [*COMMON_FLAGS, "--iree-hal-target-device=cuda", "--iree-cuda-target=sm_90"]
-    result = _iree_compile([*named, "--compile-to=hal", str(source), "-o", str(tmp_path / "out")])
+    result = run_tool("iree-compile", [*named, "--compile-to=hal", str(source), "-o", str(tmp_path / "out")])
     assert result.returncode != 0
     assert "missing GPU target" in result.stderr
     assert parse_target("cuda:arch=sm_90").flags != parse_target("cuda:arch=sm_89").flags

@@ -1,4 +1,4 @@
-"""Code for other CPUs: linked everywhere, and run on aarch64 by qemu with IREE's own runtime for it."""
+"""Code for other CPUs is linked on this machine; code for aarch64 runs in qemu with IREE's runtime for aarch64."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from irongrad.runtime.manifest import GOLDEN, read_manifest
 from irongrad.runtime.session import initial_state
 
 AARCH64 = Path(sys.prefix) / "aarch64" / "iree" / "_runtime_libs" / "iree-run-module"
-ROOT = "/usr/aarch64-linux-gnu"  # where Debian's cross packages put that machine's libraries
+ROOT = "/usr/aarch64-linux-gnu"  # where Debian's cross packages install the aarch64 libraries
 
-# What e_machine is in the header of an ELF file (System V ABI, the registered machines).
+# The values of e_machine in the header of an ELF file (System V ABI, the registered machines).
 MACHINES = {"x86_64": 62, "aarch64": 183, "riscv64": 243}
 
 TARGETS = {
@@ -38,7 +38,7 @@ TARGETS = {
 
 @pytest.fixture(scope="module")
 def artifact(mlp_step, tmp_path_factory) -> Path:
-    """A step for all targets, with the linked code of each in a folder of its own beside it."""
+    """A step for all targets; a folder per target, beside the artifact, holds its linked code."""
     folder = tmp_path_factory.mktemp("cross")
     options = make_options(folder / "step", list(TARGETS), entry_points=["train_step"])
     dumping = [
@@ -59,7 +59,7 @@ def test_the_code_is_linked_for_the_machine(artifact):
 
 
 class Elf:
-    """What a shared object of 64 bits says to the loader (System V ABI, "Program Loading and Dynamic Linking")."""
+    """The dynamic linking data of a 64-bit shared object (System V ABI, "Program Loading and Dynamic Linking")."""
 
     NEEDED, HASH, STRINGS, SYMBOLS = 1, 4, 5, 6
     LOADED, DYNAMIC = 1, 2
@@ -73,7 +73,7 @@ class Elf:
         self.dynamic = [struct.unpack_from("<QQ", data, at) for at in range(table[2], table[2] + table[5], 16)]
 
     def symbols(self) -> dict[str, int]:
-        """The section of each dynamic symbol but the first, which stands for none; 0 for an undefined one."""
+        """The section of each dynamic symbol, 0 if it is undefined; the first symbol is a placeholder and left out."""
         tags = dict(self.dynamic)
         (count,) = struct.unpack_from("<I", self._data, self._at(tags[self.HASH]) + 4)
         entries = self._at(tags[self.SYMBOLS])
@@ -81,7 +81,7 @@ class Elf:
         return {self._string(self._at(tags[self.STRINGS]) + name): section for name, _, _, section in named}
 
     def _at(self, address: int) -> int:
-        """Where in the file an address of memory is."""
+        """The file offset of a virtual address."""
         ((place, virtual),) = [
             (s[2], s[3]) for s in self._segments if s[0] == self.LOADED and s[3] <= address < s[3] + s[5]
         ]
@@ -91,8 +91,8 @@ class Elf:
         return self._data[start : self._data.index(0, start)].decode()
 
 
-def test_the_code_needs_nothing_around_it(artifact):
-    """No library and no symbol; on riscv64 with compressed instructions and floats in registers (RISC-V ELF psABI)."""
+def test_the_code_needs_no_library_and_no_symbol(artifact):
+    """On riscv64 it also has compressed instructions and passes floats in registers (RISC-V ELF psABI)."""
     targets = read_manifest(artifact).targets
     binaries = [(t, binary) for t in targets for binary in artifact.with_name(t.name).glob("*.so")]
     assert {t.name for t, _ in binaries} == {t.name for t in targets}
@@ -105,7 +105,7 @@ def test_the_code_needs_nothing_around_it(artifact):
         assert target.architecture != "riscv64" or elf.flags & 0x7 == 0x1 | 0x4
 
 
-def test_what_runs_here_is_verified_also_for_another_system(artifact):
+def test_code_that_runs_here_is_verified_even_for_another_system(artifact):
     verified = {t.name for t in read_manifest(artifact).targets if t.certificate is not None}
     assert verified == {"llvm-cpu-x86-64-v2", "llvm-cpu-x86_64-pc-windows-msvc"}
     with pytest.raises(ArtifactError, match="compiled for riscv64, this machine is"):

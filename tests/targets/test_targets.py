@@ -1,4 +1,4 @@
-"""Targets as data: their names and options, what is proposed for a device, and which one a session picks."""
+"""Targets: their names and options, the target proposed for a device, and the target that a session picks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("vulkan:profile=desktop,subgroup=64", "vulkan-desktop-64"),
     ],
 )
-def test_names(text, name):
+def test_a_target_is_named_after_its_options(text, name):
     assert parse_target(text).name == name
 
 
@@ -49,7 +49,7 @@ def test_names(text, name):
         (["cuda", "llvm-cpu", "cuda"], "the target 'cuda' is named twice"),
     ],
 )
-def test_what_there_is_not(texts, message):
+def test_unknown_targets_and_options_are_refused(texts, message):
     with pytest.raises(UserError, match=message):
         parse_targets(texts)
 
@@ -89,14 +89,14 @@ SMALL_TYPES = "storageBuffer8BitAccess=yes storageBuffer16BitAccess=yes shaderIn
         (Device("vulkan://0", "V3D 7.1", subgroup=(16, 16, 16), details="shaderFloat16=no"), "profile=generic"),
     ],
 )
-def test_what_is_proposed_for_a_device(device, target):
+def test_a_device_gets_the_profile_that_fits(device, target):
     assert propose(device) == f"vulkan:{target}"
     parse_target(propose(device))
 
 
 @pytest.fixture
 def on_device(monkeypatch):
-    """Have `vulkan` be a device with these subgroups."""
+    """`on_device(size, least, most)`: make `vulkan` a device with these subgroup sizes."""
 
     def use(size: int, least: int, most: int) -> None:
         found = Device("vulkan://GPU-0", "GPU", "driver 1", subgroup=(size, least, most))
@@ -143,7 +143,7 @@ def test_the_first_target_that_can_run_here_is_picked(mlp_artifact):
         ("riscv64", "isa : rv64imafdc_zicsr", "v"),
     ],
 )
-def test_features_that_a_cpu_lacks(mlp_artifact, monkeypatch, machine, info, feature):
+def test_features_that_a_cpu_lacks_are_named(mlp_artifact, monkeypatch, machine, info, feature):
     monkeypatch.setattr(cpu.platform, "machine", lambda: machine)
     monkeypatch.setattr(cpu.Path, "read_text", lambda self: info)
     target = replace(read_manifest(mlp_artifact).targets[0], architecture=machine, features=("lse",))
@@ -152,7 +152,7 @@ def test_features_that_a_cpu_lacks(mlp_artifact, monkeypatch, machine, info, fea
         cpu.check_cpu(replace(target, features=(feature,)), mlp_artifact)
 
 
-def test_features_that_linux_spells_otherwise(mlp_artifact, monkeypatch):
+def test_features_that_linux_spells_differently_are_recognised(mlp_artifact, monkeypatch):
     linux = "pni sse4_1 bmi1 abm avx512f avx512_bf16 avx512vbmi avx512_vbmi2 avx512_vp2intersect avx_vnni amx_tile"
     llvm = "sse3 sse4.1 bmi lzcnt avx512f avx512bf16 avx512vbmi avx512vbmi2 avx512vp2intersect avxvnni amx-tile avx10.1"
     monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
@@ -163,11 +163,11 @@ def test_features_that_linux_spells_otherwise(mlp_artifact, monkeypatch):
         cpu.check_cpu(replace(target, features=("avx512fp16",)), mlp_artifact)
 
 
-def test_a_device_without_its_library_is_none():
+def test_an_unknown_driver_has_no_devices():
     assert devices.devices_of("no-such-driver") == ()
 
 
-def test_the_command_lists_and_proposes(vulkan):
+def test_the_targets_command_lists_targets_and_proposes_one(vulkan):
     result = CliRunner().invoke(targets.command, ["--json"], catch_exceptions=False)
     report = json.loads(result.output)
     assert [t["name"] for t in report["targets"]] == ["llvm-cpu", "cuda", "vulkan"]
@@ -184,7 +184,7 @@ def test_a_verification_is_signed_and_training_without_one_says_so(mlp_artifact,
     np.savez(tmp_path / "data.npz", **{n: np.concatenate([b[n] for b in batches]) for n in batches[0]})
     training = [str(artifact), "--data", str(tmp_path / "data.npz")]
     assert "is not verified on local-sync" in CliRunner().invoke(train.command, training).stderr
-    for _ in range(2):  # the second record takes the place of the first
+    for _ in range(2):  # the second record replaces the first
         result = CliRunner().invoke(verify.command, [str(artifact), "--json"], catch_exceptions=False)
         (signed,) = read_manifest(artifact).targets[0].verified
     assert json.loads(result.output)["record"]["date"] == signed.date

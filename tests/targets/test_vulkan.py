@@ -1,4 +1,4 @@
-"""Training on a Vulkan device: verified, interchangeable with the CPU, and refused where it would be wrong."""
+"""Training on a Vulkan device is verified and interchangeable with the CPU, and refused if it would be wrong."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from torch import nn
 import irongrad as ig
 from irongrad.cli.compile import load_step
 from irongrad.frontends.compile_function import flat_function, golden_runs_of_function, trace_function
-from irongrad.pipeline.assemble.assemble import assemble
 from irongrad.pipeline.assemble.interface import describe_function
+from irongrad.pipeline.backend import portable_function
 from irongrad.pipeline.driver import build
 from irongrad.pipeline.iree.compile import compile_module
-from irongrad.pipeline.lower.importer import import_functions
 from irongrad.pipeline.options import make_options
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.package import Artifact, Origin, package, write_state
@@ -65,7 +64,7 @@ def test_the_device_picks_the_target(digits, vulkan, sessions):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_device_that_is_lost_while_loading_is_opened_once_more(digits, vulkan, monkeypatch, times):
-    """Loading only queues: whoever waits first is told. The device is the same one here, for it is not lost."""
+    """Loading only queues work, so the first wait raises the error. Here the device is not lost and stays the same."""
     losses = iter([RuntimeError("vulkan/semaphore.c:413: DATA_LOSS; [vkWaitSemaphores] VK_ERROR_DEVICE_LOST")] * times)
     device, kept = ireert.get_device(vulkan.uri), []
 
@@ -118,7 +117,7 @@ def test_iree_run_module_agrees_with_the_oracle(digits, iree_run, tmp_path):
 
 
 class Attention(nn.Module):
-    """Token embeddings, one causal attention with a normalisation before it, and logits."""
+    """Token embeddings, a normalisation, one causal attention, and logits."""
 
     def __init__(self, tokens: int = 16, width: int = 16) -> None:
         super().__init__()
@@ -173,14 +172,14 @@ def test_token_ids_are_verified_without_64_bit_integers(vulkan, tmp_path):
 
 
 def in_a_process_of_its_own(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What `function` returns or raises, where wrong kernels, that may write anywhere, meet no other test."""
+    """Run `function` in a new process, because wrong kernels may write anywhere; return or raise its result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
 
 
 @pytest.mark.slow
 def test_a_loop_over_command_buffers_is_still_wrong(vulkan, tmp_path):
-    """When this fails, `irongrad.targets.vulkan.DIRECT_BUFFERS` can go."""
+    """When this fails, `irongrad.targets.vulkan.DIRECT_BUFFERS` can be removed."""
     with pytest.raises((VerificationError, GuardError), match="train_steps"):
         in_a_process_of_its_own(build_with_command_buffers, propose(vulkan), tmp_path / "loop")
 
@@ -198,10 +197,10 @@ def normalised(x: torch.Tensor) -> torch.Tensor:
 
 
 def packaged(target: Target, directory: Path) -> Artifact:
-    """What `ig.compile_function` makes of `normalised`, before it is loaded."""
+    """The artifact that `ig.compile_function` makes of `normalised`, not loaded."""
     flat = flat_function(normalised, (torch.randn(4, 512),), gradients=False)
     graph, ranges = trace_function(flat, normalised)
-    module = assemble(import_functions(graph, directory), describe_function(graph, ranges))
+    module = portable_function(graph, describe_function(graph, ranges), directory)
     compiled = compile_module(module, target, directory)
     origin = Origin([target.name], function=FunctionSpec(flat.arguments, flat.result))
     expected = Expected(golden_runs_of_function(flat, graph))
@@ -219,8 +218,8 @@ def test_another_subgroup_size_is_refused_when_it_is_loaded(vulkan, iree_run, tm
     assert f"this module is compiled for Vulkan devices whose subgroups have {size} lanes" in result.stderr
 
 
-def test_without_the_check_the_numbers_are_wrong(vulkan, tmp_path):
-    """When this fails, IREE asks for the subgroup size itself, and the check of `irongrad.targets.vulkan` can go."""
+def test_another_subgroup_size_gives_wrong_numbers_without_the_check(vulkan, tmp_path):
+    """When this fails, IREE requests the subgroup size itself; then remove the check in `irongrad.targets.vulkan`."""
     target = parse_target(f"vulkan:profile=lavapipe,subgroup={2 * vulkan.subgroup[0]}")
     with pytest.raises(
         (VerificationError, BrokenProcessPool), match="disagrees with eager float64|terminated abruptly"
@@ -233,9 +232,9 @@ def read_device_array(uri: str) -> None:
 
 
 def test_device_arrays_still_cannot_be_read(vulkan):
-    """When this fails, `irongrad.runtime.transfer` can be `DeviceArray.to_host`.
+    """When this fails, `DeviceArray.to_host` can replace `irongrad.runtime.transfer`.
 
-    IREE 3.13.0 refuses the pointer. On lavapipe it lost the device before that in some runs, or ended the process.
+    IREE 3.13.0 refuses the pointer. On lavapipe, some runs first lost the device or ended the process.
     """
     expected = "minImportedHostPointerAlignment|VK_ERROR_DEVICE_LOST|terminated abruptly"
     with pytest.raises((ValueError, RuntimeError), match=expected):

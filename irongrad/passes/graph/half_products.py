@@ -34,7 +34,7 @@ class HalfProducts:
 
     Holds before: the product is float32. It still accumulates in float32. Only the scale moves to its result, as in
     FlashAttention (T. Dao et al., arXiv:2205.14135). Left alone: operands with any other computation on the way. The
-    pass does nothing for a CPU, where it costs more than it gains (docs/benchmarks.md).
+    pass does nothing for a CPU, where it costs more than it gains (docs/dev/measurements/2026-11-22-cloud-x86-64.md).
     """
 
     name: ClassVar[str] = "half-products"

@@ -1,4 +1,4 @@
-"""Values that outlive a submission get an allocation each, in functions with loops or branches."""
+"""Allocate values that outlive a submission separately, in functions with loops or branches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AllocateApart(ModulePass):
         for function in functions_of(module):
             operations = list(inside(function))
             if any(op.name.startswith("scf.") and len(op.results) for op in operations):
-                shared = list(filter(_is_shared, operations))  # before any of the operations is erased
+                shared = list(filter(_is_shared, operations))  # complete before any operation is erased
                 for allocation in shared:
                     _allocate_each(allocation)
                 split += len(shared)
@@ -43,7 +43,7 @@ class AllocateApart(ModulePass):
 
 
 def _is_shared(operation: Any) -> bool:
-    """Whether an operation allocates transient values that are all there at the same time."""
+    """Whether an operation allocates one buffer for transient values that are all live at the same time."""
     if operation.name != ALLOCATION or str(operation.results[0].type) != TRANSIENT:
         return False
     size = operation.operands[0].owner

@@ -1,4 +1,4 @@
-"""A module queries its device when it is loaded, and refuses one that it is not compiled for."""
+"""Make a module query its device at load time, and refuse a device that it is not compiled for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CheckDevice(ModulePass):
         module { util.initializer { %v = hal.device.query<...>; cf.assert %right, "this module ..." } util.global ... }
 
     Attributes:
-        requirements: what the device must answer.
+        requirements: the queries to the device, with the answers that it must give.
     """
 
     name: ClassVar[str] = "check-device"
@@ -33,11 +33,11 @@ class CheckDevice(ModulePass):
 
     @classmethod
     def of_context(cls, context: ModuleContext) -> Self:
-        """The pass with what the target requires."""
+        """The pass with the requirements of the target."""
         return cls(context.target.requirements)
 
     def applies(self, context: ModuleContext) -> bool:
-        """For targets that require anything."""
+        """For targets with requirements."""
         return bool(self.requirements)
 
     def run(self, module: ir.Module) -> PassResult:

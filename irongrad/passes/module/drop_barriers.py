@@ -1,4 +1,4 @@
-"""The barriers that kept gradients apart go before IREE plans memory."""
+"""Drop the barriers around gradients and other values before IREE plans memory."""
 
 from __future__ import annotations
 

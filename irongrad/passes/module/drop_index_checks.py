@@ -1,4 +1,4 @@
-"""The checks that torch-mlir puts inside a gather go."""
+"""Drop the index checks that torch-mlir puts inside a gather."""
 
 from __future__ import annotations
 

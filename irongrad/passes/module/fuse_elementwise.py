@@ -1,10 +1,11 @@
-"""Elementwise operations of linalg made one where they read the same and are for several readers.
+"""Fuse elementwise operations of linalg whose results have several readers.
 
-What several read is a kernel of its own, unless IREE's pass FuseMultiUseElementwiseProducer makes it one with a reader.
-In its phase `flow` IREE 3.13.0 runs it twice (DispatchCreation/Passes.cpp), and each time a producer goes to its first
-reader alone, so of the chains that a recurrent layer and its gradients are, or that Adam is, several kernels are left.
-Run as often as they are long, it leaves one: a step of the medium LSTM launches 177 kernels in place of 248
-(docs/benchmarks.md). tests/passes/module/test_fuse_elementwise.py tells when IREE does that itself.
+A value with several readers gets a kernel of its own, unless IREE's pass FuseMultiUseElementwiseProducer fuses it with
+a reader. IREE 3.13.0 runs that pass twice in its phase `flow` (DispatchCreation/Passes.cpp). Each run fuses a producer
+with its first reader only. So several kernels are left of the long chains in Adam and in recurrent layers and their
+gradients. If the pass runs as often as a chain is long, one kernel is left. A step of the medium LSTM then launches 177
+kernels instead of 248 (docs/dev/measurements/2026-11-25-granite-rapids.md).
+tests/passes/module/test_fuse_elementwise.py tells when IREE does that itself.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from irongrad.mlir.walk import STORE, inside
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
 
-# IREE's own order: first what one operation alone reads.
+# IREE's own order: it fuses producers with a single reader first.
 _FUSE = "iree-dispatch-creation-elementwise-op-fusion,iree-flow-canonicalize,cse"
-_FUSE_FOR_SEVERAL = f"iree-dispatch-creation-fuse-multi-use-elementwise-producer{{num-iterations={ROUNDS}}}"
+_FUSE_MULTI_USE = f"iree-dispatch-creation-fuse-multi-use-elementwise-producer{{num-iterations={ROUNDS}}}"
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class FuseElementwise(ModulePass):
         before = _count(module)
         run_pipeline(module, _FUSE)
         found = [result for op in inside(module.operation) if is_elementwise(op) for result in op.results]
-        held = [hold_behind(result) for result in found if _is_for_others(result)]
-        run_pipeline(module, _FUSE_FOR_SEVERAL)
+        held = [hold_behind(result) for result in found if _stays_apart(result)]
+        run_pipeline(module, _FUSE_MULTI_USE)
         for value in held:
             release(value)
         fused = before - _count(module)
@@ -62,10 +63,11 @@ def _count(module: ir.Module) -> int:
     return sum(op.name == GENERIC for op in inside(module.operation))
 
 
-def _is_for_others(result: Any) -> bool:
-    """Whether what reads the result of an elementwise operation had better not compute it.
+def _stays_apart(result: Any) -> bool:
+    """Whether the result of an elementwise operation stays out of its readers' kernels.
 
-    What is stored becomes a part of the state, and is written in any case.
+    It does if a reduction reads it, or if it is large. A large result that is stored in a global is written to memory
+    in any case, so it may be fused.
     """
     readers = list(readers_of(result))
     if any(map(reduces, readers)):

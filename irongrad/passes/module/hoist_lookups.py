@@ -1,9 +1,9 @@
-"""Lookups of rows in a table are hoisted out of loops.
+"""Hoist lookups of rows in a table out of loops.
 
-IREE 3.13.0 sinks the slice of a row above the computation of all rows, and so computes each row in the iteration that
-reads it: a lookup in a table within the iteration's matrix product, element by element, on packed operands. An LSTM
-whose first layer looks its inputs up then takes two to three times as long.
-tests/passes/module/test_hoist_lookups.py tells when it no longer does.
+IREE 3.13.0 moves the slice of a row above the computation of all rows, so each iteration computes the row that it
+reads. The lookup is then fused into the iteration's matrix product, where it runs element by element on packed
+operands. An LSTM whose first layer looks its inputs up takes two to three times as long.
+tests/passes/module/test_hoist_lookups.py tells when IREE no longer does this.
 """
 
 from __future__ import annotations
@@ -44,14 +44,18 @@ class HoistLookups(ModulePass):
         for operation in [op for op in inside(module.operation) if op.name == _SLICE]:
             rows = operation.operands[0]
             loop = next(iter(loops_around(operation.block)), None)
-            if loop is not None and loop not in around(block_of(rows)) and any(map(_is_lookup, _computing(rows))):
+            if (
+                loop is not None
+                and loop not in around(block_of(rows))
+                and any(map(_is_lookup, _movable_producers(rows)))
+            ):
                 operation.operands[0] = hold(rows, ir.InsertionPoint(loop))
                 hoisted += 1
         return PassResult(hoisted > 0, {"hoisted": hoisted})
 
 
-def _computing(value: Any) -> Iterator[Any]:
-    """The operations that IREE may move into a loop which reads a part of `value`: each element is of its own."""
+def _movable_producers(value: Any) -> Iterator[Any]:
+    """The operations behind `value` that IREE may move into a loop: reshapes and elementwise operations."""
     waiting, seen = [value], set()
     while waiting:
         owner = waiting.pop().owner
@@ -65,18 +69,18 @@ def _computing(value: Any) -> Iterator[Any]:
 
 
 def _is_lookup(operation: Any) -> bool:
-    """Whether an operation reads a table at places that data says."""
+    """Whether an operation reads a table at data-dependent indices."""
     if operation.name != GENERIC:
         return False
     lookups = [op for op in inside(operation) if op.name == _LOOKUP]
-    return any(_is_of_data(place) for op in lookups for place in list(op.operands)[1:])
+    return any(_depends_on_data(place) for op in lookups for place in list(op.operands)[1:])
 
 
-def _is_of_data(place: Any) -> bool:
-    """Whether an index depends on elements, which are what the body of an operation is given."""
+def _depends_on_data(place: Any) -> bool:
+    """Whether an index depends on elements of tensors, which are block arguments of an operation's body."""
     if isinstance(place.owner, ir.Block):
         return True
-    return any(map(_is_of_data, place.owner.operation.operands))
+    return any(map(_depends_on_data, place.owner.operation.operands))
 
 
 PASS = HoistLookups

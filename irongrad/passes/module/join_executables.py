@@ -1,13 +1,13 @@
-"""Kernels put together into a few executables.
+"""Join kernels into a few executables.
 
-IREE 3.13.0 builds the pipeline that compiles an executable anew for each of them, and each canonicalizer of such a
-pipeline asks all operators that are loaded for their rules: the transform dialect, which is always there, loads those
-of every GPU. Kernels that share an executable share the pipeline. The code of all executables of a few kernels is
-linked into one library.
+IREE 3.13.0 builds a new pass pipeline for each executable. Each canonicalizer of a pipeline collects the rewrite rules
+of all loaded operators, including those of every GPU: the transform dialect, which is always present, loads them.
+Kernels that share an executable share the pipeline. If there are few kernels, IREE links all executables into one
+library.
 
-One thread of LLVM makes a library. Of more kernels there are two libraries, each of an executable of its own, and four
-or more of very many. How many depends on the kernels alone: what is compiled must not depend on the machine.
-docs/benchmarks.md has what both save.
+LLVM compiles a library in one thread. So a module with more kernels becomes two libraries, one per executable, and a
+module with very many kernels becomes four or more. The number depends on the kernels only, because compiled code must
+not depend on the machine. docs/dev/measurements has the savings of both.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from irongrad.mlir.walk import inside, name_of, text_of
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModuleContext, ModulePass
 
-# Executables are compiled side by side, one to a thread.
+# IREE compiles executables in parallel, each in one thread.
 EXECUTABLES = 8
 
-# With microkernels, products of other numbers than float32 stay alone: IREE declares its microkernel for products once
-# an executable, with the types of the first one, and refuses the next ("failed to lower micro kernel operation to
-# function call").
+# With microkernels, a product of another type than float32 keeps its own executable. IREE declares its product
+# microkernel once per executable, with the types of the first product, and rejects the next product ("failed to lower
+# micro kernel operation to function call").
 _PRODUCT = re.compile(r"matmul|mmt4d|contract|encoding")
 _OTHER_THAN_FLOAT32 = re.compile(r"x(?:bf16|f16|f64|i8|i16|i32|i64)\b")
 
-# A library takes a sixth of a second of CPU time by itself; from so many kernels on two take a fifth less by the clock.
+# Each library costs a sixth of a second of CPU time. From this many kernels on, two libraries take a fifth less wall
+# time than one.
 FEWEST_OF_TWO_LIBRARIES = 40
-FEWEST_OF_A_LIBRARY = 125  # where there are four or more
+FEWEST_OF_A_LIBRARY = 125  # if there are four libraries or more
 _UNLINKED = "--iree-hal-link-executables=false"
 
 _EXPORT = "stream.executable.export"
@@ -42,13 +43,13 @@ _EXPORT = "stream.executable.export"
 
 @dataclass(frozen=True)
 class _Executable:
-    """An executable of one kernel.
+    """An executable with one kernel.
 
     Attributes:
-        operation: the executable.
-        export: makes the kernel known outside.
-        code: the module that the kernel is in, alone.
-        function: the kernel.
+        operation: the `stream.executable`.
+        export: the `stream.executable.export` of the kernel.
+        code: the inner `builtin.module` that contains the kernel only.
+        function: the kernel's function.
     """
 
     operation: Any
@@ -70,7 +71,7 @@ class JoinExecutables(ModulePass):
     name: ClassVar[str] = "join-executables"
 
     def applies(self, context: ModuleContext) -> bool:
-        """Where an executable is machine code; a shader is one kernel."""
+        """For targets whose executables are machine code; a shader holds one kernel."""
         return context.target.joined_executables
 
     def run(self, module: ir.Module) -> PassResult:
@@ -94,10 +95,10 @@ class JoinExecutables(ModulePass):
 
 
 def linking_flags(stream: ir.Module) -> tuple[str, ...]:
-    """Flags by which executables stay libraries of their own, where they are to be.
+    """Flags that keep each executable a library of its own, if `JoinExecutables` made several libraries.
 
     Args:
-        stream: the module after `join_executables`.
+        stream: the module after `JoinExecutables`.
     """
     found = _executables(stream)
     kernels = sum(part.name == _EXPORT for executable in found for part in _contents(executable))
@@ -105,7 +106,7 @@ def linking_flags(stream: ir.Module) -> tuple[str, ...]:
 
 
 def _libraries_of(kernels: int) -> int:
-    """How many libraries, a power of two, as machines have cores."""
+    """The number of libraries for this many kernels: a power of two, like the core counts of machines."""
     if kernels < FEWEST_OF_TWO_LIBRARIES:
         return 1
     libraries = 2
@@ -119,7 +120,7 @@ def _executables(module: ir.Module) -> list[Any]:
 
 
 def _single_kernels(module: ir.Module) -> list[_Executable]:
-    """The executables that are one kernel each and may be joined, of which no two have one name."""
+    """The executables that hold one kernel and may be joined; of kernels with the same name only the first."""
     microkernels = has_microkernels(module)
     found: dict[str, _Executable] = {}
     for executable in _executables(module):
@@ -128,23 +129,23 @@ def _single_kernels(module: ir.Module) -> list[_Executable]:
         functions = [function for part in code for function in _contents(part)]
         kinds = [part.name for part in parts[:2]]
         one = kinds == [_EXPORT, "builtin.module"] and len(functions) == 1
-        if one and not (microkernels and _is_other_product(functions[0])):
+        if one and not (microkernels and _is_product_of_other_type(functions[0])):
             found.setdefault(name_of(functions[0]), _Executable(executable, parts[0], code[0], functions[0]))
     return list(found.values())
 
 
-def _is_other_product(function: Any) -> bool:
+def _is_product_of_other_type(function: Any) -> bool:
     text = text_of(function)
     return bool(_PRODUCT.search(text) and _OTHER_THAN_FLOAT32.search(text))
 
 
 def _contents(operation: Any) -> list[Any]:
-    """The operations in the one block of `operation`."""
+    """The operations in the only block of `operation`."""
     return [inner.operation for inner in operation.regions[0].blocks[0]]
 
 
 def _renamed(entry_points: Any, names: dict[str, str]) -> Any:
-    """`entry_points` in the executables where they are now."""
+    """`entry_points` with the executables renamed according to `names`."""
     paths = [list(ir.SymbolRefAttr(entry_point).value) for entry_point in ir.ArrayAttr(entry_points)]
     return ir.ArrayAttr.get([ir.SymbolRefAttr.get([names.get(first, first), *rest]) for first, *rest in paths])
 

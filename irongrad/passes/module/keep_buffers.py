@@ -1,13 +1,12 @@
-"""Memory that is kept from one call to the next.
+"""Keep large buffers from one call to the next.
 
-IREE 3.13.0's devices keep what a call on a CPU frees, but not what is over 64 MiB (`default_oversized_pool` in
-local_task/task_device.c). That is allocated anew in every call, and cleared, by one thread while the others wait: a
-tenth of the step of a GPT of 7 million parameters. In several allocations that are each less, memory grows from step to
-step, as pools of more than 64 MiB seldom find what was freed. So what is over that here is allocated when the module is
-loaded:
+IREE 3.13.0's devices keep memory that a call on a CPU frees, but not blocks above 64 MiB (`default_oversized_pool` in
+local_task/task_device.c). Each call allocates such a block again. One thread clears it while the others wait: that is a
+tenth of the step of a GPT of 7 million parameters. Splitting the buffer does not help: above 64 MiB the pool rarely
+reuses freed blocks, so memory grows every step. So this pass allocates larger buffers when the module is loaded:
 
-* Intermediate values have memory that is the same for all functions, which run one after the other.
-* New state is written where the last but one lies, which nothing reads any more.
+* Intermediate values: all functions share their buffers, because the functions run one after the other.
+* New state: it overwrites the last but one state, which nothing reads any more.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _TRANSIENT, _STATE = "!stream.resource<transient>", "!stream.resource<variable>"
 
 
 @dataclass(frozen=True)
-class _Use:
-    """From when to when a function has memory for intermediate values.
+class _Lifetime:
+    """The lifetime of a buffer for a function's intermediate values.
 
     Attributes:
-        allocated: the operation that allocates it.
-        freed: the one that frees it.
+        allocated: the operation that allocates the buffer.
+        freed: the operation that frees it.
     """
 
     allocated: Any
@@ -41,11 +40,11 @@ class _Use:
 
 @dataclass(frozen=True)
 class _State:
-    """Memory for new state.
+    """A buffer for new state.
 
     Attributes:
-        allocated: the operation that allocates it.
-        stores: those that make it the state, in order.
+        allocated: the operation that allocates the buffer.
+        stores: the operations that store it in globals, in program order.
     """
 
     allocated: Any
@@ -53,7 +52,7 @@ class _State:
 
     @property
     def globals(self) -> str:
-        """The globals that hold that state."""
+        """The names of the globals that hold the state."""
         return ", ".join(sorted(str(store.attributes["global"]) for store in self.stores))
 
 
@@ -67,7 +66,7 @@ class KeepBuffers(ModulePass):
         %memory = util.global.load @__kept_0 ...       // allocated by an initializer
 
     Attributes:
-        least: the size in bytes up to which the device itself keeps what a call frees.
+        least: the size in bytes up to which the device itself keeps buffers that a call frees.
     """
 
     name: ClassVar[str] = "keep-buffers"
@@ -76,7 +75,7 @@ class KeepBuffers(ModulePass):
 
     @classmethod
     def of_context(cls, context: ModuleContext) -> Self:
-        """The pass with the limit of the target's device."""
+        """The pass with the size limit of the target's device."""
         return cls() if context.target.largest_freed is None else cls(context.target.largest_freed)
 
     def applies(self, context: ModuleContext) -> bool:
@@ -93,11 +92,11 @@ class KeepBuffers(ModulePass):
                 for op in inside(function)
                 if op.name == _ALLOCATED and (constant_of(op.operands[0]) or 0) > self.least
             ]
-            uses = list(filter(None, map(_use_of, large)))
+            uses = list(filter(None, map(_lifetime_of, large)))
             found = list(filter(None, map(_state_of, large))) if name_of(function) not in OF_STATE else []
             for index, use in enumerate(uses):
                 _grow(kept, f"__kept_{index}", use.allocated)
-                _use_kept(use, f"__kept_{index}")
+                _replace_by_kept(use, f"__kept_{index}")
             for state in found:
                 name = states.setdefault(state.globals, f"__kept_state_{len(states)}")
                 for memory in (name, _other(name)):
@@ -108,14 +107,14 @@ class KeepBuffers(ModulePass):
         return PassResult(bool(kept), {"kept": len(kept)})
 
 
-def _use_of(allocated: Any) -> _Use | None:
-    """The use of memory for intermediate values, where no other function can use it meanwhile."""
+def _lifetime_of(allocated: Any) -> _Lifetime | None:
+    """The lifetime of an intermediate buffer; None unless only submissions use it, and no function is called within."""
     memory = allocated.results[0]
     users = [use.owner.operation for use in memory.uses]
     freed = [user for user in users if user.name == _FREED and user.block == allocated.block]
     if str(memory.type) != _TRANSIENT or len(freed) != 1 or _calls(allocated, freed[0]):
         return None
-    return _Use(allocated, freed[0]) if all(user.name == _RUN for user in users if user not in freed) else None
+    return _Lifetime(allocated, freed[0]) if all(user.name == _RUN for user in users if user not in freed) else None
 
 
 def _calls(first: Any, last: Any) -> bool:
@@ -126,7 +125,7 @@ def _calls(first: Any, last: Any) -> bool:
 
 
 def _state_of(allocated: Any) -> _State | None:
-    """Memory for new state that becomes the state whenever it is written."""
+    """The buffer of new state; None unless its only users are submissions and stores in its block."""
     users = [use.owner.operation for use in allocated.results[0].uses]
     stores = [op.operation for op in allocated.block if op.operation in users and op.operation.name == STORE]
     if str(allocated.results[0].type) != _STATE or not stores:
@@ -135,13 +134,13 @@ def _state_of(allocated: Any) -> _State | None:
 
 
 def _grow(kept: dict[str, tuple[int, str]], name: str, allocated: Any) -> None:
-    """Have what is kept as `name` be as large as what is allocated."""
+    """Make the kept buffer `name` at least as large as the allocation."""
     size, _ = kept.get(name, (0, ""))
     kept[name] = max(size, constant_of(allocated.operands[0]) or 0), str(allocated.results[0].type)
 
 
-def _use_kept(use: _Use, name: str) -> None:
-    """Use the memory that is kept, from when on the last call is through with it."""
+def _replace_by_kept(use: _Lifetime, name: str) -> None:
+    """Use the kept buffer `name` instead of the allocation, once its previous user has finished."""
     allocated, freed = use.allocated, use.freed
     _, ready = allocated.results
     with allocated.location, ir.InsertionPoint(allocated):
@@ -154,7 +153,7 @@ def _use_kept(use: _Use, name: str) -> None:
 
 
 def _alternate(state: _State, name: str) -> None:
-    """Write new state to the one of two memories that has not the last one, once that is complete."""
+    """Write new state to the one of two kept buffers that does not hold the state; swap both after the last store."""
     kind = state.allocated.results[0].type
     with state.allocated.location, ir.InsertionPoint(state.allocated):
         new, last = loaded(name, kind), loaded(_other(name), kind)
@@ -165,7 +164,7 @@ def _alternate(state: _State, name: str) -> None:
 
 
 def _replace(allocated: Any, memory: Any, ready: Any | None) -> None:
-    """Have `memory` be there in place of what is allocated, when `ready` is reached and all that was awaited."""
+    """Replace an allocation by `memory`, available after `ready` and all timepoints that the allocation awaited."""
     awaited = [*list(allocated.operands)[1:], *([ready] if ready is not None else [])]
     allocated.results[0].replace_all_uses_with(memory)
     allocated.results[1].replace_all_uses_with(joined(awaited, allocated.results[1].type))
@@ -177,7 +176,7 @@ def _store(value: Any, name: str) -> None:
 
 
 def _declare(module: ir.Module, name: str, size: int, kind: str) -> None:
-    """Allocate memory when `module` is loaded."""
+    """Declare the global `name`, and allocate its buffer when `module` is loaded."""
     ready = f"util.global private mutable @{_ready(name)} = #stream.timepoint<immediate> : !stream.timepoint"
     declared = ir.Module.parse(f"""
         {ready if kind == _TRANSIENT else ""}
@@ -189,7 +188,7 @@ def _declare(module: ir.Module, name: str, size: int, kind: str) -> None:
           util.return
         }}
     """)
-    # Before functions: what IREE prepares of one when the module is loaded has the memory in it.
+    # Before the functions: IREE prepares parts of them at load time, and these parts refer to the buffer.
     first = functions_of(module)[0]
     for operation in list(declared.body.operations):
         operation.operation.clone(ir.InsertionPoint(first))

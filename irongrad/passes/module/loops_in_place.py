@@ -1,10 +1,11 @@
-"""Loops that write what they carry where it lies.
+"""Let loops update the values that they carry in place.
 
-IREE 3.13.0 copies every value that a loop carries, once an iteration: a loop's arguments have no affinity for it, so a
-`stream.async.transfer` brings each to the device that it is on. Without those its analysis of last uses
-(compiler/src/iree/compiler/Dialect/Stream/Transforms/ElideAsyncCopies.cpp) finds what may be written in place. It holds
-for one run of a loop's body; what it has wrong over several, and where one value has two names, is kept from it here.
-tests/passes/module/test_loops_in_place.py tells when either is mended.
+IREE 3.13.0 copies every carried value once per iteration. It finds no affinity for a loop's arguments, so a
+`stream.async.transfer` moves each argument to the device that it is on already. Without the transfers, IREE's analysis
+of last uses (compiler/src/iree/compiler/Dialect/Stream/Transforms/ElideAsyncCopies.cpp) finds the values that may be
+written in place. The analysis holds for one run of a loop's body. It is wrong over several iterations, and for a value
+with two names, so this pass keeps these cases from it. tests/passes/module/test_loops_in_place.py tells when either is
+fixed.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from irongrad.passes.module_pass import ModulePass
 _LOOP = "scf.for"
 _TRANSFER = "stream.async.transfer"
 
-# Values that may be made as often as they are needed.
-_MADE_ANEW = frozenset({"stream.tensor.empty", "stream.tensor.splat"})
+# Operations that are cheap to repeat, so that each reader can have its own result.
+_REPEATABLE = frozenset({"stream.tensor.empty", "stream.tensor.splat"})
 
-# Operations whose results are memory that nothing else is.
-_COMPUTED, _GIVEN = "stream.tensor.", "stream.tensor.import"
+# The prefix of operations whose results are unaliased buffers, and the exception to it.
+_COMPUTED, _IMPORTED = "stream.tensor.", "stream.tensor.import"
 
 
 @dataclass(frozen=True)
@@ -50,38 +51,38 @@ class LoopsInPlace(ModulePass):
         for function in functions_of(module):
             for loop in [op for op in inside(function) if op.name == _LOOP]:
                 for place in range(BOUNDS, len(loop.operands)):
-                    _make_anew(loop, place)
-                    if _is_its_own(loop, place):
+                    _repeat_initial_value(loop, place)
+                    if _is_unaliased(loop, place):
                         dropped += _drop_transfers(loop.regions[0].blocks[0].arguments[place - BOUNDS + 1])
             for operation in list(inside(function)):
-                copied += _copy_what_is_around(operation)
+                copied += _copy_outer_values(operation)
         return PassResult(dropped + copied > 0, {"dropped": dropped, "copied": copied})
 
 
-def _make_anew(loop: Any, place: int) -> None:
-    """Have a loop begin with its own empty or uniform value: one that something else reads cannot be written."""
+def _repeat_initial_value(loop: Any, place: int) -> None:
+    """Give a loop its own empty or uniform initial value: a value with other readers cannot be overwritten."""
     value = loop.operands[place]
-    if _is_made_anew(value):
-        loop.operands[place] = _again(value, loop)
+    if _is_repeatable(value):
+        loop.operands[place] = _repeated(value, loop)
 
 
-def _is_made_anew(value: Any) -> bool:
-    return getattr(value.owner, "name", "") in _MADE_ANEW
+def _is_repeatable(value: Any) -> bool:
+    return getattr(value.owner, "name", "") in _REPEATABLE
 
 
-def _again(value: Any, before: Any) -> Any:
+def _repeated(value: Any, before: Any) -> Any:
     return value.owner.clone(ir.InsertionPoint(before)).results[0]
 
 
-def _is_its_own(loop: Any, place: int) -> bool:
-    """Whether a loop begins with a value that nothing else is, and that is computed each time before the loop runs.
+def _is_unaliased(loop: Any, place: int) -> bool:
+    """Whether a loop's initial value has no alias, and is computed again each time before the loop runs.
 
-    IREE 3.13.0 lets a loop write to both of two arguments that begin with one value, and a loop in a loop to a value
-    from around both, which the next iteration of the outer one would find changed. What a function is given, a part of
-    the state, and what a branch hands on may be memory that has another name besides.
+    If two arguments have the same initial value, IREE 3.13.0 lets the loop overwrite both. It also lets an inner loop
+    overwrite a value from outside both loops, which the next iteration of the outer loop would find changed. Arguments
+    of a function, parts of the state and results of branches may be buffers with an alias.
     """
     value = loop.operands[place]
-    if not getattr(value.owner, "name", "").startswith(_COMPUTED) or value.owner.name == _GIVEN:
+    if not getattr(value.owner, "name", "").startswith(_COMPUTED) or value.owner.name == _IMPORTED:
         return False
     return list(loop.operands).count(value) == 1 and block_of(value) == loop.block
 
@@ -97,10 +98,10 @@ def _drop_transfers(argument: Any) -> int:
     return dropped
 
 
-def _copy_what_is_around(operation: Any) -> int:
-    """Have an operation in a loop that overwrites a value from around the loop overwrite a copy.
+def _copy_outer_values(operation: Any) -> int:
+    """Make an operation in a loop overwrite copies of values from outside the loop; return the number of copies.
 
-    IREE 3.13.0 takes the operation for the last that reads the value, and overwrites it in each iteration.
+    IREE 3.13.0 takes the operation for the last reader of the value, and overwrites the value in each iteration.
     """
     loop = next(iter(loops_around(operation.block)), None)
     copied = 0
@@ -113,9 +114,9 @@ def _copy_what_is_around(operation: Any) -> int:
 
 
 def _copied(value: Any, before: Any) -> Any:
-    """A copy of `value`, made right before an operation: IREE 3.13.0 leaves no transfer of unknown affinity out."""
-    if _is_made_anew(value):
-        return _again(value, before)
+    """Copy `value` directly before an operation, by a transfer of unknown affinity: IREE 3.13.0 never elides one."""
+    if _is_repeatable(value):
+        return _repeated(value, before)
     affinity = {"target_affinity": before.attributes["affinity"]}
     with before.location, ir.InsertionPoint(before):
         size = ir.Operation.create("stream.resource.size", [ir.IndexType.get()], [value]).result
@@ -123,7 +124,7 @@ def _copied(value: Any, before: Any) -> Any:
 
 
 def _overwritten(operation: Any) -> Iterator[int]:
-    """The places of the operands that an operation overwrites."""
+    """The indices of the operands that an operation overwrites."""
     if operation.name == "stream.tensor.update":
         yield 0
     elif operation.name == "stream.tensor.dispatch" and "tied_operands" in operation.attributes:

@@ -1,11 +1,11 @@
-"""64-bit integers of a module, computed in 32 bits, for devices that have no others.
+"""Compute a module's 64-bit integers in 32 bits, for devices without 64-bit integers.
 
-Entry points and the state keep their types: only the functions of the step graph change. An argument's 64-bit integers
-are cut to their low words on the way in, and results are sign-extended on the way out. What does not fit into 32 bits
-becomes the nearest number that does, so that a value out of range stays out of range.
+Entry points and the state keep their types: only the functions of the step graph change. A function's arguments are cut
+to their low words on entry, and its results are sign-extended on return. A value that does not fit into 32 bits becomes
+the nearest value that does, so an index out of range stays out of range.
 
-Numbers that only 64 bits hold, such as those of a random generator, would be computed wrong: a constant of that size is
-refused.
+Numbers that need 64 bits, such as those of a random generator, would be wrong. So the pass refuses a constant of that
+size.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from irongrad.runtime.errors import UnsupportedOpError
 
 _PASS = "--iree-input-conversion-demote-i64-to-i32"
 _PREFIX = "graph."
-# What these take besides the state are counters.
+# Entry points whose inputs are counters, apart from the state.
 _COUNTERS = ("import_state", "import_gradients")
 _NARROW = ".narrow"
 _WIDEST, _INT32 = np.iinfo(np.int64), np.iinfo(np.int32)
-# What reductions begin with, and indices that are none.
+# Initial values of reductions and absent indices are the limits of int64; they become the limits of int32.
 _LIMITS = {int(_WIDEST.min): int(_INT32.min), int(_WIDEST.max): int(_INT32.max)}
 
 
@@ -64,7 +64,7 @@ class NarrowIntegers(ModulePass):
 
     @classmethod
     def of_context(cls, context: ModuleContext) -> Self:
-        """The pass for the entry points of `context`; their counters are no indices, and fit."""
+        """The pass for the inputs of the entry points; counters have no bound, but they fit into 32 bits."""
         computing = [e for e in context.entry_points if e.name not in _COUNTERS]
         inputs = [s for e in computing for s in e.inputs if s.dtype == "int64" and s.minimum is None]
         return cls(tuple(s.name for s in inputs), context.target.name)
@@ -116,7 +116,7 @@ def _append_renamed(functions: dict[str, Any], module: ir.Module, names: dict[st
 
 
 def _graph_alone(bytecode: bytes) -> bytes:
-    """The functions of the step graph with constants of 32 bits, and what they call of scalars declared."""
+    """The functions of the step graph alone: constants fit into 32 bits, the called scalar function is declared."""
     module = ir.Module.parse(bytecode)
     kept = _functions(module).values()
     for operation in list(module.body.operations):
@@ -129,15 +129,15 @@ def _graph_alone(bytecode: bytes) -> bytes:
     for constant in _named(module, "arith.constant"):
         _fit(constant)
     for shift in _named(module, "arith.shrui", "arith.shrsi", "arith.shli"):
-        _settle_shift(shift)
+        _replace_high_word(shift)
     return bytecode_of(module)
 
 
-def _settle_shift(shift: ir.Operation) -> None:
-    """Have zero in place of the high word of a counter that fits into the low one.
+def _replace_high_word(shift: ir.Operation) -> None:
+    """Replace the high word of a counter by zero, if the counter fits into the low word.
 
     Raises:
-        UnsupportedOpError: a shift by a whole word of what may need 64 bits.
+        UnsupportedOpError: a number that may need 64 bits is shifted by at least a word.
     """
     wide = ir.IntegerType.get_signless(64)
     count = shift.operands[1]
@@ -149,8 +149,9 @@ def _settle_shift(shift: ir.Operation) -> None:
     bound = upper_bound(shift.operands[0])
     if bound is None or bound > _INT32.max or shift.name == "arith.shli":
         raise UnsupportedOpError(
-            f"the step shifts a number by {by}, which needs 64-bit integers, and the target's devices have none; "
-            f"random numbers do so. Compile it for vulkan:profile=desktop. It comes from {shift.location}"
+            f"the step shifts a number by {by}, which needs 64-bit integers, and the target's devices have none. "
+            "Random generators do this. Compile the step for vulkan:profile=desktop. The shift comes from "
+            f"{shift.location}"
         )
     with ir.InsertionPoint(shift), shift.location:
         zero = ir.Operation.create("arith.constant", [wide], attributes={"value": ir.IntegerAttr.get(wide, 0)})
@@ -171,7 +172,7 @@ def _named(module: ir.Module, *names: str) -> list[ir.Operation]:
 
 
 def _fit(constant: ir.Operation) -> None:
-    """Have a constant of 64-bit integers hold what 32 bits can."""
+    """Replace 64-bit integers in a constant by values that fit into 32 bits."""
     value = constant.attributes["value"]
     if isinstance(value, ir.IntegerAttr) and value.type == ir.IntegerType.get_signless(64):
         constant.attributes["value"] = ir.IntegerAttr.get(value.type, int(_fitting([value.value], constant)[0]))
@@ -181,18 +182,19 @@ def _fit(constant: ir.Operation) -> None:
             fitting = ir.IntegerAttr.get(single.type, int(_fitting([single.value], constant)[0]))
             constant.attributes["value"] = ir.DenseElementsAttr.get_splat(value.type, fitting)
         else:
-            held = _fitting(list(value), constant).reshape(value.type.shape)
-            constant.attributes["value"] = ir.DenseElementsAttr.get(held, type=value.type)
+            numbers = _fitting(list(value), constant).reshape(value.type.shape)
+            constant.attributes["value"] = ir.DenseElementsAttr.get(numbers, type=value.type)
 
 
 def _fitting(values: Sequence[int], constant: ir.Operation) -> np.ndarray[Any, Any]:
-    held = np.array([_LIMITS.get(v, v) for v in values], np.int64)
-    if held.size and not (_INT32.min <= held.min() and held.max() <= _INT32.max):
+    numbers = np.array([_LIMITS.get(v, v) for v in values], np.int64)
+    if numbers.size and not (_INT32.min <= numbers.min() and numbers.max() <= _INT32.max):
         raise UnsupportedOpError(
             f"the step computes with {max(values, key=abs)}, which needs 64-bit integers, and the target's devices "
-            f"have none; random numbers do so. Compile it for vulkan:profile=desktop. It comes from {constant.location}"
+            "have none. Random generators do this. Compile the step for vulkan:profile=desktop. The number comes from "
+            f"{constant.location}"
         )
-    return held
+    return numbers
 
 
 def _narrowed(bytecode: bytes) -> bytes:
@@ -211,21 +213,21 @@ def _is_wide(kind: ir.Type) -> bool:
 
 
 def _wrappers(functions: dict[str, Any], narrow: dict[str, Any]) -> Iterator[str]:
-    """Each function with its own types around the narrow one."""
+    """MLIR of functions with the original types, each of which calls its narrow function."""
     for name, kind in functions.items():
         inner = narrow[name].type
         yield f'func.func private @"{name}{_NARROW}"({_list(inner.inputs)}) -> ({_list(inner.results)})'
         arguments = ", ".join(f"%a{i}: {k}" for i, k in enumerate(kind.inputs))
         yield f'func.func private @"{name}"({arguments}) -> ({_list(kind.results)}) {{'
-        given = [f"%a{i}" for i in range(len(kind.inputs))]
+        passed = [f"%a{i}" for i in range(len(kind.inputs))]
         for index, part in enumerate(kind.inputs):
             if _is_wide(part):
-                yield from _cut(given[index], part)
-                given[index] += ".cut"
+                yield from _cut(passed[index], part)
+                passed[index] += ".cut"
         returned = [f"%r#{i}" for i in range(len(kind.results))]
         result = f"%r:{len(returned)} = " if returned else ""
         types = f"({_list(inner.inputs)}) -> ({_list(inner.results)})"
-        yield f'  {result}func.call @"{name}{_NARROW}"({", ".join(given)}) : {types}'
+        yield f'  {result}func.call @"{name}{_NARROW}"({", ".join(passed)}) : {types}'
         for index, part in enumerate(kind.results):
             if _is_wide(part):
                 yield from _extended(returned[index], f"%w{index}", part)
@@ -243,14 +245,14 @@ def _shape(dims: Sequence[int], element: str) -> str:
 
 
 def _words(dims: Sequence[int], word: int) -> str:
-    """Where the low (0) or high (1) words lie in integers seen as pairs of words, the low one first."""
+    """The slice with the low (0) or high (1) words of integers, which are bitcast to pairs with the low word first."""
     offsets = ", ".join(["0"] * len(dims) + [str(word)])
     sizes, ones = ", ".join([*map(str, dims), "1"]), ", ".join(["1"] * (len(dims) + 1))
     return f"[{offsets}] [{sizes}] [{ones}]"
 
 
 def _cut(value: str, kind: ir.Type) -> Iterator[str]:
-    """`value` in 32 bits as `value.cut`."""
+    """MLIR that converts `value` to 32 bits; the result is named `<value>.cut`."""
     dims = list(kind.shape)
     pairs, single = _shape([*dims, 2], "i32"), _shape(dims, "i32")
     yield f"  {value}.pairs = flow.tensor.bitcast {value} : {kind} -> {pairs}"
@@ -265,14 +267,14 @@ def _cut(value: str, kind: ir.Type) -> Iterator[str]:
     yield "    %fits = arith.cmpi eq, %sign, %high : i32"
     yield f"    %largest = arith.constant {_INT32.max} : i32"
     yield "    %negative = arith.shrsi %high, %c31 : i32"
-    yield "    %limit = arith.xori %largest, %negative : i32"  # the largest, or with all bits turned the smallest
+    yield "    %limit = arith.xori %largest, %negative : i32"  # the largest, or its complement: the smallest
     yield "    %cut = arith.select %fits, %low, %limit : i32"
     yield "    linalg.yield %cut : i32"
     yield f"  }} -> {single}"
 
 
 def _extended(value: str, result: str, kind: ir.Type) -> Iterator[str]:
-    """`value`, of 32 bits, in 64 as `result`."""
+    """MLIR that sign-extends the 32-bit `value` to 64 bits, as `result`."""
     dims = list(kind.shape)
     pairs, single = _shape([*dims, 2], "i32"), _shape(dims, "i32")
     yield f"  {result}.empty = tensor.empty() : {single}"

@@ -1,9 +1,9 @@
-"""Where in memory a function's intermediate values lie.
+"""Place a function's intermediate values in memory, the largest first.
 
-IREE 3.13.0 places what is there at different times in one allocation, value after value in the order in which they are
-first written (compiler/src/iree/compiler/Dialect/Stream/Transforms/LayoutSlices.cpp). Where a step's values differ in
-size that leaves gaps: of the medium LSTM's 6.2 MB only 4.5 are ever in use, and which they are hangs on details that no
-prediction has. Here the largest are placed first, which mostly wastes nothing.
+IREE 3.13.0 places values with different live ranges in one allocation, in the order in which they are first written
+(compiler/src/iree/compiler/Dialect/Stream/Transforms/LayoutSlices.cpp). If the values differ in size, that leaves gaps:
+of the medium LSTM's 6.2 MB only 4.5 MB are ever in use. The gaps depend on details that no prediction has. This pass
+places the largest values first, which mostly wastes nothing.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class PlaceTransients(ModulePass):
         for pack in found_in(module, PACK):
             spans = [Span(s.bytes, s.start, s.end) for s in slices_of(pack)]
             if len(spans) < len(pack.results) - 1:
-                continue  # an offset, or sizes that are not known
+                continue  # it has an offset operand, or unknown sizes
             if not most_at_once(spans) < sum(s.bytes for s in spans):
-                continue  # all are there at the same time
+                continue  # all values are live at the same time
             placement = place(spans, self.alignment)
             if placement.total <= LARGEST_ALLOCATION:
                 _replace(pack, (placement.total, *placement.offsets))
@@ -61,7 +61,7 @@ class PlaceTransients(ModulePass):
 
 
 def _replace(operation: Any, values: tuple[int, ...]) -> None:
-    """Have constants stand for the results of `operation`."""
+    """Replace the results of `operation` by constants."""
     with operation.location, ir.InsertionPoint(operation):
         index = ir.IndexType.get()
         for result, value in zip(operation.results, values, strict=True):

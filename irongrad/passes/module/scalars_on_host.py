@@ -1,9 +1,9 @@
-"""float64 scalars of a module, computed by IREE's virtual machine in place of the device.
+"""Compute a module's float64 scalars in IREE's virtual machine instead of on the device.
 
 Hyperparameters are float64, and so is the arithmetic on them (`1 - beta1 ** step`). SPIR-V has neither logarithm nor
 power of float64 (the GLSL.std.450 specification: `Pow` and `Log` take 16- and 32-bit floats), and many devices have no
-float64 at all. The virtual machine has both. So each operation on rank-0 tensors that takes or gives a float64 is
-taken out of its `linalg.generic`, and what reads such a tensor to round it to float32 reads the rounded one.
+float64 at all. The virtual machine has both. So the pass moves each operation that takes or returns a rank-0 float64
+tensor out of its `linalg.generic`. A kernel that only rounds such a tensor to float32 reads the rounded scalar instead.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from irongrad.mlir.linalg import GENERIC
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModuleContext, ModulePass
 
-# The virtual machine of IREE 3.13.0 cannot round a float64 to float32, so this does, on the bits (IEEE 754, to nearest,
-# ties to even). Below float32's smallest normal number, 2**-126, the sum with 2**-97 leaves multiples of 2**-149.
+# The virtual machine of IREE 3.13.0 cannot round a float64 to float32, so this function rounds the bits (IEEE 754, to
+# nearest, ties to even). Below float32's smallest normal number, 2**-126, adding 2**-97 rounds to multiples of 2**-149.
 _ROUND = """
 func.func private @float32_of(%x: f64) -> f32 {
   %magnitude = math.absf %x : f64
@@ -77,12 +77,13 @@ class ScalarsOnHost(ModulePass):
     required: ClassVar[str] = "the device has no float64"
 
     def applies(self, context: ModuleContext) -> bool:
-        """For devices whose code has no arithmetic in float64."""
+        """For devices whose code has no float64 arithmetic."""
         return context.target.scalars_on_host
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
-        for helper in list(ir.Module.parse(_ROUND).body.operations):
+        helpers = ir.Module.parse(_ROUND)  # a name keeps the module alive, which owns its operations
+        for helper in list(helpers.body.operations):
             helper.detach_from_parent()
             module.body.append(helper)
         moved = 0
@@ -132,7 +133,7 @@ def _is_scalar(operation: ir.Operation) -> bool:
 
 
 def _compute_on_host(operation: ir.Operation) -> None:
-    """Compute on scalars what `operation` computes on tensors of rank 0."""
+    """Replace `operation`, which is on tensors of rank 0, by operations on scalars."""
     block = operation.regions[0].blocks[0]
     with ir.InsertionPoint(operation):
         values = {a: _element(o) for a, o in zip(block.arguments, operation.operands, strict=True) if list(a.uses)}
@@ -154,9 +155,10 @@ def _compute_on_host(operation: ir.Operation) -> None:
 
 
 def _number_of(flag: ir.Value) -> ir.Value:
-    """1.0 for true and 0.0 for false.
+    """A boolean as float64: 1.0 for true and 0.0 for false.
 
-    The virtual machine of IREE 3.13.0 makes float32 of it (`UIToFPOpConversion` in its ArithToVM/Patterns.cpp).
+    The virtual machine of IREE 3.13.0 converts the boolean to float32 (`UIToFPOpConversion` in its
+    ArithToVM/Patterns.cpp), so a select replaces the conversion.
     """
     kind = ir.F64Type.get()
     one, zero = (arith.constant(kind, value) for value in (1.0, 0.0))
@@ -175,7 +177,8 @@ def _element(value: ir.Value) -> ir.Value:
 def _tensor(value: ir.Value) -> ir.Value:
     """A tensor of rank 0 that holds `value`.
 
-    IREE computes a tensor.from_elements on the device, with all arithmetic before it, but a flow.tensor.splat not.
+    IREE moves a `tensor.from_elements` to the device, with all arithmetic that it depends on, but not a
+    `flow.tensor.splat`.
     """
     kind = ir.RankedTensorType.get([], value.type)
     if isinstance(value.type, ir.F64Type):
@@ -184,7 +187,7 @@ def _tensor(value: ir.Value) -> ir.Value:
 
 
 def _round_operands(operation: ir.Operation) -> None:
-    """Have `operation` take as float32 the scalars that it only rounds to that."""
+    """Pass scalars as float32 to `operation` if it only rounds them to float32."""
     block = operation.regions[0].blocks[0]
     for index, argument in enumerate(block.arguments):
         operand = operation.operands[index]
@@ -200,7 +203,7 @@ def _round_operands(operation: ir.Operation) -> None:
 
 
 def _rounded(value: ir.Value) -> ir.Value:
-    """A float64 as the nearest float32."""
+    """Round a float64 to the nearest float32."""
     return func.CallOp([ir.F32Type.get()], "float32_of", [value]).results[0]
 
 
@@ -212,7 +215,7 @@ def _all_round(users: Sequence[ir.OpView]) -> bool:
 
 
 def _round_constants(operation: ir.Operation) -> None:
-    """Round constants, and compare float32 with a constant that is one, at compile time."""
+    """Fold roundings of constants; compare a widened float32 with a constant in float32 if the constant is exact."""
     for inner in [o.operation for o in operation.regions[0].blocks[0].operations]:
         if inner.name == "arith.truncf" and (value := _constant(inner.operands[0])) is not None:
             with ir.InsertionPoint(inner):
@@ -237,7 +240,7 @@ def _compare_narrow(compare: ir.Operation) -> None:
 
 
 def _constant(value: ir.Value) -> float | None:
-    """What a scalar is that is known at compile time."""
+    """The value of a floating-point constant; None for any other value."""
     if isinstance(value, ir.BlockArgument) or value.owner.name != "arith.constant":
         return None
     attribute = value.owner.attributes["value"]

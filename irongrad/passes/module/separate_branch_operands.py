@@ -1,12 +1,12 @@
-"""Branches of IREE's virtual machine, made safe for the register allocation of IREE 3.13.0.
+"""Make branches of IREE's virtual machine safe for the register allocation of IREE 3.13.0.
 
-A branch that hands one buffer or fence to two arguments of a block loses it: where the register of the first argument
-is the one that holds the reference already, nothing is copied for it, and the second takes the reference out of it
-(the MOVE bit in `RegisterAllocation::remapSuccessorRegisters`). Loops and branches that carry two tensors do so
-wherever IREE packs both into one buffer, or computes both behind one fence. A lost buffer fails when the module runs
-("indirect buffer reference slot 0 is out range"), a lost fence is not waited for. So every argument gets a reference
-of its own here. With an allocation for each value (`layout.py`) no step is known that hands one buffer on twice; fences
-still are.
+A branch that passes one buffer or fence to two arguments of a block loses it. If the first argument's register already
+holds the reference, nothing is copied for that argument. The second argument then moves the reference out of that
+register (the MOVE bit in `RegisterAllocation::remapSuccessorRegisters`). A loop or branch that carries two tensors does
+this if IREE packs both into one buffer, or computes both behind one fence. A lost buffer fails when the module runs
+("indirect buffer reference slot 0 is out range"). A lost fence is not waited for. So this pass gives every argument a
+reference of its own. With one allocation per value (`allocate_apart.py`), no known step passes a buffer twice; some
+pass a fence twice.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ def _separate(operation: ir.Operation) -> int:
     for index, value in enumerate(operation.operands if operation.successors else ()):
         if value in seen:
             with ir.InsertionPoint(operation):
-                operation.operands[index] = _another(value)
+                operation.operands[index] = _duplicate(value)
             separated += 1
         elif str(value.type).startswith("!vm.ref<"):
             seen.add(value)
     return separated
 
 
-def _another(reference: ir.Value) -> ir.Value:
-    """A second value for a reference, by a selection that IREE does not fold."""
+def _duplicate(reference: ir.Value) -> ir.Value:
+    """A second value with the same reference, from a select that IREE does not fold."""
     flag = ir.IntegerType.get_signless(32)
-    given = ir.Operation.create("vm.cmp.nz.ref", [flag], [reference]).result
+    is_set = ir.Operation.create("vm.cmp.nz.ref", [flag], [reference]).result
     null = ir.Operation.create("vm.const.ref.zero", [reference.type]).result
-    return ir.Operation.create("vm.select.ref", [reference.type], [given, reference, null]).result
+    return ir.Operation.create("vm.select.ref", [reference.type], [is_set, reference, null]).result
 
 
 PASS = SeparateBranchOperands

@@ -1,10 +1,10 @@
-"""Kernels that differ only in where they read and write parts of tensors, made one.
+"""Merge kernels that differ only in the offsets at which they read and write parts of tensors.
 
-IREE 3.13.0 makes a kernel of every copy that is not one of whole rows, and compiles two kernels once only if they begin
-at the same places. What a convolution gathers begins at as many places as its kernel has, so that of the 284 kernels of
-a small ResNet-18 156 are copies, of 36 kinds; Winograd's transforms read one part of a tensor after the other. Here the
-places become arguments of one kernel of each kind, which saves a fifth of IREE's time for that network; its steps are
-no slower (docs/benchmarks.md).
+IREE 3.13.0 makes a kernel of every copy that is not of whole rows. It compiles two kernels once only if their offsets
+are equal. A convolution gathers at one offset per element of its window: of the 284 kernels of a small ResNet-18, 156
+are copies, of 36 kinds. Winograd's transforms read one part of a tensor after the other. This pass keeps one kernel of
+each kind and makes the offsets its arguments. That saves a fifth of IREE's time for that network, and its steps are no
+slower (docs/dev/measurements/2026-11-22-cloud-x86-64.md).
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from irongrad.passes.module_pass import ModuleContext, ModulePass
 _LOAD = "iree_tensor_ext.dispatch.tensor.load"
 _STORE = "iree_tensor_ext.dispatch.tensor.store"
 
-# Which of an operation's segments of operands its offsets are, and the arguments of a kernel.
+# Indices of operand segments: the offsets of a load or store, and the arguments of a dispatch.
 _OFFSETS = {_LOAD: 2, _STORE: 3}
 _ARGUMENTS = 1
 
-# How many operands each has where it begins at places that are known and all sizes are.
+# The number of operands of each operation if all its offsets and sizes are static.
 _OPERANDS = {_LOAD: 1, _STORE: 2}
 
-# In place of an offset that is an operand: `ShapedType::kDynamic`.
+# Marks an offset that is an operand: `ShapedType::kDynamic`.
 _IS_OPERAND = -(2**63)
 
-# What may differ, in their text, between kernels that are made one: their names, and where what they read and write
-# begins.
+# Parts of the text of kernels that may differ between merged kernels: names, and the offsets of loads and stores.
 _NAMES = r"(?:flow\.executable private|flow\.executable\.export public|func\.func) @\w+"
 _BEGINNINGS = r"(dispatch\.tensor\.(?:load|store) [^\n]*?)offsets = \[[^]]*\]"
 _DIFFERENT = re.compile(f"{_NAMES}|{_BEGINNINGS}")
@@ -48,9 +47,9 @@ class _Kernel:
     """A kernel that reads and writes parts of tensors.
 
     Attributes:
-        executable: the kernel.
-        function: its code.
-        parts: what it reads and what it writes.
+        executable: the `flow.executable` that holds the kernel.
+        function: the kernel's function.
+        parts: the operations that load or store parts of tensors.
     """
 
     executable: Any
@@ -59,27 +58,27 @@ class _Kernel:
 
     @property
     def offsets(self) -> Offsets:
-        """Where each part begins, one after the other."""
+        """The offsets of all parts, concatenated."""
         return tuple(offset for part in self.parts for offset in _offsets_of(part))
 
     @property
     def type(self) -> str:
-        """What it reads and writes; little to print where a kernel is much."""
+        """The type of the function, which is much shorter to print than the kernel."""
         return str(self.function.attributes["function_type"])
 
     @property
     def kind(self) -> str:
-        """Equal for kernels that differ in nothing but the offsets."""
+        """A text that is equal for kernels that differ only in names and offsets."""
         return _DIFFERENT.sub(r"\1", text_of(self.executable))
 
 
 @dataclass(frozen=True)
 class _Call:
-    """How to call the kernel that stands for another.
+    """How to call a merged kernel in place of another.
 
     Attributes:
-        entry_points: the kernel's name, as a call has it.
-        offsets: what it takes besides.
+        entry_points: the attribute of a dispatch that names the merged kernel.
+        offsets: the additional arguments.
     """
 
     entry_points: Any
@@ -99,13 +98,13 @@ class ShareKernels(ModulePass):
     name: ClassVar[str] = "share-kernels"
 
     def applies(self, context: ModuleContext) -> bool:
-        """Where a kernel with computed offsets is as fast as one with known offsets."""
+        """For targets on which a kernel with dynamic offsets is as fast as one with static offsets."""
         return context.target.shared_kernels
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
-        of_a_type = _alike(_kernels(module), lambda kernel: kernel.type)
-        alike = [kernels for found in of_a_type for kernels in _alike(found, lambda kernel: kernel.kind)]
+        same_type = _groups_by(_kernels(module), lambda kernel: kernel.type)
+        alike = [kernels for found in same_type for kernels in _groups_by(found, lambda kernel: kernel.kind)]
         calls: dict[str, _Call] = {}
         for kernels in alike:
             calls |= _merged(kernels)
@@ -118,8 +117,8 @@ class ShareKernels(ModulePass):
         return PassResult(bool(merged), {"merged": len(merged)})
 
 
-def _alike(kernels: Iterable[_Kernel], key: Callable[[_Kernel], str]) -> list[list[_Kernel]]:
-    """Those of the same key, where there are several."""
+def _groups_by(kernels: Iterable[_Kernel], key: Callable[[_Kernel], str]) -> list[list[_Kernel]]:
+    """Group kernels by key; groups of one kernel are left out."""
     groups: dict[str, list[_Kernel]] = defaultdict(list)
     for kernel in kernels:
         groups[key(kernel)].append(kernel)
@@ -127,7 +126,7 @@ def _alike(kernels: Iterable[_Kernel], key: Callable[[_Kernel], str]) -> list[li
 
 
 def _kernels(module: ir.Module) -> Iterator[_Kernel]:
-    """The kernels that begin at places which are known, in parts of sizes which are."""
+    """The kernels whose offsets and sizes are all static."""
     for executable in module.body.operations:
         if executable.operation.name != "flow.executable":
             continue
@@ -138,46 +137,46 @@ def _kernels(module: ir.Module) -> Iterator[_Kernel]:
 
 
 def _merged(kernels: Sequence[_Kernel]) -> Mapping[str, _Call]:
-    """Make the first of `kernels` compute all of them; by executable, how to call it for that one."""
+    """Make the first of `kernels` compute all of them; return the call for each kernel, by executable."""
     first = kernels[0]
     every = {name_of(kernel.executable): kernel.offsets for kernel in kernels}
     varying = [i for i, values in enumerate(zip(*every.values(), strict=True)) if len(set(values)) > 1]
     block = first.function.regions[0].blocks[0]
-    given = {i: block.add_argument(ir.IndexType.get(), first.function.location) for i in varying}
+    dynamic = {i: block.add_argument(ir.IndexType.get(), first.function.location) for i in varying}
     kind = ir.FunctionType.get([argument.type for argument in block.arguments], [])
     first.function.attributes["function_type"] = ir.TypeAttr.get(kind)
     start = 0
     for part in first.parts:
         end = start + len(_offsets_of(part))
-        _read_at(part, {i - start: value for i, value in given.items() if start <= i < end})
+        _read_at(part, {i - start: value for i, value in dynamic.items() if start <= i < end})
         start = end
     name = ir.SymbolRefAttr.get([name_of(first.executable), name_of(first.function)])
     entry_points = ir.ArrayAttr.get([name])
     return {n: _Call(entry_points, tuple(offsets[i] for i in varying)) for n, offsets in every.items()}
 
 
-def _read_at(operation: Any, given: Mapping[int, Any]) -> None:
-    """Have `operation` begin at `given` along those dimensions."""
-    offsets = [_IS_OPERAND if i in given else offset for i, offset in enumerate(_offsets_of(operation))]
+def _read_at(operation: Any, dynamic: Mapping[int, Any]) -> None:
+    """Replace offsets of `operation` by the values in `dynamic`, which are by dimension."""
+    offsets = [_IS_OPERAND if i in dynamic else offset for i, offset in enumerate(_offsets_of(operation))]
     attributes = {"static_offsets": ir.DenseI64ArrayAttr.get(offsets)}
-    _with_operands(operation, _OFFSETS[operation.name], list(given.values()), attributes)
+    _with_operands(operation, _OFFSETS[operation.name], list(dynamic.values()), attributes)
 
 
 def _redirect(dispatch: Any, call: _Call) -> None:
-    """Call another kernel."""
+    """Make a dispatch call the merged kernel."""
     index = ir.IndexType.get()
     with ir.InsertionPoint(dispatch):
-        given = [
+        dynamic = [
             ir.Operation.create(
                 "arith.constant", [index], attributes={"value": ir.IntegerAttr.get(index, offset)}
             ).result
             for offset in call.offsets
         ]
-    _with_operands(dispatch, _ARGUMENTS, given, {"entry_points": call.entry_points})
+    _with_operands(dispatch, _ARGUMENTS, dynamic, {"entry_points": call.entry_points})
 
 
 def _with_operands(operation: Any, segment: int, operands: Sequence[Any], attributes: Mapping[str, Any]) -> None:
-    """Put another in the place of `operation`, with more operands at the end of a segment, and other attributes."""
+    """Recreate `operation` with `operands` appended to one of its segments, and with changed attributes."""
     sizes = list(ir.DenseI32ArrayAttr(operation.attributes["operandSegmentSizes"]))
     before = sum(sizes[: segment + 1])
     every = list(operation.operands)
@@ -201,7 +200,7 @@ def _offsets_of(operation: Any) -> Offsets:
 
 
 def _kernel_of(dispatch: Any) -> str:
-    """The name of the executable that is called."""
+    """The name of the executable that a dispatch calls."""
     (entry_point,) = ir.ArrayAttr(dispatch.attributes["entry_points"])
     return str(ir.SymbolRefAttr(entry_point).value[0])
 

@@ -1,17 +1,17 @@
-"""New state that is written where the old one lies.
+"""Write new state into the buffer of the old state.
 
-IREE 3.13.0 gives what a function stores in a global memory of its own, each time, for what the global held before may
-have another name elsewhere. Of state this takes its size again, or twice where memory is kept from call to call, and
-an optimizer's update writes to lines of cache that it has not just read. Here the new value of a global takes the place
-of the old one where that changes nothing:
+IREE 3.13.0 allocates a new buffer for each value that a function stores in a global, because the buffer of the old
+value may have an alias. The state then takes its size again, or twice that if buffers are kept between calls. An
+optimizer's update also writes to cache lines that it has not just read. This pass writes the new value into the buffer
+of the old value if that cannot change a result:
 
-* Its memory has no other name: nothing but the global is made of what was loaded from it.
-* Whatever reads the old value ends before the new one is written, in this call and in those before, or is the kernel
-  that writes it and reads each element for that same element of its result alone.
-* Nothing can fail between the first writing and the end of the function: a call that is refused leaves the state alone.
+* The buffer has no alias: the value that is loaded from the global becomes part of nothing else.
+* Every reader of the old value ends before the new value is written, in this call and in earlier calls. The kernel that
+  writes the new value may read the old one, if it reads each element only for the same element of its result.
+* Nothing can fail between the first write and the end of the function, so a refused call leaves the state unchanged.
 
-Kernels may then read and write the same memory by two names, so this is for devices whose code reads and writes memory
-in the order in which the kernel does. On a CPU IREE 3.13.0 tells LLVM nothing of which names are apart
+Kernels may then access one buffer under two names. So the pass is for devices whose code reads and writes memory in
+program order. On a CPU, IREE 3.13.0 tells LLVM nothing about which buffers are disjoint
 (compiler/plugins/target/LLVMCPU/LLVMCPUTarget.cpp).
 """
 
@@ -38,7 +38,7 @@ _CONSTANTS, _PARAMETER = "stream.resource.constants", "#stream.parameter"
 _KERNEL = "stream.executable"
 _STATE, _TIMEPOINT = "!stream.resource<variable>", "!stream.timepoint"
 
-# What a function does after it has begun to write state, none of which can fail: by the beginnings of names.
+# Prefixes of operations that cannot fail, so they may follow the first write of state.
 _SAFE = ("stream.cmd.", "stream.resource.", "stream.timepoint.", "stream.tensor.export", "util.global.", "arith.")
 _END = "util.return"
 
@@ -47,11 +47,11 @@ _OFFSET_OF_PART = 2
 
 @dataclass(frozen=True)
 class _Memory:
-    """How a module uses a global that holds memory.
+    """The uses of a global that holds a buffer.
 
     Attributes:
         loads: the operations that load it.
-        stores: those that store it.
+        stores: the operations that store it.
     """
 
     loads: list[Any] = field(default_factory=list)
@@ -59,14 +59,14 @@ class _Memory:
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What is asked of a module for each global anew, and found out once; it must not change meanwhile.
+class _Analyses:
+    """Cached analyses of a module, shared by all globals; the module must not change while they are in use.
 
     Attributes:
         kernels: the executables, by name.
-        gathered: as `_gathered` has it, as is the next.
-        nothing_fails_after: as above.
-        ends_before: as above.
+        gathered: `_gathered`, cached.
+        nothing_fails_after: `_nothing_fails_after`, cached.
+        ends_before: `_ends_before`, cached.
     """
 
     kernels: Mapping[str, Any]
@@ -95,10 +95,14 @@ class StateInPlace(ModulePass):
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
         kernels = {name_of(op.operation): op.operation for op in module.body.operations if op.operation.name == _KERNEL}
-        known = _Known(kernels, cache(_gathered), cache(_nothing_fails_after), cache(_ends_before))
-        own = [memory for memory in _globals_of(module).values() if _has_no_other_name(memory, known)]
-        replaced = [(store, _beside(store, memory.loads), memory) for memory in own for store in memory.stores]
-        updates = [(store, loads) for store, loads, memory in replaced if _can_overwrite(store, loads, memory, known)]
+        analyses = _Analyses(kernels, cache(_gathered), cache(_nothing_fails_after), cache(_ends_before))
+        own = [memory for memory in _globals_of(module).values() if _is_unaliased(memory, analyses)]
+        replaced = [
+            (store, _in_same_function(store, memory.loads), memory) for memory in own for store in memory.stores
+        ]
+        updates = [
+            (store, loads) for store, loads, memory in replaced if _can_overwrite(store, loads, memory, analyses)
+        ]
         for store, loads in updates:
             _overwrite(store, *loads)
         return PassResult(bool(updates), {"overwritten": len(updates)})
@@ -116,14 +120,14 @@ def _globals_of(module: ir.Module) -> Mapping[str, _Memory]:
     return found
 
 
-def _has_no_other_name(memory: _Memory, known: _Known) -> bool:
-    """Whether nothing else holds what a global does, once the function that loads or stores it has ended."""
+def _is_unaliased(memory: _Memory, analyses: _Analyses) -> bool:
+    """Whether the buffer of a global has no alias after the function that loads or stores it has ended."""
     loaded = all(_only_computes(load.results[0], memory) for load in memory.loads)
-    return loaded and all(_is_its_own(store.operands[0], memory, known) for store in memory.stores)
+    return loaded and all(_is_own_buffer(store.operands[0], memory, analyses) for store in memory.stores)
 
 
 def _only_computes(value: Any, memory: _Memory) -> bool:
-    """Whether a value is but read and written by runs, and at most stored in its global again."""
+    """Whether a value is only used by submissions, and by stores in its own global."""
     users = [(use.owner.operation, use.operand_number) for use in value.uses]
     return all(
         user.name == RUN
@@ -133,25 +137,25 @@ def _only_computes(value: Any, memory: _Memory) -> bool:
     )
 
 
-def _is_its_own(value: Any, memory: _Memory, known: _Known) -> bool:
-    """Whether what is stored in a global is new memory, which is stored nowhere else, or what it held before."""
+def _is_own_buffer(value: Any, memory: _Memory, analyses: _Analyses) -> bool:
+    """Whether a stored value is a new buffer that is stored nowhere else, or the old value of the same global."""
     owner = owner_of(value)
     if owner in memory.loads:
         return True
     if len([use for use in value.uses if use.owner.operation.name == STORE]) > 1:
         return False
     if owner.name == _AWAIT:
-        return _is_its_own(owner.operands[list(owner.results).index(value)], memory, known)
+        return _is_own_buffer(owner.operands[list(owner.results).index(value)], memory, analyses)
     if owner.name == _CONSTANTS:
-        return list(owner.results).index(value) in known.gathered(owner)
-    return owner_of(_whole_of(value)).name in _NEW
+        return list(owner.results).index(value) in analyses.gathered(owner)
+    return owner_of(_buffer_of(value)).name in _NEW
 
 
 def _gathered(constants: Any) -> set[int]:
-    """Which of the values that a `stream.resource.constants` begins with are copied to memory of their own.
+    """The indices of the values of a `stream.resource.constants` that IREE copies to memory of its own.
 
-    IREE 3.13.0 copies parameters that it packs in one allocation; the memory of one that it packs alone may be its
-    file, which cannot be written (compiler/src/iree/compiler/Dialect/Stream/Transforms/PackConstants.cpp).
+    IREE 3.13.0 copies parameters that it packs into one allocation. A parameter that it packs alone may be mapped from
+    its file, which cannot be written (compiler/src/iree/compiler/Dialect/Stream/Transforms/PackConstants.cpp).
     """
     packs: list[list[int]] = [[]]
     end = 0
@@ -168,42 +172,42 @@ def _gathered(constants: Any) -> set[int]:
     return {index for pack in packs if len(pack) > 1 for index in pack}
 
 
-def _whole_of(value: Any) -> Any:
-    """The memory that `value` is, or is a part of."""
+def _buffer_of(value: Any) -> Any:
+    """The buffer that `value` is, or is a part of."""
     return value.owner.operands[0] if owner_of(value).name == _PART else value
 
 
-def _beside(store: Any, operations: list[Any]) -> list[Any]:
-    """Those of some operations that are in the function of `store`."""
+def _in_same_function(store: Any, operations: list[Any]) -> list[Any]:
+    """The operations among `operations` that are in the same function as `store`."""
     function = list(around(store.block))[-2]
     return [operation for operation in operations if function in around(operation.block)]
 
 
-def _can_overwrite(store: Any, loads: list[Any], memory: _Memory, known: _Known) -> bool:
-    """Whether what `store` stores can be written where that lies which `loads` load."""
-    if len(loads) > 1 or len(_beside(store, memory.stores)) > 1:
+def _can_overwrite(store: Any, loads: list[Any], memory: _Memory, analyses: _Analyses) -> bool:
+    """Whether the value that `store` stores can be written to the buffer that `loads` load."""
+    if len(loads) > 1 or len(_in_same_function(store, memory.stores)) > 1:
         return False
     if not all(load.block == store.block and load.is_before_in_block(store) for load in loads):
         return False
     new = store.operands[0]
-    if owner_of(_whole_of(new)).name != _ALLOCATION:
+    if owner_of(_buffer_of(new)).name != _ALLOCATION:
         return False
     olds = [load.results[0] for load in loads]
-    if not all(_is_known(use, store) for value in (*olds, new) for use in value.uses):
+    if not all(_is_expected_use(use, store) for value in (*olds, new) for use in value.uses):
         return False
     reads = [access for old in olds for access in accesses(old)]
     writes = [access for access in accesses(new) if access.writes]
     if any(access.writes for access in reads):
         return False
     runs = _runs_of(memory)
-    return all(_may_follow(write, read, known.kernels) for write in writes for read in reads) and all(
-        known.nothing_fails_after(writing) and all(known.ends_before(run, writing) for run in runs)
+    return all(_may_follow(write, read, analyses.kernels) for write in writes for read in reads) and all(
+        analyses.nothing_fails_after(writing) and all(analyses.ends_before(run, writing) for run in runs)
         for writing in {write.run for write in writes}
     )
 
 
-def _is_known(use: Any, store: Any) -> bool:
-    """Whether a value is stored by `store`, handed to a run beside it, or awaited by what hands it to nothing."""
+def _is_expected_use(use: Any, store: Any) -> bool:
+    """Whether a use is `store` itself, a submission in the same block, or an await whose result is unused."""
     user = use.owner.operation
     if user.name == _AWAIT:
         return not list(user.results[use.operand_number].uses)
@@ -211,13 +215,13 @@ def _is_known(use: Any, store: Any) -> bool:
 
 
 def _runs_of(memory: _Memory) -> set[Any]:
-    """All that read or write what a global holds."""
-    held = [load.results[0] for load in memory.loads] + [store.operands[0] for store in memory.stores]
-    return {use.owner.operation for value in held for use in value.uses if use.owner.operation.name == RUN}
+    """The submissions that read or write the value of a global."""
+    values = [load.results[0] for load in memory.loads] + [store.operands[0] for store in memory.stores]
+    return {use.owner.operation for value in values for use in value.uses if use.owner.operation.name == RUN}
 
 
 def _may_follow(write: Access, read: Access, kernels: Mapping[str, Any]) -> bool:
-    """Whether the new value may be written by `write` where the old one lies that is read by `read`."""
+    """Whether `write` may write the new value into the buffer from which `read` reads the old value."""
     if read.is_apart(write):
         return True
     if read.command == write.command:
@@ -228,14 +232,14 @@ def _may_follow(write: Access, read: Access, kernels: Mapping[str, Any]) -> bool
 
 
 def _nothing_fails_after(run: Any) -> bool:
-    """Whether a function ends in any case once `run` has begun."""
+    """Whether the function returns without failure once `run` has begun."""
     operations = [op.operation for op in run.block]
     after = operations[operations.index(run) :]
     return all(op.name.startswith(_SAFE) or op.name == _END for op in after) and after[-1].name == _END
 
 
 def _ends_before(run: Any, writing: Any) -> bool:
-    """Whether a run that some call begins has ended when a later `writing` begins, or a later one in the same call."""
+    """Whether `run` has always ended when `writing` begins, later in the same call or in a later call."""
     reached = list(_reached(run.results[0]))
     in_this_call = run.block == writing.block and run != writing
     if in_this_call and not any(op == writing or _waits_before(op, writing) for op in reached):
@@ -248,12 +252,12 @@ def _ends_before(run: Any, writing: Any) -> bool:
 
 
 def _waits_before(operation: Any, writing: Any) -> bool:
-    """Whether an operation waits, on the host, before `writing` is begun."""
+    """Whether an operation makes the host wait before `writing` begins."""
     return bool(operation.name == _AWAIT and operation.block == writing.block and operation.is_before_in_block(writing))
 
 
 def _reached(timepoint: Any) -> Iterator[Any]:
-    """The operations that wait for a timepoint, or for one that does, or that store one of these."""
+    """The operations that wait for or store a timepoint, directly or through other timepoints."""
     waiting, seen = [timepoint], set()
     while waiting:
         for use in waiting.pop().uses:
@@ -265,9 +269,9 @@ def _reached(timepoint: Any) -> Iterator[Any]:
 
 
 def _overwrite(store: Any, load: Any | None = None) -> None:
-    """Have what `store` stores lie where that does which `load` loads; where nothing does, it is loaded first."""
+    """Write the value of `store` into the buffer that `load` loads; without a load, insert one."""
     new = store.operands[0]
-    part, allocation = owner_of(new), owner_of(_whole_of(new))
+    part, allocation = owner_of(new), owner_of(_buffer_of(new))
     if load is None:
         with store.location, ir.InsertionPoint(allocation):
             old = loaded(global_of(store), new.type)
@@ -286,7 +290,7 @@ def _overwrite(store: Any, load: Any | None = None) -> None:
 
 
 def _drop_slice(offset: Any) -> None:
-    """Leave out of an allocation what lies at `offset`."""
+    """Remove the value at `offset` from the `stream.resource.pack` that places it."""
     pack = owner_of(offset)
     if pack.name != _PACK or list(offset.uses):
         return

@@ -1,10 +1,10 @@
-"""Updates that run as soon as what they need is there, so that a gradient takes memory for a short time.
+"""Run updates as soon as their inputs exist, so that a gradient takes memory for a short time.
 
-A step's update is written behind its backward, and IREE 3.13.0 runs kernels in the order in which they are listed, as
-late as it can: every gradient stays until the last has been computed. Here what an update computes is listed right
-behind the last that it needs, of gradients and of what else reads the state that it replaces, which may then be written
-where it lies (`passes/module/state_in_place.py`). Where all gradients are needed, as their norm is to be clipped, what
-adds up is listed early and the rest stays.
+A step's update follows its backward. IREE 3.13.0 runs kernels in program order, as late as it can, so every gradient
+stays live until the last one is computed. This pass moves each update directly after the last of its inputs and after
+the last other reader of the state that it overwrites. The state may then be written in place
+(`passes/module/state_in_place.py`). If the update needs all gradients, because it clips their norm, only the sums over
+each gradient move up.
 
 Source of the idea: PyTorch's "How to save memory by fusing the optimizer step into the backward pass" (its tutorials),
 and Lv et al., "Full Parameter Fine-tuning for Large Language Models with Limited Resources", arXiv:2306.09782.
@@ -25,9 +25,9 @@ from irongrad.mlir.walk import LOAD, STORE, around, found_in, global_of, owner_o
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
 
-# What is a part of a value, or gives it another shape.
+# Operations that slice or reshape a value.
 _VIEWS = frozenset({"flow.tensor.reshape", "flow.tensor.slice"})
-# How many elements may be there early although nothing needs them yet.
+# The most elements of a value that is computed before a reader needs it.
 _SMALL = 1024
 _MOVABLE = _VIEWS | {"flow.dispatch", "flow.tensor.empty", "flow.tensor.splat", "flow.tensor.update"}
 
@@ -56,25 +56,25 @@ class UpdateEarly(ModulePass):
 
 
 class _Listing:
-    """The operations of a block, in the order that they had, and how far up some of them have been moved."""
+    """The operations of a block in their original order, and the moves so far."""
 
     def __init__(self, block: Any) -> None:
         self._block = block
         self._operations = [op.operation for op in block]
         self._first = next(i for i, op in enumerate(self._operations) if is_gradient(op))
-        # By value, behind which operation it is there.
+        # By value: the index of the operation after which it exists.
         self._places = {value: i for i, op in enumerate(self._operations) for value in op.results}
-        # By such a place, the last that was moved there.
+        # By index: the last operation that moved there.
         self._moved: dict[int, Any] = {}
         self._count = 0
-        # By global, what loads it.
+        # By global: the operations that load it.
         self._loads: dict[str, list[Any]] = defaultdict(list)
         for operation in self._operations:
             if operation.name == LOAD:
                 self._loads[global_of(operation)].append(operation)
 
     def move(self) -> int:
-        """Move what depends on gradients; how many operations that were."""
+        """Move operations that depend on gradients; return the number of moved operations."""
         gradients: set[Any] = set()
         for operation in self._operations[self._first :]:
             if is_gradient(operation) or not gradients.isdisjoint(operation.operands):
@@ -83,29 +83,29 @@ class _Listing:
         return self._count
 
     def _move_up(self, operation: Any, gradients: set[Any]) -> None:
-        """Move an operation, and what it needs besides gradients, as far up as they can be."""
+        """Move an operation, and its small operands that depend on no gradient, up as far as possible."""
         if operation.name not in _MOVABLE and not is_gradient(operation):
             return
         for value in operation.operands:
             if self._places.get(value, 0) >= self._first and value not in gradients and _is_small(owner_of(value)):
                 self._move_up(owner_of(value), gradients)
         needed = [self._places.get(value, 0) for value in operation.operands]
-        place = max([0, *needed, *map(self._place_of, self._reading_replaced(operation))])
+        place = max([0, *needed, *map(self._place_of, self._other_readers(operation))])
         if place < self._first:
             operation.move_after(self._moved.get(place, self._operations[place]))
             self._moved[place] = operation
             self._count += 1
             self._places.update(dict.fromkeys(operation.results, place))
 
-    def _reading_replaced(self, operation: Any) -> Iterator[Any]:
-        """What else reads the state that results of `operation` replace."""
+    def _other_readers(self, operation: Any) -> Iterator[Any]:
+        """The other readers of the state that results of `operation` overwrite."""
         replaced = {global_of(store) for result in operation.results for store in _stores(result)}
         loads = (load for name in replaced for load in self._loads.get(name, ()))
         users = (user for load in loads for user in self._users(load.results[0]))
         return (user for user in users if user != operation and user.name != STORE)
 
     def _users(self, value: Any) -> Iterator[Any]:
-        """The operations of the block that a value is read by or in, as it is or through views."""
+        """The operations of the block that read a value, directly, through views, or in a nested region."""
         for use in value.uses:
             user = use.owner.operation
             own = next(op for op in (user, *around(user.block)) if op.block == self._block)
@@ -120,7 +120,7 @@ class _Listing:
 
 
 def _is_small(operation: Any) -> bool:
-    """Whether what an operation makes may be there early: it takes no memory, or hardly any."""
+    """Whether the results of an operation may exist early, because they take little memory or none."""
     if operation.name not in _MOVABLE:
         return False
     kinds = [ir.RankedTensorType(result.type) for result in operation.results]
@@ -128,7 +128,7 @@ def _is_small(operation: Any) -> bool:
 
 
 def _stores(value: Any) -> Iterator[Any]:
-    """The operations that store a value, as it is or in another shape."""
+    """The operations that store a value, directly or through views."""
     for use in value.uses:
         user = use.owner.operation
         if user.name == STORE:

@@ -1,10 +1,11 @@
-"""IREE's microkernels for products of matrices: where they are worth it, and nowhere else.
+"""Use IREE's microkernels for matrix products only if they make the products faster.
 
-IREE 3.13.0 links its whole library of microkernels, for all types of numbers, into each library of machine code that
-has a product, and LLVM optimises all of it before what nothing calls is dropped: 0.2 s of CPU time. A CPU for which it
-has none gets a loop in C, which adds up one product after the other. What IREE generates itself for float32 is as fast
-as the microkernel where there is one; for bfloat16 there are instructions that only the microkernel uses
-(docs/benchmarks.md). So a module is compiled without, and those whose products gain by them get them back.
+IREE 3.13.0 links its whole library of microkernels, for all element types, into each library of machine code that has a
+product. LLVM optimises all of it before unused functions are dropped, which takes 0.2 s of CPU time. A CPU without a
+microkernel gets a loop in C that adds one product after the other. For float32, the code that IREE generates is as fast
+as a microkernel. For bfloat16, only the microkernel uses the special instructions
+(docs/dev/measurements/2026-11-24-zen-4.md). So modules are compiled without microkernels, unless their products gain
+by them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from irongrad.mlir.walk import KERNELS, found_in
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
 
-# The features of a CPU with either of which microkernels are faster, by the type of what is multiplied.
+# By element type: CPU features, with any of which microkernels are faster.
 _FASTER = {"bf16": {"avx512bf16", "bf16"}, "i8": {"avx2"}}
 
-# How IREE says, in the type of an operand, what a product multiplies.
+# The element type of a product, in the encoding of an operand's type.
 _MULTIPLIED = re.compile(r"element_types = \[(\w+),")
 
 
@@ -53,7 +54,7 @@ class UseMicrokernels(ModulePass):
 
 
 def _types_of_kernels(module: ir.Module) -> set[str]:
-    """The types of what kernels take and give, which say how an operand of a product is packed."""
+    """The types of the operands and results of kernels; they tell how an operand of a product is packed."""
     kernels = found_in(module, *KERNELS)
     return set(map(str, {value.type for op in kernels for value in (*op.operands, *op.results)}))
 

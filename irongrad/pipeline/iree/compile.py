@@ -1,4 +1,4 @@
-"""AssembledModule -> .vmfb: IREE's tools, each in a process of its own, and our passes between its phases."""
+"""AssembledModule -> .vmfb: IREE's tools, each in its own process, with our passes between IREE's phases."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from irongrad.targets import DATA_TILING, Target
 # Hyperparameters are float64 scalars of the VM, and their arithmetic stays in float64.
 _SCALARS = ("--iree-input-demote-f64-to-f32=false", "--iree-vm-target-extension-f64")
 
-# Of constants little is left to compute after constant folding. IREE takes up to a third of its time to its phase
-# `flow` to look for that, compile it for the host and run it; a kernel that runs when the module is loaded does.
+# Constant folding leaves few constants to compute. IREE takes up to a third of its time before the phase `flow` to find
+# them, compile their computation for the host and run it. Instead, a kernel computes them when the module is loaded.
 _CONSTANTS = "--iree-opt-const-eval=false"
 
 COMMON_FLAGS = (*_SCALARS, _CONSTANTS)
 
-# IREE 3.13.0's phase `stream`, in three: a module's values are memory where the first ends, have lifetimes where the
-# second does, and places where the third does. Without changes of ours in between the result is that of `iree-compile
-# --compile-to=stream`, to the byte; tests/passes/module/test_place_transients.py and test_in_place.py tell when it no
-# longer is.
+# IREE 3.13.0's phase `stream`, in three parts. After the first, a module's values are buffers. After the second, they
+# have lifetimes. After the third, they have places in memory. Without our passes in between, the result is identical to
+# that of `iree-compile --compile-to=stream`, to the byte; tests/passes/module/test_place_transients.py and
+# test_loops_in_place.py tell when it no longer is.
 _RESOURCES = "iree-stream-tensor-transformation-pipeline"
 _SCHEDULE = "iree-stream-async-transformation-pipeline,iree-stream-schedule-allocation"
 _LOWER = (
@@ -57,15 +57,15 @@ _LOWER = (
     "iree-stream-cleanup-pipeline,symbol-dce,iree-stream-dump-statistics{output-format=csv output-file=-}"
 )
 
-# Operators of loops, as MLIR bytecode names them.
+# The names of loop operations as MLIR bytecode encodes them.
 _LOOPS = tuple(f"\0{name.removeprefix('scf.')}\0".encode() for name in LOOPS)
 
-# Operations of a kernel, on average, from which on threads are used: about 10 µs of one core. To hand a kernel to the
-# threads of IREE 3.13.0's local-task takes 2 to 5 µs, more on a busy machine (docs/benchmarks.md).
+# Mean number of operations per kernel from which threads are used: about 10 µs of one core. IREE 3.13.0's local-task
+# takes 2 to 5 µs to hand a kernel to its threads, and more on a busy machine (docs/dev/measurements, "Threads").
 _WORTH_THREADS = 2_000_000
 
-# IREE's plugins for devices, by the backend that needs them. A tenth of the compile time goes into the operators of
-# their dialects: every pass of every kernel collects its rules anew from all that are loaded.
+# IREE's plugins for devices, by the backend that needs them. Every pass on every kernel collects the rewrite rules of
+# all loaded operators. The operators of these plugins' dialects take a tenth of the compile time.
 _DEVICE_PLUGINS = {
     "cuda": "hal_target_cuda",
     "metal": "hal_target_metal_spirv",
@@ -73,8 +73,8 @@ _DEVICE_PLUGINS = {
     "vulkan": "hal_target_vulkan_spirv",
 }
 
-# What a portable module is made of: linalg, and torch-mlir's own scatters and sorts. To find that out IREE loads the
-# operators of every input that it knows, a tenth of the time to its phase `flow`.
+# A portable module consists of linalg and of torch-mlir's own scatters and sorts. To detect this itself, IREE loads the
+# operators of every input dialect, which takes a tenth of its time before the phase `flow`.
 _INPUT_TYPE = "--iree-input-type=tm_tensor"
 
 
@@ -83,12 +83,12 @@ class CompiledModule:
     """A .vmfb in memory.
 
     Attributes:
-        target: what it was compiled for.
+        target: the target.
         flags: all flags of iree-compile.
-        vmfb: its bytes.
-        architecture: the CPU architecture, empty where that does not apply.
+        vmfb: the contents of the file.
+        architecture: the CPU architecture; empty for a target that is not a CPU.
         features: the CPU features that the code was allowed to use.
-        statistics: what the compiler says of the program.
+        statistics: the compiler's statistics of the program.
     """
 
     target: Target
@@ -100,18 +100,18 @@ class CompiledModule:
 
     @property
     def device(self) -> str:
-        """The IREE device that runs it best: without threads where kernels are short. Results are the same bits."""
+        """The fastest IREE device for the module: without threads if kernels are short. Results are bit-identical."""
         work = self.statistics.work
         short = work.operations is not None and work.operations < _WORTH_THREADS * work.launches
         return (short and self.target.serial_device) or self.target.device
 
 
-# Told the most bytes of intermediate values that each public function allocates; may raise.
+# Called with the peak bytes of intermediate values that each public function allocates; may raise.
 Check = Callable[[Mapping[str, int]], None]
 
 
 def unchecked(transients: Mapping[str, int]) -> None:
-    """Take any allocations."""
+    """Accept any allocations."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,12 @@ class Compilation:
     """One target's compilation with one set of flags, from phase to phase.
 
     Attributes:
-        source: the portable module; the files of the phases lie beside it.
+        source: the file of the portable module; the files of the phases are beside it.
         output: the .vmfb to write.
         context: what the module is compiled for.
-        flags: of iree-compile.
-        threads: flags besides for the phases that work on whole functions.
-        observer: told of each pass.
+        flags: the flags of iree-compile.
+        threads: further flags of the phases that work on whole functions.
+        observer: called after each pass.
     """
 
     source: Path
@@ -143,14 +143,14 @@ class Compilation:
         entry_points: Sequence[EntryPoint] = (),
         observer: ModuleObserver = unobserved,
     ) -> Compilation:
-        """The compilation for `target` of the module in `source` with some of iree-compile's flags.
+        """Create the compilation of the module in `source` for `target`.
 
         Args:
-            source: the portable module.
-            target: what to compile for.
-            flags: `COMMON_FLAGS` and the target's, unless a remedy has changed them.
+            source: the file of the portable module.
+            target: the target to compile for.
+            flags: flags of iree-compile: `COMMON_FLAGS` and the target's flags, unless a remedy has changed them.
             entry_points: the module's exported functions.
-            observer: told of each pass.
+            observer: called after each pass.
         """
         context = ModuleContext(target, DATA_TILING in flags, entry_points)
         output = source.with_name(f"step.{target.name}.vmfb")
@@ -158,7 +158,7 @@ class Compilation:
         return cls(source, output, context, (*flags, *without_plugins(target)), threads, observer)
 
     def file(self, phase: Phase) -> Path:
-        """The module as it is after `phase`."""
+        """The file of the module after `phase`."""
         return self.source.with_suffix(f".{phase.name}.mlirbc")
 
     def run(self, phase: Phase) -> None:
@@ -166,20 +166,20 @@ class Compilation:
         run_phase_on_file(phase, self.file(phase), self.context, self.observer)
 
     def to_flow(self) -> bytes:
-        """Reach the phase that lists the kernels."""
-        given, optimized, flow = map(self.file, (INPUT, GLOBAL_OPTIMIZATION, FLOW))
+        """Compile up to the phase `flow`, which forms kernels; return the module as bytecode."""
+        start, optimized, flow = map(self.file, (INPUT, GLOBAL_OPTIMIZATION, FLOW))
         flags = (*self.flags, *self.threads, "--emit-mlir-bytecode")
         between = GLOBAL_OPTIMIZATION.name
-        given.write_bytes(self.source.read_bytes())
+        start.write_bytes(self.source.read_bytes())
         self.run(INPUT)
-        compile_file((*flags, _INPUT_TYPE, f"--compile-to={between}"), given, optimized)
+        compile_file((*flags, _INPUT_TYPE, f"--compile-to={between}"), start, optimized)
         self.run(GLOBAL_OPTIMIZATION)
         compile_file((*flags, f"--compile-from={between}", f"--compile-to={FLOW.name}"), optimized, flow)
         self.run(FLOW)
         return flow.read_bytes()
 
     def to_stream(self) -> bytes:
-        """Reach the phase that allocates; write the statistics beside the output."""
+        """Compile up to the phase `stream`, which allocates memory; write the statistics beside the output."""
         flow, resources, scheduled, stream = map(self.file, (FLOW, RESOURCES, SCHEDULED, STREAM))
         flags = (*self.flags, *self.threads)
         if _has_loops(flow.read_bytes()):
@@ -194,7 +194,12 @@ class Compilation:
         return stream.read_bytes()
 
     def kernels(self, linking: Sequence[str], *, branches: bool) -> None:
-        """Compile the kernels and write the output; make branches that hand on values safe on the way."""
+        """Compile the kernels and write the output.
+
+        Args:
+            linking: the flags of `linking_flags`.
+            branches: whether branches pass values on, so that the passes of the phase `vm` must make them safe.
+        """
         flags, stream, vm = (*self.flags, *linking), self.file(STREAM), self.file(VM)
         if branches:
             compile_file((*flags, "--compile-from=stream", "--compile-to=vm", "--emit-mlir-bytecode"), stream, vm)
@@ -214,15 +219,15 @@ def compile_module(
     """Compile `module` for `target`.
 
     Args:
-        module: the program.
-        target: what to compile it for.
-        scratch: where files are left that the phases hand on.
-        check: told what the functions allocate, before any kernel is compiled.
-        observer: told of each pass.
+        module: the portable module.
+        target: the target to compile for.
+        scratch: the directory for the files of the phases.
+        check: called with the functions' allocations before any kernel is compiled.
+        observer: called after each pass.
 
     Raises:
         UnsupportedOpError: the module needs 64-bit integers that the target lacks.
-        ToolchainError: IREE failed; with its diagnostic, the user's line where known, and the kept module.
+        ToolchainError: IREE failed. The message has its diagnostic, the user's line if known, and the module's file.
     """
     source = scratch / "step.mlirbc"
     source.write_bytes(module.bytecode)
@@ -259,13 +264,13 @@ def _has_loops(module: bytes) -> bool:
 
 @dataclass(frozen=True)
 class _Kernels:
-    """What a module says of its kernels after the phase `flow`.
+    """Properties of a module's kernels after the phase `flow`.
 
     Attributes:
-        traffic: as in `Statistics`, as is the next.
-        work: as above.
-        branches: as `has_branches` has it.
-        packs_booleans: as `packs_booleans` has it.
+        traffic: the bytes that kernels read and write, as in `Statistics`.
+        work: the operations of the kernels, as in `Statistics`.
+        branches: the result of `has_branches`.
+        packs_booleans: the result of `packs_booleans`.
     """
 
     traffic: dict[str, int]
@@ -280,26 +285,26 @@ def _kernels_of(flow: bytes) -> _Kernels:
 
 
 def packs_booleans(flow: ir.Module) -> bool:
-    """Whether a kernel with a product reads booleans that are packed as the product's operands are.
+    """Whether a kernel with a product reads booleans that are packed like the product's operands.
 
-    IREE 3.13.0 reads other booleans than were packed ("error 1e+09" for `(x @ w).masked_fill(mask, -1e9)`, for which
-    its microkernel was called), or compiles the kernel for more than ten minutes.
+    IREE 3.13.0 reads wrong booleans ("error 1e+09" for `(x @ w).masked_fill(mask, -1e9)`, with IREE's microkernel), or
+    compiles the kernel for more than ten minutes.
     tests/pipeline/iree/test_toolchain.py tells when it no longer does.
     """
     return any("xi1" in str(op.results[0].type) for op in found_in(flow, PACKING))
 
 
 def has_branches(flow: ir.Module) -> bool:
-    """Whether there is structured control flow that hands values on in the functions of a module."""
+    """Whether a function of the module has structured control flow that returns values."""
     return any(op.name.startswith("scf.") and len(op.results) for f in functions_of(flow) for op in inside(f))
 
 
 def threads_for(entry_points: Sequence[EntryPoint]) -> tuple[str, ...]:
-    """Flags of the phases that work on whole functions."""
+    """Flags of the phases that work on whole functions: no threads if only one function computes."""
     computing = [entry for entry in entry_points if entry.name not in OF_STATE]
     return (WITHOUT_THREADS,) if len(computing) == 1 else ()
 
 
 def without_plugins(target: Target) -> tuple[str, ...]:
-    """Flags that leave out what IREE has for other devices than the target's."""
+    """Flags that leave out IREE's plugins for other devices than the target's."""
     return tuple(f"--iree-plugin=-{p}" for backend, p in _DEVICE_PLUGINS.items() if backend != target.backend)

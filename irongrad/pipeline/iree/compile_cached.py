@@ -1,4 +1,4 @@
-"""`compile_module`, unless the same module was compiled for the same target before."""
+"""Compile modules, unless the cache has the same module for the same target."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compile_once(
     check: Check = unchecked,
     observer: ModuleObserver = unobserved,
 ) -> CompiledModule:
-    """`compile_module`, unless the same module was compiled for the same target before."""
+    """Compile `module` for `target`, or take the result from the cache; arguments as in `compile_module`."""
     if store is None:
         return compile_module(module, target, scratch, check, observer)
     key = module_key(module.bytecode, target)
@@ -44,9 +44,9 @@ def compile_once(
                 found = msgspec.msgpack.decode((Path(folder) / _COMPILED).read_bytes(), type=CompiledModule)
                 check(found.statistics.transients)
                 return found
-    made = compile_module(module, target, scratch, check, observer)
-    store.put(MODULE, key, {_COMPILED: msgspec.msgpack.encode(made)})
-    return made
+    result = compile_module(module, target, scratch, check, observer)
+    store.put(MODULE, key, {_COMPILED: msgspec.msgpack.encode(result)})
+    return result
 
 
 def compile_all(
@@ -57,10 +57,10 @@ def compile_all(
     check: Check = unchecked,
     observer_of: Callable[[str], ModuleObserver] = lambda target: unobserved,
 ) -> list[CompiledModule]:
-    """`compile_once` for several targets side by side, each with files of its own; in the order of `targets`.
+    """Compile `module` for several targets in parallel, each with its own files; return results in order of `targets`.
 
     Raises:
-        IronGradError: a target failed, the first in order; with its name.
+        IronGradError: a target failed; the message names the first one in order.
     """
 
     def compiled(number: int, target: Target) -> CompiledModule:
@@ -71,11 +71,11 @@ def compile_all(
         except IronGradError as error:
             raise type(error)(f"for the target {target.name!r}: {error}") from error
 
-    # Threads suffice, for the work is iree-compile's, a process each.
+    # Threads suffice, because the work happens in processes of iree-compile.
     with ThreadPoolExecutor(min(len(targets), os.cpu_count() or 1)) as pool:
         return list(pool.map(compiled, range(len(targets)), targets))
 
 
 def module_key(bytecode: bytes, target: Target) -> str:
-    """The key of a .vmfb."""
+    """The cache key of a compiled module."""
     return sha256(hashlib.sha256(bytecode).hexdigest(), target, version("iree-base-compiler"), host(), sources())

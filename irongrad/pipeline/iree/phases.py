@@ -1,6 +1,6 @@
-"""The passes over IREE's module, in the order in which they run: one table, walked by one loop.
+"""The passes over IREE's module: one table in the order in which they run, and one loop over it.
 
-`compile.py` reaches a phase with IREE's own tools, and then has `run_phase` run our passes on what that phase left.
+`compile.py` brings the module to a phase with IREE's own tools. `run_phase` then runs our passes on the module.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from irongrad.runtime.errors import InternalError, UserError
 
 @dataclass(frozen=True)
 class Phase:
-    """A state of the module in which passes of ours run.
+    """A state of the module in which our passes run.
 
     Attributes:
-        name: as `--dump-dir` names its files.
-        reached: what brings the module there.
-        passes: what runs then, in order.
+        name: the name of the phase, which also appears in the file names of `--dump-dir`.
+        reached: the tool that brings the module to the phase.
+        passes: the passes that run in the phase, in order.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Phase:
 
 
 ASSEMBLED = Phase("assembled", "assembly, once for all targets", (DropIndexChecks, HoistLookups))
-INPUT = Phase("input", "nothing, once a target", (ScalarsOnHost, NarrowIntegers, CheckDevice))
+INPUT = Phase("input", "nothing, once per target", (ScalarsOnHost, NarrowIntegers, CheckDevice))
 GLOBAL_OPTIMIZATION = Phase(
     "global-optimization",
     "iree-compile; the last phase of linalg on tensors",
@@ -64,31 +64,31 @@ FLOW = Phase(
     "iree-compile; the module lists its kernels",
     (UseMicrokernels, ShareKernels, PackBeforeLoops, UpdateEarly, DropBarriers),
 )
-RESOURCES = Phase("resources", "iree-opt, for a module with loops; values are memory", (LoopsInPlace,))
+RESOURCES = Phase("resources", "iree-opt, for a module with loops; values are buffers", (LoopsInPlace,))
 SCHEDULED = Phase("scheduled", "iree-opt; values have lifetimes", (StateInPlace, AllocateApart, PlaceTransients))
-STREAM = Phase("stream", "iree-opt; values have places", (JoinExecutables, KeepBuffers))
-VM = Phase("vm", "iree-compile, for a module with branches that hand on values", (SeparateBranchOperands,))
+STREAM = Phase("stream", "iree-opt; values have places in memory", (JoinExecutables, KeepBuffers))
+VM = Phase("vm", "iree-compile, for a module with branches that pass values on", (SeparateBranchOperands,))
 
 PHASES = (ASSEMBLED, INPUT, GLOBAL_OPTIMIZATION, FLOW, RESOURCES, SCHEDULED, STREAM, VM)
 
-# Told the phase, the pass, what it did, and the module as it is then.
+# Called with the phase, the pass, its result, and the module after it.
 ModuleObserver = Callable[[Phase, ModulePass, PassResult, ir.Module], None]
 
 
 def unobserved(phase: Phase, item: ModulePass, result: PassResult, module: ir.Module) -> None:
-    """Take no notice."""
+    """Ignore the pass."""
 
 
 def module_passes() -> dict[str, type[ModulePass]]:
-    """Every pass of the table, by name."""
+    """All passes of the table, by name."""
     return {kind.name: kind for phase in PHASES for kind in phase.passes}
 
 
 def known_module_pass(name: str) -> type[ModulePass]:
-    """The pass of the table called `name`.
+    """Find the pass of the table with this name.
 
     Raises:
-        UserError: there is none.
+        UserError: the table has no such pass.
     """
     known = module_passes()
     if name not in known:
@@ -100,7 +100,7 @@ def check_disabled(names: Collection[str]) -> None:
     """Refuse to leave out a pass without which the module would be wrong.
 
     Raises:
-        UserError: `names` has such a pass.
+        UserError: `names` contains such a pass.
     """
     for name in names:
         if reason := module_passes()[name].required:
@@ -108,7 +108,7 @@ def check_disabled(names: Collection[str]) -> None:
 
 
 def passes_of(phase: Phase, context: ModuleContext | None, disabled: Collection[str] = ()) -> Iterator[ModulePass]:
-    """The passes of `phase` that apply; all of them for no `context`, before there is a target."""
+    """The passes of `phase` that apply; all of them if `context` is None, before there is a target."""
     for kind in phase.passes:
         if kind.name not in disabled:
             item = kind() if context is None else kind.of_context(context)
@@ -126,8 +126,8 @@ def run_phase(
     """Run the passes of `phase` on `module` in place, and verify what they leave.
 
     Args:
-        phase: which.
-        module: as `phase.reached` leaves it, in its own context.
+        phase: the phase.
+        module: the module, which `phase.reached` has brought to the phase.
         context: what the module is compiled for; None before there is a target.
         disabled: names of passes to leave out.
         observer: called after each pass.
@@ -169,7 +169,7 @@ def run_phase_on_file(
     context: ModuleContext,
     observer: ModuleObserver = unobserved,
 ) -> None:
-    """`run_phase` on the module in `file`: parsed once, and printed once."""
+    """Run the passes of `phase` on the module in `file`, which is parsed once and written once."""
     with parsed(file.read_bytes()) as module:
         if run_phase(phase, module, context, context.target.disabled_passes, observer):
             file.write_bytes(bytecode_of(module))

@@ -1,4 +1,4 @@
-"""What every target is compiled from."""
+"""The interface of a portable module, from which every target is compiled."""
 
 from __future__ import annotations
 

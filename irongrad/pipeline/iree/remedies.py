@@ -1,4 +1,4 @@
-"""Failures of iree-compile that go away with other flags, and which flags those are."""
+"""Failures of iree-compile that other flags avoid."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _TILES_OF_UNKNOWN_SIZES = (
 
 
 class RefusedError(ToolchainError):
-    """iree-compile failed, and may succeed with another flag; the manifest says which flags were used in the end.
+    """iree-compile failed, and may succeed with another flag; the manifest has the flags of the successful run.
 
     Attributes:
-        flag: the flag that it failed with.
-        remedy: the flags to use in its place, if any.
+        flag: the flag to replace.
+        remedy: the flags to use instead; empty to drop the flag.
     """
 
     def __init__(self, message: str, flag: str, remedy: tuple[str, ...]) -> None:
@@ -32,20 +32,23 @@ class RefusedError(ToolchainError):
         self.remedy = remedy
 
     def remedied(self, flags: Sequence[str]) -> tuple[str, ...]:
-        """`flags` with the remedy."""
+        """Replace the flag in `flags` by the remedy."""
         return tuple(new for old in flags for new in (self.remedy if old == self.flag else (old,)))
 
 
 def check_remedies(flags: Sequence[str], result: subprocess.CompletedProcess[str]) -> None:
-    """Raise `RefusedError` for a failed run that other flags may help.
+    """Raise an error for a failed run if other flags may avoid the failure.
 
-    * With data tiling IREE 3.13.0 ends by a signal, though not in every run, on a transposed product of matrices to
-      which a value made of indices is added: `(x @ x.mT + torch.eye(n)).mT`.
-    * It may refuse its own tiles, in one of several ways, for products of unknown size; no small module does. Without
-      data tiling the code is slower.
-    * It refuses a dispatch whose own tile sizes exceed its limit on stack.
+    * With data tiling, IREE 3.13.0 may crash on a transposed matrix product to which a value computed from indices is
+      added: `(x @ x.mT + torch.eye(n)).mT`. It ends by a signal, though not in every run.
+    * It may reject its own tiles for products of unknown size, in one of several ways. No small module reproduces this.
+      Without data tiling the code is slower.
+    * It rejects a dispatch if the tile sizes that it chose itself exceed its limit on stack allocations.
 
-    tests/pipeline/iree/test_toolchain.py tells when the first or the last is gone.
+    tests/pipeline/iree/test_toolchain.py tells when the first or the last is fixed.
+
+    Raises:
+        RefusedError: the run failed, and other flags may avoid the failure.
     """
     failure = f"iree-compile failed with status {result.returncode}"
     if result.returncode > 0 and _STACK_LIMIT in result.stderr and STACK in flags:

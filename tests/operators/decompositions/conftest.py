@@ -1,4 +1,4 @@
-"""What the tests of decompositions share."""
+"""Fixtures that the tests of decompositions share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Check = Callable[..., list[torch.Tensor]]
 
 @pytest.fixture(scope="session")
 def equals_aten() -> Check:
-    """Compare the decomposition of an operator with ATen's kernel in float64, and return what the kernel gives."""
+    """Compare the decomposition of an operator with ATen's kernel, and return the kernel's results."""
 
     def check(name: str, *arguments: object) -> list[torch.Tensor]:
         operator = getattr(aten, name)
@@ -48,14 +48,14 @@ def equals_aten() -> Check:
 
 @dataclass(frozen=True)
 class Joint:
-    """A function's outputs and its vector-Jacobian product, in eager and as they are compiled.
+    """A function's outputs and its vector-Jacobian product, as eager code and as the decomposed graph.
 
     Attributes:
         eager: takes inputs and cotangents, returns outputs and gradients.
-        compiled: the same, as the decomposed graph.
-        inputs: of the function.
-        cotangents: of those outputs that have a gradient.
-        differentiable: which outputs these are.
+        compiled: the same function as the decomposed graph.
+        inputs: the inputs of the function.
+        cotangents: the cotangents of the differentiable outputs.
+        differentiable: for each output, whether it has a gradient.
     """
 
     eager: Callable[..., list[Tensor]]
@@ -65,7 +65,7 @@ class Joint:
     differentiable: list[bool]
 
     def equals_eager(self) -> None:
-        """Compare everything with ATen's."""
+        """Compare all outputs and gradients with those of ATen."""
         values = (*self.inputs, *self.cotangents)
         with plain_operators():
             expected = self.eager(*values)
@@ -74,14 +74,14 @@ class Joint:
             torch.testing.assert_close(one, other, equal_nan=True, **digits)
 
     def equals_differences(self) -> None:
-        """Compare the compiled gradients with differences of the compiled outputs."""
+        """Compare the compiled gradients with finite differences of the compiled outputs."""
         inputs = [i.clone().requires_grad_() for i in self.inputs]
         function = functools.partial(_Compiled.apply, self)
         torch.autograd.gradcheck(function, inputs, fast_mode=True, check_undefined_grad=False)
 
 
 class _Compiled(torch.autograd.Function):
-    """What is compiled of a joint graph, as a function with a gradient."""
+    """The decomposed joint graph as a function with a gradient."""
 
     @staticmethod
     def forward(ctx: Any, joint: Joint, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -110,7 +110,7 @@ def _joint(run: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Joint:
 
 
 def _with_product(run: Callable[..., Any], count: int) -> Callable[..., list[Tensor]]:
-    """A function of `count` tensors, and its vector-Jacobian product with the tensors that follow."""
+    """The function of `count` tensors together with its vector-Jacobian product; cotangents follow the tensors."""
 
     def joint(*values: Tensor) -> list[Tensor]:
         nested = any(v.requires_grad for v in values)
@@ -127,7 +127,7 @@ def _with_product(run: Callable[..., Any], count: int) -> Callable[..., list[Ten
 
 @contextmanager
 def _recorded() -> Iterator[set[Operator]]:
-    """The operators that are decomposed while it is open."""
+    """Collect the operators that are decomposed inside the `with` block."""
     ran: set[Operator] = set()
 
     def recording(operator: Operator, function: Decomposition) -> Decomposition:
@@ -145,7 +145,7 @@ def _recorded() -> Iterator[set[Operator]]:
 
 
 def _joints(run: Callable[..., Any], inputs: tuple[Tensor, ...], order: int) -> tuple[Sequence[Joint], set[Operator]]:
-    """The joint graphs of a function, of its vector-Jacobian product and so on, and what was decomposed in them."""
+    """The joint graphs of a function and of its derivatives up to `order`, and the operators decomposed in them."""
     made: list[Joint] = []
     with _recorded() as ran:
         for _ in range(max(order, 1)):
@@ -158,7 +158,7 @@ def _joints(run: Callable[..., Any], inputs: tuple[Tensor, ...], order: int) -> 
 
 @pytest.fixture(scope="session")
 def joints() -> Callable[..., tuple[Sequence[Joint], set[Operator]]]:
-    """`_joints`, once for the same arguments."""
+    """`_joints`, cached by its arguments."""
     return functools.cache(_joints)
 
 

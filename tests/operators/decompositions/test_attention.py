@@ -1,4 +1,4 @@
-"""Softmax in every rank and dtype, with infinities, and its backward, against PyTorch's own."""
+"""Softmax and its backward, at several ranks and dtypes and with infinities, against PyTorch's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INPUTS = {
 
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("operator", [aten._softmax.default, aten._log_softmax.default])
-def test_softmax(operator: torch._ops.OpOverload, name: str) -> None:
+def test_softmax_and_its_backward_match_aten(operator: torch._ops.OpOverload, name: str) -> None:
     x, dim = INPUTS[name]
     found, expected = decomposition_table()[operator](x, dim, False), operator(x, dim, False)
     torch.testing.assert_close(found, expected, equal_nan=True)
@@ -41,7 +41,7 @@ def test_softmax(operator: torch._ops.OpOverload, name: str) -> None:
 
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("name", sorted(set(INPUTS) - {"float16"}))
-def test_logsumexp(name: str, keepdim: bool) -> None:
+def test_logsumexp_matches_aten(name: str, keepdim: bool) -> None:
     x, dim = INPUTS[name]
     found = decomposition_table()[aten.logsumexp.default](x, [dim], keepdim)
     torch.testing.assert_close(found, torch.logsumexp(x, dim, keepdim), equal_nan=True)

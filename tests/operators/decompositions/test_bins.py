@@ -1,4 +1,4 @@
-"""Places in boundaries and histograms are eager's, also for NaN, edges and ties."""
+"""Bucketize, searchsorted and histograms match eager, also for NaN, edges and ties."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ X = torch.tensor([[0.5, 1.0, -3.0, math.nan], [2.0, 7.5, math.inf, 1.0]])
 
 
 @pytest.mark.parametrize("right", [False, True])
-def test_places(right: bool) -> None:
+def test_bucketize_and_searchsorted_match_eager(right: bool) -> None:
     edges = torch.tensor([-1.0, 1.0, 1.0, 2.0])
     rows = torch.stack([edges, edges + 1])
     sorter = torch.tensor([[3, 0, 2, 1], [0, 1, 2, 3]])
@@ -25,7 +25,7 @@ def test_places(right: bool) -> None:
 
 
 @pytest.mark.parametrize("limits", [(0.0, 4.0), (0.0, 0.0), (-1.0, 2.0)])
-def test_histogram(limits: tuple[float, float]) -> None:
+def test_histograms_match_eager(limits: tuple[float, float]) -> None:
     x = torch.randint(-8, 16, (50,), generator=torch.Generator().manual_seed(0)) / 4
     for values in (x, torch.ones(3), torch.empty(0)):
         assert torch.equal(bins._histc(values, 5, *limits), torch.histc(values, 5, *limits))

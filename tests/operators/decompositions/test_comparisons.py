@@ -7,8 +7,8 @@ import torch
 import irongrad as ig
 
 
-def test_compiled_comparisons_of_constants():
-    """Compiling compares with eager."""
+def test_compiled_comparisons_of_constants_match_eager():
+    """Compiling compares the results with eager."""
 
     def run(x: torch.Tensor) -> list[torch.Tensor]:
         zero, yes, two = torch.zeros(()), torch.ones(3, dtype=torch.bool), torch.full((3,), 2)

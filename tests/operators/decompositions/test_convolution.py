@@ -1,4 +1,4 @@
-"""Convolutions, transposed ones and their backward as they are written in FX, against ATen's own."""
+"""Decompositions of convolutions, transposed convolutions and their backward, against ATen's kernels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def geometries(draw: st.DrawFn) -> dict[str, object]:
 
 @settings(max_examples=150, deadline=None)
 @given(geometry=geometries())
-def test_gradients_equal_atens(geometry):
+def test_convolution_gradients_equal_atens(geometry):
     groups = geometry["groups"]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 2 * groups, *geometry["size"], dtype=torch.float64, generator=generator)
@@ -74,8 +74,8 @@ def test_transposed_convolutions_and_their_gradients_equal_atens(geometry, data)
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
-def test_three_dimensions_and_an_empty_batch(equals_aten, transposed):
-    """One number may stand for every dimension."""
+def test_three_dimensions_and_an_empty_batch_match_aten(equals_aten, transposed):
+    """A stride, padding or dilation of one number applies to every dimension."""
     weight = torch.randn(4, 2, 2, 3, 2, dtype=torch.float64)
     for batch in (0, 2):
         x = torch.randn(batch, 4, 5, 4, 6, dtype=torch.float64)

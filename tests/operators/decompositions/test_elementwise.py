@@ -1,4 +1,4 @@
-"""Arithmetic on single elements, the parts of a number and activations, against PyTorch's own."""
+"""Elementwise arithmetic, frexp and activations, against PyTorch's own."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BINARY = {
 
 
 def decomposed(function: Callable[..., object], *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The values of `function` as it is compiled, computed by eager."""
+    """The results of the decomposed graph of `function`, run in eager."""
 
     def flat(*given: torch.Tensor) -> list[torch.Tensor]:
         result = function(*given)
@@ -56,7 +56,7 @@ def decomposed(function: Callable[..., object], *tensors: torch.Tensor) -> list[
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64, torch.float32])
 @pytest.mark.parametrize("number", [1, 1.0, 2.5])
-def test_an_integer_taken_away_from_a_number(dtype: torch.dtype, number: float) -> None:
+def test_a_number_minus_a_tensor_matches_eager(dtype: torch.dtype, number: float) -> None:
     x = torch.tensor([0, 5, 127]).to(dtype)
     for function in (lambda x: number - x, lambda x: torch.rsub(x, number, alpha=2)):
         (found,) = decomposed(function, x)
@@ -65,7 +65,7 @@ def test_an_integer_taken_away_from_a_number(dtype: torch.dtype, number: float) 
 
 
 @pytest.mark.parametrize("shape", [[], [1], [2, 3]])
-def test_bytes_of_one_value(shape: list[int]) -> None:
+def test_constant_uint8_tensors_match_eager(shape: list[int]) -> None:
     x = torch.ones(())
     for function in (
         lambda x: torch.full(shape, 200, dtype=torch.uint8),
@@ -77,7 +77,7 @@ def test_bytes_of_one_value(shape: list[int]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", BINARY)
-def test_all_pairs_of_special_numbers(name: str, dtype: torch.dtype) -> None:
+def test_all_pairs_of_special_numbers_match_eager(name: str, dtype: torch.dtype) -> None:
     values = torch.tensor([*NUMBERS, math.nan, torch.finfo(dtype).max], dtype=dtype)
     x, y = (v.flatten() for v in torch.meshgrid(values, values, indexing="ij"))
     if name in ("fmod", "remainder"):
@@ -90,7 +90,7 @@ def test_all_pairs_of_special_numbers(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_frexp_of_every_magnitude(dtype: torch.dtype) -> None:
+def test_frexp_matches_eager_at_every_magnitude(dtype: torch.dtype) -> None:
     info = torch.finfo(dtype)
     powers = 2.0 ** torch.arange(math.log2(info.smallest_normal) - 20, math.log2(info.max), dtype=torch.float64)
     x = torch.cat([powers, -powers, powers * 1.3, torch.tensor([0.0, -0.0, info.max])]).to(dtype)
@@ -109,7 +109,7 @@ def test_float64_remainders_are_exact() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int8])
 @pytest.mark.parametrize("divisor", [3, -2.5])
-def test_remainders_of_a_number(dtype: torch.dtype, divisor: float) -> None:
+def test_remainders_by_a_number_match_eager(dtype: torch.dtype, divisor: float) -> None:
     x = torch.arange(-7, 8).to(dtype)
     for function in (torch.fmod, torch.remainder):
         graph = retrace(lambda t: [function(t, divisor)], [x])  # noqa: B023
@@ -117,20 +117,20 @@ def test_remainders_of_a_number(dtype: torch.dtype, divisor: float) -> None:
         torch.testing.assert_close(graph(x)[0], function(x, divisor), rtol=0, atol=0)
 
 
-def test_angle() -> None:
+def test_angle_matches_eager() -> None:
     x = torch.tensor([*NUMBERS, math.nan])
     torch.testing.assert_close(decomposed(torch.angle, x)[0], torch.angle(x), equal_nan=True)
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_gelu(approximate: str, dtype: torch.dtype) -> None:
+def test_gelu_matches_eager(approximate: str, dtype: torch.dtype) -> None:
     x = torch.linspace(-6, 6, 101, dtype=dtype)
     function = lambda t: torch.nn.functional.gelu(t, approximate=approximate)  # noqa: E731
     torch.testing.assert_close(decomposed(function, x)[0], function(x))
 
 
-def test_backward_of_activations() -> None:
+def test_backward_operators_of_activations_match_aten() -> None:
     x, grad, noise = torch.linspace(-2, 2, 41), torch.arange(41.0), torch.rand(41, generator=torch.Generator())
     for operator, arguments in (
         (aten.hardshrink_backward.default, (grad, x, 0.5)),

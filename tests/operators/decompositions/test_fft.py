@@ -1,4 +1,4 @@
-"""Fourier transforms: every length and normalisation against ATen's, and a spectral layer trained."""
+"""Fourier transforms of all kinds of lengths and normalisations against ATen's, and training of a spectral layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from irongrad.operators.decompositions.pairs import Pair
 
 aten = torch.ops.aten
 
-# One product, two steps, steps in steps, a prime number as a product, primes as convolutions, alone and in a step.
+# One product; a split; nested splits; a prime as one product; primes as convolutions, alone and within a split.
 LENGTHS = (1, 2, 3, 32, 31, 33, 48, 64, 97, 360, 1024, 127, 131, 262, 4099)
 
 
@@ -30,7 +30,7 @@ def complex_of(z: Pair) -> Tensor:
 
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("forward", [True, False])
-def test_every_length(n: int, forward: bool) -> None:
+def test_transforms_of_every_length_match_aten(n: int, forward: bool) -> None:
     torch.manual_seed(n)
     z = torch.randn(3, n, dtype=torch.complex128)
     expected = aten._fft_c2c(z, [1], 0, forward)
@@ -54,7 +54,9 @@ def test_single_precision_is_as_accurate_as_eager(n: int) -> None:
     onesided=st.booleans(),
     data=st.data(),
 )
-def test_transforms_of_real_values(shape: list[int], normalization: int, onesided: bool, data: st.DataObject) -> None:
+def test_real_and_complex_transforms_match_aten(
+    shape: list[int], normalization: int, onesided: bool, data: st.DataObject
+) -> None:
     dims = data.draw(st.permutations(range(len(shape))))[: data.draw(st.integers(1, len(shape)))]
     x = torch.randn(shape, dtype=torch.float64)
     expected = aten._fft_r2c(x, dims, normalization, onesided)
@@ -70,8 +72,8 @@ def test_transforms_of_real_values(shape: list[int], normalization: int, oneside
 
 
 @pytest.mark.parametrize("n", [6, 33, 36, 131])
-def test_gradients(n: int) -> None:
-    """The transform is linear, so its gradient is what autograd makes of the steps; they are checked together."""
+def test_gradients_match_finite_differences(n: int) -> None:
+    """The transform is linear; autograd differentiates its steps, and gradcheck checks all of them together."""
     re, im = (torch.randn(2, n, dtype=torch.float64, requires_grad=True) for _ in range(2))
 
     def parts(re: Tensor, im: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,8 +83,8 @@ def test_gradients(n: int) -> None:
     assert torch.autograd.gradcheck(parts, (re, im), fast_mode=True)
 
 
-def test_compiled_with_gradients() -> None:
-    """Long, short, prime and real transforms, padded and cut, a short-time transform, and shifts, in one function."""
+def test_compiled_transforms_and_their_gradients_match_eager() -> None:
+    """One function with long, short, prime, real, padded, truncated and short-time transforms, and shifts."""
     torch.manual_seed(0)
 
     def spectra(x: Tensor, y: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Every decomposition, as steps are compiled with it: its value, its gradient, and differences in float64.
+"""Every decomposition as compiled steps use it: values and gradients against ATen and finite differences in float64.
 
 Each row of `ROWS` is a function of tensors. The joint graph of its outputs and its vector-Jacobian product is traced
-and decomposed as `compile_function` does, and run in eager. What it returns is compared with ATen's, and its gradients
-with differences of its own outputs (`torch.autograd.gradcheck`): what is compiled as the backward with what is compiled
-as the forward. A row of order 2 does the same with the vector-Jacobian product in place of the function.
+and decomposed as in `compile_function`, and run in eager. Outputs and gradients are compared with ATen's. Gradients are
+also compared with finite differences of the graph's own outputs (`torch.autograd.gradcheck`). That checks the compiled
+backward against the compiled forward. For a row of order 2, the vector-Jacobian product is tested in the same way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ special = torch.special
 
 
 class Row(NamedTuple):
-    """A function, its inputs, and how often it is differentiated."""
+    """A function to test.
+
+    Attributes:
+        run: the function.
+        inputs: its inputs.
+        order: how often it is differentiated.
+    """
 
     run: Callable[..., Any]
     inputs: tuple[Tensor, ...]
@@ -40,12 +46,12 @@ class Row(NamedTuple):
 
     @property
     def is_differentiated(self) -> bool:
-        """Whether there are differences to compare with; those of float32 would have too few digits."""
+        """Whether gradients are compared with finite differences; in float32 these would have too few digits."""
         return self.order > 0 and all(i.dtype is torch.float64 for i in self.inputs)
 
 
 def row(run: Callable[..., Any], *inputs: tuple[int, ...] | Tensor, order: int = 1) -> Row:
-    """A shape stands for normal numbers."""
+    """Make a row; an input that is a shape becomes normal random numbers in float64."""
     generator = torch.Generator().manual_seed(0)
     made = (i if isinstance(i, Tensor) else torch.randn(i, dtype=torch.float64, generator=generator) for i in inputs)
     return Row(run if order else lambda *tensors: run(*(t.detach() for t in tensors)), tuple(made), order)
@@ -93,7 +99,7 @@ ROWS = {
         each(F.elu, F.leaky_relu, F.hardswish, F.hardtanh, F.hardshrink, F.softshrink,
              lambda x: F.threshold(x, 0.1, 0.2)), (6,),
     ),
-    "hard sigmoid": row(F.hardsigmoid, SINGLES),  # ATen has 1/6 in float32 in it
+    "hard sigmoid": row(F.hardsigmoid, SINGLES),  # float32, because ATen rounds 1/6 to float32
     "softmax": row(
         each(lambda x: x.softmax(1), lambda x: x.log_softmax(0), lambda x: x.logsumexp(1)), (3, 4), order=2
     ),
@@ -164,7 +170,7 @@ ROWS = {
     "gamma functions": row(
         each(torch.lgamma, lambda x: torch.polygamma(2, x)), torch.cat([UNIT, -UNIT, 5 + UNIT])
     ),
-    "bessel functions": row(torch.i0, (5,)),  # whose gradient is i1; both are made of the scaled ones
+    "bessel functions": row(torch.i0, (5,)),  # its gradient is i1; both are computed from the scaled functions
     "bags": row(
         each(lambda w, s: F.embedding_bag(WORDS, w, BAGS, mode="sum", per_sample_weights=s),
              lambda w, s: F.embedding_bag(WORDS, w, BAGS, mode="mean"),
@@ -334,7 +340,7 @@ ROWS = {
     ),
 }  # fmt: skip
 
-# What no row of float64 differentiates, and why.
+# Decompositions that no float64 row differentiates, by the reason.
 NOT_DIFFERENTIATED = {
     "has no derivative in PyTorch": """
         bucketize.Tensor searchsorted.Tensor histc.default frexp.Tensor nextafter.default remainder.Scalar_Tensor
@@ -352,18 +358,18 @@ NOT_DIFFERENTIATED = {
     "has no kernel for float64 in PyTorch": "_grouped_mm.default",
 }
 
-# What no row reaches, and where it is tested.
+# Decompositions that no row reaches, by the reason and the place of their test.
 NOT_REACHED = {
     "16-bit numbers outside of captured graphs, test_halves": """
         add.Tensor add.Scalar sub.Tensor sub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar""",
-    "symbolic sizes, tests/pipeline/test_any_size_indices": "index.Tensor",
-    "PyTorch's scan, tests/pipeline/test_control_flow": "select_copy.int",
+    "symbolic sizes, tests/pipeline/guards/test_any_size_indices": "index.Tensor",
+    "PyTorch's scan, tests/pipeline/lower/test_control_flow": "select_copy.int",
     "a backward for which PyTorch has no kernel on CPUs, test_normalisation": "_fused_rms_norm_backward.default",
 }
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_values_and_gradients(joints, name):
+def test_values_and_gradients_match_aten_and_finite_differences(joints, name):
     for joint in joints(*ROWS[name])[0]:
         joint.equals_eager()
         if ROWS[name].is_differentiated:
@@ -371,7 +377,7 @@ def test_values_and_gradients(joints, name):
 
 
 class Evaluated(nn.Module):
-    """Operators that autograd takes apart, and an export for evaluation does not."""
+    """Operators that autograd decomposes, but an export for evaluation keeps whole."""
 
     def forward(self, x: Tensor) -> list[Tensor]:
         normalised = F.rms_norm(x, [2]), F.batch_norm(x, *RUNNING), F.instance_norm(x[None])
@@ -380,7 +386,7 @@ class Evaluated(nn.Module):
 
 
 def test_every_registered_decomposition_is_differentiated(joints, recorded):
-    """Or listed with a reason, and none is listed without need."""
+    """Every other decomposition is listed with a reason, and no decomposition is listed without need."""
     x = torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with quiet_export():
         program = torch.export.export(Evaluated(), (x,)).run_decompositions(inference_table(dynamic=False))

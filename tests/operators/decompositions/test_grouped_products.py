@@ -1,4 +1,4 @@
-"""Products of groups of rows, for every kind of division into groups."""
+"""Grouped matrix products, for all kinds of group sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def slices(counts: list[int]) -> list[slice]:
 
 
 @given(counts=COUNTS, outside=st.integers(0, 3))
-def test_as_one_product_a_group(counts: list[int], outside: int) -> None:
+def test_grouped_products_equal_one_product_per_group(counts: list[int], outside: int) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = sum(counts) + outside
     x, y = (torch.randn(rows, n, dtype=torch.float64, generator=generator) for n in (3, 2))
@@ -33,15 +33,15 @@ def test_as_one_product_a_group(counts: list[int], outside: int) -> None:
     torch.testing.assert_close(by_groups(x, y, offsets), expected)
 
 
-def test_no_group_looks_at_rows_of_another() -> None:
+def test_no_group_reads_rows_of_another() -> None:
     x = torch.tensor([[1.0], [torch.inf], [torch.nan], [2.0]])
     found = by_rows(x, torch.tensor([[[3.0]], [[0.0]], [[5.0]]]), torch.tensor([1, 3, 4]))
     torch.testing.assert_close(found, torch.tensor([[3.0], [torch.nan], [torch.nan], [10.0]]), equal_nan=True)
 
 
 @pytest.mark.parametrize(("left", "right"), [((6, 4), (3, 4, 8)), ((4, 6), (6, 8)), ((3, 8, 4), (4, 6))])
-def test_every_form_of_grouped_mm(left: tuple[int, ...], right: tuple[int, ...]) -> None:
-    """PyTorch's kernel wants strides that are multiples of 16 bytes."""
+def test_every_form_of_grouped_mm_matches_pytorch(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    """PyTorch's kernel requires strides that are multiples of 16 bytes."""
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(*s[:-1], 8, generator=generator)[..., : s[-1]] for s in (left, right))
     offsets = torch.tensor([1, 1, 6], dtype=torch.int32)
@@ -49,7 +49,7 @@ def test_every_form_of_grouped_mm(left: tuple[int, ...], right: tuple[int, ...])
     torch.testing.assert_close(found, torch.nn.functional.grouped_mm(x, y, offs=offsets))
 
 
-def test_they_are_core_operators() -> None:
+def test_grouped_products_decompose_into_core_operators() -> None:
     graph = retrace(
         lambda x, w, offsets: [torch.ops.aten._grouped_mm.default(x, w, offsets)],
         [torch.empty(6, 4), torch.empty(3, 4, 8), torch.empty(3, dtype=torch.int32)],

@@ -1,4 +1,4 @@
-"""Arithmetic of 16-bit tensors with numbers that they cannot hold, in float32 and rounded once."""
+"""Arithmetic of 16-bit tensors with numbers that their dtype cannot hold: computed in float32, rounded once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from irongrad.operators.legalize.retrace import retrace
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("operator", _ARITHMETIC, ids=str)
-def test_numbers_that_are_none_of_the_dtype(operator: torch._ops.OpOverload, dtype: torch.dtype) -> None:
+def test_arithmetic_with_numbers_outside_the_dtype_is_in_float32(
+    operator: torch._ops.OpOverload, dtype: torch.dtype
+) -> None:
     x = torch.linspace(-60_000, 60_000, 64).to(dtype)
     for number in (1e-6, 0.1, 100_000.0):
         graph = retrace(lambda t: [operator(t, number)], [x])  # noqa: B023
@@ -21,6 +23,6 @@ def test_numbers_that_are_none_of_the_dtype(operator: torch._ops.OpOverload, dty
 
 
 @pytest.mark.parametrize("operator", _ARITHMETIC, ids=str)
-def test_numbers_of_the_dtype_stay(operator: torch._ops.OpOverload) -> None:
+def test_arithmetic_with_numbers_of_the_dtype_is_unchanged(operator: torch._ops.OpOverload) -> None:
     graph = retrace(lambda t: [operator(t, 0.5)], [torch.ones(3).half()])
     assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [operator]

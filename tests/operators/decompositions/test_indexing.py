@@ -1,4 +1,4 @@
-"""Indexing, scattering, views and bags: each decomposition against aten, values and gradients, in eager float64."""
+"""Indexing, scattering, views and bags: values and gradients of each decomposition against ATen, in float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INDEX = torch.tensor([2, 0, 2, 1])
 
 
 def check(fn: Callable[..., Any], *args: torch.Tensor) -> None:
-    """The traced and decomposed graph of `fn` and its gradient, run in eager, agree with eager."""
+    """Compare the decomposed graph of `fn` and its gradient with eager `fn`, both run in eager."""
 
     def loss(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = fn(*given)
@@ -64,28 +64,28 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients(name: str) -> None:
+def test_values_and_gradients_match_eager(name: str) -> None:
     fn, args = CASES[name]
     check(fn, *args)
 
 
 @pytest.mark.parametrize("reduce", ["mean", "prod", "amin", "amax"])
 @pytest.mark.parametrize("include", [True, False])
-def test_index_reduce(reduce: str, include: bool) -> None:
+def test_index_reduce_matches_eager(reduce: str, include: bool) -> None:
     check(lambda x, y: x.index_reduce(0, INDEX, y, reduce, include_self=include), X, X.flip(0))
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("padding", [None, 2])
-def test_embedding_bag(mode: str, last: bool, padding: int | None) -> None:
+def test_embedding_bag_matches_eager(mode: str, last: bool, padding: int | None) -> None:
     words, offsets = torch.tensor([1, 2, 0, 2, 3, 1]), torch.tensor([0, 2, 2, 6] if last else [0, 2, 2])
     check(
         lambda w: F.embedding_bag(words, w, offsets, mode=mode, include_last_offset=last, padding_idx=padding), X[:, 0]
     )
 
 
-def test_weighted_embedding_bag() -> None:
+def test_weighted_embedding_bags_match_eager() -> None:
     words, offsets = torch.tensor([1, 2, 0, 2, 3]), torch.tensor([0, 2])
     check(lambda w, s: F.embedding_bag(words, w, offsets, mode="sum", per_sample_weights=s), X[:, 0], X[0, 1])
     check(lambda w: F.embedding(words, w, padding_idx=0, scale_grad_by_freq=True), X[:, 0])
@@ -95,19 +95,19 @@ def test_weighted_embedding_bag() -> None:
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "prod", "max", "min"])
 @pytest.mark.parametrize("initial", [None, 0.5])
-def test_segment_reduce(reduce: str, initial: float | None) -> None:
+def test_segment_reduce_matches_eager(reduce: str, initial: float | None) -> None:
     data = X[:, :, 0].clone()
     data[1, 0] = 0
     check(lambda x: torch.segment_reduce(x, reduce, lengths=torch.tensor([1, 3]), initial=initial), data)
 
 
-def test_memory_outside_a_tensor_is_refused() -> None:
+def test_a_view_of_memory_outside_its_tensor_is_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="outside its tensor"):
         check(lambda x: (x + 1)[1:].as_strided((2,), (1,), 0), X)
 
 
-def test_compiled() -> None:
-    """Two writes to one intermediate that is used again, negative indices, and what IREE took for a contraction."""
+def test_compiled_indexing_matches_eager() -> None:
+    """Two writes to one reused intermediate, negative indices, and a sum that IREE took for a contraction."""
 
     def fn(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
         z = x * y

@@ -1,4 +1,4 @@
-"""Linear algebra without LAPACK, against LAPACK."""
+"""The decompositions of linear algebra, which use no LAPACK, against LAPACK."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_factors_are_those_of_lapack(batch, shape):
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("size", [5, 1, 0])
-def test_square_systems(batch, size):
+def test_square_systems_match_lapack(batch, size):
     a, b = normal(*batch, size, size), normal(*batch, size, 2)
     factors, pivots = torch.linalg.lu_factor(a)
     check(aten._linalg_det.default, a)
@@ -70,7 +70,7 @@ def test_a_matrix_that_is_not_positive_definite_has_its_column_reported():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", ["normal", "rank 2", "zero", "graded", "identity", "huge", "tiny"])
 @pytest.mark.parametrize("shape", [(6, 6), (7, 3), (3, 7)])
-def test_singular_values_and_orthonormal_vectors(dtype, kind, shape):
+def test_singular_values_are_right_and_vectors_are_orthonormal(dtype, kind, shape):
     rows, columns = shape
     a = {
         "normal": normal(rows, columns),
@@ -92,7 +92,7 @@ def test_singular_values_and_orthonormal_vectors(dtype, kind, shape):
 
 @pytest.mark.parametrize("size", [0, 1, 2, 5, 12])
 @pytest.mark.parametrize("half", ["L", "U"])
-def test_symmetric_eigenvalues(size, half):
+def test_symmetric_eigenvalues_match_lapack(size, half):
     a = normal(2, size, size)
     values, vectors = decomposition_table()[aten._linalg_eigh.default](a, half)
     triangle = a.tril() if half == "L" else a.triu().mT
@@ -102,13 +102,13 @@ def test_symmetric_eigenvalues(size, half):
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
-def test_matrix_exponential(scale):
+def test_matrix_exponentials_match_aten(scale):
     a = scale * normal(2, 5, 5)
     check(aten.linalg_matrix_exp.default, a - a.mT)
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (4, 3), (3, 4)])
-def test_pseudoinverse_and_least_squares(shape):
+def test_pseudoinverses_and_least_squares_match_aten(shape):
     a = normal(2, *shape)
     check(aten.linalg_pinv.atol_rtol_tensor, a)
     check(aten.linalg_pinv.atol_rtol_tensor, a, atol=torch.tensor(1.0, dtype=a.dtype))
@@ -117,7 +117,7 @@ def test_pseudoinverse_and_least_squares(shape):
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, math.inf])
-def test_distances_and_their_gradients(p):
+def test_distances_and_their_gradients_match_aten(p):
     x, y = normal(5, 3), normal(9, 3)[5:]
     x[0], x[1, 0] = y[0], y[1, 0]
     check(aten._cdist_forward.default, x, y, p, 2)
@@ -127,7 +127,7 @@ def test_distances_and_their_gradients(p):
 
 
 @pytest.mark.parametrize("exponent", [-37, -25, 0, 25, 37])
-def test_reflections_of_columns_whose_squares_overflow_or_vanish(exponent):
+def test_qr_is_accurate_if_squares_overflow_or_underflow(exponent):
     a = normal(5, 4).float() * torch.tensor([1.0, 10.0**exponent, 1.0, 10.0**exponent])
     exact, found = torch.linalg.qr(a.double()), decomposition_table()[aten.linalg_qr.default](a)
     assert_close(found[0], exact.Q.float(), rtol=0, atol=2e-6)
@@ -152,8 +152,8 @@ ANY = [
 
 
 @pytest.mark.parametrize("functions", [POSITIVE, ANY], ids=["positive", "any"])
-def test_gradients_of_what_is_compiled_are_those_of_autograd(functions):
-    """The graphs, after all decompositions, run in eager float64; the plain forms are rows of test_gradients."""
+def test_gradients_of_the_decomposed_graphs_match_autograd(functions):
+    """The decomposed graphs run in eager float64. The plain forms of these operators are rows in test_gradients.py."""
     a = normal(3, 3, 3)
     if functions is POSITIVE:
         a = a @ a.mT + torch.eye(3, dtype=a.dtype)
@@ -168,8 +168,8 @@ def test_gradients_of_what_is_compiled_are_those_of_autograd(functions):
     assert_close(call.graph(a), flat.run(a), rtol=1e-8, atol=1e-9)
 
 
-def test_compiled_with_gradients():
-    """Compiling compares with eager float64."""
+def test_compiled_linear_algebra_and_its_gradients_match_eager():
+    """Compiling compares the results with eager float64."""
 
     def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         singular = torch.linalg.pinv(b[:, :1] @ b[:, 1:2].mT)

@@ -29,7 +29,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])
 @pytest.mark.parametrize(("p", "weighted"), list(itertools.product([1, 2], [False, True])))
-def test_multi_margin(p: int, weighted: bool, reduction: int) -> None:
+def test_multi_margin_loss_matches_aten(p: int, weighted: bool, reduction: int) -> None:
     weight = normal(5).abs() if weighted else None
     for x, target in ((normal(4, 5), torch.tensor([0, 4, 2, 2])), (normal(5), torch.tensor(3))):
         (loss,) = check(aten.multi_margin_loss.default, x, target, p, 0.7, weight, reduction)
@@ -37,7 +37,7 @@ def test_multi_margin(p: int, weighted: bool, reduction: int) -> None:
 
 
 @pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])
-def test_multilabel_margin(reduction: int) -> None:
+def test_multilabel_margin_loss_matches_aten(reduction: int) -> None:
     lists = torch.tensor([[0, 4, 2, -1, 3], [-1, 0, 0, 0, 0], [1, 1, -1, -1, -1], [4, 3, 2, 1, 0]])
     for x, target in ((normal(4, 5), lists), (normal(5), lists[0]), (normal(), torch.tensor(0))):
         loss, is_target = check(aten.multilabel_margin_loss_forward.default, x, target, reduction)
@@ -46,7 +46,7 @@ def test_multilabel_margin(reduction: int) -> None:
 
 
 @pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])
-def test_soft_margin(reduction: int) -> None:
+def test_soft_margin_loss_matches_aten(reduction: int) -> None:
     x, target = 9 * normal(3, 4), normal(4, 3).T.sign()
     (loss,) = check(aten.soft_margin_loss.default, x, target, reduction)
     check(aten.soft_margin_loss_backward.default, normal(*loss.shape), x, target, reduction)
@@ -55,7 +55,7 @@ def test_soft_margin(reduction: int) -> None:
 @pytest.mark.parametrize("ignored", [-100, 2])
 @pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_negative_log_likelihood_backward(weighted: bool, reduction: int, ignored: int) -> None:
+def test_negative_log_likelihood_backward_matches_aten(weighted: bool, reduction: int, ignored: int) -> None:
     weight = normal(5).abs() if weighted else None
     target = torch.tensor([0, 4, 2, 2, ignored, 3])
     images = target.view(2, 1, 3).expand(2, 2, 3).contiguous()
@@ -77,7 +77,7 @@ CTC = {
 @pytest.mark.parametrize("zero_infinity", [False, True])
 @pytest.mark.parametrize("tensors", [False, True])
 @pytest.mark.parametrize("name", CTC)
-def test_ctc(name: str, tensors: bool, zero_infinity: bool) -> None:
+def test_ctc_loss_and_its_backward_match_aten(name: str, tensors: bool, zero_infinity: bool) -> None:
     targets, inputs, outputs = CTC[name]
     lengths: Sequence[Sequence[int] | torch.Tensor] = (inputs, outputs)
     if tensors:
@@ -97,8 +97,8 @@ def test_ctc(name: str, tensors: bool, zero_infinity: bool) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_linear_cross_entropy_in_chunks(reduction: str) -> None:
-    """Eager's own chunks of it, against cross entropy of the scores."""
+def test_chunked_linear_cross_entropy_matches_cross_entropy(reduction: str) -> None:
+    """Compare the operator, which eager runs in chunks, with the cross entropy of the whole scores."""
     x, weight, target = normal(8, 3), normal(4, 3), torch.tensor([0, 3, 1, -100, 2, 2, 1, 0])
     forward = torch.ops.torch_nn._linear_cross_entropy_batch_chunked.default
     each = torch.ops.torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default
@@ -115,8 +115,8 @@ def test_linear_cross_entropy_in_chunks(reduction: str) -> None:
     torch.testing.assert_close(grad, *torch.autograd.grad(expected, x))
 
 
-def test_compiled() -> None:
-    """Losses whose capture needs help, or whose parts IREE compiles wrongly otherwise."""
+def test_compiled_losses_match_eager() -> None:
+    """Losses that need special handling in capture, or with parts that IREE would otherwise compile wrongly."""
 
     def losses(x: torch.Tensor, y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         variance = y.square()

@@ -18,7 +18,7 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_batch_norm(equals_aten, shape, affine, training):
+def test_batch_norm_matches_aten(equals_aten, shape, affine, training):
     x, grad = randn(*shape), randn(*shape, seed=1)
     weight, bias = (randn(4, seed=2), randn(4, seed=3)) if affine else (None, None)
     running = (randn(4, seed=4), randn(4, seed=5).exp())
@@ -34,14 +34,14 @@ def test_batch_norm(equals_aten, shape, affine, training):
         equals_aten("batch_norm_backward", grad, x, weight, *shared)
 
 
-def test_batch_norm_without_statistics(equals_aten):
+def test_batch_norm_without_running_statistics_matches_aten(equals_aten):
     equals_aten("native_batch_norm", randn(3, 4, 2), None, None, None, None, True, 0.1, 1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_group_norm(equals_aten, shape, affine, groups):
+def test_group_norm_matches_aten(equals_aten, shape, affine, groups):
     x = randn(*shape)
     weight, bias = (randn(4, seed=2), randn(4, seed=3)) if affine else (None, None)
     sizes = (shape[0], 4, x[0, 0].numel(), groups)
@@ -53,7 +53,7 @@ def test_group_norm(equals_aten, shape, affine, groups):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("dims", [1, 2])
-def test_layer_norm(equals_aten, shape, affine, dims):
+def test_layer_norm_matches_aten(equals_aten, shape, affine, dims):
     x, inner = randn(*shape), list(shape[-dims:])
     weight, bias = (randn(*inner, seed=2), randn(*inner, seed=3)) if affine else (None, None)
     _, mean, inverse = equals_aten("native_layer_norm", x, inner, weight, bias, 1e-3)
@@ -64,8 +64,8 @@ def test_layer_norm(equals_aten, shape, affine, dims):
 
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("eps", [None, 1e-3])
-def test_rms_norm(equals_aten, affine, eps):
-    """ATen has no kernel for the backward on CPUs; autograd's of what it is made of stands in."""
+def test_rms_norm_matches_aten_and_autograd(equals_aten, affine, eps):
+    """ATen has no CPU kernel for the backward, so autograd's gradient of `rms_norm` is the reference."""
     x, grad = randn(2, 3, 4).requires_grad_(), randn(2, 3, 4, seed=1)
     weight = randn(3, 4, seed=2).requires_grad_() if affine else None
     wanted = [x, weight] if affine else [x]
@@ -79,7 +79,7 @@ def test_rms_norm(equals_aten, affine, eps):
 
 
 @pytest.mark.parametrize("dim", [0, 2])
-def test_weight_norm(equals_aten, dim):
+def test_weight_norm_backward_matches_aten(equals_aten, dim):
     v = randn(3, 4, 5)
     g = randn(*[n if d == dim else 1 for d, n in enumerate(v.shape)], seed=1)
     _, norms = torch.ops.aten._weight_norm_interface(v, g, dim)

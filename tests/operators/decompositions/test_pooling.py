@@ -22,7 +22,7 @@ def randn(*shape: int) -> torch.Tensor:
 
 @st.composite
 def windows(draw: st.DrawFn) -> list[Window]:
-    """Windows of two or three dimensions that ATen takes and that each hold an input."""
+    """Windows over two or three dimensions that ATen accepts and that all contain an input."""
     found = []
     ceil_mode = draw(st.booleans())
     for _ in range(draw(st.integers(2, 3))):
@@ -39,7 +39,7 @@ def numbers(windows: list[Window], *names: str) -> list[list[int]]:
 
 @settings(max_examples=60, deadline=None)
 @given(windows=windows(), include=st.booleans(), divisor=st.sampled_from([None, 5]))
-def test_averages(equals_aten, windows, include, divisor):
+def test_average_pooling_matches_aten(equals_aten, windows, include, divisor):
     x = randn(2, 3, *(w.size for w in windows))
     kernel, stride, padding = numbers(windows, "kernel", "stride", "before")
     arguments = (x, kernel, stride, padding, windows[0].ceil_mode, include, divisor)
@@ -49,7 +49,7 @@ def test_averages(equals_aten, windows, include, divisor):
 
 @settings(max_examples=60, deadline=None)
 @given(windows=windows(), fill=st.sampled_from([None, -math.inf, 0.0]))
-def test_maxima(equals_aten, windows, fill):
+def test_max_pooling_matches_aten(equals_aten, windows, fill):
     x = randn(2, 3, *(w.size for w in windows))
     x = x if fill is None else torch.full_like(x, fill)
     geometry = (*numbers(windows, "kernel", "stride", "before", "dilation"), windows[0].ceil_mode)
@@ -64,7 +64,7 @@ def test_a_window_without_inputs_is_refused():
         pool(randn(1, 1, 1, 5), [2, 1], [4, 1], [1, 0], [2, 2])
 
 
-def test_a_nan_is_the_maximum(equals_aten):
+def test_a_nan_is_the_maximum_of_its_window(equals_aten):
     x = torch.zeros(1, 1, 4, 4, dtype=torch.float64)
     x[0, 0, 1, 2] = math.nan
     equals_aten("max_pool2d_with_indices", x, [2, 2])
@@ -72,7 +72,7 @@ def test_a_nan_is_the_maximum(equals_aten):
 
 @settings(max_examples=30, deadline=None)
 @given(size=st.lists(st.integers(1, 7), min_size=2, max_size=3), data=st.data())
-def test_adaptive(equals_aten, size, data):
+def test_adaptive_pooling_matches_aten(equals_aten, size, data):
     x = randn(2, 3, *size)
     counts = [data.draw(st.integers(1, 7)) for _ in size]
     (out,) = equals_aten(f"_adaptive_avg_pool{len(size)}d", x, counts)
@@ -82,7 +82,7 @@ def test_adaptive(equals_aten, size, data):
 
 
 @pytest.mark.parametrize("counts", [[3, 4], [1, 5], [2, 3, 4]], ids=str)
-def test_fractional(equals_aten, counts):
+def test_fractional_max_pooling_matches_aten(equals_aten, counts):
     dims = len(counts)
     x, kernel = randn(2, 3, *[6, 7, 8][:dims]), [2, 3, 2][:dims]
     samples = torch.rand(2, 3, dims, dtype=torch.float64, generator=GENERATOR.manual_seed(1))

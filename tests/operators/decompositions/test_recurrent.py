@@ -1,4 +1,4 @@
-"""Recurrent layers, unrolled and as scans, against ATen's, and over lengths that unrolling could not take."""
+"""Recurrent layers, unrolled and as scans, against ATen's, and over sequences that are too long to unroll."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_values_and_gradients_equal_atens(layer, length):
 
 
 @pytest.mark.parametrize(("cell", "gates"), [("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)])
-def test_gradcheck(cell, gates):
+def test_gradients_match_finite_differences(cell, gates):
     generator = torch.Generator().manual_seed(0)
 
     def make(*shape: int) -> torch.Tensor:
@@ -68,7 +68,7 @@ def test_gradcheck(cell, gates):
 
 
 def penalised(x: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A gradient inside a loss."""
+    """A loss that contains a gradient."""
     with torch.enable_grad():
         x = x if x.requires_grad else x.detach().requires_grad_()
         out = recurrent("rnn_tanh", x, [h], [w])[0].sum()
@@ -82,7 +82,7 @@ def test_second_derivatives_of_long_sequences_are_refused():
 
 
 @pytest.mark.parametrize(("length", "loops"), [("unrolled", False), ("scan", True)])
-def test_only_long_sequences_are_loops(length, loops):
+def test_only_long_sequences_become_loops(length, loops):
     def fn(x, h, w):
         return recurrent("rnn_tanh", x, [h], [w])
 
@@ -122,8 +122,8 @@ class Dropping(nn.Module):
         return self.long(x)[0].sum(0) + self.short(x[:6].transpose(0, 1))[0].sum(1).tanh()
 
 
-def test_dropout_between_layers(tmp_path):
-    """Compiling compares three steps, and so the draws, with eager's own."""
+def test_dropout_between_layers_matches_eager(tmp_path):
+    """Compiling compares three steps with eager, and so also the random draws."""
     torch.manual_seed(0)
     model = Dropping()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -132,7 +132,7 @@ def test_dropout_between_layers(tmp_path):
 
 
 def compile_tagger(steps: int, output: Path) -> int:
-    """Compile a step over so many time steps, which compares it with eager float64; the size of its module."""
+    """Compile a step over `steps` time steps, verified against eager float64; return the size of its module."""
     torch.manual_seed(0)
     model = Tagger()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

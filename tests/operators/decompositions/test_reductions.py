@@ -1,4 +1,4 @@
-"""Long sums, compiled: as close to float64 as eager float32 is, however many elements there are."""
+"""Compiled sums of many elements are as close to float64 as those of eager float32."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PRIME = 1_000_003
 
 
 class Reduced(nn.Module):
-    """A reduction of inputs times one parameter, so that its gradient is a long sum too."""
+    """A reduction of the inputs times one parameter, so the parameter's gradient is a long sum too."""
 
     def __init__(self, reduce: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Reduced(nn.Module):
 
 
 def positive(*shape: int) -> torch.Tensor:
-    """Sums of these have no cancellation, so that a relative error is a number of roundings."""
+    """Positive numbers: their sums do not cancel, so a relative error counts roundings."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.1
 
 
@@ -54,7 +54,7 @@ REDUCTIONS = {
 
 
 def compiled(step: ig.TrainStep, output: Path) -> dict[str, tuple[float, float]]:
-    """The error against float64 and what the number contract allows for each value of `train_step`."""
+    """For each value of `train_step`, the error against float64 and the error that the number contract allows."""
     artifact = ig.compile(step, output, entry_points=("train_step",))
     comparisons = artifact.reports["llvm-cpu"].comparisons
     return {c.key: (c.error, c.allowed) for c in comparisons}
@@ -72,7 +72,7 @@ def test_long_sums_are_as_accurate_as_eager(name: str, tmp_path: Path) -> None:
 
 
 def test_sums_of_hundreds_are_as_accurate_as_eager() -> None:
-    """Root mean squares over many sums: what is allowed of the largest error would let chains of hundreds pass."""
+    """Compares root mean square errors: the bound on the largest error would let chains of hundreds pass."""
     x = positive(512, 768)
 
     def sums(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -84,8 +84,8 @@ def test_sums_of_hundreds_are_as_accurate_as_eager() -> None:
         assert error <= FACTOR * (eager - exact).square().mean().sqrt()
 
 
-def test_batch_norm_over_a_large_batch(tmp_path: Path) -> None:
-    """Statistics, running statistics and the backward's sums, around a mean that E[x^2] - E[x]^2 would lose."""
+def test_batch_norm_over_a_large_batch_is_as_accurate_as_eager(tmp_path: Path) -> None:
+    """Statistics, running statistics and the backward's sums; with this large mean, E[x^2] - E[x]^2 would cancel."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 48 * 48, 1))
     x = 300.0 + torch.randn(64, 4, 48, 48)
@@ -94,8 +94,8 @@ def test_batch_norm_over_a_large_batch(tmp_path: Path) -> None:
     assert errors[key_of("state", 1, "0.running_mean")][0] <= 30.0 * 1e-6
 
 
-def test_weight_gradients_over_a_large_batch(tmp_path: Path) -> None:
-    """A linear layer's weight gradient is a product over all rows, 8191 of them here, and its bias' a sum."""
+def test_weight_gradients_over_a_large_batch_are_as_accurate_as_eager(tmp_path: Path) -> None:
+    """A linear layer's weight gradient is a product over all 8191 rows, and its bias gradient is a sum over them."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 48), nn.Tanh(), nn.Linear(48, 8))
     x, y = torch.randn(8191, 24), torch.randn(8191, 8)
@@ -104,7 +104,7 @@ def test_weight_gradients_over_a_large_batch(tmp_path: Path) -> None:
 
 
 def test_the_contract_refuses_one_long_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the levels the same mean fails verification, so the tests above can fail."""
+    """Without the sums in levels the same mean fails verification, so the tests above can fail."""
     table = {
         op: f
         for op, f in decomposition_table().items()

@@ -17,13 +17,13 @@ Function = Callable[..., list[Tensor]]
 
 
 def cell(x: Tensor, h: Tensor, c: Tensor, weight: Tensor) -> list[Tensor]:
-    """Not symmetric in `h` and `c`, and with an operator that has a decomposition."""
+    """A cell that is not symmetric in `h` and `c`, and has an operator with a decomposition."""
     c = torch.rsub(h, 1.0) * c + x
     return [torch.tanh(c @ weight) + h, c, weight]
 
 
 def unrolled(function: Function, x: Tensor, weight: Tensor) -> list[Tensor]:
-    """Over the rows of `x`; the two parts of the first state are one tensor."""
+    """Call `function` for each row of `x`; both parts of the initial state are the same tensor."""
     h = c = torch.zeros_like(x[0])
     for row in x:
         h, c, weight = function(row, h, c, weight)
@@ -45,7 +45,7 @@ def traced(make: Callable[[Function], Function]) -> tuple[GraphModule, int]:
     return retrace(lambda x, w: unrolled(make(counting), x, w), examples), counting.calls
 
 
-def test_copied_nodes_are_those_of_every_call() -> None:
+def test_copied_nodes_equal_the_nodes_of_traced_calls() -> None:
     (plain, every), (copied, few) = traced(lambda function: function), traced(Repeated)
     assert (every, few) == (STEPS, 2)
     assert copied.code == plain.code
@@ -58,7 +58,7 @@ def test_copied_nodes_are_those_of_every_call() -> None:
     torch.testing.assert_close(list(interpret(copied, values)), unrolled(cell, *values))
 
 
-def test_other_shapes_are_traced_again() -> None:
+def test_calls_with_other_shapes_are_traced_again() -> None:
     counting = Counting(lambda x: [x + 1])
     repeated = Repeated(counting)
     graph = retrace(lambda *xs: [y for x in xs for y in repeated(x)], [torch.ones(2), torch.ones(2), torch.ones(3)])
@@ -67,14 +67,14 @@ def test_other_shapes_are_traced_again() -> None:
     torch.testing.assert_close(list(interpret(graph, given)), [x + 1 for x in given])
 
 
-def test_eager_calls_the_function() -> None:
+def test_eager_code_calls_the_function_every_time() -> None:
     counting = Counting(cell)
     values = [torch.randn(STEPS, 3, 4), torch.randn(4, 4)]
     torch.testing.assert_close(unrolled(Repeated(counting), *values), unrolled(cell, *values))
     assert counting.calls == STEPS
 
 
-def test_sizes_that_are_symbols_are_traced_again() -> None:
+def test_calls_with_symbolic_sizes_are_traced_again() -> None:
     counting = Counting(lambda x: [x + 1])
     repeated = Repeated(counting)
     retrace(lambda x: repeated(*repeated(x)), [torch.ones(4)], dims=[{0: "N"}])

@@ -1,4 +1,4 @@
-"""Scans and extremes: values and indices as eager's, at lengths scanned in blocks, with ties, infinities and NaN."""
+"""Scans and extremes: values and indices match eager, at lengths scanned in blocks, with ties, infinities, NaN."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LENGTHS = [1, 31, 32, 33, 100, 1056, 2500]
 
 
 def row(length: int) -> torch.Tensor:
-    """Few different values, so that many are alike."""
+    """Numbers with few distinct values, so many of them are equal."""
     return torch.randint(-9, 9, (2, length), generator=torch.Generator().manual_seed(length)).double()
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_sums_and_products(length: int) -> None:
+def test_cumulative_sums_and_products_match_eager(length: int) -> None:
     x = row(length)
     if length >= scans.SHORTEST_SCANNED:
         assert torch.equal(scans._cumsum(x, 1), x.cumsum(1))
@@ -33,7 +33,7 @@ def test_sums_and_products(length: int) -> None:
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("special", [0.0, math.nan, math.inf])
-def test_extremes(length: int, special: float) -> None:
+def test_extremes_and_their_indices_match_eager(length: int, special: float) -> None:
     x = row(length)
     x[1, length // 2 :: 7] = special
     pairs = [
@@ -47,7 +47,7 @@ def test_extremes(length: int, special: float) -> None:
         assert torch.equal(ours[1], eager[1])
 
 
-def test_compiled() -> None:
+def test_compiled_scans_match_eager() -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         values, index = x.cummax(0)
         return x.cumsum(0), values, index, x.argmax()

@@ -1,4 +1,4 @@
-"""Sorting by counting gives eager's values and indices, and two sorts train alike in every entry point."""
+"""Sorting by counting gives eager's values and indices; a step with two sorts trains as eager in every entry point."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_topk_matches_eager(largest: bool) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, LONGEST_COUNTED + 1, 5 * LONGEST_COUNTED])
 @pytest.mark.parametrize("kind", [torch.float64, torch.int64, torch.bool])
-def test_orders_of_many_alike(length: int, kind: torch.dtype) -> None:
-    """Stable, with NaN last, at lengths that are merged from runs."""
+def test_sorting_many_equal_values_is_stable(length: int, kind: torch.dtype) -> None:
+    """The order is stable, with NaN last, also at lengths that are sorted in runs and merged."""
     numbers = torch.randint(-9, 9, (3, length), generator=torch.Generator().manual_seed(0))
     x = numbers.to(kind)
     if kind is torch.float64:
@@ -52,7 +52,7 @@ def test_orders_of_many_alike(length: int, kind: torch.dtype) -> None:
 
 @pytest.mark.parametrize("missing", [0, 2, 5])
 @pytest.mark.parametrize("length", [5, 300])
-def test_middle_values(missing: int, length: int) -> None:
+def test_medians_kth_values_and_modes_match_eager(missing: int, length: int) -> None:
     x = torch.randn(4, length, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     x[1, :missing] = math.nan
     for ours, eager in (
@@ -76,8 +76,8 @@ class TwoRouters(nn.Module):
         return self.first(x).topk(2).values + 2 * self.second(x).topk(2).values
 
 
-def test_two_routers_train_alike_in_the_module_s_own_loop(tmp_path: Path) -> None:
-    """Verification compares `train_step` and `train_steps` with eager; compiling is the test."""
+def test_two_routers_train_as_eager_in_train_step_and_in_train_steps(tmp_path: Path) -> None:
+    """Compiling is the test: it compares `train_step` and `train_steps` with eager."""
     torch.manual_seed(0)
     model = TwoRouters()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

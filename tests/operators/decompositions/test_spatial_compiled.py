@@ -1,6 +1,6 @@
-"""Pooling, interpolation, padding, grids, convolutions and normalisation as IREE runs them.
+"""Pooling, interpolation, padding, grids, convolutions and normalisation, compiled and run by IREE.
 
-Compiling compares values and gradients with eager float64, and raises where they differ.
+Compiling compares values and gradients with eager float64, and raises if they differ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import irongrad as ig
 
 
 class Segmenter(nn.Module):
-    """Down and up again, with the tables of windows and weights as constants of the step."""
+    """Downsamples and upsamples; the tables of windows and weights are constants of the step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def test_a_segmenter_trains(tmp_path: Path) -> None:
     assert artifact.reports["llvm-cpu"].passed
 
 
-def test_images_are_resampled() -> None:
+def test_compiled_image_resampling_matches_eager() -> None:
     def loss(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
         parts = [
             F.interpolate(x, scale_factor=1.7, mode="bicubic"),
@@ -59,7 +59,7 @@ def test_images_are_resampled() -> None:
     ig.compile_function(loss, [torch.randn(2, 3, 7, 6), torch.randn(2, 4, 5, 2)], gradients=True)
 
 
-def test_volumes_are_convolved_and_normalised() -> None:
+def test_compiled_convolutions_of_volumes_match_eager() -> None:
     def loss(x: torch.Tensor, weight: torch.Tensor, back: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         y = F.conv3d(x, weight, stride=(2, 1, 1), padding=1, groups=2)
         y = F.group_norm(y, 2, scale[:4], scale[4:])

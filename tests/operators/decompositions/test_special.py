@@ -1,4 +1,4 @@
-"""Elementary and special functions over their whole range: decomposed and run in eager, against PyTorch's own."""
+"""Decompositions of elementary and special functions over their whole range, against PyTorch's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 1e-30, math.inf, -math.in
 
 
 def logarithmic(low: float, high: float) -> torch.Tensor:
-    """Numbers of either sign between two powers of ten."""
+    """Numbers of both signs whose magnitudes lie between two powers of ten."""
     sizes = 10 ** torch.linspace(low, high, 301, dtype=torch.float64)
     return torch.cat([sizes, -sizes])
 
@@ -25,7 +25,7 @@ def linear(low: float, high: float) -> torch.Tensor:
 
 
 def decomposed(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """The value of `function` as it is compiled, computed by eager."""
+    """The result of the decomposed graph of `function`, run in eager."""
     (result,) = retrace(lambda *t: [function(*t)], tensors)(*tensors)
     return result
 
@@ -67,7 +67,7 @@ EVERYWHERE = {
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_float64_is_right_in_the_last_digits(name: str) -> None:
     function, x = EVERYWHERE[name]
-    expected = torch.special.zeta(2.0, x) if name == "trigamma" else function(x)  # eager's trigamma has 10 digits
+    expected = torch.special.zeta(2.0, x) if name == "trigamma" else function(x)  # eager's trigamma has only 10 digits
     torch.testing.assert_close(decomposed(function, x), expected, rtol=1e-13, atol=1e-300)
 
 
@@ -96,32 +96,32 @@ def test_special_values_are_those_of_eager(name: str, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_polygamma_has_its_poles(n: int) -> None:
-    """By definition; eager's trigamma is a large number there, from the rounding of pi."""
+def test_polygamma_is_infinite_at_its_poles(n: int) -> None:
+    """Eager's trigamma is only a large number at the poles, because pi is rounded."""
     found = decomposed(lambda x: torch.polygamma(n, x), torch.tensor([0.0, -1.0, -2.0]))
     assert found.tolist() == [(-1) ** (n + 1) * math.inf] * 3
 
 
 @pytest.mark.parametrize(("dtype", "smallest"), [(torch.float32, 1e-37), (torch.float64, 1e-320)])
-def test_arguments_next_to_zero(dtype: torch.dtype, smallest: float) -> None:
+def test_arguments_next_to_zero_match_eager(dtype: torch.dtype, smallest: float) -> None:
     x = torch.tensor([smallest, 1e-19, 1e-17, 1e-15], dtype=dtype)
     torch.testing.assert_close(decomposed(torch.lgamma, -x), torch.lgamma(-x))
     torch.testing.assert_close(decomposed(torch.special.ndtri, x), torch.special.ndtri(x))
 
 
-def test_integers_are_taken_as_floats() -> None:
+def test_integers_are_converted_to_floats() -> None:
     x = torch.arange(1, 6)
     for function in (torch.sin, torch.lgamma, torch.erfc, torch.i0, torch.log10):
         torch.testing.assert_close(decomposed(function, x), function(x))
 
 
-def test_sixteen_bits_are_computed_in_float32() -> None:
+def test_bfloat16_is_computed_in_float32() -> None:
     x = torch.linspace(-3, 3, 50, dtype=torch.bfloat16)
     torch.testing.assert_close(decomposed(torch.sin, x), torch.sin(x))
 
 
-def test_compiled_in_float64_and_in_float32() -> None:
-    """Compiling compares with eager float64; what IREE makes of the exact steps of a reduction is seen here alone."""
+def test_compiled_functions_match_eager_in_float64_and_in_float32() -> None:
+    """Compiling compares with eager float64. Only here does IREE compile the exact steps of the argument reductions."""
     functions = [torch.sin, torch.tan, torch.atan, torch.asinh, torch.tanh, torch.erfc, torch.erfinv, torch.lgamma]
 
     def every(wide: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:

@@ -1,6 +1,7 @@
-"""Infinities, NaN, signed zeros and the ends of integers in compiled code: what eager gives, gradients included.
+"""Infinities, NaN, signed zeros and integer limits in compiled code: values and gradients match eager.
 
-torch-mlir 20261001 and IREE 3.13.0 have other values for most of these; eager on the graph would not show it.
+For most of them, torch-mlir 20261001 and IREE 3.13.0 give other values by themselves. Running the graph in eager would
+not show that.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def gradients_too(function: Callable[..., Results]) -> Callable[..., Results]:
 
 
 def check(function: Callable[..., Results], *tensors: torch.Tensor, rtol: float = 0.0, atol: float = 0.0) -> None:
-    """`function` compiled has eager's values in eager's dtypes, with infinities and NaN in the same places."""
+    """Check that compiled `function` gives eager's values and dtypes, with infinities and NaN in the same places."""
     found = ig.compile_function(function, tensors)(*map(to_numpy, tensors))
     for number, (value, expected) in enumerate(zip(found, function(*tensors), strict=True)):
         assert value.dtype == to_numpy(expected).dtype, number
@@ -40,7 +41,7 @@ def check(function: Callable[..., Results], *tensors: torch.Tensor, rtol: float 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pairs_of_numbers(dtype: torch.dtype) -> None:
+def test_pairs_of_special_numbers_match_eager(dtype: torch.dtype) -> None:
     numbers = torch.tensor(NUMBERS[:-1], dtype=dtype)
     x = numbers[:, None].expand(-1, len(numbers)).contiguous()
 
@@ -54,7 +55,7 @@ def test_pairs_of_numbers(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_numbers(dtype: torch.dtype) -> None:
+def test_special_numbers_and_their_gradients_match_eager(dtype: torch.dtype) -> None:
     def function(x: torch.Tensor) -> Results:
         bounded = [x.clamp(-1, 1), x.clamp(min=0), x.clamp(max=2.5), x.clamp(3, 1), functional.hardsigmoid(x)]
         powers = [x.pow(p) for p in (0, 1, 2, 3, -1, -2, 0.5, -0.5, 2.5)]
@@ -75,7 +76,7 @@ def test_zeros_keep_their_signs() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8])
-def test_ends_of_integers(dtype: torch.dtype) -> None:
+def test_integers_at_the_ends_of_their_range_match_eager(dtype: torch.dtype) -> None:
     info = torch.iinfo(dtype)
     edges = [0, 1, 2, 3, 7, info.max, info.max - 1, *([-1, -2, -7, info.min + 1] if info.min else [200, 128])]
     x = torch.tensor(edges, dtype=dtype)[:, None].expand(-1, len(edges)).contiguous()
@@ -90,7 +91,7 @@ def test_ends_of_integers(dtype: torch.dtype) -> None:
     check(function, x, torch.where(x.t() == 0, 1, x.t()))
 
 
-def test_limits_of_half_precision() -> None:
+def test_half_precision_values_at_the_limits_match_eager() -> None:
     x = torch.tensor([INF, -INF, NAN, 1.0, -1.0, 4.0]).to(torch.bfloat16)
 
     def function(x: torch.Tensor) -> Results:
@@ -100,8 +101,8 @@ def test_limits_of_half_precision() -> None:
     check(lambda x: [x.nan_to_num()], x.to(torch.float16))
 
 
-def test_gradients_of_one_element() -> None:
-    """IREE 3.13.0 drops a constant that is scattered to a computed place in a tensor of one element."""
+def test_gradients_of_one_element_match_eager() -> None:
+    """IREE 3.13.0 drops a constant that is scattered to a computed index in a tensor of one element."""
 
     def function(x: torch.Tensor) -> Results:
         return [x.topk(1).values, x.sort().values, x.kthvalue(1).values]

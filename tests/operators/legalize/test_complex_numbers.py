@@ -1,4 +1,4 @@
-"""Complex numbers inside a function: operators on pairs against ATen's, mutation and views, and what is refused."""
+"""Complex numbers inside a function: operators on pairs match ATen, mutation and views work, the rest is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from irongrad.runtime.errors import UnsupportedOpError
 
 Z = Callable[[Tensor, Tensor], Tensor]
 
-# Functions of two complex matrices, 3 by 4 and 4 by 4, grouped so that a failure names few operators.
+# Functions of two complex matrices, 3 by 4 and 4 by 4. Each has few operators, so a failure is easy to locate.
 FUNCTIONS: dict[str, Z] = {
     "sums": lambda z, w: z + 2 * w[:3] - (1 + 2j) + torch.sub(1j, z, alpha=3) + w.real[:3] + z.imag,
     "products": lambda z, w: z * w[:3] * (2 - 1j) * z.real * 3.0,
@@ -65,8 +65,8 @@ def _in_place(z: Tensor, w: Tensor) -> Tensor:
 FUNCTIONS["in place"] = _in_place
 
 
-def of_reals(function: Z) -> Callable[..., list[Tensor]]:
-    """The value of `function`, and the gradient of a weighted sum of it, on views of complex tensors as real ones."""
+def on_real_views(function: Z) -> Callable[..., list[Tensor]]:
+    """`function` on real views of complex tensors; returns its value and the gradients of a weighted sum of it."""
 
     def run(z: Tensor, w: Tensor) -> list[Tensor]:
         given = [t.detach().requires_grad_() for t in (z, w)]
@@ -87,8 +87,8 @@ def examples() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_values_and_gradients(name: str) -> None:
-    run = of_reals(FUNCTIONS[name])
+def test_values_and_gradients_match_aten(name: str) -> None:
+    run = on_real_views(FUNCTIONS[name])
     with source_lines.quiet_export(), plain_operators():
         graph = in_reals(_trace(run, examples()))
     assert not any(v.is_complex() for n in graph.graph.nodes if isinstance(v := n.meta.get("val"), Tensor))
@@ -96,13 +96,13 @@ def test_values_and_gradients(name: str) -> None:
         torch.testing.assert_close(found, expected)
 
 
-def test_a_graph_of_reals_is_left_alone() -> None:
+def test_a_graph_without_complex_numbers_is_unchanged() -> None:
     with source_lines.quiet_export():
         graph = _trace(lambda x: [x.sin()], [torch.randn(3)])
     assert in_reals(graph) is graph
 
 
-def test_compiled_in_single_precision() -> None:
+def test_compiled_complex_functions_match_eager() -> None:
     def function(z: Tensor, w: Tensor) -> Tensor:
         a, b = torch.view_as_complex(z), torch.view_as_complex(w)
         made = [f(a, b) for name, f in FUNCTIONS.items() if name in ("quotients", "sizes", "matrices", "spreads")]

@@ -1,4 +1,4 @@
-"""Operators of the user's own, and torch.autograd.Function, in functions and in training steps."""
+"""Custom operators and torch.autograd.Function, in functions and in training steps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from irongrad.runtime.errors import UnsupportedOpError, UserError, VerificationE
 
 @torch.library.custom_op("irongrad_test::square", mutates_args=())
 def square(x: torch.Tensor) -> torch.Tensor:
-    """Without fake kernel and autograd formula."""
+    """An operator without a fake kernel and without an autograd formula."""
     return torch.from_numpy(x.detach().numpy() ** 2)
 
 
 @torch.library.custom_op("irongrad_test::scaled_cube", mutates_args=())
 def scaled_cube(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """With both; its formula is off by one, so that a gradient of 4 tells that it was used."""
+    """An operator with both; its formula has the factor 4 instead of 3, which shows that the formula was used."""
     return torch.from_numpy(x.detach().numpy() ** 3) * scale
 
 
@@ -44,7 +44,7 @@ torch.library.impl("irongrad_test::shifted", "CompositeExplicitAutograd", lambda
 
 
 class Wrong(torch.autograd.Function):
-    """The sine, with a gradient of 7."""
+    """The sine with a wrong derivative, 7, which shows that `backward` was used."""
 
     @staticmethod
     def forward(ctx, x):
@@ -56,7 +56,7 @@ class Wrong(torch.autograd.Function):
 
 
 class Several(torch.autograd.Function):
-    """Several outputs, an integer and an argument among them, and a constant."""
+    """A function with several outputs, one an integer and one an argument, and with a constant argument."""
 
     @staticmethod
     def forward(x, scale):
@@ -74,7 +74,7 @@ class Several(torch.autograd.Function):
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decompositions for all three operators, for one test."""
+    """Registers decompositions for all three operators during one test."""
     monkeypatch.setattr(registry, "_USER", {})
     ig.register_decomposition(square)(lambda x: x * x)
     ig.register_decomposition(torch.ops.irongrad_test.scaled_cube)(lambda x, scale: x * x * x * scale)
@@ -90,7 +90,7 @@ def everything(x):
     return (square(x) + scaled_cube(x, 2.0) + shifted + Wrong.apply(x) + first + index + same).sum()
 
 
-def test_gradients_of_a_function(registered):
+def test_gradients_come_from_the_registered_formulas(registered):
     x = np.array([0.5, 1.0, 2.0], np.float32)
     value, (gradient,) = ig.compile_function(everything, [torch.rand(3)], gradients=True)(x)
     expected = x**2 + 2 * x**3 + (x + 1) + np.sin(x) + 3 * x + 2 + x
@@ -116,8 +116,8 @@ class Model(nn.Module):
         return everything(self.linear(x))
 
 
-def test_a_training_step(registered, tmp_path):
-    """Verified against eager, whose gradients go through the same formulas."""
+def test_a_training_step_with_custom_operators_is_verified(registered, tmp_path):
+    """Compiling verifies the step against eager, whose gradients use the same formulas."""
     model = Model()
     step = ig.TrainStep(model, lambda out: out, torch.optim.SGD(model.parameters(), lr=0.1), {"x": torch.rand(2, 3)})
     artifact = ig.compile(step, tmp_path / "out", entry_points=("train_step", "predict"))
@@ -125,7 +125,7 @@ def test_a_training_step(registered, tmp_path):
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_without_a_decomposition_it_is_refused(gradients):
+def test_a_custom_operator_without_a_decomposition_is_refused(gradients):
     for function, name in [(lambda x: square(x).sum(), "square"), (lambda x: scaled_cube(x, 1.0).sum(), "scaled_cube")]:
         with pytest.raises(UnsupportedOpError) as caught:
             ig.compile_function(function, [torch.rand(3)], gradients=gradients)
@@ -134,7 +134,7 @@ def test_without_a_decomposition_it_is_refused(gradients):
         assert f"{__file__}:" in str(caught.value)
 
 
-def test_what_cannot_be_registered():
+def test_functions_and_supported_operators_cannot_be_registered():
     with pytest.raises(UserError, match="is no operator"):
         ig.register_decomposition(torch.sin)
     with pytest.raises(UserError, match=r"has a decomposition in irongrad.operators.decompositions\."):

@@ -1,4 +1,4 @@
-"""Tensors without elements, which iree-compile 3.13.0 crashes on, in compiled functions."""
+"""Tensors without elements in compiled functions; iree-compile 3.13.0 crashes on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import irongrad as ig
 
 
-def test_what_is_made_of_no_elements_equals_eagers():
+def test_operators_on_empty_tensors_match_eager():
     def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
         product = a @ b
         nothing = torch.zeros(0, 3, dtype=torch.long)
@@ -24,7 +24,7 @@ def test_what_is_made_of_no_elements_equals_eagers():
     assert [g.shape for g in gradients] == [(2, 0), (0, 3), (2, 3)]
 
 
-def test_batch_of_no_rows_through_layers():
+def test_layers_take_a_batch_without_rows():
     model = torch.nn.Sequential(torch.nn.Conv1d(2, 3, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(9, 2))
     model.requires_grad_(False)
     compiled = ig.compile_function(lambda x: model(x).sum(), (torch.randn(0, 2, 5),), gradients=True)
@@ -33,7 +33,7 @@ def test_batch_of_no_rows_through_layers():
     assert gradient.shape == (0, 2, 5)
 
 
-def test_constant_bytes():
+def test_constant_uint8_results_match_eager():
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x + 1, torch.full((3,), 200, dtype=torch.uint8), torch.zeros(2, 0, dtype=torch.uint8)
 

@@ -1,4 +1,4 @@
-"""What no target compiles is refused by name, at the user's line, before torch-mlir and IREE are started."""
+"""Operators that no target compiles are refused by name and line, before torch-mlir and IREE are started."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def line_of(function: Callable[..., Any], marker: str = "# here") -> str:
 
 
 def refusal(function: Callable[..., Any], *arguments: Any, gradients: bool = False) -> str:
-    """The message with which `function` is refused; no compiler runs, and no file is left."""
+    """Return the message that refuses `function`; check that no compiler runs and no file is left."""
     with mock.patch("subprocess.run", side_effect=AssertionError("a compiler was started")):  # noqa: SIM117
         with pytest.raises(UnsupportedOpError) as caught:
             ig.compile_function(function, arguments or (X,), gradients=gradients)
@@ -93,14 +93,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("function", "operator", "instead"), CASES, ids=lambda c: getattr(c, "__name__", None))
-def test_refused_by_name(function, operator, instead):
+def test_an_operator_is_refused_by_name_with_an_alternative(function, operator, instead):
     message = refusal(function)
     assert line_of(function) in message
     assert operator in message
     assert instead in message
 
 
-def test_inputs_that_no_target_takes():
+def test_inputs_that_no_target_takes_are_refused():
     assert "'x'" in refusal(lambda x: x.abs(), X.to_sparse())
     assert "float8" in refusal(lambda x: x.float(), X.to(torch.float8_e4m3fn))
 
@@ -110,7 +110,7 @@ def several(x):
     return torch.special.airy_ai(y) + torch.special.bessel_y1(x)  # second
 
 
-def test_everything_is_refused_at_once():
+def test_all_refusals_are_reported_at_once():
     message = refusal(several)
     assert message.startswith("3 operators cannot be compiled:")
     assert f"{line_of(several, '# first')}" in message
@@ -170,7 +170,7 @@ def raises(x):
 
 
 @pytest.mark.parametrize(("function", "says"), [(branches, "torch.where"), (raises, "no such thing")])
-def test_what_is_no_operator(function, says):
+def test_other_capture_errors_name_the_users_line(function, says):
     with pytest.raises(CaptureError) as caught:
         ig.compile_function(function, (X,))
     assert str(caught.value).startswith(line_of(function))

@@ -1,4 +1,4 @@
-"""Tensors of float64 are refused by name for devices without it, before any compiler starts; scalars are not."""
+"""Float64 tensors are refused by name for devices without float64, before a compiler starts; scalars are not."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def optimised(model: nn.Module, target: str, output: Path, dtype: torch.dtype = 
     build(step, make_options(output, ["llvm-cpu", target], stop_after="passes", cache=False))
 
 
-def test_the_state_and_the_operator_are_named(tmp_path):
+def test_float64_state_and_operators_are_named(tmp_path):
     line = 1 + next(i for i, text in enumerate(Path(__file__).read_text().splitlines()) if "# inside" in text)
     with pytest.raises(UnsupportedOpError) as caught:
         optimised(Wide(), "vulkan:profile=desktop", tmp_path / "out")
@@ -55,21 +55,21 @@ def test_the_state_and_the_operator_are_named(tmp_path):
     assert "compile for a target with float64: llvm-cpu or cuda" in message
 
 
-def test_inputs_are_named(tmp_path):
+def test_a_float64_input_is_named(tmp_path):
     with pytest.raises(UnsupportedOpError, match="input 'x' gives a float64 tensor, and the devices of vulkan do not"):
         optimised(Narrow(), "vulkan", tmp_path / "out", torch.float64)
 
 
 @pytest.mark.parametrize("target", ["vulkan:profile=lavapipe", "cuda"])
-def test_devices_with_float64_take_them(tmp_path, target):
+def test_targets_with_float64_accept_it(tmp_path, target):
     optimised(Wide(), target, tmp_path / "out")
 
 
-def test_scalars_of_float64_are_no_tensors(tmp_path):
+def test_float64_scalars_are_accepted(tmp_path):
     optimised(Narrow(), "vulkan:profile=generic", tmp_path / "out")
 
 
-def test_functions_are_checked_too():
+def test_compiled_functions_are_checked_too():
     with pytest.raises(UnsupportedOpError, match="aten.* gives a float64 tensor, and the devices of vulkan-mobile"):
         ig.compile_function(
             lambda x: x.double().cumsum(0), (torch.rand(3),), gradients=False, target="vulkan:profile=mobile"

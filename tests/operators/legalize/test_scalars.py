@@ -1,4 +1,4 @@
-"""Operators with a Scalar argument, fed with rank-0 float64 tensors, against the same operators with numbers."""
+"""Operators with a Scalar argument, called with rank-0 float64 tensors, against the same operators with numbers."""
 
 from __future__ import annotations
 
@@ -53,14 +53,16 @@ CASES = {
 
 
 @pytest.mark.parametrize(("target", "args", "kwargs"), CASES.values(), ids=CASES.keys())
-def test_same_as_with_numbers(target: Callable[..., torch.Tensor], args: tuple, kwargs: dict) -> None:
+def test_tensors_as_scalars_give_the_same_results_as_numbers(
+    target: Callable[..., torch.Tensor], args: tuple, kwargs: dict
+) -> None:
     found, expected = run(target, *args, **kwargs), target(*args, **kwargs)
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_arithmetic_of_numbers_is_in_float64() -> None:
+def test_arithmetic_on_scalars_is_in_float64() -> None:
     assert run(lambda a, b: 1 - a**b, 0.999, 3.0).item() == 1 - 0.999**3.0
 
 
@@ -70,7 +72,7 @@ def test_lerp_is_exact_at_both_ends() -> None:
 
 
 @pytest.mark.parametrize(("a", "b"), [(0.1, 0.2), (0.2, 0.1), (0.1, 0.1)])
-def test_min_and_max(a: float, b: float) -> None:
+def test_minima_and_maxima_of_scalars_match_python(a: float, b: float) -> None:
     assert run(torch.sym_min, a, b).item() == min(a, b)
     assert run(torch.sym_max, a, b).item() == max(a, b)
     assert run(torch.sym_max, a, 1).item() == 1.0

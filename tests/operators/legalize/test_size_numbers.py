@@ -1,4 +1,4 @@
-"""Numbers that are computed from sizes, in steps of any size and in buckets: as eager has them, at every size."""
+"""Numbers computed from sizes have their eager values at every size, in steps of any size and in buckets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _step(loss: Any, **options: Any) -> ig.TrainStep:
 
 
 def _numbers(o: Tensor, y: Tensor) -> Tensor:
-    """Each is another kind of number, or another kind of operator that takes one."""
+    """A loss with every kind of number, and every kind of operator that takes a number."""
     n = o.shape[0]
     scaled = torch.addcmul((o - y).square(), o, o, value=1 / n) + torch.full((n, 1), 1 / n)
     whole = min(n, 8) + math.ceil(n / 2) + round(n / 4) + n**2
@@ -51,7 +51,7 @@ LOSSES: dict[str, Any] = {
 
 @pytest.mark.parametrize("options", [{}, {"buckets": BUCKETS}], ids=["any size", "buckets"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_steps_at_other_sizes_are_those_of_eager(name: str, options: dict[str, Any], tmp_path: Path):
+def test_steps_at_other_sizes_match_eager(name: str, options: dict[str, Any], tmp_path: Path):
     step = _step(LOSSES[name], **options)
     twin = copy.deepcopy(step.model).double()
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
@@ -68,7 +68,7 @@ def test_steps_at_other_sizes_are_those_of_eager(name: str, options: dict[str, A
 
 
 @pytest.mark.parametrize("options", [{}, {"buckets": BUCKETS}], ids=["any size", "buckets"])
-def test_results_have_the_dtype_that_python_numbers_leave(options: dict[str, Any]):
+def test_python_numbers_do_not_change_the_dtype_of_results(options: dict[str, Any]):
     step = _step(LOSSES["a float of rank 0"], **options)
     graph = step_graph(step).functions["joint"].graph
     made = [v for n in graph.graph.output_node().args[0] if (v := n.meta["val"]).is_floating_point()]

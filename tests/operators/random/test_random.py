@@ -1,4 +1,4 @@
-"""The generator against its authors' vectors, and what is drawn against its distribution; seeds are fixed."""
+"""The generator matches its authors' test vectors, and draws match their distributions; seeds are fixed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
-def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], words: tuple[int, ...]) -> None:
+def test_philox_gives_the_known_answers(counter: tuple[int, ...], key: tuple[int, ...], words: tuple[int, ...]) -> None:
     found = philox(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))
     assert tuple(map(int, found)) == words
 
@@ -42,7 +42,7 @@ def empty(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(COUNT, dtype=dtype)
 
 
-# What is drawn, its mean and its variance.
+# A draw, its mean and its variance.
 MOMENTS = {
     "rand": (lambda: torch.rand(COUNT), 0.5, 1 / 12),
     "rand_float16": (lambda: torch.rand(COUNT, dtype=torch.float16), 0.5, 1 / 12),
@@ -69,14 +69,14 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("name", MOMENTS)
-def test_mean_and_variance(name: str) -> None:
+def test_draws_have_the_right_mean_and_variance(name: str) -> None:
     function, mean, variance = MOMENTS[name]
     values = drawn(function).double()
     assert abs(values.mean() - mean) < 5 * math.sqrt(variance / COUNT)
     assert abs(values.var() / variance - 1) < 0.05
 
 
-def test_cauchy_quartiles() -> None:
+def test_cauchy_draws_have_the_right_quartiles() -> None:
     quartiles = torch.quantile(drawn(lambda: empty().cauchy_(1.0, 2.0)), torch.tensor([0.25, 0.5, 0.75]))
     assert torch.allclose(quartiles, torch.tensor([-1.0, 1.0, 3.0]), atol=0.05)
 
@@ -88,7 +88,7 @@ def test_categories_without_weight_are_never_drawn() -> None:
 
 
 @pytest.mark.parametrize("name", ["elements", "calls", "draws", "seeds"])
-def test_chi_square_of_pairs(name: str) -> None:
+def test_neighbouring_draws_are_independent(name: str) -> None:
     """Neighbours along every axis of the counter and the key are independent: 16 x 16 bins of pairs."""
     size = 4096
     sequences = {
@@ -104,22 +104,22 @@ def test_chi_square_of_pairs(name: str) -> None:
     assert 180 < statistic < 340  # 255 degrees of freedom: a mean of 255, a standard deviation of 23
 
 
-def test_permutation_has_every_place_once() -> None:
+def test_a_permutation_contains_every_index_once() -> None:
     assert sorted(drawn(lambda: torch.randperm(1000)).tolist()) == list(range(1000))
 
 
-def test_logarithms_are_finite() -> None:
+def test_logarithms_of_exponential_draws_are_finite() -> None:
     values = drawn(lambda: torch.empty(1 << 20).exponential_())
     assert float(values.min()) > 0
     assert bool(values.log().isfinite().all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_uniform_is_below_one(dtype: torch.dtype) -> None:
+def test_uniform_draws_are_below_one(dtype: torch.dtype) -> None:
     assert float(drawn(lambda: torch.rand(1 << 20, dtype=dtype)).max()) < 1
 
 
-def test_every_dtype_draws_the_same() -> None:
+def test_every_dtype_draws_the_same_numbers() -> None:
     x = torch.randn(500)
     for function in (
         lambda t: functional.dropout(t, 0.3) != 0,
@@ -129,7 +129,7 @@ def test_every_dtype_draws_the_same() -> None:
         assert torch.equal(drawn(lambda f=function: f(x)), drawn(lambda f=function: f(x.double())))
 
 
-def test_seed_draw_and_call_all_matter() -> None:
+def test_seed_draw_and_call_all_change_the_numbers() -> None:
     first = drawn(lambda: torch.rand(8))
     assert torch.equal(first, drawn(lambda: torch.rand(8)))
     others = [
@@ -141,7 +141,7 @@ def test_seed_draw_and_call_all_matter() -> None:
     assert not any(bool((first == other).any()) for other in others)
 
 
-def test_a_draw_of_nothing_takes_no_number() -> None:
+def test_an_empty_draw_does_not_change_later_draws() -> None:
     after = drawn(lambda: [torch.rand(0, 3), functional.dropout(torch.ones(3), 0.0), torch.rand(8)][2])
     assert torch.equal(after, drawn(lambda: torch.rand(8)))
 
@@ -170,7 +170,7 @@ def test_pytorchs_own_generator_is_untouched() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_gradient_of_rrelu_is_the_drawn_slope(training: bool) -> None:
+def test_the_gradient_of_rrelu_is_the_drawn_slope(training: bool) -> None:
     from irongrad.operators.decompositions.random import _rrelu_backward
 
     x, grad = torch.randn(50, dtype=torch.float64), torch.randn(50, dtype=torch.float64)

@@ -11,10 +11,9 @@ import torch
 from irongrad.passes import run_passes
 from irongrad.passes.graph.common_subexpressions import CommonSubexpressions
 from irongrad.passes.graph.multi_tensor import MultiTensor
-from irongrad.pipeline.assemble.assemble import assemble
 from irongrad.pipeline.assemble.interface import describe_function
+from irongrad.pipeline.backend import portable_function
 from irongrad.pipeline.iree.compile import compile_module
-from irongrad.pipeline.lower.importer import import_functions
 from irongrad.targets import parse_target
 
 SHAPES = [(16,), (3, 5), (2, 3, 4), (1,), (32,)]
@@ -117,7 +116,7 @@ def test_an_update_of_200_small_tensors_has_a_fifth_of_the_dispatches(step_of, t
     for passes in ([CommonSubexpressions()], [CommonSubexpressions(), MultiTensor()]):
         graph = run_passes(step, passes)
         graph = replace(graph, functions={"call": graph.functions["update"]})
-        module = assemble(import_functions(graph, tmp_path), describe_function(graph, []))
+        module = portable_function(graph, describe_function(graph, []), tmp_path)
         counts.append(compile_module(module, parse_target("llvm-cpu"), tmp_path).statistics.dispatches)
     before, after = counts
     assert before >= 200

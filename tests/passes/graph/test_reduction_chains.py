@@ -9,10 +9,9 @@ from torch.nn import functional
 from irongrad.frontends.compile_function import flat_function, trace_function
 from irongrad.mlir.walk import found_in, parsed
 from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
-from irongrad.pipeline.assemble.assemble import assemble
 from irongrad.pipeline.assemble.interface import describe_function
+from irongrad.pipeline.backend import portable_function
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation
-from irongrad.pipeline.lower.importer import import_functions
 from irongrad.targets import parse_target
 
 
@@ -24,7 +23,7 @@ def kernels_fixture(tmp_path):
         target = parse_target("llvm-cpu")
         graph, ranges = trace_function(flat_function(fn, examples, gradients=False), fn)
         graph = run_passes(graph, passes_at(DEFAULT_LEVEL), [target.backend])
-        module = assemble(import_functions(graph, tmp_path), describe_function(graph, ranges))
+        module = portable_function(graph, describe_function(graph, ranges), tmp_path)
         source = tmp_path / "module.mlirbc"
         source.write_bytes(module.bytecode)
         with parsed(Compilation.of(source, target, [*COMMON_FLAGS, *target.flags]).to_flow()) as flow:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from iree.compiler import ir
 from iree.compiler.tools.binaries import find_tool
 
 import irongrad as ig
 from irongrad.mlir.barriers import BARRIER
 from irongrad.mlir.walk import found_in, inside, parsed
+from irongrad.passes.module.fuse_elementwise import FuseElementwise
+from irongrad.passes.module.keep_products_apart import KeepProductsApart
 from irongrad.pipeline.driver import build
-from irongrad.pipeline.iree import compile as compilation
 from irongrad.pipeline.options import make_options
 
 Tensors = tuple[torch.Tensor, ...]
@@ -48,42 +48,38 @@ def scaled(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     return (x @ y) * z[0] + x
 
 
-def untouched(module: ir.Module) -> None:
-    """What IREE does alone."""
-
-
 def kernels(flow: bytes) -> int:
     with parsed(flow) as module:
         return len(found_in(module, "flow.dispatch"))
 
 
-def test_a_chain_is_one_kernel_and_iree_still_makes_several(flow_of, monkeypatch):
+def test_a_chain_is_one_kernel_and_iree_still_makes_several(flow_of, without):
     """When the second fails, IREE fuses as far itself, and so need we not."""
     assert kernels(flow_of(chain, (X, Y))) == 1
-    monkeypatch.setattr(compilation, "fuse_elementwise", untouched)
+    without(FuseElementwise)
     assert kernels(flow_of(chain, (X, Y))) > 1
 
 
-def test_what_a_reduction_reads_is_left_to_iree(flow_of, monkeypatch):
+def test_what_a_reduction_reads_is_left_to_iree(flow_of, without):
     fused = kernels(flow_of(softmax, (X, Y)))
-    monkeypatch.setattr(compilation, "fuse_elementwise", untouched)
+    without(FuseElementwise)
     assert fused <= kernels(flow_of(softmax, (X, Y)))
 
 
-def test_large_results_are_left_to_iree(flow_of, monkeypatch):
+def test_large_results_are_left_to_iree(flow_of, without):
     fused = flow_of(chain, LARGE)
-    monkeypatch.setattr(compilation, "fuse_elementwise", untouched)
+    without(FuseElementwise)
     assert fused == flow_of(chain, LARGE)
 
 
-def test_what_becomes_state_is_computed_with_what_reads_it(tmp_path, monkeypatch):
+def test_what_becomes_state_is_computed_with_what_reads_it(tmp_path, without):
     """However large it is: it is written in any case."""
     model = torch.nn.Linear(128, 128, bias=False)
     inputs = {"x": torch.randn(4, 128), "y": torch.randn(4, 128)}
     step = ig.TrainStep(model, torch.nn.functional.mse_loss, torch.optim.Adam(model.parameters()), inputs)
     options = make_options(tmp_path / "artifact", entry_points=("train_step",), cache=False)
     fused = build(step, options).statistics["llvm-cpu"].dispatches
-    monkeypatch.setattr(compilation, "fuse_elementwise", untouched)
+    without(FuseElementwise)
     assert build(step, options).statistics["llvm-cpu"].dispatches > fused
 
 
@@ -115,11 +111,11 @@ def test_iree_still_transposes_one_of_several_results_wrongly(tmp_path):
 
 
 @pytest.mark.parametrize(("function", "apart"), [(gated, True), (scaled, False)])
-def test_products_stay_apart_from_readers_of_much(flow_of, monkeypatch, function, apart):
+def test_products_stay_apart_from_readers_of_much(flow_of, without, function, apart):
     flow = flow_of(function, (X, Y, Z))
     with parsed(flow) as module:
         assert not any(op.name == BARRIER for op in inside(module.operation))
-    monkeypatch.setattr(compilation, "keep_products_apart", untouched)
+    without(KeepProductsApart)
     assert (kernels(flow) > kernels(flow_of(function, (X, Y, Z)))) == apart
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import irongrad as ig
 from irongrad.mlir.walk import around, block_of, found_in, loops_around, parsed
-from irongrad.passes.module.hoist_lookups import look_up_before_loops
-from irongrad.pipeline.iree import compile as compilation
+from irongrad.passes.module.hoist_lookups import HoistLookups
+from irongrad.passes.module.pack_before_loops import PackBeforeLoops
 
 SIZE, STEPS = 32, 20
 PLACES = torch.arange(STEPS * SIZE).reshape(STEPS, SIZE) % 7
@@ -68,7 +68,7 @@ def _is_from_around(value: Any, operation: Any) -> bool:
 
 def test_rows_are_looked_up_before_the_loop_and_iree_still_would_not(flow_of):
     """When the second fails, IREE leaves lookups where they are, and so can we."""
-    flow = flow_of(looked_up, GIVEN, look_up_before_loops)
+    flow = flow_of(looked_up, GIVEN, HoistLookups().run)
     assert in_loops(flow, "flow.tensor.slice", "xi64") == 0
     assert b"optimization_barrier" not in flow
     assert in_loops(flow_of(looked_up, GIVEN), "flow.tensor.slice", "xi64") > 0
@@ -76,16 +76,16 @@ def test_rows_are_looked_up_before_the_loop_and_iree_still_would_not(flow_of):
 
 def test_rows_that_are_no_lookups_stay_in_the_loop(flow_of):
     """They would cost memory before it."""
-    edited, plain = (flow_of(turned_round, GIVEN, *edit) for edit in ([look_up_before_loops], []))
+    edited, plain = (flow_of(turned_round, GIVEN, *edit) for edit in ([HoistLookups().run], []))
     assert edited == plain
 
 
 @pytest.mark.parametrize("function", [looked_up, twice])
-def test_operands_are_packed_before_loops_and_iree_still_would_not(function, flow_of, monkeypatch):
+def test_operands_are_packed_before_loops_and_iree_still_would_not(function, flow_of, without):
     """When the second fails, IREE packs what does not change once, and so need we not."""
-    assert in_loops(flow_of(function, GIVEN, look_up_before_loops), "flow.tensor.encode") == 0
-    monkeypatch.setattr(compilation, "pack_before_loops", lambda module: None)
-    assert in_loops(flow_of(function, GIVEN, look_up_before_loops), "flow.tensor.encode") > 0
+    assert in_loops(flow_of(function, GIVEN, HoistLookups().run), "flow.tensor.encode") == 0
+    without(PackBeforeLoops)
+    assert in_loops(flow_of(function, GIVEN, HoistLookups().run), "flow.tensor.encode") > 0
 
 
 @pytest.mark.parametrize("function", [looked_up, turned_round, twice])

@@ -10,7 +10,9 @@ import pytest
 from iree.compiler import ir
 
 from irongrad.mlir.walk import bytecode_of, inside
-from irongrad.passes.module.join_executables import EXECUTABLES, join_executables, linking_flags
+from irongrad.passes.base import PassResult
+from irongrad.passes.module import join_executables
+from irongrad.passes.module.join_executables import EXECUTABLES, JoinExecutables, linking_flags
 from irongrad.pipeline.iree.compile import compile_module
 from irongrad.targets import parse_target
 
@@ -60,13 +62,15 @@ def check_sums(vmfb: bytes) -> None:
 
 def test_kernels_share_executables_and_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     streams: list[bytes] = []
+    run = JoinExecutables.run
 
-    def recorded(module: ir.Module) -> None:
+    def recorded(self: JoinExecutables, module: ir.Module) -> PassResult:
         streams.append(bytecode_of(module))
-        join_executables(module)
+        result = run(self, module)
         streams.append(bytecode_of(module))
+        return result
 
-    monkeypatch.setattr("irongrad.pipeline.iree.compile.join_executables", recorded)
+    monkeypatch.setattr(JoinExecutables, "run", recorded)
     compiled = compile_module(SumsOfRows(), parse_target("llvm-cpu"), tmp_path)
     before, after = map(_counts, streams)
     assert before == (COUNT, COUNT)
@@ -96,23 +100,6 @@ def test_there_is_one_library_where_kernels_stay_alone(monkeypatch: pytest.Monke
         assert linking_flags(ir.Module.parse(joined)) == ()
 
 
-def test_executables_of_several_kernels_are_left_alone() -> None:
-    text = f"""
-    stream.executable private @several {{
-      stream.executable.export public @a
-      stream.executable.export public @b
-      builtin.module {{ func.func @a() {{ return }} func.func @b() {{ return }} }}
-    }}
-    {"".join(_kernel(f"k{i}", f"g{i}") for i in range(COUNT))}
-    """
-    assert _counts(_joined(text)) == (1 + EXECUTABLES, 2 + COUNT)
-
-
-def test_kernels_of_one_name_stay_apart() -> None:
-    text = "".join(_kernel(f"k{i}", "g") for i in range(COUNT))
-    assert _counts(_joined(text)) == (COUNT, COUNT)
-
-
 def _kernel(executable: str, function: str) -> str:
     return f"""stream.executable private @{executable} {{
       stream.executable.export public @{function}
@@ -124,7 +111,7 @@ def _kernel(executable: str, function: str) -> str:
 def _joined(text: str) -> bytes:
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.parse(text)
-    join_executables(module)
+    JoinExecutables().run(module)
     return bytecode_of(module)
 
 

@@ -16,58 +16,10 @@ from iree.compiler import ir
 from torch import nn
 
 import irongrad as ig
-from irongrad.mlir.walk import bytecode_of, inside, parsed
-from irongrad.passes.module.keep_buffers import keep_memory
+from irongrad.mlir.walk import bytecode_of
 from irongrad.pipeline.iree.compile import compile_module
 from irongrad.runtime import Session
 from irongrad.targets import llvm_cpu, parse_target
-
-FUNCTION = """
-util.global private mutable @state : !stream.resource<variable>
-util.func private @other()
-util.func public @f(%awaited: !stream.timepoint, %chosen: i1) {{
-  %size = arith.constant 4096 : index
-  %zero = arith.constant 0 : index
-  %byte = arith.constant 0 : i8
-  %memory, %there = stream.resource.alloca uninitialized await(%awaited) => !stream.resource<transient>{{%size}}
-      => !stream.timepoint
-  %new, %ready = stream.resource.alloca uninitialized await(%awaited) => !stream.resource<variable>{{%size}}
-      => !stream.timepoint
-  %both = stream.timepoint.join max(%there, %ready) => !stream.timepoint
-  %done = stream.cmd.execute await(%both) => with(%memory as %m: !stream.resource<transient>{{%size}},
-      %new as %n: !stream.resource<variable>{{%size}}) {{
-    stream.cmd.fill %byte, %m[%zero for %size] : i8 -> !stream.resource<transient>{{%size}}
-    stream.cmd.fill %byte, %n[%zero for %size] : i8 -> !stream.resource<variable>{{%size}}
-  }} => !stream.timepoint
-  {between}
-  %freed = stream.resource.dealloca await(%done) => %memory : !stream.resource<transient>{{%size}} => !stream.timepoint
-  {stored}
-  util.return
-}}
-"""
-STORED = "util.global.store %new, @state : !stream.resource<variable>"
-
-
-def allocations(module: ir.Module) -> list[str]:
-    """What functions still allocate in every call."""
-    found = [op for op in inside(module.operation) if op.name == "stream.resource.alloca"]
-    return [str(op.results[0].type).removeprefix("!stream.resource") for op in found]
-
-
-@pytest.mark.parametrize(
-    ("between", "stored", "least", "left"),
-    [
-        ("", STORED, 1024, []),
-        ("", STORED, 4096, ["<transient>", "<variable>"]),
-        ("util.call @other() : () -> ()", STORED, 1024, ["<transient>"]),
-        ("", f"scf.if %chosen {{ {STORED} }}", 1024, ["<variable>"]),
-    ],
-)
-def test_memory_is_kept_that_nothing_else_can_use(between: str, stored: str, least: int, left: list[str]) -> None:
-    with parsed(FUNCTION.format(between=between, stored=stored).encode()) as module:
-        keep_memory(module, least)
-        assert allocations(module) == left
-        assert module.operation.verify()
 
 
 def make_step() -> ig.TrainStep:

@@ -14,8 +14,10 @@ from torch._higher_order_ops.scan import scan
 import irongrad as ig
 from irongrad.frontends.compile_function import flat_function, trace_function
 from irongrad.mlir.walk import functions_of, inside, parsed
-from irongrad.pipeline.iree import compile as compilation
-from irongrad.pipeline.iree.compile import COMMON_FLAGS, _compile_to_flow, _compile_to_stream
+from irongrad.passes.module.allocate_apart import AllocateApart
+from irongrad.passes.module.loops_in_place import LoopsInPlace
+from irongrad.passes.module.place_transients import PlaceTransients
+from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation
 from irongrad.pipeline.lower.importer import import_functions
 from irongrad.targets import parse_target
 
@@ -87,15 +89,15 @@ def test_what_is_read_again_is_not_written(function):
     ig.compile_function(function, (X, ROWS))
 
 
-def streams(function: Callable[..., object], scratch: Path) -> tuple[bytes, Path, list[str]]:
-    """The module of a function after the phase `stream`, its file, and the flags."""
+def stream_of(function: Callable[..., object], scratch: Path) -> tuple[bytes, Compilation]:
+    """The module of a function after the phase `stream`, and its compilation."""
     target = parse_target("llvm-cpu")
     graph, _ = trace_function(flat_function(function, (X, ROWS), gradients=False), function)
     source = scratch / "step.mlirbc"
     source.write_bytes(import_functions(graph, scratch).modules.linalg)
-    flags = [*COMMON_FLAGS, *target.flags]
-    _compile_to_flow(target, flags, source)
-    return _compile_to_stream(target, flags, source, scratch / "step.vmfb"), source, flags
+    compilation = Compilation.of(source, target, [*COMMON_FLAGS, *target.flags])
+    compilation.to_flow()
+    return compilation.to_stream(), compilation
 
 
 def copies(stream: bytes) -> int:
@@ -103,19 +105,17 @@ def copies(stream: bytes) -> int:
         return sum(op.name == "stream.cmd.copy" for f in functions_of(module) for op in inside(f))
 
 
-def test_nothing_is_copied_and_iree_still_would(tmp_path, monkeypatch):
+def test_nothing_is_copied_and_iree_still_would(tmp_path, without):
     """When the second fails, IREE leaves out transfers between places that are one, and so can we."""
-    assert copies(streams(recurrence, tmp_path)[0]) == 0
-    monkeypatch.setattr(compilation, "write_in_place", lambda module: None)
-    assert copies(streams(recurrence, tmp_path)[0]) > 0
+    assert copies(stream_of(recurrence, tmp_path)[0]) == 0
+    without(LoopsInPlace)
+    assert copies(stream_of(recurrence, tmp_path)[0]) > 0
 
 
-def test_without_what_we_change_the_parts_are_the_whole_phase(tmp_path, monkeypatch, is_the_whole_phase):
-    for name in ("write_in_place", "allocate_apart"):
-        monkeypatch.setattr(compilation, name, lambda module: None)
-    monkeypatch.setattr(compilation, "lay_out", lambda module, alignment: None)
-    parts, source, flags = streams(recurrence, tmp_path)
-    is_the_whole_phase(parts, source, flags)
+def test_without_what_we_change_the_parts_are_the_whole_phase(tmp_path, without, is_the_whole_phase):
+    for kind in (LoopsInPlace, AllocateApart, PlaceTransients):
+        without(kind)
+    is_the_whole_phase(*stream_of(recurrence, tmp_path))
 
 
 HEAD = """
@@ -154,7 +154,7 @@ TWICE = (
 
 @pytest.mark.parametrize("body", [AROUND, TWICE], ids=["around", "twice"])
 def test_iree_still_leaves_out_a_copy_that_is_needed(body, tmp_path):
-    """When this fails, what `in_place.py` keeps from IREE's analysis is to be looked at again."""
+    """When this fails, what `LoopsInPlace` keeps from IREE's analysis is to be looked at again."""
     source = tmp_path / "loop.mlir"
     source.write_text(f"util.func public @f(%part: !stream.resource<*>) -> !stream.resource<*> {{{body}}}")
     run = [find_tool("iree-opt"), "--iree-stream-elide-async-copies", str(source)]

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from iree.compiler import ir
 
 import irongrad as ig
+from irongrad.memory_model import product_tiles
 from irongrad.memory_model.product_tiles import AVX2, AVX512, Tile, tile_for
 from irongrad.mlir.walk import bytecode_of, found_in, inside, loops_around, name_of, parsed
 from irongrad.passes.module import matmul_kernels
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
-from irongrad.pipeline.iree.compile import COMMON_FLAGS, _compile_to_flow, compile_module
+from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, compile_module
 from irongrad.targets import parse_target
 
 AVX512_TARGET, AVX2_TARGET = "llvm-cpu:cpu=x86-64-v4", "llvm-cpu:cpu=x86-64-v3"
@@ -112,7 +113,7 @@ class Product:
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """No operand is so small that it is read where it lies."""
-    monkeypatch.setattr(matmul_kernels, "_NEAR", 0)
+    monkeypatch.setattr(product_tiles, "_NEAR", 0)
 
 
 @pytest.fixture(params=["in blocks", "where they lie"])
@@ -142,7 +143,7 @@ LOOP = """func.func @f(%w: tensor<128x128xf32>, %x: tensor<128x128xf32>) -> tens
 def _flow_of(module: bytes, directory: Path, target: str) -> bytes:
     source, compiled_for = directory / "step.mlirbc", parse_target(target)
     source.write_bytes(module)
-    return _compile_to_flow(compiled_for, [*COMMON_FLAGS, *compiled_for.flags], source)
+    return Compilation.of(source, compiled_for, [*COMMON_FLAGS, *compiled_for.flags]).to_flow()
 
 
 def launched(module: ir.Module) -> list[str]:

@@ -8,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from iree.compiler import ir
 from torch import nn
 
 import irongrad as ig
-from irongrad.mlir.walk import constant_of, functions_of, inside, parsed
-from irongrad.passes.module.place_transients import lay_out
+from irongrad.mlir.walk import parsed
+from irongrad.passes.module.place_transients import PlaceTransients
 from irongrad.pipeline.driver import build
-from irongrad.pipeline.iree import compile as compilation
-from irongrad.pipeline.iree.compile import COMMON_FLAGS, _compile_to_flow, _compile_to_stream, without_plugins
+from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation
 from irongrad.pipeline.iree.report.peak_transients import transients_of
 from irongrad.pipeline.options import make_options
 from irongrad.targets import Target, parse_target
@@ -53,42 +51,33 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return ig.compile(make_step(), directory / "step").directory.joinpath("step.mlirbc").read_bytes()
 
 
-def left_to_iree(module: ir.Module, alignment: int) -> None:
-    """In place of `lay_out`."""
-
-
-def flags_of(target: Target) -> list[str]:
-    return [*COMMON_FLAGS, *target.flags, *without_plugins(target)]
+def compilation_of(portable: bytes, target: Target, directory: Path) -> Compilation:
+    """The compilation of a module as far as the phase `flow`."""
+    source = directory / "step.mlirbc"
+    source.write_bytes(portable)
+    compilation = Compilation.of(source, target, [*COMMON_FLAGS, *target.flags])
+    compilation.to_flow()
+    return compilation
 
 
 @pytest.mark.parametrize("name", ["llvm-cpu", "llvm-cpu:arch=aarch64", "vulkan:profile=desktop", "cuda"])
-def test_without_a_placement_the_two_halves_are_the_whole_phase(
-    portable, tmp_path, name, monkeypatch, is_the_whole_phase
-):
+def test_without_a_placement_the_two_halves_are_the_whole_phase(portable, tmp_path, name, is_the_whole_phase):
     """When this fails, IREE's phase `stream` is made of other pipelines than `_SCHEDULE` and `_LOWER` name."""
-    monkeypatch.setattr(compilation, "lay_out", left_to_iree)
-    target = replace(parse_target(name), state_in_place=False)
-    source = tmp_path / "step.mlirbc"
-    source.write_bytes(portable)
-    flags = flags_of(target)
-    _compile_to_flow(target, flags, source)
-    halves = _compile_to_stream(target, flags, source, tmp_path / "step.vmfb")
-    is_the_whole_phase(halves, source, flags)
+    target = replace(parse_target(name), state_in_place=False, disabled_passes=("place-transients",))
+    compilation = compilation_of(portable, target, tmp_path)
+    is_the_whole_phase(compilation.to_stream(), compilation)
 
 
 @pytest.mark.parametrize("name", ["llvm-cpu", "vulkan:profile=desktop"])
-def test_values_take_less_than_as_iree_places_them(portable, tmp_path, name, monkeypatch):
-    target = parse_target(name)
-    source = tmp_path / "step.mlirbc"
-    source.write_bytes(portable)
-    _compile_to_flow(target, flags_of(target), source)
+def test_values_take_less_than_as_iree_places_them(portable, tmp_path, name, without):
+    compilation = compilation_of(portable, parse_target(name), tmp_path)
 
     def allocated() -> int:
-        with parsed(_compile_to_stream(target, flags_of(target), source, tmp_path / "step.vmfb")) as module:
+        with parsed(compilation.to_stream()) as module:
             return transients_of(module)["train_step"]
 
     ours = allocated()
-    monkeypatch.setattr(compilation, "lay_out", left_to_iree)
+    without(PlaceTransients)
     assert ours < allocated()
 
 
@@ -109,29 +98,7 @@ def test_values_of_unknown_sizes_stay_where_iree_places_them(tmp_path):
     assert np.isfinite(artifact.load().train_step(x=x[:7], y=y[:7]))
 
 
-PACKS = """
-util.func public @f(%n: index) -> (index, index, index, index) {
-  %c64 = arith.constant 64 : index
-  %c640 = arith.constant 640 : index
-  %known:3 = stream.resource.pack slices({ [0, 1] = %c640, [2, 3] = %c64 }) : index
-  %unknown:3 = stream.resource.pack slices({ [0, 1] = %n, [2, 3] = %c64 }) : index
-  util.return %known#0, %known#1, %known#2, %unknown#0 : index, index, index, index
-}
-"""
-
-
-def test_known_sizes_become_places_and_others_are_left():
-    with parsed(PACKS.encode()) as module:
-        lay_out(module, 64)
-        (function,) = functions_of(module)
-        (returned,) = [op for op in inside(function) if op.name == "util.return"]
-        assert [constant_of(value) for value in returned.operands] == [640, 0, 0, None]
-
-
 def test_scratch_files_may_lie_anywhere(portable, tmp_path):
-    target, directory = parse_target("llvm-cpu"), Path(tmp_path / "a folder, {with} braces")
+    directory = Path(tmp_path / "a folder, {with} braces")
     directory.mkdir()
-    source = directory / "step.mlirbc"
-    source.write_bytes(portable)
-    _compile_to_flow(target, flags_of(target), source)
-    assert _compile_to_stream(target, flags_of(target), source, directory / "step.vmfb")
+    assert compilation_of(portable, parse_target("llvm-cpu"), directory).to_stream()

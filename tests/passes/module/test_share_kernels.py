@@ -11,7 +11,8 @@ import pytest
 from iree.compiler import ir
 
 from irongrad.mlir.walk import bytecode_of, inside, parsed
-from irongrad.passes.module.share_kernels import share_kernels
+from irongrad.passes.base import PassResult
+from irongrad.passes.module.share_kernels import ShareKernels
 from irongrad.pipeline.iree.compile import compile_module
 from irongrad.pipeline.iree.report.kernel_bytes import traffic_of
 from irongrad.targets import parse_target
@@ -54,13 +55,15 @@ def _traffic(flow: bytes) -> dict[str, int]:
 
 def test_the_kernels_of_one_size_are_one_and_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flows: list[bytes] = []
+    run = ShareKernels.run
 
-    def recorded(flow: ir.Module) -> None:
+    def recorded(self: ShareKernels, flow: ir.Module) -> PassResult:
         flows.append(bytecode_of(flow))
-        share_kernels(flow)
+        result = run(self, flow)
         flows.append(bytecode_of(flow))
+        return result
 
-    monkeypatch.setattr("irongrad.pipeline.iree.compile.share_kernels", recorded)
+    monkeypatch.setattr(ShareKernels, "run", recorded)
     compiled = compile_module(Module(PARTS), parse_target("llvm-cpu"), tmp_path)
     before, after = flows
     assert _kernels(before) - _kernels(after) == 1
@@ -74,67 +77,7 @@ def test_the_kernels_of_one_size_are_one_and_compute_the_same(tmp_path: Path, mo
         np.testing.assert_array_equal(found.to_host(), expected)
 
 
-def test_what_is_shared_takes_its_places_as_arguments_and_is_shared_once() -> None:
-    executables = "\n".join(_executable(name, reads, 5) for name, reads in (("a", 1), ("b", 3)))
-    calls = "\n".join(f"  %{n} = flow.dispatch @{n}::@{n}(%x) : (tensor<9xf32>) -> tensor<5xf32>" for n in "ab")
-    text = f"""{executables}
-util.func public @f(%x: tensor<9xf32>) -> (tensor<5xf32>, tensor<5xf32>) {{
-{calls}
-  util.return %a, %b : tensor<5xf32>, tensor<5xf32>
-}}"""
-    shared = _shared(Module(text).bytecode)
-    assert _kernels(shared) == 1
-    assert [count for name, count in _operations(shared) if name == "flow.dispatch"] == [2, 2]
-    assert _shared(shared) == shared
-
-
-def test_kernels_that_compute_are_shared_where_they_compute_the_same() -> None:
-    alike = _executable("a", 1, 5, "negf") + _executable("b", 3, 5, "negf")
-    assert _kernels(_shared(Module(alike).bytecode)) == 1
-    others = _executable("a", 1, 5, "negf") + _executable("b", 3, 5)
-    assert _kernels(_shared(Module(others).bytecode)) == 2
-
-
-def test_kernels_of_different_sizes_stay_apart() -> None:
-    text = _executable("a", 1, 5) + _executable("b", 1, 4)
-    bytecode = Module(text).bytecode
-    assert _shared(bytecode) == bytecode
-
-
-def _shared(bytecode: bytes) -> bytes:
-    with ir.Context(), ir.Location.unknown():
-        module = ir.Module.parse(bytecode)
-        share_kernels(module)
-        return bytecode_of(module)
-
-
-def _executable(name: str, begin: int, size: int, function: str = "") -> str:
-    given, made = (
-        f"!iree_tensor_ext.dispatch.tensor<{t}>" for t in ("readonly:tensor<9xf32>", f"writeonly:tensor<{size}xf32>")
-    )
-    return f"""
-flow.executable private @{name} {{
-  flow.executable.export public @{name}
-  builtin.module {{
-    func.func @{name}(%from: {given}, %to: {made}) {{
-      %0 = iree_tensor_ext.dispatch.tensor.load %from, offsets = [{begin}], sizes = [{size}], strides = [1]
-        : {given} -> tensor<{size}xf32>
-      {f"%1 = arith.{function} %0 : tensor<{size}xf32>" if function else ""}
-      iree_tensor_ext.dispatch.tensor.store %{1 if function else 0}, %to, offsets = [0], sizes = [{size}], strides = [1]
-        : tensor<{size}xf32> -> {made}
-      return
-    }}
-  }}
-}}"""
-
-
-def _operations(bytecode: bytes) -> list[tuple[str, int]]:
-    """The name of each operation, and how many operands it has."""
-    with ir.Context():
-        module = ir.Module.parse(bytecode)
+def _kernels(flow: bytes) -> int:
+    with parsed(flow) as module:
         assert module.operation.verify()
-        return [(op.name, len(op.operands)) for op in inside(module.operation)]
-
-
-def _kernels(bytecode: bytes) -> int:
-    return sum(name == "flow.executable" for name, _ in _operations(bytecode))
+        return sum(op.name == "flow.executable" for op in inside(module.operation))

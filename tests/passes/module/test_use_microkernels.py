@@ -16,7 +16,7 @@ from iree.compiler import ir
 
 from irongrad.mlir.device import has_microkernels
 from irongrad.mlir.walk import bytecode_of, parsed
-from irongrad.passes.module.use_microkernels import with_microkernels
+from irongrad.passes.module.use_microkernels import UseMicrokernels
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, compile_module
 from irongrad.targets import parse_target
 
@@ -73,7 +73,8 @@ def test_products_are_microkernels_where_those_are_faster(
     tmp_path: Path, multiplied: str, target: str, microkernels: bool
 ) -> None:
     flow = _flow_of(Product(multiplied), tmp_path, *parse_target(target).flags)
-    with parsed(with_microkernels(flow)) as module:
+    with parsed(flow) as module:
+        UseMicrokernels().run(module)
         assert has_microkernels(module) is microkernels
         assert module.operation.verify()
 

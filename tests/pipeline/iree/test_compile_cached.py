@@ -47,7 +47,7 @@ def test_targets_make_what_each_makes_by_itself(tmp_path: Path) -> None:
 def test_targets_run_at_once_in_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both, folders = Barrier(2, timeout=30), set()
 
-    def meet(module: Module, target: object, scratch: Path, check: object) -> object:
+    def meet(module: Module, target: object, scratch: Path, check: object, observer: object) -> object:
         folders.add(scratch)
         both.wait()
         return target

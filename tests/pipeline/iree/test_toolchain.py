@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,24 +15,19 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.diagnostics.toolchain_errors import lowering_error, toolchain_error
+from irongrad.mlir.tools import run_tool
 from irongrad.mlir.walk import bytecode_of
 from irongrad.operators.decompositions import decomposition_table
-from irongrad.pipeline.assemble.assemble import assemble as assembly
 from irongrad.pipeline.driver import build
-from irongrad.pipeline.iree import compile as compilation
-from irongrad.pipeline.iree.compile import (
-    COMMON_FLAGS,
-    UNVERIFIED,
-    _iree_compile,
-    compile_module,
-    threads_for,
-    without_plugins,
-)
+from irongrad.pipeline.iree import tools
+from irongrad.pipeline.iree.compile import COMMON_FLAGS, compile_module, threads_for, without_plugins
 from irongrad.pipeline.options import make_options
 from irongrad.runtime.errors import ToolchainError, UnsupportedOpError, VerificationError
 from irongrad.runtime.manifest import EntryPoint
 from irongrad.targets import DATA_TILING, parse_target
 from irongrad.targets.llvm_cpu import LARGE_VECTORS, LARGEST_STACK, STACK
+
+UNVERIFIED = tools.UNVERIFIED["iree-compile"]
 
 
 def failed(error: str) -> subprocess.CompletedProcess[str]:
@@ -70,20 +64,22 @@ def test_a_crash_is_a_toolchain_error(tmp_path):
 def test_what_fails_is_compiled_again_with_a_verifier(tmp_path, monkeypatch):
     runs = []
 
-    def fail(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    def fail(tool: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         runs.append(arguments)
         return failed("no such op" if UNVERIFIED in arguments else "error: 'op' expected 2 operands, but found 1")
 
-    monkeypatch.setattr(compilation, "_iree_compile", fail)
+    monkeypatch.setattr(tools, "run_tool", fail)
     (tmp_path / "module.mlir").write_text("module {}")
     with pytest.raises(ToolchainError, match="expected 2 operands"):
-        compilation._compile(["--flag"], tmp_path / "module.mlir", tmp_path / "out")
+        tools.compile_file(["--flag"], tmp_path / "module.mlir", tmp_path / "out")
     assert [UNVERIFIED in r for r in runs] == [True, False]
 
 
 def test_what_a_phase_is_given_is_verified(tmp_path):
     (tmp_path / "module.mlir").write_text('func.func @f(%x: f32) { %y = "arith.addf"(%x) : (f32) -> f32 return }')
-    result = _iree_compile([UNVERIFIED, "--compile-to=flow", str(tmp_path / "module.mlir"), "-o", os.devnull])
+    result = run_tool(
+        "iree-compile", [UNVERIFIED, "--compile-to=flow", str(tmp_path / "module.mlir"), "-o", os.devnull]
+    )
     assert "expected 2 operands" in result.stderr
 
 
@@ -98,7 +94,7 @@ def test_the_code_is_the_same_without_plugins_for_other_devices(tmp_path, name):
     )
     for file, flags in (("all", ()), ("few", left_out)):
         arguments = [*target.flags, *flags, str(tmp_path / "module.mlir"), "-o", str(tmp_path / file)]
-        assert _iree_compile(arguments).returncode == 0
+        assert run_tool("iree-compile", arguments).returncode == 0
     assert (tmp_path / "all").read_bytes() == (tmp_path / "few").read_bytes()
 
 
@@ -107,14 +103,13 @@ def test_threads_serve_several_functions_and_the_code_is_the_same_without(tmp_pa
         return EntryPoint(name, (), (), (), "")
 
     state, (train, evaluate) = [entry("export_state"), entry("import_state")], map(entry, ("train_step", "eval_step"))
-    module = SimpleNamespace(text="", bytecode=b"", entry_points=(train, *state))
-    left_out = threads_for(module)
+    left_out = threads_for((train, *state))
     assert left_out
-    assert not threads_for(SimpleNamespace(text="", bytecode=b"", entry_points=(train, evaluate, *state)))
+    assert not threads_for((train, evaluate, *state))
     (tmp_path / "module.mlir").write_text(LINEAR)
     for file, flags in (("threads", ()), ("none", left_out)):
         arguments = [*parse_target("llvm-cpu").flags, *flags, "--compile-to=stream", str(tmp_path / "module.mlir")]
-        assert _iree_compile([*arguments, "-o", str(tmp_path / file)]).returncode == 0
+        assert run_tool("iree-compile", [*arguments, "-o", str(tmp_path / file)]).returncode == 0
     assert (tmp_path / "threads").read_bytes() == (tmp_path / "none").read_bytes()
 
 
@@ -196,16 +191,16 @@ def test_two_results_of_a_product_still_need_large_vectors(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_dispatch_may_still_need_more_stack_than_the_limit(tmp_path, monkeypatch):
+def test_a_dispatch_may_still_need_more_stack_than_the_limit(tmp_path):
     """When the first fails, `irongrad.pipeline.iree.compile` needs no larger limit; the second is what it makes of it.
 
     That product would have a kernel of ours, and nothing else in it; others, of sizes that do not fit, are not.
     """
-    monkeypatch.setattr(compilation, "lay_out_products", lambda module: None)
     assert "exceeded stack allocation limit" in _compiled_for_avx512(WIDER, tmp_path).stderr
 
     module = Module(WIDER, _bytecode(WIDER))
-    compiled = compile_module(module, parse_target("llvm-cpu:cpu=x86-64-v4"), tmp_path)
+    target = replace(parse_target("llvm-cpu:cpu=x86-64-v4"), disabled_passes=("matmul-kernels",))
+    compiled = compile_module(module, target, tmp_path)
     assert LARGEST_STACK in compiled.flags
     assert STACK not in compiled.flags
 
@@ -225,7 +220,7 @@ def _bytecode(text: str) -> bytes:
 def _compiled_for_avx512(text: str, directory: Path, without: str = "") -> subprocess.CompletedProcess[str]:
     (directory / "module.mlir").write_text(text)
     flags = [f for f in (*COMMON_FLAGS, *parse_target("llvm-cpu:cpu=x86-64-v4").flags) if f != without]
-    return _iree_compile([*flags, str(directory / "module.mlir"), "-o", str(directory / "module.vmfb")])
+    return run_tool("iree-compile", [*flags, str(directory / "module.mlir"), "-o", str(directory / "module.vmfb")])
 
 
 def test_a_wide_linear_layer_compiles(tmp_path):
@@ -238,7 +233,7 @@ def test_a_wide_linear_layer_compiles(tmp_path):
 
 
 def test_iree_still_crashes_on_some_products_with_data_tiling():
-    """IREE 3.13.0, in MaterializeEncoding. Where this fails, `_check_remedies` in compile.py has one case less.
+    """IREE 3.13.0, in MaterializeEncoding. Where this fails, `check_remedies` in remedies.py has one case less.
 
     It depends on the CPU: for skylake-avx512, for one, the same module compiles. And three runs of four crash.
     """
@@ -276,14 +271,15 @@ def test_packed_booleans_are_still_wrong(monkeypatch):
         ig.compile_function(masked, given)
 
 
-def test_a_gather_with_torch_mlirs_checks_still_takes_a_kernel_more(tmp_path, monkeypatch):
+def test_a_gather_with_torch_mlirs_checks_still_takes_a_kernel_more(tmp_path):
     inputs = {"x": torch.randn(8, 5), "y": torch.randint(0, 5, (8,))}
     model = torch.nn.Linear(5, 5)
     step = ig.TrainStep(model, torch.nn.functional.cross_entropy, torch.optim.SGD(model.parameters()), inputs)
-    options = make_options(tmp_path / "artifact", entry_points=("train_step",), cache=False)
+    choices = {"entry_points": ("train_step",), "cache": False}
+    options = make_options(tmp_path / "artifact", **choices)
     without = build(step, options).statistics["llvm-cpu"].kernels
-    monkeypatch.setattr(assembly, "_drop_checks", lambda functions: None)
-    assert build(step, options).statistics["llvm-cpu"].kernels == without + 1
+    checking = make_options(tmp_path / "artifact", **choices, disable_passes=("drop-index-checks",))
+    assert build(step, checking).statistics["llvm-cpu"].kernels == without + 1
 
 
 def test_torch_mlir_still_takes_a_value_for_equal_to_itself(tmp_path):

@@ -8,7 +8,8 @@ from subprocess import CompletedProcess
 from torch_mlir.dialects.torch import register_dialect
 from torch_mlir.ir import Context, Module
 
-from irongrad.pipeline.iree.compile import COMMON_FLAGS, _iree_compile
+from irongrad.mlir.tools import run_tool
+from irongrad.pipeline.iree.compile import COMMON_FLAGS
 from irongrad.pipeline.lower.routes import _TO_LINALG, _torch_mlir_opt
 from irongrad.targets import parse_target
 
@@ -32,7 +33,7 @@ def _compiled(source: str, directory: Path) -> CompletedProcess[str]:
     path = directory / "source.mlir"
     path.write_text(source)
     flags = (*COMMON_FLAGS, *parse_target("llvm-cpu").flags)
-    return _iree_compile([*flags, str(path), "-o", str(directory / "module.vmfb")])
+    return run_tool("iree-compile", [*flags, str(path), "-o", str(directory / "module.vmfb")])
 
 
 def lowered(module: str, scratch: Path) -> str:

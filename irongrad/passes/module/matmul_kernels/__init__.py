@@ -7,7 +7,8 @@ those of `tiling.py` and `vector_code.py`.
 The right operand is packed into column blocks. In its original layout the rows read together are often a power of two
 apart, so they evict each other from the cache. A transposed left operand is copied to row-major order, so that each row
 is read sequentially. Other left operands and the result keep their layout. A small operand stays in a cache in any
-layout. It is read in place if the elements that are read together are contiguous. docs/benchmarks.md has figures.
+layout. It is read in place if the elements that are read together are contiguous.
+docs/dev/measurements/2026-11-25-granite-rapids.md has figures.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class MatmulKernels(ModulePass):
     name: ClassVar[str] = "matmul-kernels"
 
     def applies(self, context: ModuleContext) -> bool:
-        """With data tiling: without it IREE reads operands as they lie, and these kernels are no faster."""
+        """With data tiling: without it IREE reads operands in place, and these kernels are no faster."""
         return context.data_tiling
 
     def run(self, module: ir.Module) -> PassResult:

@@ -142,9 +142,9 @@ class ProductKernel:
     def part(self) -> tuple[int, int]:
         """The strips and panels of a part, the unit of work of a thread.
 
-        Parts are as large as possible while all threads finish at nearly the same time. Of equally many parts, those
-        that read the least are best. A part reads each of its rows once, as rows stay in the second-level cache, and
-        each of its columns once.
+        Parts are as large as possible while all threads finish at nearly the same time. Among equal numbers of parts,
+        the parts that read the least are best. A part reads each of its rows once, as rows stay in the second-level
+        cache, and each of its columns once.
         """
         down, across = min(_ROWS // self.tile.rows, self.strips), min(_COLUMNS // self.tile.columns, self.panels)
         ways = product(range(1, down + 1), range(1, across + 1))

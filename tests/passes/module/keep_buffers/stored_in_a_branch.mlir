@@ -1,0 +1,43 @@
+// New state is not kept where it becomes the state in a branch only.
+// RUN: irongrad opt %s --pass 'keep-buffers{least=1024}'
+
+// CHECK: util.global private mutable @__kept_0__ready = #stream.timepoint<immediate>
+// CHECK: util.global private mutable @__kept_0 : !stream.resource<transient>
+// CHECK: [[KEPT:%.+]] = stream.resource.alloc uninitialized : !stream.resource<transient>
+// CHECK: util.global.store [[KEPT]], @__kept_0
+// CHECK-NOT: util.global private mutable @__kept_state
+// CHECK: util.func public @f([[AWAITED:%.+]]: !stream.timepoint
+// CHECK-NOT: stream.resource.alloca
+// CHECK: [[MEMORY:%.+]] = util.global.load @__kept_0 :
+// CHECK-NEXT: [[LAST:%.+]] = util.global.load @__kept_0__ready
+// CHECK-NEXT: [[THERE:%.+]] = stream.timepoint.join max([[AWAITED]], [[LAST]])
+// CHECK: [[NEW:%.+]], [[READY:%.+]] = stream.resource.alloca {{.+}} !stream.resource<variable>
+// CHECK-NEXT: [[BOTH:%.+]] = stream.timepoint.join max([[THERE]], [[READY]])
+// CHECK-NEXT: [[DONE:%.+]] = stream.cmd.execute await([[BOTH]])
+// CHECK-SAME: with([[MEMORY]] as {{.+}}, [[NEW]] as
+// CHECK: util.global.store [[DONE]], @__kept_0__ready
+// CHECK-NOT: stream.resource.dealloca
+// CHECK: scf.if
+// CHECK-NEXT: util.global.store [[NEW]], @state
+
+util.global private mutable @state : !stream.resource<variable>
+util.func public @f(%awaited: !stream.timepoint, %chosen: i1) {
+  %size = arith.constant 4096 : index
+  %zero = arith.constant 0 : index
+  %byte = arith.constant 0 : i8
+  %memory, %there = stream.resource.alloca uninitialized await(%awaited) => !stream.resource<transient>{%size}
+      => !stream.timepoint
+  %new, %ready = stream.resource.alloca uninitialized await(%awaited) => !stream.resource<variable>{%size}
+      => !stream.timepoint
+  %both = stream.timepoint.join max(%there, %ready) => !stream.timepoint
+  %done = stream.cmd.execute await(%both) => with(%memory as %m: !stream.resource<transient>{%size},
+      %new as %n: !stream.resource<variable>{%size}) {
+    stream.cmd.fill %byte, %m[%zero for %size] : i8 -> !stream.resource<transient>{%size}
+    stream.cmd.fill %byte, %n[%zero for %size] : i8 -> !stream.resource<variable>{%size}
+  } => !stream.timepoint
+  %freed = stream.resource.dealloca await(%done) => %memory : !stream.resource<transient>{%size} => !stream.timepoint
+  scf.if %chosen {
+    util.global.store %new, @state : !stream.resource<variable>
+  }
+  util.return
+}

@@ -1,0 +1,40 @@
+// State that begins with parameters may be overwritten where IREE packs and so copies them.
+// RUN: irongrad opt %s --pass state-in-place
+
+!state = !stream.resource<variable>
+!given = !stream.resource<external>
+
+util.global private mutable @a : !state
+util.global private mutable @b : !state
+util.global private mutable @ready : !stream.timepoint
+
+util.initializer {
+  %size = arith.constant 256 : index
+  %one, %other, %read = stream.resource.constants :
+      !state{%size} = #stream.parameter.named<"state"::"one"> : tensor<8x8xf32>,
+      !state{%size} = #stream.parameter.named<"state"::"other"> : tensor<8x8xf32>
+      => !stream.timepoint
+  util.global.store %one, @a : !state
+  util.global.store %other, @b : !state
+  util.return
+}
+
+util.func public @f(%given: !given) {
+  %zero = arith.constant 0 : index
+  %size = arith.constant 256 : index
+  %before = util.global.load @ready : !stream.timepoint
+  // CHECK: [[OLD:%.+]] = util.global.load @a
+  %old = util.global.load @a : !state
+  %new, %there = stream.resource.alloca uninitialized await(%before) => !state{%size} => !stream.timepoint
+  // CHECK-NOT: stream.resource.alloca
+  // CHECK: [[DONE:%.+]] = stream.cmd.execute {{.+}} with({{.+}}, [[OLD]] as
+  %done = stream.cmd.execute await(%there) => with(%given as %g: !given{%size},
+      %new as %n: !state{%size}) {
+    stream.cmd.copy %g[%zero], %n[%zero], %size : !given{%size} -> !state{%size}
+  } => !stream.timepoint
+  // CHECK-NOT: util.global.store {{.+}}, @a
+  // CHECK: util.global.store [[DONE]], @ready
+  util.global.store %new, @a : !state
+  util.global.store %done, @ready : !stream.timepoint
+  util.return
+}

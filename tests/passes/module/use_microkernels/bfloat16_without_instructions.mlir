@@ -1,0 +1,16 @@
+// Products of bfloat16 have no microkernels where the CPU lacks the instructions.
+// RUN: irongrad opt %s --pass use-microkernels
+// UNCHANGED
+
+util.global private @__device_0 = #hal.device.target<"local", [#hal.executable.target<"llvm-cpu", "embedded-elf-x86_64",
+    {cpu_features = "+avx512f",
+     target_triple = "x86_64-unknown-unknown-eabi-elf", ukernels = "none"}>]> : !hal.device
+#left = #iree_encoding.encoding<operand_index = 0, op_type = matmul, element_types = [bf16, bf16, f32]>
+
+// CHECK: target_triple = "x86_64-unknown-unknown-eabi-elf", ukernels = "none"}>
+// CHECK: util.global private @__device_0
+util.func public @f(%x: tensor<64x64xbf16>) -> tensor<64x64xbf16, #left> {
+  // CHECK: flow.tensor.encode
+  %packed = flow.tensor.encode %x : tensor<64x64xbf16> -> tensor<64x64xbf16, #left>
+  util.return %packed : tensor<64x64xbf16, #left>
+}

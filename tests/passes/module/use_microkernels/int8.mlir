@@ -1,0 +1,17 @@
+// Products of bytes get their microkernels back on a CPU with AVX2.
+// RUN: irongrad opt %s --pass use-microkernels
+
+util.global private @__device_0 = #hal.device.target<"local", [#hal.executable.target<"llvm-cpu", "embedded-elf-x86_64",
+    {cpu_features = "+avx2",
+     target_triple = "x86_64-unknown-unknown-eabi-elf", ukernels = "none"}>]> : !hal.device
+#left = #iree_encoding.encoding<operand_index = 0, op_type = matmul, element_types = [i8, i8, i32]>
+
+// CHECK-NOT: ukernels
+// CHECK: target_triple = "x86_64-unknown-unknown-eabi-elf"}>
+// CHECK-NOT: ukernels
+// CHECK: util.global private @__device_0
+util.func public @f(%x: tensor<64x64xi8>) -> tensor<64x64xi8, #left> {
+  // CHECK: flow.tensor.encode
+  %packed = flow.tensor.encode %x : tensor<64x64xi8> -> tensor<64x64xi8, #left>
+  util.return %packed : tensor<64x64xi8, #left>
+}
