@@ -7,7 +7,6 @@ Capture detects both and reports the user's line.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
+from irongrad.step.borrow import borrowed
 from irongrad.step.train_step import INFERENCE, Call, TrainStep, call_of, micro_batches
 
 MODEL_PREFIX = "model."
@@ -299,15 +299,16 @@ def _export_predict(
     names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
     probe = PredictModule(module, names)
     with torch.no_grad(), plain_operators(), eager_control_flow():
-        outputs = tuple(_run_untouched(probe, tuple(step.inputs[n] for n in names)))
+        outputs = _run_untouched(step, probe, tuple(step.inputs[n] for n in names))
     if not outputs:
         return None, (), ()
     return export(probe, tuple(step.inputs[n] for n in names), _dynamic(step, names), multiples), names, outputs
 
 
-def _run_untouched(probe: PredictModule, values: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
-    """Run a copy of `probe` on copies, because a model may write into its buffers even in evaluation mode."""
-    return copy.deepcopy(probe).named(*(v.clone() for v in values))
+def _run_untouched(step: TrainStep, probe: PredictModule, values: tuple[torch.Tensor, ...]) -> tuple[str, ...]:
+    """The names of the outputs; the run leaves the model unchanged, which may write into its buffers even in eval."""
+    with borrowed(step):
+        return tuple(probe.named(*(v.clone() for v in values)))
 
 
 def _used_inputs(program: ExportedProgram) -> list[bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,12 +10,12 @@ from types import ModuleType
 from unittest import mock
 
 import torch
-from torch import nn
 
 from irongrad.graph.step_graph import StateTensor
 from irongrad.pipeline.optimizer.hyperparameters import groups_of
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import Role
+from irongrad.step.borrow import unchanged
 
 # State that is one number whatever the parameter's shape, and changes in lockstep within a parameter group.
 SCALAR_STATE = frozenset({"step", "mu_product", "mu", "eta"})
@@ -29,27 +28,26 @@ def initial_state(
     optimizers: Sequence[torch.optim.Optimizer], parameters: Mapping[str, torch.nn.Parameter]
 ) -> dict[tuple[str, str], StateTensor]:
     """Return the state that each optimizer holds for each parameter before its next step, by parameter name and key."""
-    originals = list(parameters.values())
-    # If nothing writes to parameters and gradients, they need no memory of their own. Copies of them would be half of
-    # the memory that this function touches.
+    result: dict[tuple[str, str], StateTensor] = {}
+    # If nothing writes to parameters and gradients, they need no memory of their own.
     shared = _all_read_only(optimizers)
-    memo: dict[int, object] = {id(p): nn.Parameter(p.detach()) for p in originals} if shared else {}
-    copies, twins = copy.deepcopy((list(optimizers), originals), memo)
-    for optimizer in copies:
-        for group in optimizer.param_groups:
+    with unchanged(optimizers) as record:
+        if not shared:
+            record.lend_memory(None)
+        for _, group in groups_of(optimizers):
             for parameter in group["params"]:
                 parameter.grad = None
-    for twin in twins:
-        twin.grad = torch.zeros((), dtype=twin.dtype).expand(twin.shape) if shared else torch.zeros_like(twin)
-    result: dict[tuple[str, str], StateTensor] = {}
-    for optimizer in copies:
-        _initialise(optimizer)
-        for name, twin in zip(parameters, twins, strict=True):
-            for key, value in optimizer.state.get(twin, {}).items():
-                if isinstance(value, torch.Tensor):
-                    full = f"optimizer/{key}/{name}"
-                    result[name, key] = StateTensor(full, Role.OPTIMIZER, value.detach().contiguous())
-    return _shared_scalars(result, _group_of(copies, parameters, twins))
+        for parameter in parameters.values():
+            zeros = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+            parameter.grad = zeros if shared else zeros.clone()
+        for optimizer in optimizers:
+            _initialise(optimizer)
+            for name, parameter in parameters.items():
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, torch.Tensor):
+                        full = f"optimizer/{key}/{name}"
+                        result[name, key] = StateTensor(full, Role.OPTIMIZER, value.detach().contiguous())
+    return _shared_scalars(result, _group_of(optimizers, parameters, parameters.values()))
 
 
 def _group_of(

@@ -38,6 +38,11 @@ from irongrad.runtime.errors import CaptureError, InternalError
 _NONZERO_HINT = 0.01
 
 
+# Optimizers that branch on their step count unless they are `capturable`. In that form Adam, AdamW and Adamax divide by
+# the step size: at a learning rate of 0 they would give NaN for a gradient of 0, where eager's default form gives 0.
+_BRANCHING = (torch.optim.ASGD, torch.optim.RAdam, torch.optim.Rprop)
+
+
 @dataclass(frozen=True)
 class Update:
     """A traced optimizer update.
@@ -258,9 +263,9 @@ def _rebuilt(
             mine = [h for h in hypers if h.group == group_number[id(group)]]
             changed = with_values(group, mine, lambda h: traced[h])
             changed["params"] = [fresh[names[id(p)]] for p in group["params"] if names.get(id(p), "") in fresh]
-            for key, value in (("foreach", False), ("fused", False), ("capturable", True)):
-                if key in changed:
-                    changed[key] = value
+            if type(optimizer).__module__.startswith("torch.optim."):
+                forms = {"foreach": False, "fused": False, "capturable": isinstance(optimizer, _BRANCHING)}
+                changed |= {key: value for key, value in forms.items() if key in changed}
             if isinstance(optimizer, torch.optim.SGD) and changed["momentum"] != 0:
                 changed["dampening"] = changed["dampening"] * has_started  # type: ignore[operator]
             twin.param_groups.append(changed)
