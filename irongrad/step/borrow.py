@@ -75,6 +75,7 @@ class Record:
     def __init__(self, roots: Iterable[object]) -> None:
         self.tensors: list[torch.Tensor] = []
         self._restore: list[Callable[[], object]] = []
+        self._same: list[tuple[str, Callable[[], bool]]] = []
         self._seen: dict[int, object] = {}  # the object keeps its id from being used again
         waiting = list(roots)
         while waiting:
@@ -87,6 +88,13 @@ class Record:
         """Put everything back."""
         for restore in self._restore:
             restore()
+
+    def changed(self) -> str:
+        """What of the recorded containers, attributes and generators is another now, in a few words; empty for nothing."""
+        for description, is_same in self._same:
+            if not is_same():
+                return description
+        return ""
 
     def lend_memory(self, dtype: torch.dtype | None) -> None:
         """Give all tensors other memory with the same values until `restore`; tensors that share memory go on to.
@@ -111,10 +119,12 @@ class Record:
         if isinstance(item, dict):
             held = dict(item)
             self._restore.append(partial(_refill, item, held))
+            self._same.append(("a dictionary or an attribute", partial(_is_same, item, held)))
             return chain(held.values(), held)
         if isinstance(item, (list, deque, set, bytearray)):
             kept = item.copy()
             self._restore.append(partial(_refill, item, kept))
+            self._same.append((f"a {type(item).__name__}", partial(_is_same, item, kept)))
             return () if isinstance(kept, bytearray) else kept
         if isinstance(item, (tuple, frozenset)):
             return item
@@ -144,6 +154,8 @@ class Record:
             names = [n for n in function.__code__.co_names if n in function.__globals__]
             held = {n: function.__globals__[n] for n in names}
             self._restore.append(partial(function.__globals__.update, held))
+            for name, value in held.items():
+                self._same.append((f"the global {name}", partial(_is_global, function, name, value)))
             outside += held.values()
         return outside
 
@@ -153,6 +165,7 @@ class Record:
         except ValueError:  # a variable without a value yet
             return ()
         self._restore.append(partial(setattr, cell, "cell_contents", held))
+        self._same.append(("a variable of an enclosing function", lambda: cell.cell_contents is held))
         return (held,)
 
     def _of_class(self, cls: type) -> Iterable[object]:
@@ -163,6 +176,7 @@ class Record:
         for name, value in own.items():
             if not callable(value) and not hasattr(value, "__get__"):
                 self._restore.append(partial(setattr, cls, name, value))
+                self._same.append((f"{cls.__qualname__}.{name}", partial(_is_attribute, cls, name, value)))
         return own.values()
 
     def _of_object(self, item: object) -> Iterable[object]:
@@ -187,9 +201,21 @@ def _slots(cls: type) -> Iterable[str]:
     return [n for n in ((names,) if isinstance(names, str) else names) if n not in ("__dict__", "__weakref__")]
 
 
+def _is_same(container: Any, held: Any) -> bool:
+    return _parts(container) == _parts(held)
+
+
+def _is_global(function: FunctionType, name: str, value: object) -> bool:
+    return function.__globals__.get(name) is value
+
+
+def _is_attribute(cls: type, name: str, value: object) -> bool:
+    return vars(cls).get(name) is value
+
+
 def _refill(container: Any, held: Any) -> None:
     """Put back what was in a container, unless nothing changed: another thread may be reading it."""
-    if _parts(container) == _parts(held):
+    if _is_same(container, held):
         return
     if isinstance(container, (list, bytearray)):
         container[:] = held

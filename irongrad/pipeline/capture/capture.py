@@ -27,7 +27,7 @@ from irongrad.graph.flat_graph import FlatGraph, is_inlined, regions_of
 from irongrad.graph.subgraphs import aliases_allowed
 from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.random import draws, is_random, undrawable
-from irongrad.pipeline.capture import autograd_functions, side_effects
+from irongrad.pipeline.capture import autograd_functions, hooks, side_effects
 from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.size_decisions import kept_decisions
@@ -221,6 +221,7 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
             scalar; names the user's file and line.
         UnsupportedOpError: the step draws random numbers that a compiled step cannot draw.
     """
+    hooks.refuse_hooks(step)
     module = StepModule(step)
     training = PiecesModule(step) if step.between else module
     values = tuple(step.inputs.values())
@@ -271,6 +272,7 @@ def export(
             side_effects.assignments_as_updates(module),
             BeforeAutograd(),
             autograd_functions.kept(),
+            hooks.refused_in_forward(),
             ValueFree(),
             kept_decisions(),
         ):
