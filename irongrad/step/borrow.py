@@ -49,7 +49,7 @@ def borrowed(step: TrainStep, dtype: torch.dtype | None = None) -> Iterator[None
 
 @contextmanager
 def unchanged(roots: Iterable[object]) -> Iterator[Record]:
-    """While open, objects that `roots` reach may change, but for the memory of their tensors; on exit they are as before.
+    """While open, objects that `roots` reach may change, except values of tensors; on exit they are as before.
 
     Yields:
         What was recorded; its `lend_memory` lets tensors change, too.
@@ -90,7 +90,7 @@ class Record:
             restore()
 
     def changed(self) -> str:
-        """What of the recorded containers, attributes and generators is another now, in a few words; empty for nothing."""
+        """A recorded container, attribute or variable that changed since, in a few words; empty for none."""
         for description, is_same in self._same:
             if not is_same():
                 return description

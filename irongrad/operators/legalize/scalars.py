@@ -27,6 +27,8 @@ def _sub(x: Any, y: Any, *, alpha: Any = 1) -> Any:
 
 def _lerp(start: Any, end: Any, weight: Any) -> Any:
     """Interpolate by ATen's two-sided formula, which is exact at both ends (aten/src/ATen/native/Lerp.h)."""
+    if not isinstance(weight, torch.Tensor):
+        return torch.lerp(start, end, weight)
     difference = end - start
     return torch.where(abs(weight) < 0.5, start + weight * difference, end - difference * (1 - weight))
 

@@ -45,7 +45,7 @@ def spelled(hook: Callable[..., Any]) -> str:
             function = function.__wrapped__
         else:
             break
-    code = getattr(function, "__code__", None) or getattr(getattr(type(function), "__call__", None), "__code__", None)
+    code = getattr(function, "__code__", None) or getattr(vars(type(function)).get("__call__"), "__code__", None)
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{code.co_filename}:{code.co_firstlineno}: {name}" if code is not None else name
 
@@ -75,7 +75,7 @@ def refuse_hooks(step: TrainStep) -> None:
 
 def _refuse(hook: Callable[..., Any], what: str) -> NoReturn:
     raise CaptureError(
-        f"{spelled(hook)}\n  a {what} cannot be compiled: the compiled backward would not call this hook. Write what it "
+        f"{spelled(hook)}\n  a {what} cannot be compiled: the compiled backward would not call it. Write what it "
         "does in a torch.autograd.Function inside the forward, or as a gradient hook of parameters "
         "(parameter.register_hook)"
     )

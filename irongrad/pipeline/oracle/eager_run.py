@@ -20,6 +20,7 @@ from irongrad.runtime.golden import key_of
 from irongrad.runtime.manifest import DRAWS, STEPS, Role
 from irongrad.step.borrow import borrowed
 from irongrad.step.loss_scale import loss_scale_of
+from irongrad.step.optimizer_slots import foreign_values
 from irongrad.step.train_step import TrainStep, micro_batches
 
 # Takes a loss, gradient, state tensor or prediction, with its golden key. Nothing writes to the tensor afterwards.
@@ -144,12 +145,15 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
     parameters = {name_of(n): p for n, p in module.named_parameters()}
     tensors: dict[str, torch.Tensor] = {**parameters, **{name_of(n): b for n, b in module.named_buffers()}}
     states = {id(p): s for o in step.optimizers for p, s in o.state.items()}
+    foreign = foreign_values(step.optimizers, {id(p): n for n, p in parameters.items()})
     result: dict[str, torch.Tensor] = {}
     for tensor in graph.state:
-        if tensor.role is Role.OPTIMIZER:
+        if tensor.name in foreign:
+            result[tensor.name] = foreign[tensor.name]
+        elif tensor.role is Role.OPTIMIZER:
             _, key, name = tensor.name.split("/", 2)
             # An optimizer has no state yet if every step so far was skipped.
-            result[tensor.name] = states.get(id(parameters[name]), {}).get(key, tensor.initial)
+            result[tensor.name] = states.get(id(parameters.get(name)), {}).get(key, tensor.initial)
         elif tensor.name in (STEPS, DRAWS):
             result[tensor.name] = tensor.initial + steps * (graph.accumulate if tensor.name == DRAWS else 1)
         else:
