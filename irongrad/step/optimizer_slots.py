@@ -23,7 +23,8 @@ class Slot:
 
     Attributes:
         optimizer: the position of the optimizer.
-        owner: the parameter's name, `group<N>` with the group's position in the optimizer, or `self`.
+        owner: the parameter's name, `group<N>` with the group's position in the optimizer, `state` for what its state
+            has for other keys, or `self`.
         path: the keys, positions and attributes that lead from there to the value.
         is_number: whether the value is a Python number.
     """
@@ -41,7 +42,7 @@ class Slot:
     @property
     def name(self) -> str:
         """The name of the state tensor."""
-        of_parameter = not self.owner.startswith(("group", "self", "state."))
+        of_parameter = not (self.owner in ("self", "state") or self.owner.startswith("group"))
         place = self.owner if of_parameter or not self.optimizer else f"{self.owner}@{self.optimizer}"
         return f"optimizer/{self.key}/{place}"
 
@@ -96,11 +97,9 @@ def foreign_values(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[i
 
 def _places(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
     for key, held in optimizer.state.items():
-        if isinstance(key, torch.Tensor):
-            if id(key) in names:
-                yield names[id(key)], held
-        else:
-            yield f"state.{key}", held
+        if isinstance(key, torch.Tensor) and id(key) in names:
+            yield names[id(key)], held
+    yield "state", _Others(optimizer.state)
     for number, group in enumerate(optimizer.param_groups):
         yield f"group{number}", _Group(group)
     yield "self", own_attributes(optimizer)
@@ -109,6 +108,18 @@ def _places(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Itera
 def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The attributes that an optimizer has besides those of every optimizer."""
     return {n: v for n, v in vars(optimizer).items() if n not in _BASE}
+
+
+class _Others(dict[Any, Any]):
+    """What an optimizer's state has for keys that are no parameters, written through."""
+
+    def __init__(self, state: dict[Any, Any]) -> None:
+        super().__init__({k: v for k, v in state.items() if not isinstance(k, torch.Tensor)})
+        self._state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self._state[key] = value
 
 
 class _Group(dict[str, Any]):

@@ -60,6 +60,10 @@ def _tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
     return value.to(dtype) if isinstance(value, torch.Tensor) else torch.full((), value, dtype=dtype)
 
 
+def _condition(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=torch.bool)
+
+
 def _pairwise(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def apply(a: Any, b: Any) -> Any:
         if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
@@ -92,6 +96,9 @@ _FORMS: dict[object, Callable[..., Any]] = {
     aten.ge.Scalar: torch.ge,
     aten.le.Scalar: torch.le,
     aten.eq.Scalar: torch.eq,
+    torch.sym_ite: lambda condition, a, b: torch.where(
+        _condition(condition), _tensor(a, torch.float64), _tensor(b, torch.float64)
+    ),
     torch.sym_min: _pairwise(torch.minimum),
     torch.sym_max: _pairwise(torch.maximum),
 }

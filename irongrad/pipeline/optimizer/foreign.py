@@ -87,22 +87,23 @@ def foreign_state(
     """
     names = {id(p): n for n, p in parameters.items()}
     found = _Trial(number, optimizer, parameters, names, seed=0)
-    numbers = found.before.keys() | found.assigned.keys()
     state: dict[Slot, torch.Tensor] = {}
     others = None
     for slot, value in found.first.items():
-        is_same = _is_same(found.before.get(slot, found.assigned.get(slot)), value, found.second[slot])
+        start = found.before.get(slot, found.assigned.get((slot.owner, slot.path)))
+        is_same = _is_same(start, value, found.second.get(slot))
         if is_same and (slot.is_number or (slot.owner, slot.path) in hypers):
             continue  # a constant of the optimizer, or a run-time input
-        if slot not in numbers:
+        if start is None:
             raise CaptureError(
                 f"{where(unwrap(type(optimizer).step))}\n  {type(optimizer).__name__} makes {slot.name} in its first "
                 "step, in a way that is not seen. Take one eager step before compiling, so that its state exists"
             )
-        value = found.before[slot] if slot in found.before else found.assigned[slot]
+        value = torch.full_like(value, start) if not slot.is_number and not isinstance(start, torch.Tensor) else start
         if slot not in found.before and isinstance(value, torch.Tensor) and value.is_floating_point():
             others = others or _Trial(number, optimizer, parameters, names, seed=1)
-            if not torch.equal(value, others.assigned.get(slot, value)):
+            other = others.assigned.get((slot.owner, slot.path), value)
+            if isinstance(other, torch.Tensor) and not torch.equal(value, other):
                 value = torch.zeros_like(value)  # it starts as the gradient, as a momentum does
         state[slot] = as_tensor(value).detach().clone().contiguous()
     _check_first_step(found, state)
@@ -121,7 +122,7 @@ class _Trial:
 
     Attributes:
         before: the slots before the first step.
-        assigned: what the first step assigned to each slot first.
+        assigned: what the first step assigned first, by owner and path.
         first: the slots after the first step.
         second: the slots after the second step.
         updated: the parameters after the first step.
@@ -140,9 +141,9 @@ class _Trial:
         generator = torch.Generator().manual_seed(seed)
         self.gradients = {n: torch.randn(p.shape, generator=generator).to(p.dtype) for n, p in parameters.items()}
         self.before = self.slots()
-        self.assigned: dict[Slot, Any] = {}
+        self.assigned: dict[tuple[str, Any], Any] = {}
         with self._running():
-            _record_assignments(optimizer, number, names, self.assigned)
+            _record_assignments(optimizer, names, self.assigned)
             self.take_step()
             self.first = self.slots()
             self.layout = Layout.of(optimizer, names)
@@ -278,24 +279,30 @@ class _RecordingState(defaultdict[Any, Any]):
         return self[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        entry = self._recording(key, {}) if isinstance(value, dict) and key not in self else value
+        entry = value
+        if key not in self:
+            entry = self._recording(key, {} if isinstance(value, dict) else value)
         super().__setitem__(key, entry)
         if entry is not value:
             entry.update(value)
 
 
 def _record_assignments(
-    optimizer: torch.optim.Optimizer, number: int, names: Mapping[int, str], assigned: dict[Slot, Any]
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], assigned: dict[tuple[str, Any], Any]
 ) -> None:
     """Have `assigned` get the first value of each slot that the optimizer makes."""
 
     def told(owner: str, key: Any, value: Any) -> None:
         for path, leaf in leaves(value, (key,)):
-            assigned.setdefault(Slot(number, owner, path, not isinstance(leaf, torch.Tensor)), _copied(leaf))
+            assigned.setdefault((owner, path), _copied(leaf))
 
     def entry(key: Any, held: Any) -> Any:
-        owner = names.get(id(key)) if isinstance(key, torch.Tensor) else f"state.{key}"
-        return _Recording(held, partial(told, owner)) if owner is not None and isinstance(held, dict) else held
+        if not isinstance(key, torch.Tensor) or not isinstance(held, dict):
+            if not isinstance(key, torch.Tensor):
+                told("state", key, held)
+            return held
+        owner = names.get(id(key))
+        return _Recording(held, partial(told, owner)) if owner is not None else held
 
     optimizer.state = _RecordingState(optimizer.state, entry)
     for position, group in enumerate(optimizer.param_groups):

@@ -32,6 +32,7 @@ from irongrad.pipeline.capture.capture import StepModule, name_of
 from irongrad.pipeline.capture.hooks import spelled
 from irongrad.pipeline.capture.side_effects import plain_values_outside
 from irongrad.pipeline.differentiate.differentiate import JointStep
+from irongrad.pipeline.optimizer.branches import along_all_ways
 from irongrad.pipeline.optimizer.foreign import Layout, foreign_state, refuse_closures, symbolic_numbers
 from irongrad.pipeline.optimizer.hyperparameters import Hyper, groups_of, hyperparameters, with_values
 from irongrad.pipeline.optimizer.repeated_updates import first_alike
@@ -200,6 +201,38 @@ def _named_parameters(joint: JointStep) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name_of(n), p) for n, p in StepModule(joint.captured.step).named_parameters()]
 
 
+# In-place functions that have no functional ATen twin in torch 2.13, and those that do the same and have one.
+_TWINS = {
+    "absolute_": "abs_",
+    "clip_": "clamp_",
+    "divide_": "div_",
+    "multiply_": "mul_",
+    "negative_": "neg_",
+    "subtract_": "sub_",
+    "true_divide_": "div_",
+}
+
+
+def _for_each(name: str, tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+    """A `torch._foreach` function, tensor by tensor: its operators take no symbolic number."""
+
+    def of(value: Any, position: int) -> Any:
+        is_list = isinstance(value, (list, tuple)) and len(value) == len(tensors)
+        return value[position] if is_list else value
+
+    results = []
+    for i, tensor in enumerate(tensors):
+        own, named = [of(a, i) for a in args], {k: of(v, i) for k, v in kwargs.items()}
+        if name == "norm":
+            results.append(torch.linalg.vector_norm(tensor, *own))
+        elif hasattr(torch.Tensor, name):
+            results.append(getattr(tensor, name)(*own, **named))
+        else:
+            others = [torch.full((), o) if isinstance(o, float | torch.SymFloat) else o for o in own]
+            results.append(tensor.copy_(getattr(torch, name.removesuffix("_"))(tensor, *others, **named)))
+    return None if name.endswith("_") else results
+
+
 class _TracedUpdates(TorchFunctionMode):
     """Replaces functions that functionalize refuses.
 
@@ -211,6 +244,11 @@ class _TracedUpdates(TorchFunctionMode):
             return args[0].mul_(args[0])
         if func is torch.Tensor.data.__get__:
             return args[0].detach()
+        name = getattr(func, "__name__", "")
+        if name.startswith("_foreach_"):
+            return _for_each(name.removeprefix("_foreach_"), *args, **(kwargs or {}))
+        if name in _TWINS and args and isinstance(args[0], torch.Tensor):
+            func = getattr(torch.Tensor, _TWINS[name])
         return func(*args, **(kwargs or {}))
 
 
@@ -251,8 +289,10 @@ def _trace(
     symbols = {h: _symbolic_float(env, h) for h in hypers}
     firsts = set(alike.values())
     optimizers = step.optimizers
+    members = [[[names.get(id(p), "") for p in g["params"]] for g in o.param_groups] for o in optimizers]
     slots = {_key_of(slot): slot for held in foreign.values() for slot in held.slots}
     keys = [k for k in initial if k[0] in firsts or k[0] not in alike]
+    counters = {k for k in slots if initial[k].initial.dtype is torch.int64 and int(initial[k].initial.min()) >= 0}
     unique = distinct(initial)
     results = traced_values(alike, initial)
 
@@ -268,7 +308,7 @@ def _trace(
             tensor = whole[initial[owner, key].name]
             slot = slots.get((owner, key))
             if slot is not None:
-                state[owner, key] = tensor.to(torch.float64).item() if slot.is_number else tensor.clone()
+                state[owner, key] = _number(tensor, (owner, key) in counters) if slot.is_number else tensor.clone()
             else:
                 state[owner, key] = _working(key, tensor)
         update_counts: torch.Tensor = next(taken)
@@ -279,7 +319,7 @@ def _trace(
             updated = {n: p for n, p in fresh.items() if n in firsts}
             for number, optimizer in enumerate(optimizers):
                 own = {k: v for k, v in state.items() if (k in slots) == (number in foreign)}
-                mine = _with_traced(optimizer, names, updated, own, hypers, traced, groups_of(optimizers))
+                mine = _with_traced(optimizer, members[number], updated, own, hypers, traced, groups_of(optimizers))
                 if number in foreign:
                     held = {slot: state[k] for k, slot in slots.items() if slot.optimizer == number}
                     new_names = foreign[number].layout.fill(optimizer, mine, held)
@@ -316,7 +356,8 @@ def _trace(
             _TracedUpdates(),
             user_frames(),
         ):
-            trace = make_fx(torch.func.functionalize(update), tracing_mode="real", record_stack_traces=own)
+            whole = (lambda *values: along_all_ways(lambda: update(*values))) if own_code else update
+            trace = make_fx(torch.func.functionalize(whole), tracing_mode="real", record_stack_traces=own)
             graph = trace(*fakes, *symbols.values())
     except UserError:
         raise
@@ -345,6 +386,14 @@ def _symbolic_float(env: ShapeEnv, hyper: Hyper) -> torch.SymFloat:
     return env.create_symfloatnode(symbol, hint=hint, source=source)
 
 
+def _number(tensor: torch.Tensor, is_counter: bool) -> Any:
+    """The symbolic number in a slot; a counter is not negative."""
+    value = tensor.to(torch.float64).item()
+    if is_counter:
+        torch._check(value >= 0)
+    return value
+
+
 def _working(key: str, tensor: torch.Tensor) -> torch.Tensor:
     """A copy to update; scalar state (step counts, running products) is in float64, like eager's Python floats."""
     wide = torch.float64 if key in SCALAR_STATE else tensor.dtype
@@ -360,7 +409,7 @@ def _clip(parameters: list[torch.Tensor], clips: Mapping[str, Hyper], traced: Ma
 
 def _with_traced(
     optimizer: torch.optim.Optimizer,
-    names: Mapping[int, str],
+    members: Sequence[Sequence[str]],
     fresh: Mapping[str, torch.Tensor],
     state: Mapping[tuple[str, str], torch.Tensor],
     hypers: Sequence[Hyper],
@@ -370,10 +419,9 @@ def _with_traced(
     """Give the optimizer the traced parameters, state and hyperparameters; returns its parameters by name."""
     optimizer.state = defaultdict(dict)
     mine: dict[str, torch.Tensor] = {}
-    for group in optimizer.param_groups:
-        held = [names[id(p)] for p in group["params"] if names.get(id(p), "") in fresh]
-        group["params"] = [fresh[n] for n in held]
-        mine |= {n: fresh[n] for n in held}
+    for group, held in zip(optimizer.param_groups, members, strict=True):
+        group["params"] = [fresh[n] for n in held if n in fresh]
+        mine |= {n: fresh[n] for n in held if n in fresh}
     for name in mine:
         optimizer.state[fresh[name]] = {k: v for (n, k), v in state.items() if n == name}
     _set_hypers(optimizer, hypers, traced, groups)
