@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.pipeline.oracle.step_copies import twin_of
+from tests.fixtures.step_copies import twin_of
 from irongrad.runtime import Session
 from irongrad.runtime.devices import Device, find_device
 

@@ -15,7 +15,7 @@ from torch import nn, optim
 
 import irongrad as ig
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
-from irongrad.pipeline.oracle.step_copies import twin_of
+from tests.fixtures.step_copies import twin_of
 from irongrad.pipeline.package import Artifact
 from irongrad.runtime.errors import ArtifactError
 

@@ -27,6 +27,8 @@ def _sub(x: Any, y: Any, *, alpha: Any = 1) -> Any:
 
 def _lerp(start: Any, end: Any, weight: Any) -> Any:
     """Interpolate by ATen's two-sided formula, which is exact at both ends (aten/src/ATen/native/Lerp.h)."""
+    if not isinstance(weight, torch.Tensor):
+        return torch.lerp(start, end, weight)
     difference = end - start
     return torch.where(abs(weight) < 0.5, start + weight * difference, end - difference * (1 - weight))
 
@@ -56,6 +58,10 @@ def _clamp(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: A
 def _tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
     # full is traced as an operator; torch.tensor(value) would become a constant of the tracing mode.
     return value.to(dtype) if isinstance(value, torch.Tensor) else torch.full((), value, dtype=dtype)
+
+
+def _condition(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=torch.bool)
 
 
 def _pairwise(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
@@ -90,6 +96,9 @@ _FORMS: dict[object, Callable[..., Any]] = {
     aten.ge.Scalar: torch.ge,
     aten.le.Scalar: torch.le,
     aten.eq.Scalar: torch.eq,
+    torch.sym_ite: lambda condition, a, b: torch.where(
+        _condition(condition), _tensor(a, torch.float64), _tensor(b, torch.float64)
+    ),
     torch.sym_min: _pairwise(torch.minimum),
     torch.sym_max: _pairwise(torch.maximum),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -91,8 +91,10 @@ def pack_updates(graph: GraphModule, limit: int, least: int) -> PassResult:
         if _is_update(program):
             groups[program.form].append(program)
     chosen = [g for g in groups.values() if len(g) >= least]
+    inside = {n for group in chosen for p in group for n in p.nodes}
+    wholes: dict[tuple[Node, ...], Node] = {}
     for group in chosen:
-        _run_packed(graph.graph, group)
+        _run_packed(graph.graph, group, inside, wholes)
     if chosen:
         sort_topologically(graph.graph)
     return PassResult(bool(chosen), {"tensors": sum(map(len, chosen)), "updates": len(chosen)})
@@ -175,18 +177,30 @@ def _program(nodes: Sequence[Node], stage: int) -> Program:
     return Program(tuple(nodes), tuple(inputs), outputs, form)
 
 
-def _run_packed(graph: Graph, group: Sequence[Program]) -> None:
-    """Add the program over packed tensors; its slices replace the outputs and all other reads of the inputs."""
+def _run_packed(
+    graph: Graph, group: Sequence[Program], inside: Set[Node], wholes: dict[tuple[Node, ...], Node]
+) -> None:
+    """Add the program over packed tensors; its slices replace the outputs and all other reads of the inputs.
+
+    Args:
+        graph: the graph.
+        group: equal programs.
+        inside: the nodes of all programs that are packed; another group may read the same inputs.
+        wholes: the packed tensors so far, by their members.
+    """
     # members without padding come first, so that they are contiguous
     group = sorted(group, key=lambda p: bool(_padding(value_of(p.inputs[0]))))
     first = group[0]
     graph.inserting_before(first.nodes[0])
     packed: dict[Node, Node] = {}
     for place, source in enumerate(first.inputs):
-        others = [[u for u in p.inputs[place].users if u not in p.nodes] for p in group]
-        flat = [_flattened(graph, p.inputs[place], like=p.nodes[0]) for p in group]
-        whole = packed[source] = call(graph, aten.cat.default, flat, like=first.nodes[0])
+        others = [[u for u in p.inputs[place].users if u not in inside] for p in group]
         members = [p.inputs[place] for p in group]
+        if tuple(members) in wholes:
+            packed[source] = wholes[tuple(members)]
+            continue
+        flat = [_flattened(graph, p.inputs[place], like=p.nodes[0]) for p in group]
+        whole = packed[source] = wholes[tuple(members)] = call(graph, aten.cat.default, flat, like=first.nodes[0])
         for old, users, start in zip(members, others, _starts(members), strict=True):
             part = _part(graph, whole, start, like=old) if users else old
             for user in users:

@@ -7,7 +7,6 @@ Capture detects both and reports the user's line.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from irongrad.graph.flat_graph import FlatGraph, is_inlined, regions_of
 from irongrad.graph.subgraphs import aliases_allowed
 from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.random import draws, is_random, undrawable
-from irongrad.pipeline.capture import autograd_functions, side_effects
+from irongrad.pipeline.capture import autograd_functions, hooks, side_effects
 from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.size_decisions import kept_decisions
@@ -36,6 +35,7 @@ from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
+from irongrad.step.borrow import borrowed
 from irongrad.step.train_step import INFERENCE, Call, TrainStep, call_of, micro_batches
 
 MODEL_PREFIX = "model."
@@ -221,6 +221,7 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
             scalar; names the user's file and line.
         UnsupportedOpError: the step draws random numbers that a compiled step cannot draw.
     """
+    hooks.refuse_hooks(step)
     module = StepModule(step)
     training = PiecesModule(step) if step.between else module
     values = tuple(step.inputs.values())
@@ -271,6 +272,7 @@ def export(
             side_effects.assignments_as_updates(module),
             BeforeAutograd(),
             autograd_functions.kept(),
+            hooks.refused_in_forward(),
             ValueFree(),
             kept_decisions(),
         ):
@@ -299,15 +301,16 @@ def _export_predict(
     names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
     probe = PredictModule(module, names)
     with torch.no_grad(), plain_operators(), eager_control_flow():
-        outputs = tuple(_run_untouched(probe, tuple(step.inputs[n] for n in names)))
+        outputs = _run_untouched(step, probe, tuple(step.inputs[n] for n in names))
     if not outputs:
         return None, (), ()
     return export(probe, tuple(step.inputs[n] for n in names), _dynamic(step, names), multiples), names, outputs
 
 
-def _run_untouched(probe: PredictModule, values: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
-    """Run a copy of `probe` on copies, because a model may write into its buffers even in evaluation mode."""
-    return copy.deepcopy(probe).named(*(v.clone() for v in values))
+def _run_untouched(step: TrainStep, probe: PredictModule, values: tuple[torch.Tensor, ...]) -> tuple[str, ...]:
+    """The names of the outputs; the run leaves the model unchanged, which may write into its buffers even in eval."""
+    with borrowed(step):
+        return tuple(probe.named(*(v.clone() for v in values)))
 
 
 def _used_inputs(program: ExportedProgram) -> list[bool]:

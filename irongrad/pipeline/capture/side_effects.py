@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
+from typing import Any
 
 import torch
 from torch import nn
@@ -133,6 +134,14 @@ def _fingerprint(value: object, depth: int = 0) -> object:
     if not isinstance(value, nn.Module) and is_user_class(type(value)):
         return (id(value), _fingerprint(getattr(value, "__dict__", None), depth + 1))
     return id(value)
+
+
+def plain_values_outside(function: Callable[..., Any]) -> dict[str, object]:
+    """Fingerprints of plain values that a user's function names: globals, and variables of enclosing functions."""
+    inner = inspect.unwrap(function)
+    if not isinstance(inner, FunctionType):
+        return {}
+    return {n: _fingerprint(v) for n, v in _outer_values(inner).items() if isinstance(v, _PLAIN)}
 
 
 def _functions(module: nn.Module) -> list[FunctionType]:

@@ -28,7 +28,9 @@ from irongrad.graph.step_graph import Function, StateTensor, Value
 from irongrad.graph.subgraphs import has_while_loop
 from irongrad.operators.legalize.complex_numbers import at_fixed_sizes, refuse_complex
 from irongrad.operators.legalize.random_state import random_state
+from irongrad.operators.legalize.retrace import interpret_eager
 from irongrad.pipeline.capture.capture import CapturedStep, StepModule, loss_node, plain_operators
+from irongrad.pipeline.capture.hooks import gradient_hooks
 from irongrad.pipeline.differentiate.inference import inference_program, inference_table
 from irongrad.pipeline.differentiate.specialise import Interpret, Program, specialise
 from irongrad.pipeline.differentiate.state_names import StateNames
@@ -281,6 +283,12 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
     dims = dims_of(inputs, dynamic)
     symbols = names_of(fake_inputs, dims)
     portable = at_fixed_sizes(joint, symbols)
+    plain = len(arguments)
+    hooked = _gradient_hooks(captured, names, results)
+    for value in dict.fromkeys(v for hook in hooked.values() for v in hook.values):
+        if value not in arguments:
+            arguments.append(value)
+            examples.append(names.state[value.name].initial)
     scaled = captured.step.scaler is not None
     if scaled:
         arguments.append(SCALE_VALUE)
@@ -289,14 +297,72 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
     def run(interpret: Interpret, *values: torch.Tensor) -> list[torch.Tensor]:
         taken, scale = (values[:-1], values[-1]) if scaled else (values, torch.ones((), dtype=tangent))
         seed = scale / count if count > 1 else scale
-        outputs = interpret(portable, (*taken, seed.to(tangent)))
-        return [outputs[i] for i in kept]
+        given = dict(zip(arguments, taken, strict=False))
+        outputs = interpret(portable, (*taken[:plain], seed.to(tangent)))
+        return [
+            _hooked(hooked.get(r.name), outputs[i], given, r.name) if r.kind == "gradient" else outputs[i]
+            for r, i in zip(results, kept, strict=True)
+        ]
 
     sizes = tuple(named_sizes(joint.graph.output_node().args[0][i].meta["val"], symbols) for i in kept)
     derived = derived_of(fake_inputs, dims, symbols)
     return Program(
         run, tuple(arguments), tuple(examples), tuple(results), sizes, symbols, dynamic, guards_of(fake_inputs), derived
     )
+
+
+@dataclass(frozen=True)
+class _Hooked:
+    """The gradient hooks of a parameter.
+
+    Attributes:
+        graph: takes the gradient, and what `values` stand for.
+        values: the parameter, then other tensors that the hooks read.
+    """
+
+    graph: torch.fx.GraphModule
+    values: tuple[Value, ...]
+
+
+def _gradient_hooks(captured: CapturedStep, names: StateNames, results: Sequence[Value]) -> dict[str, _Hooked]:
+    """The traced hooks of the parameters that get a gradient, by name."""
+    module = StepModule(captured.step)
+    with_gradient = {r.name for r in results if r.kind == "gradient"}
+    parameters = {names.of(n): p for n, p in module.named_parameters()}
+    wanted = {n: p for n, p in parameters.items() if n in with_gradient}
+    tensors = {p.data_ptr(): names.of(n) for n, p in (*module.named_buffers(), *module.named_parameters())}
+    found: dict[str, _Hooked] = {}
+    for name, hook in gradient_hooks(wanted, captured.step.accumulate).items():
+        values = [Value("state", name)]
+        for node in hook.graph.graph.find_nodes(op="get_attr"):
+            constant = hook.constants[str(node.target)]
+            of_model = tensors.get(constant.data_ptr())
+            values.append(Value("state", of_model or names.constant(str(node.target), constant)))
+        found[name] = _Hooked(_constants_as_arguments(hook.graph), tuple(values))
+    return found
+
+
+def _constants_as_arguments(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Make the tensors that a graph holds further arguments of it, in order."""
+    last = graph.graph.find_nodes(op="placeholder")[-1]
+    for node in graph.graph.find_nodes(op="get_attr"):
+        with graph.graph.inserting_after(last):
+            last = graph.graph.placeholder(f"held_{node.target}")
+        node.replace_all_uses_with(last)
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return graph
+
+
+def _hooked(
+    hook: _Hooked | None, gradient: torch.Tensor, given: Mapping[Value, torch.Tensor], name: str
+) -> torch.Tensor:
+    if hook is None:
+        return gradient
+    (changed,) = interpret_eager(hook.graph, [gradient, *(given[v] for v in hook.values)])
+    if changed.shape != gradient.shape:
+        raise CaptureError(f"a gradient hook of the parameter {name!r} changes the shape of the gradient")
+    return changed.to(gradient.dtype)
 
 
 def _joint_arguments(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,8 +84,8 @@ def _singular(key: str) -> str:
 
 
 def _is_float(optimizer: torch.optim.Optimizer, key: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return False
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        return False  # an infinite limit is a constant
     if isinstance(value, float) or (isinstance(value, torch.Tensor) and value.numel() == 1):
         return True
     parameter = inspect.signature(type(optimizer)).parameters.get(key)

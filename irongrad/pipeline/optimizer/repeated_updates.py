@@ -15,6 +15,7 @@ from irongrad.graph.step_graph import Value
 from irongrad.pipeline.optimizer.hyperparameters import groups_of
 from irongrad.pipeline.optimizer.state import State
 from irongrad.runtime.errors import InternalError
+from irongrad.step.optimizer_slots import is_foreign
 
 
 def first_alike(
@@ -22,21 +23,27 @@ def first_alike(
 ) -> dict[str, str]:
     """Map each parameter to the first that is updated like it: the same group, shape, dtype and shared state.
 
-    An optimizer from outside torch.optim may let one parameter depend on another, so its parameters are never alike.
+    An optimizer from outside torch.optim, or a hook, may let one parameter depend on another, so its parameters are
+    never alike.
     """
     number = {
-        id(p): i if type(optimizer).__module__.startswith("torch.optim") else id(p)
+        id(p): id(p) if is_foreign(optimizer) or _has_hooks(optimizer) else i
         for i, (optimizer, group) in enumerate(groups_of(optimizers))
         for p in group["params"]
     }
     state: dict[str, list[object]] = {name: [] for name in parameters}
     for (name, key), tensor in initial.items():
         shared = tensor.name if tensor.aliases else None
-        state[name].append((key, tensor.initial.shape, tensor.initial.dtype, shared))
+        if name in state:
+            state[name].append((key, tensor.initial.shape, tensor.initial.dtype, shared))
     first: dict[object, str] = {}
     return {
         name: first.setdefault((number[id(p)], p.shape, p.dtype, *state[name]), name) for name, p in parameters.items()
     }
+
+
+def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def copy_to_all(

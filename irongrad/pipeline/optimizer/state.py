@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,12 +10,12 @@ from types import ModuleType
 from unittest import mock
 
 import torch
-from torch import nn
 
 from irongrad.graph.step_graph import StateTensor
 from irongrad.pipeline.optimizer.hyperparameters import groups_of
-from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import Role
+from irongrad.step.borrow import unchanged
+from irongrad.step.optimizer_slots import is_foreign
 
 # State that is one number whatever the parameter's shape, and changes in lockstep within a parameter group.
 SCALAR_STATE = frozenset({"step", "mu_product", "mu", "eta"})
@@ -28,28 +27,29 @@ State = Mapping[tuple[str, str], StateTensor]
 def initial_state(
     optimizers: Sequence[torch.optim.Optimizer], parameters: Mapping[str, torch.nn.Parameter]
 ) -> dict[tuple[str, str], StateTensor]:
-    """Return the state that each optimizer holds for each parameter before its next step, by parameter name and key."""
-    originals = list(parameters.values())
-    # If nothing writes to parameters and gradients, they need no memory of their own. Copies of them would be half of
-    # the memory that this function touches.
+    """Return the state that each torch.optim optimizer holds before its next step, by parameter name and key."""
+    result: dict[tuple[str, str], StateTensor] = {}
+    # If nothing writes to parameters and gradients, they need no memory of their own.
     shared = _all_read_only(optimizers)
-    memo: dict[int, object] = {id(p): nn.Parameter(p.detach()) for p in originals} if shared else {}
-    copies, twins = copy.deepcopy((list(optimizers), originals), memo)
-    for optimizer in copies:
-        for group in optimizer.param_groups:
+    with unchanged(optimizers) as record:
+        if not shared:
+            record.lend_memory(None)
+        for _, group in groups_of(optimizers):
             for parameter in group["params"]:
                 parameter.grad = None
-    for twin in twins:
-        twin.grad = torch.zeros((), dtype=twin.dtype).expand(twin.shape) if shared else torch.zeros_like(twin)
-    result: dict[tuple[str, str], StateTensor] = {}
-    for optimizer in copies:
-        _initialise(optimizer)
-        for name, twin in zip(parameters, twins, strict=True):
-            for key, value in optimizer.state.get(twin, {}).items():
-                if isinstance(value, torch.Tensor):
-                    full = f"optimizer/{key}/{name}"
-                    result[name, key] = StateTensor(full, Role.OPTIMIZER, value.detach().contiguous())
-    return _shared_scalars(result, _group_of(copies, parameters, twins))
+        for parameter in parameters.values():
+            zeros = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+            parameter.grad = zeros if shared else zeros.clone()
+        for optimizer in optimizers:
+            if is_foreign(optimizer):
+                continue
+            _initialise(optimizer)
+            for name, parameter in parameters.items():
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, torch.Tensor):
+                        full = f"optimizer/{key}/{name}"
+                        result[name, key] = StateTensor(full, Role.OPTIMIZER, value.detach().contiguous())
+    return _shared_scalars(result, _group_of(optimizers, parameters, parameters.values()))
 
 
 def _group_of(
@@ -81,7 +81,7 @@ def _shared_scalars(
 
 def _all_read_only(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
     """Whether no optimizer writes to a parameter or a gradient while `_initialise` lets it create its state."""
-    return all(type(o).__module__.startswith("torch.optim") and _updates(o) for o in optimizers)
+    return all(_updates(o) for o in optimizers if not is_foreign(o))
 
 
 def _updates(optimizer: torch.optim.Optimizer) -> list[tuple[ModuleType, str]]:
@@ -99,9 +99,6 @@ def _updates(optimizer: torch.optim.Optimizer) -> list[tuple[ModuleType, str]]:
 def _initialise(optimizer: torch.optim.Optimizer) -> None:
     """Let the optimizer create its state, with the update function mocked and without the user's hooks."""
     updates = _updates(optimizer)
-    if not updates and not optimizer.state:
-        _probe_foreign(optimizer)
-        return
     if updates:
         with ExitStack() as stack:
             for module, name in updates:
@@ -110,16 +107,6 @@ def _initialise(optimizer: torch.optim.Optimizer) -> None:
             getattr(step, "__wrapped__", step)(optimizer)
     if isinstance(optimizer, torch.optim.SGD):
         _zero_momentum(optimizer)
-
-
-def _probe_foreign(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer from outside torch.optim that keeps state and has not taken a step yet."""
-    optimizer.step()
-    if optimizer.state:
-        raise CaptureError(
-            f"{type(optimizer).__name__} keeps state, and its state before the first step is not known. Take one "
-            "eager step (or load a state dict) before compiling, so that its state exists"
-        )
 
 
 def _zero_momentum(optimizer: torch.optim.SGD) -> None:

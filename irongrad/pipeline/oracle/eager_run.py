@@ -16,10 +16,11 @@ from irongrad.pipeline.capture.capture import CapturedStep, PiecesModule, Predic
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler, Skips
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
-from irongrad.pipeline.oracle.step_copies import twin_of
 from irongrad.runtime.golden import key_of
 from irongrad.runtime.manifest import DRAWS, STEPS, Role
+from irongrad.step.borrow import borrowed
 from irongrad.step.loss_scale import loss_scale_of
+from irongrad.step.optimizer_slots import foreign_values
 from irongrad.step.train_step import TrainStep, micro_batches
 
 # Takes a loss, gradient, state tensor or prediction, with its golden key. Nothing writes to the tensor afterwards.
@@ -53,7 +54,7 @@ def run_eager(
     record: Recorder,
     skips: Skips | None = None,
 ) -> Skips:
-    """Train `steps` steps eagerly on copies, and pass every value to `record`.
+    """Train the user's own objects for `steps` steps, pass every value to `record`, and put the objects back.
 
     Args:
         captured: the captured step.
@@ -67,15 +68,32 @@ def run_eager(
     Returns:
         The updates that were skipped.
     """
-    twin = twin_of(captured.step, dtype)
-    module = PiecesModule(twin) if twin.between else StepModule(twin)
-    scaler = EagerScaler(loss_scale_of(captured.step), twin.optimizers, skips)
-    inputs = {n: t.to(dtype) if dtype and t.is_floating_point() else t.clone() for n, t in twin.inputs.items()}
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
-    _record_inference(captured, twin, graph, inputs, noise, record)
-    parts = micro_batches(inputs, twin.accumulate)
+    with borrowed(captured.step, dtype):
+        inputs = {n: _cast(t, dtype).clone() for n, t in captured.step.inputs.items()}
+        _record_inference(captured, graph, inputs, noise, record)
+        return _train(captured.step, graph, inputs, steps, noise, record, skips)
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
+
+
+def _train(
+    step: TrainStep,
+    graph: StepGraph,
+    inputs: dict[str, torch.Tensor],
+    steps: int,
+    noise: AbstractContextManager[object],
+    record: Recorder,
+    skips: Skips | None,
+) -> Skips:
+    """Train as a user would write it: zero_grad, forward, loss, backward, clip, step."""
+    module = PiecesModule(step) if step.between else StepModule(step)
+    scaler = EagerScaler(loss_scale_of(step), step.optimizers, skips)
+    parts = micro_batches(inputs, step.accumulate)
     for number in range(steps):
-        for optimizer in twin.optimizers:
+        for optimizer in step.optimizers:
             optimizer.zero_grad(set_to_none=True)
         losses = []
         for call, part in enumerate(parts, number * len(parts)):
@@ -89,10 +107,10 @@ def run_eager(
             record(key_of("gradient", number, name), gradient.clone())
         with noise:
             scaler.unscale()
-            _clip(twin)
+            _clip(step)
             scaler.step()
-        for name, tensor in (eager_state(module, twin, graph, number + 1) | scaler.state()).items():
-            record(key_of("state", number + 1, name), tensor if number + 1 == steps else tensor.clone())
+        for name, tensor in (eager_state(module, step, graph, number + 1) | scaler.state()).items():
+            record(key_of("state", number + 1, name), tensor.detach().clone())
     return scaler.skips
 
 
@@ -127,12 +145,15 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
     parameters = {name_of(n): p for n, p in module.named_parameters()}
     tensors: dict[str, torch.Tensor] = {**parameters, **{name_of(n): b for n, b in module.named_buffers()}}
     states = {id(p): s for o in step.optimizers for p, s in o.state.items()}
+    foreign = foreign_values(step.optimizers, {id(p): n for n, p in parameters.items()})
     result: dict[str, torch.Tensor] = {}
     for tensor in graph.state:
-        if tensor.role is Role.OPTIMIZER:
+        if tensor.name in foreign:
+            result[tensor.name] = foreign[tensor.name]
+        elif tensor.role is Role.OPTIMIZER:
             _, key, name = tensor.name.split("/", 2)
             # An optimizer has no state yet if every step so far was skipped.
-            result[tensor.name] = states.get(id(parameters[name]), {}).get(key, tensor.initial)
+            result[tensor.name] = states.get(id(parameters.get(name)), {}).get(key, tensor.initial)
         elif tensor.name in (STEPS, DRAWS):
             result[tensor.name] = tensor.initial + steps * (graph.accumulate if tensor.name == DRAWS else 1)
         else:
@@ -155,22 +176,20 @@ def _draws(graph: StepGraph, number: int) -> AbstractContextManager[object]:
 
 def _record_inference(
     captured: CapturedStep,
-    step: TrainStep,
     graph: StepGraph,
     inputs: dict[str, torch.Tensor],
     noise: AbstractContextManager[object],
     record: Recorder,
 ) -> None:
-    """Record evaluation and prediction, each on a copy: a forward may write into buffers even in evaluation mode."""
+    """Record evaluation and prediction; a forward may write into buffers even in evaluation mode."""
+    module = StepModule(captured.step)
     if captured.eval is not None:
-        module = StepModule(twin_of(step, None))
-        with torch.no_grad(), _draws(graph, 0), noise, mode(module.model, training=False):
+        with borrowed(captured.step), torch.no_grad(), _draws(graph, 0), noise, mode(module.model, training=False):
             record(key_of("eval", 0), module(*(t.clone() for t in inputs.values())))
     if captured.predict is None:
         return
-    module = StepModule(twin_of(step, None))
     probe = PredictModule(module, captured.predict_inputs)
-    with torch.no_grad(), _draws(graph, 0), noise, mode(module.model, training=False):
+    with borrowed(captured.step), torch.no_grad(), _draws(graph, 0), noise, mode(module.model, training=False):
         outputs = probe.named(*(inputs[n].clone() for n in captured.predict_inputs))
-    for name in captured.output_names:
-        record(key_of("predict", 0, name), outputs[name])
+        for name in captured.output_names:
+            record(key_of("predict", 0, name), outputs[name].clone())

@@ -1,0 +1,267 @@
+"""Run the user's own objects, and put every one of them back as it was.
+
+A deep copy of a model loses what a user may have put on it: hooks, two tensors over one storage, a lambda over its own
+layers, a bound method, tensors that are results of a computation. So an eager run takes the objects themselves. Their
+tensors get other memory meanwhile, with the same values; all other state is recorded, and restored at the end.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from irongrad.diagnostics.source_lines import is_user_class, is_user_file
+from irongrad.step.train_step import TrainStep
+
+# Objects of the standard library hold locks, files and loggers; their state is not the step's.
+_FOREIGN = frozenset(sys.stdlib_module_names)
+
+
+@contextmanager
+def borrowed(step: TrainStep, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """While open, the step's model, loss and optimizers may be run, trained and changed; on exit they are as before.
+
+    Restored are: values, gradients and flags of tensors; attributes, lists, dictionaries and sets that the objects
+    reach, those of hooks and enclosing functions included; globals that the user's functions name; the optimizer's
+    state and groups; the states of random generators, PyTorch's, NumPy's and Python's own among them.
+
+    Args:
+        step: the step.
+        dtype: the dtype that floating-point tensors have meanwhile; None for their own.
+    """
+    with unchanged((step.model, step.loss, *step.optimizers, step.scaler)) as record:
+        for optimizer in step.optimizers if dtype is not None else ():
+            _keep_epsilon(optimizer)
+        record.lend_memory(dtype)
+        yield
+
+
+@contextmanager
+def unchanged(roots: Iterable[object]) -> Iterator[Record]:
+    """While open, objects that `roots` reach may change, except values of tensors; on exit they are as before.
+
+    Yields:
+        What was recorded; its `lend_memory` lets tensors change, too.
+    """
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    record = Record(roots)
+    try:
+        yield record
+    finally:
+        record.restore()
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+class Record:
+    """The state of all mutable objects that some objects reach.
+
+    Attributes:
+        tensors: the tensors among them, each once.
+    """
+
+    def __init__(self, roots: Iterable[object]) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._restore: list[Callable[[], object]] = []
+        self._same: list[tuple[str, Callable[[], bool]]] = []
+        self._seen: dict[int, object] = {}  # the object keeps its id from being used again
+        waiting = list(roots)
+        while waiting:
+            item = waiting.pop()
+            if id(item) not in self._seen:
+                self._seen[id(item)] = item
+                waiting += self._reached(item)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for restore in self._restore:
+            restore()
+
+    def changed(self) -> str:
+        """A recorded container, attribute or variable that changed since, in a few words; empty for none."""
+        for description, is_same in self._same:
+            if not is_same():
+                return description
+        return ""
+
+    def lend_memory(self, dtype: torch.dtype | None) -> None:
+        """Give all tensors other memory with the same values until `restore`; tensors that share memory go on to.
+
+        Args:
+            dtype: the dtype that floating-point tensors get; None for their own.
+        """
+        groups: dict[int, list[torch.Tensor]] = {}
+        for tensor in self.tensors:
+            if _has_memory(tensor):
+                groups.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+        with torch.no_grad():
+            for group in groups.values():
+                for tensor, lent in zip(group, _elsewhere(group, dtype), strict=True):
+                    self._restore.append(partial(setattr, tensor, "data", tensor.data))
+                    tensor.data = lent
+
+    def _reached(self, item: object) -> Iterable[object]:
+        """Record the state of one object; what it refers to."""
+        if isinstance(item, torch.Tensor):
+            return self._of_tensor(item)
+        if isinstance(item, dict):
+            held = dict(item)
+            self._restore.append(partial(_refill, item, held))
+            self._same.append(("a dictionary or an attribute", partial(_is_same, item, held)))
+            return chain(held.values(), held)
+        if isinstance(item, (list, deque, set, bytearray)):
+            kept = item.copy()
+            self._restore.append(partial(_refill, item, kept))
+            self._same.append((f"a {type(item).__name__}", partial(_is_same, item, kept)))
+            return () if isinstance(kept, bytearray) else kept
+        if isinstance(item, (tuple, frozenset)):
+            return item
+        if isinstance(item, FunctionType):
+            return self._of_function(item)
+        if isinstance(item, MethodType):
+            return item.__self__, item.__func__
+        if isinstance(item, partial):
+            return item.func, item.args, item.keywords
+        if isinstance(item, type):
+            return self._of_class(item)
+        return self._of_object(item)
+
+    def _of_tensor(self, tensor: torch.Tensor) -> Iterable[object]:
+        self.tensors.append(tensor)
+        if tensor.is_leaf:
+            self._restore.append(partial(setattr, tensor, "grad", tensor.grad))
+            self._restore.append(partial(tensor.requires_grad_, tensor.requires_grad))
+        hooks = (getattr(tensor, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+        return vars(tensor), *hooks
+
+    def _of_function(self, function: FunctionType) -> Iterable[object]:
+        outside: list[object] = [function.__defaults__, function.__kwdefaults__, vars(function)]
+        for cell in function.__closure__ or ():
+            outside += self._of_cell(cell)
+        if is_user_file(function.__code__.co_filename):
+            names = [n for n in function.__code__.co_names if n in function.__globals__]
+            held = {n: function.__globals__[n] for n in names}
+            self._restore.append(partial(function.__globals__.update, held))
+            for name, value in held.items():
+                self._same.append((f"the global {name}", partial(_is_global, function, name, value)))
+            outside += held.values()
+        return outside
+
+    def _of_cell(self, cell: CellType) -> Iterable[object]:
+        try:
+            held = cell.cell_contents
+        except ValueError:  # a variable without a value yet
+            return ()
+        self._restore.append(partial(setattr, cell, "cell_contents", held))
+        self._same.append(("a variable of an enclosing function", lambda: cell.cell_contents is held))
+        return (held,)
+
+    def _of_class(self, cls: type) -> Iterable[object]:
+        """A user's class: its methods, and data that they may change, such as a counter."""
+        if not is_user_class(cls):
+            return ()
+        own = {n: v for n, v in vars(cls).items() if not n.startswith("__")}
+        for name, value in own.items():
+            if not callable(value) and not hasattr(value, "__get__"):
+                self._restore.append(partial(setattr, cls, name, value))
+                self._same.append((f"{cls.__qualname__}.{name}", partial(_is_attribute, cls, name, value)))
+        return own.values()
+
+    def _of_object(self, item: object) -> Iterable[object]:
+        for kind, state, restore in _GENERATORS:
+            if isinstance(item, kind):
+                self._restore.append(partial(restore, item, state(item)))
+                return ()
+        if isinstance(item, np.ndarray):
+            self._restore.append(partial(np.copyto, item, item.copy()) if item.flags.writeable else tuple)
+            return ()
+        foreign = type(item).__module__.partition(".")[0] in _FOREIGN and not is_user_class(type(item))
+        if isinstance(item, ModuleType) or (foreign and type(item).__module__ != "__main__"):
+            return ()
+        slots = [n for cls in type(item).__mro__ for n in _slots(cls) if hasattr(item, n)]
+        for name in slots:
+            self._restore.append(partial(object.__setattr__, item, name, getattr(item, name)))
+        return getattr(item, "__dict__", None), type(item), *(getattr(item, name) for name in slots)
+
+
+def _slots(cls: type) -> Iterable[str]:
+    names = vars(cls).get("__slots__", ())
+    return [n for n in ((names,) if isinstance(names, str) else names) if n not in ("__dict__", "__weakref__")]
+
+
+def _is_same(container: Any, held: Any) -> bool:
+    return _parts(container) == _parts(held)
+
+
+def _is_global(function: FunctionType, name: str, value: object) -> bool:
+    return function.__globals__.get(name) is value
+
+
+def _is_attribute(cls: type, name: str, value: object) -> bool:
+    return vars(cls).get(name) is value
+
+
+def _refill(container: Any, held: Any) -> None:
+    """Put back what was in a container, unless nothing changed: another thread may be reading it."""
+    if _is_same(container, held):
+        return
+    if isinstance(container, (list, bytearray)):
+        container[:] = held
+        return
+    container.clear()
+    (container.extend if isinstance(container, deque) else container.update)(held)
+
+
+def _parts(container: Any) -> list[object]:
+    items = container.items() if isinstance(container, dict) else ((item,) for item in container)
+    return [tuple(map(id, item)) for item in items]
+
+
+_GENERATORS: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], object]], ...] = (
+    (torch.Generator, lambda g: g.get_state(), lambda g, state: g.set_state(state)),
+    (random.Random, lambda g: g.getstate(), lambda g, state: g.setstate(state)),
+    (np.random.RandomState, lambda g: g.get_state(), lambda g, state: g.set_state(state)),
+    (
+        np.random.Generator,
+        lambda g: g.bit_generator.state,
+        lambda g, state: setattr(g.bit_generator, "state", state),
+    ),
+)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory of its own that can be exchanged; a result of a computation is computed again."""
+    plain = tensor.layout is torch.strided and tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
+    return plain and tensor.is_leaf and not tensor.is_inference()
+
+
+def _elsewhere(group: list[torch.Tensor], dtype: torch.dtype | None) -> list[torch.Tensor]:
+    """Tensors like those of `group`, which share one storage, over one new storage with the same values."""
+    dtypes = {t.dtype for t in group}
+    old = group[0].untyped_storage()
+    if dtype is not None and len(dtypes) == 1 and group[0].is_floating_point():
+        (own,) = dtypes
+        whole = torch.empty(0, dtype=own).set_(old, 0, (old.nbytes() // own.itemsize,), (1,))
+        new = whole.to(dtype, copy=True).untyped_storage()
+        return [torch.empty(0, dtype=dtype).set_(new, t.storage_offset(), t.shape, t.stride()) for t in group]
+    new = old.clone()
+    return [torch.empty(0, dtype=t.dtype).set_(new, t.storage_offset(), t.shape, t.stride()) for t in group]
+
+
+def _keep_epsilon(optimizer: torch.optim.Optimizer) -> None:
+    """Have Adafactor use the epsilon of the compiled step's dtype: None means that of the parameters' dtype."""
+    for group in optimizer.param_groups:
+        if isinstance(optimizer, torch.optim.Adafactor) and group["eps"][0] is None:
+            group["eps"] = (torch.finfo(group["params"][0].dtype).eps, group["eps"][1])

@@ -1,0 +1,161 @@
+"""Where an optimizer from outside torch.optim keeps its state: slots, read and written by name.
+
+Such an optimizer keeps tensors and numbers for each parameter, in its parameter groups, in its attributes, and in lists
+and dictionaries inside of those. Each tensor or number is one slot.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_VALUES = (torch.Tensor, int, float, torch.SymInt, torch.SymFloat)
+_BASE = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1)))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in an optimizer that holds a tensor or a number.
+
+    Attributes:
+        optimizer: the position of the optimizer.
+        owner: the parameter's name, `group<N>` with the group's position in the optimizer, `state` for what its state
+            has for other keys, or `self`.
+        path: the keys, positions and attributes that lead from there to the value.
+        is_number: whether the value is a Python number.
+    """
+
+    optimizer: int
+    owner: str
+    path: tuple[Any, ...]
+    is_number: bool
+
+    @property
+    def key(self) -> str:
+        """The path in one word, such as `exp_avg` or `factors.0`."""
+        return ".".join(map(str, self.path))
+
+    @property
+    def name(self) -> str:
+        """The name of the state tensor."""
+        of_parameter = not (self.owner in ("self", "state") or self.owner.startswith("group"))
+        place = self.owner if of_parameter or not self.optimizer else f"{self.owner}@{self.optimizer}"
+        return f"optimizer/{self.key}/{place}"
+
+
+def is_foreign(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer's step is written outside of torch.optim."""
+    return not inspect.unwrap(type(optimizer).step).__module__.startswith("torch.optim")
+
+
+def slots_of(number: int, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[Slot, Any]:
+    """Every tensor and number that an optimizer holds, but for its parameters.
+
+    Args:
+        number: the position of the optimizer.
+        optimizer: the optimizer.
+        names: of the parameters, by id.
+    """
+    found: dict[Slot, Any] = {}
+    for owner, place in _places(optimizer, names):
+        for path, value in leaves(place):
+            found[Slot(number, owner, path, not isinstance(value, torch.Tensor))] = value
+    return found
+
+
+def write(optimizer: torch.optim.Optimizer, names: Mapping[int, str], slot: Slot, value: Any) -> None:
+    """Put `value` into a slot; the containers that lead to it are there."""
+    for owner, place in _places(optimizer, names):
+        if owner == slot.owner:
+            _put(place, slot.path, value)
+            if owner == "self":
+                setattr(optimizer, slot.path[0], place[slot.path[0]])
+            return
+    raise KeyError(slot.name)
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """The value of a slot as a tensor: a number in float64, or in int64."""
+    if isinstance(value, torch.Tensor):
+        return value
+    return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
+
+
+def foreign_values(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]) -> dict[str, torch.Tensor]:
+    """The values in all slots of optimizers from outside torch.optim, by the names of the state tensors."""
+    return {
+        slot.name: as_tensor(value)
+        for number, optimizer in enumerate(optimizers)
+        if is_foreign(optimizer)
+        for slot, value in slots_of(number, optimizer, names).items()
+    }
+
+
+def _places(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
+    for key, held in optimizer.state.items():
+        if isinstance(key, torch.Tensor) and id(key) in names:
+            yield names[id(key)], held
+    yield "state", _Others(optimizer.state)
+    for number, group in enumerate(optimizer.param_groups):
+        yield f"group{number}", _Group(group)
+    yield "self", own_attributes(optimizer)
+
+
+def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The attributes that an optimizer has besides those of every optimizer."""
+    return {n: v for n, v in vars(optimizer).items() if n not in _BASE}
+
+
+class _Others(dict[Any, Any]):
+    """What an optimizer's state has for keys that are no parameters, written through."""
+
+    def __init__(self, state: dict[Any, Any]) -> None:
+        super().__init__({k: v for k, v in state.items() if not isinstance(k, torch.Tensor)})
+        self._state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self._state[key] = value
+
+
+class _Group(dict[str, Any]):
+    """A parameter group without its parameters, whose entries are written through."""
+
+    def __init__(self, group: dict[str, Any]) -> None:
+        super().__init__({k: v for k, v in group.items() if k != "params"})
+        self._group = group
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self._group[key] = value
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The tensors and numbers in nested containers, with the path to each; parameters are none of these."""
+    if isinstance(value, torch.nn.Parameter):
+        return
+    if isinstance(value, _VALUES) and not isinstance(value, bool):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            yield from leaves(item, (*path, position))
+
+
+def _put(place: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """Set the value at `path` in nested containers; returns `place`, or a new tuple in its stead."""
+    if not path:
+        return value
+    key, rest = path[0], path[1:]
+    item = _put(place[key], rest, value) if rest else value
+    if isinstance(place, tuple):
+        items = [*place[:key], item, *place[key + 1 :]]
+        return type(place)(*items) if hasattr(place, "_fields") else tuple(items)
+    place[key] = item
+    return place
