@@ -31,6 +31,8 @@ def command(file: Path, passes: tuple[str, ...], target: str, output: Path | Non
     The module must be in the phase of the passes: `irongrad passes --iree` lists the phases. A pass without options has
     those that suit the target.
     """
+    from iree.compiler import ir
+
     from irongrad.mlir.walk import parsed
     from irongrad.passes.module_pass import ModuleContext
     from irongrad.passes.registry import make_pass, split_passes
@@ -48,7 +50,7 @@ def command(file: Path, passes: tuple[str, ...], target: str, output: Path | Non
         with parsed(file.read_bytes()) as module:
             run_passes_alone(chosen, module, lambda item, result: results.append({"pass": item.name, **asdict(result)}))
             text = str(module)
-    except ValueError as error:
+    except ir.MLIRError as error:
         raise UserError(f"{file} is no MLIR module: {error}") from None
     if output is not None:
         output.write_text(text)

@@ -12,9 +12,9 @@ from torch import nn, optim
 
 import irongrad as ig
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
-from tests.fixtures.step_copies import twin_of
 from irongrad.pipeline.package import Artifact
 from irongrad.runtime.errors import CaptureError, GuardError
+from tests.fixtures.step_copies import twin_of
 
 Compile = Callable[..., Artifact]
 Agree = Callable[..., None]
