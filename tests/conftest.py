@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from tests.fixtures.step_copies import twin_of
 from irongrad.runtime import Session
 from irongrad.runtime.devices import Device, find_device
+from tests.fixtures.step_copies import twin_of
 
 # Fixtures that several test folders share, one file per subject.
 pytest_plugins = ("tests.fixtures.compiled_steps", "tests.fixtures.rewritten_graphs")

@@ -26,10 +26,10 @@ from irongrad.graph.step_graph import StateTensor, StepGraph
 from irongrad.pipeline.capture.capture import StepModule
 from irongrad.pipeline.oracle.eager_run import eager_state
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
-from tests.fixtures.step_copies import twin_of
 from irongrad.runtime.session import Session
 from irongrad.runtime.tolerance import FACTOR, FLOOR_ULPS, NOISY_RUNS
 from irongrad.runtime.verification import largest_error
+from tests.fixtures.step_copies import twin_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Batch = dict[str, np.ndarray]

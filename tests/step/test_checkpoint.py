@@ -15,9 +15,9 @@ from torch import nn, optim
 
 import irongrad as ig
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
-from tests.fixtures.step_copies import twin_of
 from irongrad.pipeline.package import Artifact
 from irongrad.runtime.errors import ArtifactError
+from tests.fixtures.step_copies import twin_of
 
 Make = Callable[[list[nn.Parameter]], Any]
 
