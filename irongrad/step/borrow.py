@@ -86,7 +86,7 @@ class Record:
 
     def restore(self) -> None:
         """Put everything back."""
-        for restore in self._restore:
+        for restore in reversed(self._restore):  # a gradient may be set once its tensor has its own dtype again
             restore()
 
     def changed(self) -> str:
@@ -109,8 +109,10 @@ class Record:
         with torch.no_grad():
             for group in groups.values():
                 for tensor, lent in zip(group, _elsewhere(group, dtype), strict=True):
-                    self._restore.append(partial(setattr, tensor, "data", tensor.data))
+                    self._restore.append(partial(_put_back, tensor, tensor.data, tensor.grad_dtype))
                     tensor.data = lent
+                    if tensor.requires_grad:
+                        tensor.grad_dtype = lent.dtype
 
     def _reached(self, item: object) -> Iterable[object]:
         """Record the state of one object; what it refers to."""
@@ -194,6 +196,13 @@ class Record:
         for name in slots:
             self._restore.append(partial(object.__setattr__, item, name, getattr(item, name)))
         return getattr(item, "__dict__", None), type(item), *(getattr(item, name) for name in slots)
+
+
+def _put_back(tensor: torch.Tensor, data: torch.Tensor, grad_dtype: torch.dtype | None) -> None:
+    tensor.grad = None
+    tensor.data = data
+    if tensor.requires_grad:
+        tensor.grad_dtype = grad_dtype
 
 
 def _slots(cls: type) -> Iterable[str]:

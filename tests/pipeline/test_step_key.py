@@ -269,7 +269,6 @@ UNKNOWN = {
     "an optimizer of one's own": lambda: make_step(optimizer=lambda m: MySGD(m.parameters(), lr=0.1)),
     "a hook of an optimizer": hooked_step,
     "a hook of a parameter": lambda: make_step(lambda m: m.first.weight.register_hook(lambda g: g * 2)),
-    "a hook of a module": lambda: make_step(lambda m: m.first.register_full_backward_hook(lambda *a: None)),
     "a backward of one's own": lambda: make_step(kind=WithFunction),
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
+from irongrad.diagnostics.source_lines import is_user_class
 from irongrad.graph.step_graph import Value
 from irongrad.pipeline.optimizer.hyperparameters import groups_of
 from irongrad.pipeline.optimizer.state import State
@@ -27,7 +28,7 @@ def first_alike(
     never alike.
     """
     number = {
-        id(p): id(p) if is_foreign(optimizer) or _has_hooks(optimizer) else i
+        id(p): id(p) if is_foreign(optimizer) or is_user_class(type(optimizer)) or _has_hooks(optimizer) else i
         for i, (optimizer, group) in enumerate(groups_of(optimizers))
         for p in group["params"]
     }

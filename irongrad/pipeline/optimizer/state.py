@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import ModuleType
@@ -29,6 +29,7 @@ def initial_state(
 ) -> dict[tuple[str, str], StateTensor]:
     """Return the state that each torch.optim optimizer holds before its next step, by parameter name and key."""
     result: dict[tuple[str, str], StateTensor] = {}
+    known = {id(v) for o in optimizers for held in o.state.values() for v in held.values()}
     # If nothing writes to parameters and gradients, they need no memory of their own.
     shared = _all_read_only(optimizers)
     with unchanged(optimizers) as record:
@@ -48,8 +49,14 @@ def initial_state(
                 for key, value in optimizer.state.get(parameter, {}).items():
                     if isinstance(value, torch.Tensor):
                         full = f"optimizer/{key}/{name}"
-                        result[name, key] = StateTensor(full, Role.OPTIMIZER, value.detach().contiguous())
+                        result[name, key] = StateTensor(full, Role.OPTIMIZER, _own(value, known))
     return _shared_scalars(result, _group_of(optimizers, parameters, parameters.values()))
+
+
+def _own(value: torch.Tensor, known: Collection[int]) -> torch.Tensor:
+    """`value` in memory that is not the user's; one made here has its own."""
+    whole = value.detach().contiguous()
+    return whole.clone() if id(value) in known else whole
 
 
 def _group_of(
