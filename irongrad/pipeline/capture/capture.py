@@ -30,6 +30,7 @@ from irongrad.operators.random import draws, is_random, undrawable
 from irongrad.pipeline.capture import autograd_functions, hooks, side_effects
 from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
+from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
 from irongrad.pipeline.capture.size_decisions import kept_decisions
 from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_multiples
 from irongrad.pipeline.capture.without_value_reads import ValueFree
@@ -233,6 +234,7 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
         if more := needed_multiples(train, step):
             multiples |= more
             train = export(training, micro, dynamic, multiples)
+    refuse_shared_memory(step, training, train)
     _check_loss(train, step)
     _check_used(train, step)
     with mode(module.model, training=False):

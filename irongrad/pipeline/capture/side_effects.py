@@ -195,6 +195,26 @@ def _line_that_changes(name: str, module: nn.Module) -> str:
 # --- the exported graph -------------------------------------------------------------------------------------------
 
 
+def written_tensors(program: ExportedProgram) -> set[str]:
+    """The names of the parameters and buffers that `program` writes into, also through views."""
+    specs = {s.arg.name: s for s in program.graph_signature.input_specs if hasattr(s.arg, "name")}
+    graph = FlatGraph(program.graph_module)
+    source: dict[object, str] = {}
+    found: set[str] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder" and graph.origins(node) == [node] and specs[node.name].target is not None:
+            source[node] = str(specs[node.name].target)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        arguments = zip(node.args, node.target._schema.arguments, strict=False)
+        written = [o for a, schema in arguments if _is_written(schema) for o in graph.origins(a)]
+        found |= {source[o] for o in written if o in source}
+        of_first = [source[o] for o in graph.origins(node.args[0]) if o in source] if node.args else []
+        if (node.target.is_view or written) and of_first:
+            source[node] = of_first[0]
+    return found
+
+
 def check_graph(program: ExportedProgram) -> None:
     """Refuse numbers and shapes that depend on values, and writes into anything but a buffer.
 

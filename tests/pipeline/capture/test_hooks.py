@@ -1,0 +1,146 @@
+"""Hooks of the user's objects run in the compiled step as in eager, or are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import irongrad as ig
+from irongrad.runtime.errors import CaptureError
+
+Put = Callable[[nn.Module, torch.optim.Optimizer], object]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def make_step(put: Put, **options: object) -> ig.TrainStep:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    put(model, optimizer)
+    inputs = {"x": torch.randn(6, 4), "y": torch.randn(6, 3)}
+    return ig.TrainStep(model, nn.functional.mse_loss, optimizer, inputs, **options)
+
+
+def masked(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    mask = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    model[0].weight.register_hook(lambda g: g * mask)
+
+
+def decayed(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def decay(parameter: torch.Tensor) -> None:
+        parameter.grad.add_(parameter, alpha=0.1)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(decay)
+
+
+def normed(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def norm(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        total = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+        for gradient in gradients:
+            gradient.div_(total)
+
+    optimizer.register_step_pre_hook(norm)
+
+
+def clamped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    @torch.no_grad()
+    def clamp(optimizer: object, args: object, kwargs: object) -> None:
+        model[2].weight.clamp_(-0.2, 0.2)
+
+    optimizer.register_step_post_hook(clamp)
+
+
+@pytest.mark.parametrize("put", [masked, decayed, normed, clamped])
+def test_a_hook_on_gradients_or_updates_is_compiled(put: Put, tmp_path: Path) -> None:
+    step = make_step(put)
+    session = ig.compile(step, tmp_path / "step", entry_points=["train_step"]).load()
+    model, plain = step.model, network()
+    other = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        x, y = rng.standard_normal((6, 4)).astype(np.float32), rng.standard_normal((6, 3)).astype(np.float32)
+        session.train_step(x=x, y=y)
+        for net, optimizer in ((model, step.optimizers[0]), (plain, other)):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(net(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+            optimizer.step()
+    found = session.state()
+    for name, value in model.state_dict().items():
+        np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
+    assert not np.allclose(found["0.weight"], plain[0].weight.detach().numpy(), atol=1e-4), "the hook does nothing"
+
+
+class HookInside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.linear(x)
+        h.register_hook(lambda g: g * 2)
+        return h
+
+
+class SavedInside(HookInside):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):
+            return self.linear(x).exp()
+
+
+def refused(model: nn.Module) -> str:
+    inputs = {"x": torch.randn(6, 4), "y": torch.randn(6, 3)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(CaptureError) as caught:
+        ig.compile(ig.TrainStep(model, nn.functional.mse_loss, optimizer, inputs), "unwritten")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("make", "kind"), [(HookInside, "tensor inside the forward"), (SavedInside, "saved-tensors")])
+def test_a_hook_inside_the_forward_is_refused_with_its_line(make: type[nn.Module], kind: str) -> None:
+    message = refused(make())
+    assert kind in message
+    assert f"{__file__}:" in message
+
+
+def test_a_backward_hook_of_a_module_is_refused_with_its_place() -> None:
+    model = network()
+    model[2].register_full_backward_hook(lambda module, inputs, outputs: None)
+    message = refused(model)
+    assert "backward hook of model.2 (Linear)" in message
+    assert f"{__file__}:" in message
+
+
+def test_a_hook_that_changes_a_python_value_is_refused() -> None:
+    model, seen = network(), []
+    model[0].weight.register_hook(lambda g: seen.append(1))
+    assert "Python value" in refused(model)
+    assert seen == []
+
+
+def test_a_hook_that_decides_on_values_is_refused_with_its_line() -> None:
+    model = network()
+    model[0].weight.register_hook(lambda g: g * 2 if g.sum() > 0 else g)
+    message = refused(model)
+    assert "gradient hook of the parameter '0.weight'" in message
+    assert f"{__file__}:" in message
+
+
+def test_a_checkpoint_that_saves_tensors_its_own_way_is_no_hook_of_the_user(tmp_path: Path) -> None:
+    class Checkpointed(HookInside):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(self.linear, x, use_reentrant=False)
+
+    model = Checkpointed()
+    inputs = {"x": torch.randn(6, 4), "y": torch.randn(6, 3)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    ig.compile(step, tmp_path / "step", entry_points=["train_step"])
