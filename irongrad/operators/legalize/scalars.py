@@ -61,7 +61,9 @@ def _tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _condition(value: Any) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=torch.bool)
+    if not isinstance(value, torch.Tensor):
+        return torch.full((), value, dtype=torch.bool)
+    return value if value.dtype == torch.bool else value != 0  # `.item()` of a bool has become a float64
 
 
 def _pairwise(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:

@@ -90,7 +90,7 @@ def foreign_state(
     state: dict[Slot, torch.Tensor] = {}
     others = None
     for slot, value in found.first.items():
-        start = found.before.get(slot, found.assigned.get((slot.owner, slot.path)))
+        start = found.before.get(slot, found.start(slot))
         is_same = _is_same(start, value, found.second.get(slot))
         if is_same and (slot.is_number or (slot.owner, slot.path) in hypers):
             continue  # a constant of the optimizer, or a run-time input
@@ -160,6 +160,13 @@ class _Trial:
     def slots(self) -> dict[Slot, Any]:
         """The slots now, with copies of tensors."""
         return {s: _copied(v) for s, v in slots_of(self._number, self.optimizer, self._names).items()}
+
+    def start(self, slot: Slot) -> Any:
+        """What a slot that the first step makes starts as: what was assigned first, or one count before it."""
+        assigned, first, second = self.assigned.get((slot.owner, slot.path)), self.first[slot], self.second[slot]
+        if slot.is_number and assigned == first != second:
+            return first - (second - first)  # `state["step"] = state.get("step", 0) + 1`
+        return assigned
 
     def take_step(self) -> None:
         """Take one step with the gradients."""

@@ -1,0 +1,258 @@
+"""Optimizers from outside torch.optim train as in eager, whatever they keep and wherever they keep it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import irongrad as ig
+from irongrad.pipeline.optimizer import branches
+from irongrad.runtime.errors import CaptureError
+
+
+class Own(torch.optim.Optimizer):
+    """An optimizer of the user's own; subclasses update one parameter."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.scale = 0.5
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.update(parameter, self.state[parameter], group)
+
+    def update(self, p: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Attribute(Own):
+    def update(self, p, state, group):
+        p.add_(p.grad.sign(), alpha=-group["lr"] * self.scale)
+
+
+class LazyMean(Own):
+    def update(self, p, state, group):
+        if not state:
+            state["mean"] = torch.zeros_like(p)
+        state["mean"].mul_(0.9).add_(p.grad, alpha=0.1)
+        p.add_(state["mean"], alpha=-group["lr"])
+
+
+class StartsAsGradient(Own):
+    def update(self, p, state, group):
+        if "mean" not in state:
+            state["mean"] = torch.clone(p.grad)
+        else:
+            state["mean"].mul_(0.9).add_(p.grad)
+        p.add_(state["mean"], alpha=-group["lr"])
+
+
+class Counted(Own):
+    def update(self, p, state, group):
+        if len(state) == 0:
+            state.update(step=0, mean=torch.zeros_like(p))
+        state["step"] += 1
+        state["mean"].lerp_(p.grad, 0.2)
+        correction = math.sqrt(1 - 0.8 ** state["step"])
+        p.data.add_(state["mean"], alpha=-group["lr"] / max(correction, 1e-3))
+
+
+class WarmsUp(Own):
+    def update(self, p, state, group):
+        state["step"] = state.get("step", 0) + 1
+        if state["step"] > 2:
+            p.add_(p.grad, alpha=-group["lr"])
+        else:
+            p.add_(p.grad.sign(), alpha=-0.01 * state["step"])
+
+
+class OfGroup(Own):
+    def update(self, p, state, group):
+        group.setdefault("k", 0)
+        p.sub_(p.grad * (group["lr"] / (1 + group["k"])))
+        group["k"] += 1
+
+
+class TensorOfGroup(Own):
+    def update(self, p, state, group):
+        if "weight_sum" not in group:
+            group["weight_sum"] = torch.tensor(0.0)
+        group["weight_sum"].add_(p.grad.abs().mean())
+        p.sub_(p.grad / (1 + group["weight_sum"]))
+
+
+class Nested(Own):
+    def update(self, p, state, group):
+        if not state:
+            state["factors"] = [torch.zeros_like(p), {"second": torch.ones_like(p)}]
+        first, held = state["factors"]
+        first.mul_(0.9).add_(p.grad)
+        held["second"].mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
+        p.addcdiv_(first, held["second"].sqrt().add_(1e-3), value=-group["lr"])
+
+
+class ForEach(Own):
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            gradients = torch._foreach_mul([p.grad for p in parameters], 0.5)
+            norms = torch._foreach_norm(gradients)
+            torch._foreach_div_(gradients, torch._foreach_add(norms, 1.0))
+            torch._foreach_add_(parameters, gradients, alpha=-group["lr"])
+
+
+class DecidesOnGradients(Own):
+    def update(self, p, state, group):
+        largest = p.grad.abs().max()
+        if largest > 0.1:
+            p.add_(p.grad / largest, alpha=-group["lr"])
+        else:
+            p.add_(p.grad, alpha=-group["lr"])
+
+
+OPTIMIZERS = [
+    Attribute,
+    LazyMean,
+    StartsAsGradient,
+    Counted,
+    WarmsUp,
+    OfGroup,
+    TensorOfGroup,
+    Nested,
+    ForEach,
+    DecidesOnGradients,
+]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def step_of(make: Callable[..., torch.optim.Optimizer], model: nn.Module) -> ig.TrainStep:
+    inputs = {"x": torch.randn(6, 4), "y": torch.randn(6, 3)}
+    return ig.TrainStep(model, nn.functional.mse_loss, make(model.parameters()), inputs)
+
+
+def batch(number: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(number)
+    return {"x": rng.standard_normal((6, 4)).astype(np.float32), "y": rng.standard_normal((6, 3)).astype(np.float32)}
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+    values = {n: torch.from_numpy(v) for n, v in batch(number).items()}
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(values["x"]), values["y"]).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("make", "started"),
+    [(make, False) for make in OPTIMIZERS] + [(make, True) for make in (StartsAsGradient, Counted, OfGroup, Nested)],
+)
+def test_it_trains_as_in_eager(make: type[Own], started: bool, tmp_path: Path) -> None:
+    model = network()
+    step = step_of(make, model)
+    for number in (7, 8) if started else ():
+        train(model, step.optimizers[0], number)
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    session = ig.compile(step, tmp_path / "step", entry_points=["train_step"]).load()
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    for number in range(5):
+        session.train_step(**batch(number))
+        train(model, step.optimizers[0], number)
+        found = session.state()
+        for name, value in model.state_dict().items():
+            np.testing.assert_allclose(found[name], value.numpy(), rtol=2e-5, atol=2e-6, err_msg=f"{number}: {name}")
+
+
+def test_the_learning_rate_stays_a_run_time_input(tmp_path: Path) -> None:
+    model = network()
+    session = ig.compile(step_of(Counted, model), tmp_path / "step", entry_points=["train_step"]).load()
+    before = session.state()
+    session.train_step(**batch(0), lr=0.0)
+    after = session.state()
+    assert all(np.array_equal(before[n], after[n]) for n in model.state_dict())
+
+
+class Unseen(Own):
+    def update(self, p, state, group):
+        if not state:
+            state["history"] = []
+            state["history"].append(torch.zeros_like(p))
+        state["history"][0].add_(p.grad)
+        p.sub_(state["history"][0], alpha=group["lr"])
+
+
+class Grows(Own):
+    def update(self, p, state, group):
+        state.setdefault("history", []).append(p.grad.clone())
+        p.sub_(state["history"][-1], alpha=group["lr"])
+
+
+class Different(Own):
+    def update(self, p, state, group):
+        if not state:
+            state["before"] = torch.full_like(p, 2.0)
+            return
+        p.sub_(state["before"] * p.grad, alpha=group["lr"])
+
+
+class Outside(Own):
+    table = torch.ones(3)
+
+    def update(self, p, state, group):
+        p.sub_(p.grad * Outside.table.sum(), alpha=group["lr"])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Unseen, "Take one eager step"),
+        (Grows, "layout of its state"),
+        (Different, "Take one eager step"),
+        (Outside, "neither a parameter in the optimizer nor in its state"),
+        (torch.optim.LBFGS, "LBFGS.step needs a closure"),
+        (torch.optim.SparseAdam, "SparseAdam updates from sparse gradients"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_by_name(make: Any, words: str) -> None:
+    with pytest.raises(CaptureError, match=words):
+        ig.compile(step_of(make, network()), "unwritten")
+
+
+def test_too_many_ways_through_an_optimizer_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branches, "MOST_WAYS", 2)
+    with pytest.raises(CaptureError, match="more than 2 ways"):
+        ig.compile(step_of(DecidesOnGradients, network()), "unwritten")
+
+
+@pytest.mark.parametrize("name", ["Adam", "NAdam", "RAdam", "Adagrad"])
+def test_at_a_learning_rate_of_zero_no_parameter_moves(name: str, tmp_path: Path) -> None:
+    """Rows of the embedding that no index names have a gradient of zero."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 3))
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=1e-2)
+    inputs = {"x": torch.randint(0, 3, (5, 3)), "y": torch.randint(0, 3, (5,))}
+    step = ig.TrainStep(model, nn.functional.cross_entropy, optimizer, inputs)
+    session = ig.compile(step, tmp_path / "step", entry_points=["train_step"]).load()
+    before = session.state()
+    values = {n: t.numpy() for n, t in inputs.items()}
+    for lr in (0.0, 0.0, 1e-2, 0.0):
+        session.train_step(**values, lr=lr)
+        state = session.state()
+        assert all(np.isfinite(v).all() for v in state.values())
+        if lr == 0:
+            assert all(np.array_equal(before[n], state[n]) for n in model.state_dict())
+        before = state
