@@ -82,7 +82,9 @@ def test_everything_is_as_before_in_any_dtype() -> None:
         assert (model.log, Restless.calls, seen) == ([], 0, [])
     assert found[0] == found[2], "the generators were not put back"
     after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
-    assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(generators, after))
+    assert all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(generators, after, strict=True)
+    )
     assert np.isclose(found[0], found[1], rtol=1e-4)
 
 
@@ -96,9 +98,14 @@ def test_a_borrowed_step_can_be_trained_afterwards() -> None:
 def test_everything_is_as_before_after_an_error() -> None:
     step, _ = make_step()
     before = step.model.linear.weight.clone()
-    with pytest.raises(KeyError), borrowed(step):
-        train(step, None)
-        raise KeyError
+
+    def fail() -> None:
+        with borrowed(step):
+            train(step, None)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert torch.equal(step.model.linear.weight, before)
     assert step.model.log == []
 
