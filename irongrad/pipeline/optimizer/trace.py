@@ -495,6 +495,11 @@ def _cannot_be_traced(error: Exception, optimizers: Sequence[torch.optim.Optimiz
     reason = str(error).partition("\n")[0] or type(error).__name__
     if "data-dependent" in reason:
         reason = "it decides on the value of a tensor or of a counter, which is not known at compile time"
+    if "non-functional tensor" in reason:
+        reason = (
+            "it writes into a tensor that is neither a parameter in the optimizer nor in its state. Write into buffers "
+            "of the model in its forward"
+        )
     place, what = place_of(error, unwrap(type(optimizers[0]).step)), type(optimizers[0]).__name__
     if hooks := [h for o in optimizers for h in _hooks_of(o)]:
         return CaptureError(f"{place}\n  the hook {spelled(hooks[0])} of {what} cannot be compiled: {reason}")
