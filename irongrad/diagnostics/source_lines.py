@@ -63,6 +63,11 @@ def line_of(node: torch.fx.Node, otherwise: str = "(line unknown)") -> str:
     return otherwise
 
 
+def lines_in(text: str) -> list[str]:
+    """Return `file:line: source` of each of the user's frames in a printed stack trace, the innermost last."""
+    return [source_line(path, int(number)) for path, number, *_ in _FRAME.findall(text) if is_user_file(path)]
+
+
 def source_line(path: str, number: int) -> str:
     """Return `file:line: source` of a line of a file."""
     text = linecache.getline(path, number).strip()

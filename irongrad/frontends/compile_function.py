@@ -27,6 +27,7 @@ from irongrad.cache import default_store
 from irongrad.diagnostics import capture_errors, source_lines
 from irongrad.diagnostics.advice import DENSE
 from irongrad.diagnostics.refusals import refused_together
+from irongrad.diagnostics.stage_errors import reported
 from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.step_graph import Function, Range, StepGraph, Value
@@ -76,6 +77,7 @@ class FlatFunction:
     result: Structure
 
 
+@reported(lambda: "the compilation of a function")
 def compile_function(
     fn: Callable[..., Any],
     example_args: Sequence[Any],
