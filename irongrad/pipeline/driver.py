@@ -115,7 +115,8 @@ def build(step: TrainStep, options: Options) -> Build:
         run.statistics |= {c.target.name: c.statistics for c in compiled.targets}
         choices = tuple(choice for record in run.records for choice in record.choices)
         origin = Origin(options.asked, compiled.passes, choices, options.route, run.memory)
-        expected = compiled.expected.own, compiled.initial, options.output, compiled.expected.others
+        verified = compiled.expected
+        expected = verified.own, compiled.initial, options.output, verified.others, verified.skipped
         artifact = stage("package", package, compiled.module, compiled.targets, origin, *expected)
         run.artifact = artifact
         record = BuildRecord(tuple(run.records), run.statistics, artifact.reports)

@@ -99,6 +99,7 @@ def package(
     initial: Path,
     output: Path,
     others: Sequence[Expected] = (),
+    skipped: Sequence[str] = (),
 ) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
 
@@ -109,7 +110,8 @@ def package(
         expected: the expected values, which the artifact keeps.
         initial: the file that `write_state` returned; it is moved into the artifact.
         output: the directory to write.
-        others: the expected values of all other buckets.
+        others: the expected values of all other buckets, and of chosen steps.
+        skipped: the chosen steps that eager does not survive, for the reports.
 
     Raises:
         VerificationError: a target's numbers are wrong; nothing is written.
@@ -134,7 +136,8 @@ def package(
                         session.load_state(session.initial_state())
                     report = verify_against(session, values)
                     check_report(report, values.golden)
-                reports[target.name] = report
+                chosen = tuple(e.golden.about for e in others if e.golden.about)
+                reports[target.name] = replace(report, chosen=chosen, skipped=tuple(skipped))
                 target = replace(target, certificate=certificate(reports[target.name], target.device))
             targets.append(target)
         _write_golden(expected.golden, staging / GOLDEN)
@@ -163,9 +166,11 @@ def check_report(report: Report, golden: Golden) -> None:
         rows = "\n".join(
             f"  {c.entry_point:<12} {c.key}: error {c.error:.3g}, allowed {c.allowed:.3g}" for c in bad[:8]
         )
+        chosen = f" at {golden.about}" if golden.about else ""
+        other = _OTHER_SKIPS if _skips_differ(bad) else ""
         raise VerificationError(
-            f"the compiled step disagrees with eager {golden.oracle} in {len(bad)} of {len(report.comparisons)} "
-            f"values, so no artifact was written:\n{rows}\n{_OTHER_SKIPS if _skips_differ(bad) else ''}"
+            f"the compiled step disagrees with eager {golden.oracle}{chosen} in "
+            f"{len(bad)} of {len(report.comparisons)} values, so no artifact was written:\n{rows}\n{other}"
             "This is a bug in IronGrad or its toolchain. Please report it with the model; --dump-dir DIR keeps every "
             "stage"
         )

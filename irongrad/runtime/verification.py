@@ -12,8 +12,8 @@ import numpy as np
 
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.devices import find_device, is_local
-from irongrad.runtime.golden import SAMPLE, Golden, key_of, sampled
-from irongrad.runtime.manifest import Certificate
+from irongrad.runtime.golden import SAMPLE, Golden, Resting, key_of, sampled
+from irongrad.runtime.manifest import Certificate, Role
 from irongrad.runtime.session import Session
 
 _SIGNED_WITH = {"irongrad": "irongrad", "iree": "iree-base-runtime"}
@@ -54,11 +54,15 @@ class Report:
         comparisons: the compared values.
         steps: the number of training steps.
         oracle: the dtype of the eager reference run.
+        chosen: the values of inputs and hyperparameters at which one more step was compared, each in a few words.
+        skipped: the values that eager does not survive, each with the reason.
     """
 
     comparisons: tuple[Comparison, ...]
     steps: int
     oracle: str
+    chosen: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     @property
     def worst(self) -> Comparison:
@@ -87,15 +91,16 @@ def golden_steps(session: Session, golden: Golden) -> Report:
     """Run the golden steps through every entry point that the artifact has.
 
     Compares the losses, every gradient and every state tensor of each step, from `train_step`, from `grad_step` with
-    `apply_step`, from `train_steps`, and from `forward` with `finish_step`. The session keeps the state of the last
-    run.
+    `apply_step`, from `train_steps`, and from `forward` with `finish_step`. `train_steps` must also give what as many
+    calls of `train_step` give, and at rest nothing may move (`Resting`). The session keeps the state
+    of the last run.
 
     Args:
         session: a session at the artifact's initial state.
         golden: the expected values.
     """
     found: list[Comparison] = []
-    for number, run in enumerate(_runs(session)):
+    for number, run in enumerate(_runs(session, golden)):
         # Each run starts from the initial state: even in evaluation mode, a forward may write buffers and draw random
         # numbers.
         if number:
@@ -104,9 +109,10 @@ def golden_steps(session: Session, golden: Golden) -> Report:
     return Report(tuple(found), golden.steps, golden.oracle)
 
 
-def _runs(session: Session) -> Iterator[Callable[[Session, Golden, list[Comparison]], None]]:
+def _runs(session: Session, golden: Golden) -> Iterator[Callable[[Session, Golden, list[Comparison]], None]]:
     """Yield the runs, in order."""
     has = {e.name for e in session.manifest.entry_points}
+    results: dict[str, Array] = {}  # of train_step, for train_steps
     if "call" in has:
         yield partial(_call, "call")
     if "eval_step" in has:
@@ -114,13 +120,15 @@ def _runs(session: Session) -> Iterator[Callable[[Session, Golden, list[Comparis
     if "predict" in has:
         yield partial(_call, "predict")
     if "train_step" in has:
-        yield _train_step
+        yield partial(_train_step, results)
     if "finish_step" in has:
         yield _in_pieces
     if "grad_step" in has:
         yield partial(_accumulation, has)
     if "train_steps" in has:
-        yield _train_steps
+        yield partial(_train_steps, results)
+    if golden.resting is not None and "export_state" in has:
+        yield partial(_at_rest, golden.resting)
 
 
 def certificate(report: Report, device: str) -> Certificate:
@@ -154,18 +162,56 @@ def _eval_step(session: Session, golden: Golden, found: list[Comparison]) -> Non
     _compare(found, golden, "eval_step", key_of("eval", 0), np.asarray(loss))
 
 
-def _train_step(session: Session, golden: Golden, found: list[Comparison]) -> None:
+def _train_step(results: dict[str, Array], session: Session, golden: Golden, found: list[Comparison]) -> None:
     for step in range(golden.steps):
-        loss = session.train_step(**golden.inputs)
+        loss = session.train_step(**golden.inputs, **golden.hypers)
+        results[key_of("loss", step)] = np.asarray(loss)
         _compare(found, golden, "train_step", key_of("loss", step), np.asarray(loss))
-        _compare_state(found, golden, "train_step", step + 1, session.state())
+        state = session.state()
+        _compare_state(found, golden, "train_step", step + 1, state)
+    results |= {key_of("state", golden.steps, name): value for name, value in state.items()}
 
 
-def _train_steps(session: Session, golden: Golden, found: list[Comparison]) -> None:
+def _train_steps(results: Mapping[str, Array], session: Session, golden: Golden, found: list[Comparison]) -> None:
+    """Compare with the golden values, and with as many calls of `train_step`: both are right within one tolerance."""
     stacked = {n: np.stack([a] * golden.steps) for n, a in golden.inputs.items()}
-    for step, loss in enumerate(session.train_steps(**stacked)):
-        _compare(found, golden, "train_steps", key_of("loss", step), np.asarray(loss))
-    _compare_state(found, golden, "train_steps", golden.steps, session.state())
+    losses = session.train_steps(**stacked, **golden.hypers)
+    values = {key_of("loss", step): np.asarray(loss) for step, loss in enumerate(losses)}
+    values |= {key_of("state", golden.steps, name): value for name, value in session.state().items()}
+    for key, value in values.items():
+        _compare(found, golden, "train_steps", key, value)
+        if key in results and key in golden.expected:
+            error = largest_error(value, results[key].astype(np.float64))
+            found.append(Comparison("train_steps, train_step", key, error, golden.allowed[key]))
+
+
+def _at_rest(at_rest: Resting, session: Session, golden: Golden, found: list[Comparison]) -> None:
+    """Take the steps of `Resting`: without gradients from the initial state, and without a learning rate later."""
+    has = {e.name for e in session.manifest.entry_points}
+    if has >= {"apply_step", "export_gradients", "import_gradients"}:
+        for hypers, name in ((at_rest.hypers, "apply_step, gradients=0, lr=0"), ({}, "apply_step, gradients=0")):
+            session.load_gradients({n: np.zeros_like(a) for n, a in session.gradients()[0].items()}, 1)
+            before = session.state()
+            session.apply_step(**hypers)
+            found += _moved(name, at_rest, session, before, may_move=not hypers)
+    if "train_step" in has:
+        session.train_step(**golden.inputs)
+        before = session.state()
+        session.train_step(**golden.inputs, **at_rest.hypers)
+        found += _moved("train_step, lr=0", at_rest, session, before)
+
+
+def _moved(
+    entry: str, at_rest: Resting, session: Session, before: Mapping[str, Array], *, may_move: bool = False
+) -> Iterator[Comparison]:
+    """Compare parameters with those before, bit for bit; all other state only has to be finite."""
+    parameters = {s.name for s in session.manifest.state if s.role is Role.PARAMETER} - set(at_rest.moving)
+    for name, value in session.state().items():
+        key = key_of("state", 0, name)
+        if name in parameters and not may_move:
+            yield Comparison(entry, key, largest_error(value, before[name].astype(np.float64)), 0.0)
+        if name not in at_rest.unbounded:
+            yield Comparison(entry, key, _unbounded(value), 0.0)
 
 
 def _accumulation(has: set[str], session: Session, golden: Golden, found: list[Comparison]) -> None:
@@ -176,7 +222,7 @@ def _accumulation(has: set[str], session: Session, golden: Golden, found: list[C
             for name, gradient in session.gradients()[0].items():
                 _compare(found, golden, "grad_step", key_of("gradient", step, name), gradient)
         if "apply_step" in has:
-            session.apply_step()
+            session.apply_step(**golden.hypers)
             _compare_state(found, golden, "apply_step", step + 1, session.state())
 
 
@@ -188,7 +234,8 @@ def _in_pieces(session: Session, golden: Golden, found: list[Comparison]) -> Non
         outputs, ticket = session.forward(**{s.name: golden.inputs[s.name] for s in forward.inputs})
         for name, value in outputs.items():
             _compare(found, golden, "forward", key_of("forward", step, name), value)
-        loss = session.finish_step(ticket, **{s.name: golden.inputs[s.name] for s in finish.inputs[1:]})
+        rest = {s.name: golden.inputs[s.name] for s in finish.inputs[1:]}
+        loss = session.finish_step(ticket, **rest, **golden.hypers)
         _compare(found, golden, "finish_step", key_of("loss", step), np.asarray(loss))
         _compare_state(found, golden, "finish_step", step + 1, session.state())
 
@@ -207,7 +254,16 @@ def _compare_state(found: list[Comparison], golden: Golden, entry: str, step: in
 
 
 def _compare(found: list[Comparison], golden: Golden, entry: str, key: str, value: Array) -> None:
-    found.append(Comparison(entry, key, largest_error(value, golden.expected[key]), golden.allowed[key]))
+    if key in golden.expected:
+        found.append(Comparison(entry, key, largest_error(value, golden.expected[key]), golden.allowed[key]))
+    else:  # eager has no such value at a chosen step, or none to compare with
+        found.append(Comparison(entry, key, _unbounded(value), 0.0))
+
+
+def _unbounded(value: Array) -> float:
+    """Infinity for an array that holds NaN or infinity."""
+    wide = np.asarray(value)
+    return 0.0 if wide.dtype.kind in "biu" or np.isfinite(wide.astype(np.float64)).all() else float("inf")
 
 
 def largest_error(value: Array, expected: Array) -> float:

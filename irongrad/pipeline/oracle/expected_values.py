@@ -57,11 +57,13 @@ class ExpectedAtSizes:
 
     Attributes:
         own: the values at the sizes of the example.
-        others: the values at the sizes of each other bucket, and for any-size functions.
+        others: the values at the sizes of each other bucket, and for any-size functions, and those of chosen steps.
+        skipped: the chosen steps that eager does not survive, each with the reason.
     """
 
     own: Expected
     others: tuple[Expected, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
 def verify_against(session: Session, expected: Expected) -> Report:
@@ -69,5 +71,7 @@ def verify_against(session: Session, expected: Expected) -> Report:
     report = golden_steps(session, expected.golden)
     while report.worst.ratio > SETTLED and expected.widen():
         allowed = expected.golden.allowed
-        report = replace(report, comparisons=tuple(replace(c, allowed=allowed[c.key]) for c in report.comparisons))
+        report = replace(
+            report, comparisons=tuple(replace(c, allowed=allowed.get(c.key, c.allowed)) for c in report.comparisons)
+        )
     return report
