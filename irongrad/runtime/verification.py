@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -14,65 +14,10 @@ from irongrad.runtime.arrays import Array
 from irongrad.runtime.devices import find_device, is_local
 from irongrad.runtime.golden import SAMPLE, Golden, Resting, key_of, sampled
 from irongrad.runtime.manifest import Certificate, Role
+from irongrad.runtime.report import Comparison, Report
 from irongrad.runtime.session import Session
 
 _SIGNED_WITH = {"irongrad": "irongrad", "iree": "iree-base-runtime"}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One compared value.
-
-    Attributes:
-        entry_point: the entry point that computed it.
-        key: the key of the value (`irongrad.runtime.golden.key_of`).
-        error: the largest absolute difference from the oracle.
-        allowed: the largest acceptable difference.
-    """
-
-    entry_point: str
-    key: str
-    error: float
-    allowed: float
-
-    @property
-    def ratio(self) -> float:
-        """The error as a fraction of its tolerance; infinite for NaN against a number.
-
-        The tolerance is infinite for gradients that overflow in eager runs: their update is skipped.
-        """
-        if self.error == 0.0 or self.allowed == float("inf"):
-            return 0.0
-        return self.error / self.allowed if self.allowed > 0 else float("inf")
-
-
-@dataclass(frozen=True)
-class Report:
-    """All comparisons of a verification.
-
-    Attributes:
-        comparisons: the compared values.
-        steps: the number of training steps.
-        oracle: the dtype of the eager reference run.
-        chosen: the values of inputs and hyperparameters at which one more step was compared, each in a few words.
-        skipped: the values that eager does not survive, each with the reason.
-    """
-
-    comparisons: tuple[Comparison, ...]
-    steps: int
-    oracle: str
-    chosen: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
-
-    @property
-    def worst(self) -> Comparison:
-        """The comparison with the largest ratio."""
-        return max(self.comparisons, key=lambda c: c.ratio)
-
-    @property
-    def passed(self) -> bool:
-        """Whether every error is within its tolerance."""
-        return self.worst.ratio <= 1.0
 
 
 def verify(session: Session, golden: Golden) -> Report:
@@ -145,6 +90,7 @@ def certificate(report: Report, device: str) -> Certificate:
         oracle=report.oracle,
         name=found.name if found is not None else "",
         driver=found.driver if found is not None else "",
+        unjudged=report.unjudged_values,
     )
 
 
@@ -181,8 +127,7 @@ def _train_steps(results: Mapping[str, Array], session: Session, golden: Golden,
     for key, value in values.items():
         _compare(found, golden, "train_steps", key, value)
         if key in results and key in golden.expected:
-            error = largest_error(value, results[key].astype(np.float64))
-            found.append(Comparison("train_steps, train_step", key, error, golden.allowed[key]))
+            found.append(_comparison(golden, "train_steps, train_step", key, value, results[key].astype(np.float64)))
 
 
 def _at_rest(at_rest: Resting, session: Session, golden: Golden, found: list[Comparison]) -> None:
@@ -209,7 +154,7 @@ def _moved(
     for name, value in session.state().items():
         key = key_of("state", 0, name)
         if name in parameters and not may_move:
-            yield Comparison(entry, key, largest_error(value, before[name].astype(np.float64)), 0.0)
+            yield Comparison(entry, key, largest_error(value, before[name].astype(np.float64)), 0.0, value.size)
         if name not in at_rest.unbounded:
             yield Comparison(entry, key, _unbounded(value), 0.0)
 
@@ -255,9 +200,15 @@ def _compare_state(found: list[Comparison], golden: Golden, entry: str, step: in
 
 def _compare(found: list[Comparison], golden: Golden, entry: str, key: str, value: Array) -> None:
     if key in golden.expected:
-        found.append(Comparison(entry, key, largest_error(value, golden.expected[key]), golden.allowed[key]))
+        found.append(_comparison(golden, entry, key, value, golden.expected[key]))
     else:  # eager has no such value at a chosen step, or none to compare with
         found.append(Comparison(entry, key, _unbounded(value), 0.0))
+
+
+def _comparison(golden: Golden, entry: str, key: str, value: Array, expected: Array) -> Comparison:
+    finite = np.abs(expected[np.isfinite(expected)])
+    magnitude = float(np.max(finite, initial=0.0))
+    return Comparison(entry, key, largest_error(value, expected), golden.allowed[key], expected.size, magnitude)
 
 
 def _unbounded(value: Array) -> float:

@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from irongrad.runtime.golden import Golden
+from irongrad.runtime.report import Report
 from irongrad.runtime.session import Session
 from irongrad.runtime.tolerance import SETTLED
-from irongrad.runtime.verification import Report, golden_steps
+from irongrad.runtime.verification import golden_steps
 
 
 class Expected:

@@ -21,6 +21,7 @@ from irongrad.pipeline.oracle import eager_run
 from irongrad.pipeline.oracle.chosen_steps import choices, chosen_steps, resting
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import Golden, Resting, are_same, key_of, read_golden, write_golden
+from irongrad.runtime.manifest import read_manifest
 from irongrad.runtime.verification import _train_steps
 
 
@@ -163,3 +164,27 @@ def test_many_steps_that_differ_from_single_ones_are_found() -> None:
     found: list[Any] = []
     _train_steps({key: np.array(0.8)}, session, golden, found)  # type: ignore[arg-type]
     assert [c.ratio <= 1 for c in found] == [True, False]
+
+
+class AtItsEdge(nn.Module):
+    """Whole numbers are cast exactly at the edge, so rounding changes them by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((x * 10).to(torch.int64).to(x.dtype) - torch.round(x * 10)) @ self.w
+
+
+def test_a_cast_at_its_edge_is_said_to_be_unjudged(tmp_path: Path) -> None:
+    model = AtItsEdge()
+    x = (torch.arange(1, 33).reshape(8, 4) % 9 + 1) / 10
+    step = ig.TrainStep(
+        model, nn.functional.mse_loss, torch.optim.SGD(model.parameters()), {"x": x, "y": torch.ones(8, 3)}
+    )
+    artifact = ig.compile(step, tmp_path / "out", cache=False)
+    assert "gradient/0/w" in artifact.manifest.targets[0].certificate.unjudged
+    assert read_manifest(artifact.directory).targets[0].certificate.unjudged
+    good = ig.compile(dense(), tmp_path / "good", cache=False)
+    assert good.manifest.targets[0].certificate.unjudged == ()

@@ -21,9 +21,10 @@ from irongrad.pipeline.oracle.eager_run import half_of_the_threads, run_eager
 from irongrad.pipeline.package import Artifact
 from irongrad.runtime.errors import InternalError
 from irongrad.runtime.golden import Golden, kept, read_golden
+from irongrad.runtime.report import Report
 from irongrad.runtime.session import Session
 from irongrad.runtime.tolerance import NOISY_RUNS
-from irongrad.runtime.verification import Report, golden_steps
+from irongrad.runtime.verification import golden_steps
 
 
 def test_eager_leaves_cores_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
