@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -11,9 +11,9 @@ from rich.table import Table
 
 from irongrad.cli.common import console, json_option, precision_option, print_json
 from irongrad.cli.compile import load_step
-from irongrad.runtime.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
+    from irongrad.diagnostics.refusals import Refusal
     from irongrad.pipeline.check_step import Lowering, Report
 
 
@@ -40,12 +40,13 @@ def command(context: click.Context, source: str, target: str, precision: str | N
     chosen = parse_target(target)
     report = check(load_step(source, precision), [chosen])
     if as_json:
-        verdict = {"target": target, "compiles": not report.refusals, "operators": _counts(report.lowerings)}
-        print_json({**verdict, **asdict(report)})
+        error = report.error and {"class": type(report.error).__name__, "message": str(report.error)}
+        verdict = {"target": target, "compiles": error is None, "operators": _counts(report.lowerings)}
+        print_json({**verdict, **asdict(replace(report, error=None)), "error": error})
     else:
         _print(report, target)
-    if report.refusals:
-        context.exit(UnsupportedOpError.exit_code)
+    if report.error is not None:
+        context.exit(report.error.exit_code)
 
 
 def _counts(lowerings: tuple[Lowering, ...]) -> dict[str, int]:
@@ -65,9 +66,17 @@ def _print(report: Report, target: str) -> None:
     console.print(table)
     counts = ", ".join(f"{n} {phase}" for phase, n in _counts(report.lowerings).items())
     console.print(f"{counts} operators", highlight=False)
-    if not report.refusals:
+    if report.error is None:
         console.print(f"[green]all of them can be compiled[/] for {target}", highlight=False)
         return
-    console.print(f"[red]{len(report.refusals)} cannot be compiled:[/]", highlight=False)
-    for refusal in report.refusals:
-        console.print(f"  {refusal}", markup=False, highlight=False, soft_wrap=True)
+    console.print("[red]it cannot be compiled; 'irongrad compile' says:[/]", highlight=False)
+    console.print(f"  {report.error}", markup=False, highlight=False, soft_wrap=True)
+    if more := [r for r in report.refusals if not _is_said(r, str(report.error))]:
+        console.print("[red]these cannot be compiled either:[/]", highlight=False)
+        for refusal in more:
+            console.print(f"  {refusal}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _is_said(refusal: Refusal, message: str) -> bool:
+    """Whether an error's message names the line and the reason of a refusal."""
+    return refusal.line in message and refusal.reason.removeprefix("cannot be compiled: ") in message

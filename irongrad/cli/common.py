@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,11 +12,14 @@ from rich.console import Console
 
 from irongrad.pipeline.choices import Choice, declared
 from irongrad.runtime.errors import GuardError, UserError
+from irongrad.runtime.report import WHY_UNJUDGED
 
 if TYPE_CHECKING:
     import numpy as np
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+_SHOWN = 10
 
 console = Console()
 error_console = Console(stderr=True)
@@ -72,6 +75,12 @@ def print_json(value: Any) -> None:
 def _plain(value: Any) -> Any:
     # By attribute: numpy is not imported here.
     return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def unjudged(names: Sequence[str]) -> str:
+    """Say which values a verification cannot judge, and why."""
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return f"cannot be judged: {len(names)} values, because {WHY_UNJUDGED}: {shown}"
 
 
 def pairs(items: tuple[str, ...], option: str) -> dict[str, str]:

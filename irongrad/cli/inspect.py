@@ -162,4 +162,5 @@ def _verified(certificate: Certificate) -> str:
     return (
         f"verified on {device}: {certificate.steps} steps against eager {certificate.oracle}, worst error "
         f"{certificate.worst:.0%} of what is allowed ({certificate.tensor})"
+        + (f"; cannot be judged: {', '.join(certificate.unjudged)}" if certificate.unjudged else "")
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from irongrad.cli.common import console
+from irongrad.cli.common import console, unjudged
 from irongrad.runtime.byte_sizes import readable
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def summary_of(build: Build) -> dict[str, Any]:
             t.name: {
                 "bytes": artifact.manifest.files[t.file].size,
                 "worst": t.certificate.worst if t.certificate else None,
+                "unjudged": t.certificate.unjudged if t.certificate else (),
+                "skipped": artifact.reports[t.name].skipped if t.name in artifact.reports else (),
                 "statistics": asdict(build.statistics[t.name]),
             }
             for t in artifact.manifest.targets
@@ -108,6 +110,10 @@ def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path) 
     else:
         note = "not verified: it cannot run here; run 'irongrad verify' on the device"
     console.print(f"{output / target.file}: {about['bytes'] / 1024:.0f} KiB, {note}", highlight=False)
+    if target.certificate is not None and target.certificate.unjudged:
+        console.print(unjudged(target.certificate.unjudged), style="yellow", highlight=False, markup=False)
+    for text in about.get("skipped", ()):
+        console.print(f"not compared at {text}", highlight=False, markup=False)
     counts = about["statistics"]
     each = ", ".join(f"{name} {dispatches}" for name, dispatches in counts["by_function"].items())
     console.print(

@@ -8,13 +8,22 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from irongrad.cli.common import console, device_option, directory_argument, json_option, print_json, target_option
+from irongrad.cli.common import (
+    console,
+    device_option,
+    directory_argument,
+    json_option,
+    print_json,
+    target_option,
+    unjudged,
+)
 from irongrad.runtime import Session
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.integrity import check_files
 from irongrad.runtime.manifest import GOLDEN, Certificate, write_manifest
-from irongrad.runtime.verification import Report, signed, verify
+from irongrad.runtime.report import Report
+from irongrad.runtime.verification import signed, verify
 
 
 @click.command(
@@ -42,7 +51,8 @@ def command(directory: Path, rows: int, target: str | None, device: str | None, 
     if as_json:
         table = [asdict(c) | {"ratio": c.ratio} for c in worst]
         result = {"passed": report.passed, "target": session.target.name, "compared": len(report.comparisons)}
-        print_json(result | {"record": asdict(record), "worst": table})
+        tightness = {"tightness": asdict(report.tightness), "unjudged": report.unjudged_values}
+        print_json(result | tightness | {"record": asdict(record), "worst": table})
     else:
         _print(report, record, rows)
     if not report.passed:
@@ -63,6 +73,15 @@ def _print(report: Report, record: Certificate, rows: int) -> None:
         f"{len(report.comparisons)} values of {report.steps} steps, oracle {report.oracle}, on {device}: {verdict}",
         highlight=False,
     )
+    tight = report.tightness
+    console.print(
+        f"{tight.elements:,} elements; errors are {tight.error_median:.1%} of their tolerances at the median and "
+        f"{tight.error_largest:.1%} at most; tolerances are {tight.tolerance_median:.2g} of their values at the median "
+        f"and {tight.tolerance_largest:.2g} at most",
+        highlight=False,
+    )
+    if report.unjudged_values:
+        console.print(unjudged(report.unjudged_values), style="yellow", highlight=False, markup=False)
 
 
 def _sign(session: Session, record: Certificate) -> None:

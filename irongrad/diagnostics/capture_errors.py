@@ -21,15 +21,19 @@ def capture_error(error: Exception, module: object) -> UserError:
     place = place_of(error, module)
     if refused := refused_at_capture(error):
         return UnsupportedOpError(f"{place}\n  {refused}")
-    return CaptureError(f"{place}\n  {_advice(type(error).__name__, str(error).strip())}")
+    return CaptureError(f"{place}\n  {by_values(error) or _advice(type(error).__name__, str(error).strip())}")
+
+
+def by_values(error: Exception) -> str:
+    """Return what to write instead of code that needs values of tensors while it is traced; empty for other code."""
+    kind, text = type(error).__name__, str(error)
+    if "Size-like symbols: u" in text or "unbacked symbol" in text:
+        return f"{VALUES_AS_SHAPE} {KEEP_SHAPE}"
+    return DECISION if "data-dependent" in text or "DataDependent" in kind or "control flow" in text.lower() else ""
 
 
 def _advice(kind: str, text: str) -> str:
     first = (text.splitlines()[0] if text else kind)[:LONGEST]
-    if "data-dependent" in text or "DataDependent" in kind or "control flow" in text.lower():
-        return DECISION
-    if "unbacked symbol" in text:
-        return f"{VALUES_AS_SHAPE} {KEEP_SHAPE}"
     if ".numpy()" in text or ".tolist()" in text:
         return "a tensor leaves PyTorch (.numpy(), .tolist()); its values are not known at compile time. Use torch"
     if "a leaf Variable that requires grad" in text:

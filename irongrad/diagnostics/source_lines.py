@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import logging
 import re
 import sysconfig
@@ -60,6 +61,17 @@ def line_of(node: torch.fx.Node, otherwise: str = "(line unknown)") -> str:
         path, kind = layers[-1]
         return f"{path} ({kind if isinstance(kind, str) else kind.__qualname__})"
     return otherwise
+
+
+def lines_in(text: str) -> list[str]:
+    """Return `file:line: source` of each of the user's frames in a printed stack trace, the innermost last."""
+    return [source_line(path, int(number)) for path, number, *_ in _FRAME.findall(text) if is_user_file(path)]
+
+
+def source_line(path: str, number: int) -> str:
+    """Return `file:line: source` of a line of a file."""
+    text = linecache.getline(path, number).strip()
+    return f"{path}:{number}: {text}" if text else f"{path}:{number}"
 
 
 def where(thing: object) -> str:

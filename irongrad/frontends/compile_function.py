@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from irongrad.cache import default_store
 from irongrad.diagnostics import capture_errors, source_lines
 from irongrad.diagnostics.advice import DENSE
 from irongrad.diagnostics.refusals import refused_together
+from irongrad.diagnostics.stage_errors import reported
 from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.step_graph import Function, Range, StepGraph, Value
@@ -40,6 +42,7 @@ from irongrad.pipeline.assemble.interface import describe_function
 from irongrad.pipeline.backend import optimised_function, portable_function
 from irongrad.pipeline.capture.capture import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
+from irongrad.pipeline.capture.repeatable import Program, Recorder, refuse_unrepeatable
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.guards.index_ranges import function_ranges
 from irongrad.pipeline.guards.range_checks import add_guards
@@ -53,6 +56,7 @@ from irongrad.runtime.function import CompiledFunction
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import SEED, FunctionSpec
 from irongrad.runtime.structure import Structure, flatten, unflatten
+from irongrad.step.borrow import Record, unchanged
 from irongrad.targets import parse_target
 
 
@@ -73,6 +77,7 @@ class FlatFunction:
     result: Structure
 
 
+@reported(lambda: "the compilation of a function")
 def compile_function(
     fn: Callable[..., Any],
     example_args: Sequence[Any],
@@ -107,6 +112,7 @@ def compile_function(
         VerificationError: the compiled function disagrees with eager float64.
     """
     flat = flat_function(fn, tuple(example_args), gradients=gradients)
+    refuse_unrepeatable(Program("the function", fn, partial(_lent, fn, example_args), partial(_recorded, flat)))
     with refused_together():
         graph, ranges = trace_function(flat, fn)
         check_operators(graph)
@@ -126,6 +132,20 @@ def compile_function(
         result = CompiledFunction(artifact.load())
         weakref.finalize(result, stack.pop_all().close)
     return result
+
+
+@contextmanager
+def _lent(*roots: object) -> Iterator[Record]:
+    """While open, the function may run; on exit, it and its arguments are as before."""
+    with unchanged(roots) as record:
+        record.lend_memory(None)
+        yield record
+
+
+def _recorded(flat: FlatFunction, record: Recorder) -> None:
+    with plain_operators(), eager_control_flow(), BeforeAutograd(eager=True), torch.no_grad():
+        for output in flat.run(*(t.clone() for t in flat.examples.values())):
+            record(output)
 
 
 def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradients: bool) -> FlatFunction:

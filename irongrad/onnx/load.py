@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from onnx import inliner
 from torch import nn
 
+from irongrad.diagnostics.stage_errors import reported
 from irongrad.onnx.dtypes import torch_dtype
 from irongrad.onnx.graphs import Reader, names_of
 from irongrad.onnx.model import OnnxModel, Shape, module_of
@@ -35,6 +36,7 @@ _NO_WEIGHTS = {
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
+@reported(lambda: "reading the ONNX model")
 def load(
     path: str | os.PathLike[str], *, freeze: Iterable[str] = (), outputs: Sequence[str] | None = None
 ) -> OnnxModel:

@@ -16,7 +16,7 @@ from irongrad.pipeline.iree.report.statistics import Statistics
 from irongrad.pipeline.package import Artifact
 from irongrad.pipeline.step_key import step_key
 from irongrad.runtime.manifest import MANIFEST, encoded
-from irongrad.runtime.verification import Report
+from irongrad.runtime.report import Report
 
 if TYPE_CHECKING:
     from irongrad.pipeline.options import Options

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from iree.compiler import ir
 
+from irongrad.diagnostics.stage_errors import reported
 from irongrad.graph.step_graph import Function
 from irongrad.passes import PassRecord, PassResult
 from irongrad.passes.module_pass import ModulePass
@@ -65,6 +67,7 @@ class BuildRun:
         artifact: the artifact, once it is written.
         key: the artifact's key in the cache, once it is kept.
         began: when the run began, as a value of `time.perf_counter`.
+        current: the stage that runs, or that ran last.
     """
 
     options: Options
@@ -75,6 +78,7 @@ class BuildRun:
     artifact: Artifact | None = None
     key: str | None = None
     began: float = field(default_factory=time.perf_counter)
+    current: str = STAGES[0]
 
     def stage(self, name: str, function: Callable[..., T], *arguments: Any) -> T:
         """Run `function` as a stage: time it, show it, dump its result, and return the result.
@@ -83,6 +87,7 @@ class BuildRun:
             StoppedEarly: the stage is the last that the caller asked for.
         """
         start = time.perf_counter()
+        self.current = name
         with self.options.on_stage(name):
             result = function(*arguments)
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
@@ -91,6 +96,10 @@ class BuildRun:
         if self.options.stop_after == name:
             raise StoppedEarly
         return result
+
+    def errors(self) -> AbstractContextManager[None]:
+        """While open, an error that no stage expected becomes an IronGradError with the stage and the user's line."""
+        return reported(lambda: f"the stage {self.current!r}")
 
     def note_pass(self, number: int, record: PassRecord, function: Function) -> None:
         """Keep the record of the pass at position `number`, and dump `function` if the pass changed it."""

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node
 
-from irongrad.diagnostics.refusals import Refusal, gathered
+from irongrad.diagnostics.refusals import Refusal, gathered, refusal_of, refuse
+from irongrad.diagnostics.stage_errors import reported
 from irongrad.graph.step_graph import StepGraph
 from irongrad.operators.decompositions.registry import family_of
 from irongrad.operators.legalize.core_operators import CORE
 from irongrad.operators.legalize.legality import called, float64_refusals, history_of, nodes_of, refusals
 from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
+from irongrad.pipeline.assemble.interface import describe
 from irongrad.pipeline.capture.capture import capture
 from irongrad.pipeline.differentiate.differentiate import differentiate
+from irongrad.pipeline.front import front
 from irongrad.pipeline.optimizer.update import add_optimizer
 from irongrad.pipeline.uncaptured_operators import probed
+from irongrad.runtime.errors import IronGradError, UserError
 from irongrad.step.train_step import TrainStep
 from irongrad.targets import Target
 
@@ -56,32 +62,76 @@ class Report:
     Attributes:
         lowerings: the lowering of every operator, in order of phases.
         refusals: everything that cannot be compiled.
+        error: the error that `irongrad.compile` raises for the step; None if it compiles as far as is known.
     """
 
     lowerings: tuple[Lowering, ...]
     refusals: tuple[Refusal, ...]
+    error: IronGradError | None = None
 
 
 def check(step: TrainStep, targets: Sequence[Target] = ()) -> Report:
-    """Capture `step` and look up every operator, without compiling.
+    """Run the stages of a compilation up to the step graph, and look up every operator.
 
-    If the step cannot be captured, it is run with its example inputs instead. The report then has more than the refusal
-    at which capture stops.
+    If a stage fails, the step is traced once more to find all that is refused. If it cannot be captured, it is run with
+    its example inputs instead. The report then has more than the refusal at which capture stops.
 
     Args:
         step: the step.
         targets: the targets that it would be compiled for.
     """
+    try:
+        return Report(tuple(lowerings(_step_graph(step, targets))), ())
+    except IronGradError as error:
+        graph, found = _refused(step, targets)
+        if not found and isinstance(error, UserError):
+            found = [refusal_of(error)]
+        return Report(tuple(lowerings(graph)) if graph is not None else (), tuple(_distinct(found)), error)
+
+
+def _step_graph(step: TrainStep, targets: Sequence[Target]) -> StepGraph:
+    """Run the stages of a compilation up to the step graph.
+
+    Raises:
+        IronGradError: what the compilation raises.
+    """
+    current = ["capture"]
+
+    def stage(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        current[:] = [name]
+        return function(*arguments)
+
+    with reported(lambda: f"the stage {current[0]!r}"):
+        graph, ranges = front(stage("capture", capture, step), stage)
+        describe(graph, ranges, None)
+        refuse(_float64(graph, targets))
+    return graph
+
+
+def _refused(step: TrainStep, targets: Sequence[Target]) -> tuple[StepGraph | None, list[Refusal]]:
+    """The step graph, as far as there is one, and everything that is refused of a step."""
     graph: StepGraph | None = None
-    with gathered() as found:
+    with gathered() as found, _unexpected_suppressed():
         graph = add_optimizer(differentiate(capture(step)))
         found += refusals(graph)
         found += _float64(graph, targets)
     if graph is None:
-        graph, more = probed(step)
-        lines = {r.line for r in found}
-        found += [r for r in more if r.operator or r.line not in lines]
-    return Report(tuple(lowerings(graph)), tuple(_distinct(found)))
+        with _unexpected_suppressed():
+            graph, more = probed(step)
+            lines = {r.line for r in found}
+            found += [r for r in more if r.operator or r.line not in lines]
+    return graph, found
+
+
+@contextmanager
+def _unexpected_suppressed() -> Iterator[None]:
+    """End the block at an error that is not the user's: the compilation raises the same one, which is reported."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception:
+        return
 
 
 def _float64(graph: StepGraph, targets: Sequence[Target]) -> list[Refusal]:

@@ -14,9 +14,8 @@ from typing import Unpack
 
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
-from irongrad.diagnostics.refusals import refused_together
-from irongrad.graph.step_graph import Range, StepGraph
-from irongrad.operators.legalize.legality import check_float64, check_operators
+from irongrad.graph.step_graph import StepGraph
+from irongrad.operators.legalize.legality import check_float64
 from irongrad.passes import Pass, run_passes
 from irongrad.pipeline.assemble.assemble import AssembledModule
 from irongrad.pipeline.assemble.interface import Interface, describe, inference_of, selected
@@ -26,17 +25,13 @@ from irongrad.pipeline.build_cache import BuildRecord, cache_entry
 from irongrad.pipeline.build_run import Build, BuildRun, StoppedEarly
 from irongrad.pipeline.capture.capture import CapturedStep, capture
 from irongrad.pipeline.choices import Choices, completed
-from irongrad.pipeline.differentiate.differentiate import JointStep, differentiate
+from irongrad.pipeline.front import front, plainly
 from irongrad.pipeline.gc_pause import few_collections
-from irongrad.pipeline.guards.index_ranges import step_ranges
-from irongrad.pipeline.guards.range_checks import add_guards
 from irongrad.pipeline.iree.compile import CompiledModule
 from irongrad.pipeline.iree.compile_cached import compile_all
 from irongrad.pipeline.lower.importer import ImportedStep, import_functions
 from irongrad.pipeline.memory_budget import OverBudgetError, budget_of, check_limits, tightened
 from irongrad.pipeline.memory_report import limits_of, memory_of
-from irongrad.pipeline.optimizer.split_step import cut
-from irongrad.pipeline.optimizer.update import add_optimizer
 from irongrad.pipeline.options import Options, check_choices, make_options
 from irongrad.pipeline.oracle.background_runs import first_runs
 from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes
@@ -97,11 +92,12 @@ def compile(
 
 
 def build(step: TrainStep, options: Options) -> Build:
-    """Run every stage."""
+    """Run every stage: `capture`, those of the front up to the step graph, and then those of `_compiled`."""
     check_choices(step, options.passes, options.route)
     run = BuildRun(options)
     stage = run.stage
     with (
+        run.errors(),
         tempfile.TemporaryDirectory(prefix="irongrad-") as directory,
         few_collections(),
         # Graphs are interpreted or imported. Generating their Python code would take a tenth of the time for nothing.
@@ -113,19 +109,14 @@ def build(step: TrainStep, options: Options) -> Build:
         if entry is not None and (found := entry.load(options.output)) is not None:
             return run.from_cache(*found, entry.key)
         keep_freed_memory()  # each run of the oracle and of the compiled step reuses the memory of the run before
-        with refused_together():
-            joint: JointStep = stage("differentiate", differentiate, captured)
-            graph: StepGraph = stage("optimizer", add_optimizer, joint)
-            graph = cut(graph, step.between)
-            ranges: list[Range] = step_ranges(captured)
-            graph = stage("guards", add_guards, graph, ranges)
-            check_operators(graph)
+        graph, ranges = front(captured, stage)
         interface: Interface = describe(graph, ranges, options.entry_points)
         compiled = _compiled(run, captured, selected(graph, interface), interface, Path(directory))
         run.statistics |= {c.target.name: c.statistics for c in compiled.targets}
         choices = tuple(choice for record in run.records for choice in record.choices)
         origin = Origin(options.asked, compiled.passes, choices, options.route, run.memory)
-        expected = compiled.expected.own, compiled.initial, options.output, compiled.expected.others
+        verified = compiled.expected
+        expected = verified.own, compiled.initial, options.output, verified.others, verified.skipped
         artifact = stage("package", package, compiled.module, compiled.targets, origin, *expected)
         run.artifact = artifact
         record = BuildRecord(tuple(run.records), run.statistics, artifact.reports)
@@ -205,5 +196,4 @@ def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: BuildRun) -> Ste
 
 def step_graph(step: TrainStep) -> StepGraph:
     """The step graph before any pass."""
-    captured = capture(step)
-    return add_guards(cut(add_optimizer(differentiate(captured)), step.between), step_ranges(captured))
+    return front(capture(step), plainly)[0]

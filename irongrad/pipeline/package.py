@@ -41,10 +41,11 @@ from irongrad.runtime.manifest import (
     file_spec,
     write_manifest,
 )
+from irongrad.runtime.report import WHY_UNJUDGED, Comparison, Report
 from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
 from irongrad.runtime.staging import publish, staged
-from irongrad.runtime.verification import Comparison, Report, certificate
+from irongrad.runtime.verification import certificate
 
 PACKAGES = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "numpy")
 
@@ -99,6 +100,7 @@ def package(
     initial: Path,
     output: Path,
     others: Sequence[Expected] = (),
+    skipped: Sequence[str] = (),
 ) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
 
@@ -109,7 +111,8 @@ def package(
         expected: the expected values, which the artifact keeps.
         initial: the file that `write_state` returned; it is moved into the artifact.
         output: the directory to write.
-        others: the expected values of all other buckets.
+        others: the expected values of all other buckets, and of chosen steps.
+        skipped: the chosen steps that eager does not survive, for the reports.
 
     Raises:
         VerificationError: a target's numbers are wrong; nothing is written.
@@ -129,12 +132,7 @@ def package(
                 expected.widest()  # other devices may round more; other CPUs round like this one
             if runs_here:
                 session = Session(staging, target=target.name)
-                for number, values in enumerate((*others, expected)):
-                    if number:
-                        session.load_state(session.initial_state())
-                    report = verify_against(session, values)
-                    check_report(report, values.golden)
-                reports[target.name] = report
+                reports[target.name] = _verified(session, expected, others, skipped)
                 target = replace(target, certificate=certificate(reports[target.name], target.device))
             targets.append(target)
         _write_golden(expected.golden, staging / GOLDEN)
@@ -152,23 +150,54 @@ def _write_golden(golden: Golden, path: Path) -> None:
         raise InternalError("the stored golden values differ from the computed ones")
 
 
+def _verified(session: Session, expected: Expected, others: Sequence[Expected], skipped: Sequence[str]) -> Report:
+    """Compare a target with all expected values; return the report of those that the artifact keeps.
+
+    Raises:
+        VerificationError: the target's numbers are wrong, or cannot be judged.
+    """
+    own = verify_against(session, expected)
+    check_report(own, expected.golden)
+    chosen: list[str] = []
+    left_out = list(skipped)
+    for values in others:
+        session.load_state(session.initial_state())
+        report, about = verify_against(session, values), values.golden.about
+        # The example's own values are judged: at a chosen step, another gradient may be zero but for rounding.
+        if about and not report.passed and set(report.wrong) <= set(report.unjudged):
+            left_out.append(f"{about}: {', '.join(dict.fromkeys(c.key for c in report.wrong))} cannot be judged")
+            continue
+        check_report(report, values.golden)
+        chosen += [about] if about else []
+    return replace(own, chosen=tuple(chosen), skipped=tuple(left_out))
+
+
 def check_report(report: Report, golden: Golden) -> None:
     """Refuse a program that disagrees with the expected values.
 
     Raises:
         VerificationError: the error of a value exceeds its tolerance.
     """
-    if not report.passed:
-        bad = sorted((c for c in report.comparisons if c.ratio > 1), key=lambda c: -c.ratio)
-        rows = "\n".join(
-            f"  {c.entry_point:<12} {c.key}: error {c.error:.3g}, allowed {c.allowed:.3g}" for c in bad[:8]
-        )
+    if report.passed:
+        return
+    bad = report.wrong
+    rows = "\n".join(f"  {c.entry_point:<12} {c.key}: error {c.error:.3g}, allowed {c.allowed:.3g}" for c in bad[:8])
+    chosen = f" at {golden.about}" if golden.about else ""
+    skips = _OTHER_SKIPS if _skips_differ(bad) else ""
+    if set(bad) <= set(report.unjudged):
+        names = ", ".join(dict.fromkeys(c.key for c in bad))
         raise VerificationError(
-            f"the compiled step disagrees with eager {golden.oracle} in {len(bad)} of {len(report.comparisons)} "
-            f"values, so no artifact was written:\n{rows}\n{_OTHER_SKIPS if _skips_differ(bad) else ''}"
-            "This is a bug in IronGrad or its toolchain. Please report it with the model; --dump-dir DIR keeps every "
-            "stage"
+            f"the compiled step cannot be judged{chosen}, so no artifact was written: {names}. "
+            f"{WHY_UNJUDGED.capitalize()}:\n{rows}\n"
+            "Give example inputs at which the step is better conditioned, such as more rows in a batch, or values away "
+            "from the edge"
         )
+    raise VerificationError(
+        f"the compiled step disagrees with eager {golden.oracle}{chosen} in {len(bad)} of {len(report.comparisons)} "
+        f"values, so no artifact was written:\n{rows}\n{skips}"
+        "This is a bug in IronGrad or its toolchain. Please report it with the model; --dump-dir DIR keeps every "
+        "stage"
+    )
 
 
 # A gradient of examples/resnet18.py is 65530 at the default scale; float16 rounds 65520 and more to infinity.

@@ -30,10 +30,11 @@ from irongrad.runtime.manifest import (
     read_manifest,
     write_manifest,
 )
+from irongrad.runtime.report import Report
 from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
 from irongrad.runtime.staging import publish, staged
-from irongrad.runtime.verification import Report, certificate, verify
+from irongrad.runtime.verification import certificate, verify
 from irongrad.targets import parse_target
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -50,6 +51,21 @@ def _sample_indices(size: int) -> Array:
 
 
 @dataclass(frozen=True)
+class Resting:
+    """What a step does when nothing may move: at a learning rate of 0, and with gradients of zero.
+
+    Attributes:
+        hypers: the learning rates and the weight decays, all zero.
+        moving: the parameters that eager moves nevertheless.
+        unbounded: the state that is NaN or infinite in eager afterwards.
+    """
+
+    hypers: Mapping[str, float]
+    moving: tuple[str, ...] = ()
+    unbounded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Golden:
     """Expected values of the first training steps, all on the same inputs.
 
@@ -60,6 +76,9 @@ class Golden:
         expected: float64 values by key (see `key_of`): whole tensors, or flat samples (see `sampled`) if the golden
             values come from an artifact.
         allowed: the largest acceptable absolute error, by key.
+        hypers: hyperparameters whose values are not their defaults.
+        about: what the inputs or the hyperparameters are, for a message; empty for those of the example.
+        resting: what eager does when nothing may move; None if that is not known.
     """
 
     steps: int
@@ -67,6 +86,9 @@ class Golden:
     inputs: Mapping[str, Array]
     expected: Mapping[str, Array]
     allowed: Mapping[str, float]
+    hypers: Mapping[str, float] = field(default_factory=dict)
+    about: str = ""
+    resting: Resting | None = None
 
 
 def kept(golden: Golden) -> Golden:
@@ -77,7 +99,7 @@ def kept(golden: Golden) -> Golden:
 
 def are_same(one: Golden, other: Golden) -> bool:
     """Return whether two sets of golden values are equal bit for bit."""
-    about = [(g.steps, g.oracle, dict(g.allowed)) for g in (one, other)]
+    about = [(g.steps, g.oracle, dict(g.allowed), dict(g.hypers), g.resting) for g in (one, other)]
     arrays = _same_arrays(one.inputs, other.inputs) and _same_arrays(one.expected, other.expected)
     return about[0] == about[1] and arrays
 
@@ -94,7 +116,9 @@ def write_golden(golden: Golden, path: Path) -> None:
     arrays = {f"input/{n}": np.asarray(a, order="C") for n, a in golden.inputs.items()}
     arrays |= {f"expected/{k}": np.asarray(a, order="C") for k, a in kept(golden).expected.items()}
     # All metadata has one key: safetensors writes several keys in an order that differs from run to run.
-    about = {"steps": golden.steps, "oracle": golden.oracle, "allowed": dict(golden.allowed)}
+    about: dict[str, object] = {"steps": golden.steps, "oracle": golden.oracle, "allowed": dict(golden.allowed)}
+    if golden.resting is not None:
+        about["resting"] = asdict(golden.resting)
     path.write_bytes(safetensors.numpy.save(arrays, metadata={_METADATA: json.dumps(about)}))
 
 
@@ -114,4 +138,9 @@ def read_golden(path: Path) -> Golden:
         ) from None
     inputs = {k.removeprefix("input/"): a for k, a in arrays.items() if k.startswith("input/")}
     expected = {k.removeprefix("expected/"): a for k, a in arrays.items() if k.startswith("expected/")}
-    return Golden(about["steps"], about["oracle"], inputs, expected, about["allowed"])
+    resting = _resting(about["resting"]) if "resting" in about else None
+    return Golden(about["steps"], about["oracle"], inputs, expected, about["allowed"], resting=resting)
+
+
+def _resting(stored: Mapping[str, Any]) -> Resting:
+    return Resting(stored["hypers"], tuple(stored["moving"]), tuple(stored["unbounded"]))

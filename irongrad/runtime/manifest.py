@@ -153,6 +153,7 @@ class Certificate:
         driver: the driver with its version; empty for a CPU.
         versions: the versions of IronGrad and of IREE's runtime, if `irongrad verify` signed the certificate.
         date: when `irongrad verify` signed the certificate, in UTC.
+        unjudged: the values that cannot be judged, because their tolerance is as large as they are.
     """
 
     device: str
@@ -164,6 +165,7 @@ class Certificate:
     driver: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     date: str = ""
+    unjudged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -12,63 +12,12 @@ import numpy as np
 
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.devices import find_device, is_local
-from irongrad.runtime.golden import SAMPLE, Golden, key_of, sampled
-from irongrad.runtime.manifest import Certificate
+from irongrad.runtime.golden import SAMPLE, Golden, Resting, key_of, sampled
+from irongrad.runtime.manifest import Certificate, Role
+from irongrad.runtime.report import Comparison, Report
 from irongrad.runtime.session import Session
 
 _SIGNED_WITH = {"irongrad": "irongrad", "iree": "iree-base-runtime"}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One compared value.
-
-    Attributes:
-        entry_point: the entry point that computed it.
-        key: the key of the value (`irongrad.runtime.golden.key_of`).
-        error: the largest absolute difference from the oracle.
-        allowed: the largest acceptable difference.
-    """
-
-    entry_point: str
-    key: str
-    error: float
-    allowed: float
-
-    @property
-    def ratio(self) -> float:
-        """The error as a fraction of its tolerance; infinite for NaN against a number.
-
-        The tolerance is infinite for gradients that overflow in eager runs: their update is skipped.
-        """
-        if self.error == 0.0 or self.allowed == float("inf"):
-            return 0.0
-        return self.error / self.allowed if self.allowed > 0 else float("inf")
-
-
-@dataclass(frozen=True)
-class Report:
-    """All comparisons of a verification.
-
-    Attributes:
-        comparisons: the compared values.
-        steps: the number of training steps.
-        oracle: the dtype of the eager reference run.
-    """
-
-    comparisons: tuple[Comparison, ...]
-    steps: int
-    oracle: str
-
-    @property
-    def worst(self) -> Comparison:
-        """The comparison with the largest ratio."""
-        return max(self.comparisons, key=lambda c: c.ratio)
-
-    @property
-    def passed(self) -> bool:
-        """Whether every error is within its tolerance."""
-        return self.worst.ratio <= 1.0
 
 
 def verify(session: Session, golden: Golden) -> Report:
@@ -87,15 +36,16 @@ def golden_steps(session: Session, golden: Golden) -> Report:
     """Run the golden steps through every entry point that the artifact has.
 
     Compares the losses, every gradient and every state tensor of each step, from `train_step`, from `grad_step` with
-    `apply_step`, from `train_steps`, and from `forward` with `finish_step`. The session keeps the state of the last
-    run.
+    `apply_step`, from `train_steps`, and from `forward` with `finish_step`. `train_steps` must also give what as many
+    calls of `train_step` give, and at rest nothing may move (`Resting`). The session keeps the state
+    of the last run.
 
     Args:
         session: a session at the artifact's initial state.
         golden: the expected values.
     """
     found: list[Comparison] = []
-    for number, run in enumerate(_runs(session)):
+    for number, run in enumerate(_runs(session, golden)):
         # Each run starts from the initial state: even in evaluation mode, a forward may write buffers and draw random
         # numbers.
         if number:
@@ -104,9 +54,10 @@ def golden_steps(session: Session, golden: Golden) -> Report:
     return Report(tuple(found), golden.steps, golden.oracle)
 
 
-def _runs(session: Session) -> Iterator[Callable[[Session, Golden, list[Comparison]], None]]:
+def _runs(session: Session, golden: Golden) -> Iterator[Callable[[Session, Golden, list[Comparison]], None]]:
     """Yield the runs, in order."""
     has = {e.name for e in session.manifest.entry_points}
+    results: dict[str, Array] = {}  # of train_step, for train_steps
     if "call" in has:
         yield partial(_call, "call")
     if "eval_step" in has:
@@ -114,13 +65,15 @@ def _runs(session: Session) -> Iterator[Callable[[Session, Golden, list[Comparis
     if "predict" in has:
         yield partial(_call, "predict")
     if "train_step" in has:
-        yield _train_step
+        yield partial(_train_step, results)
     if "finish_step" in has:
         yield _in_pieces
     if "grad_step" in has:
         yield partial(_accumulation, has)
     if "train_steps" in has:
-        yield _train_steps
+        yield partial(_train_steps, results)
+    if golden.resting is not None and "export_state" in has:
+        yield partial(_at_rest, golden.resting)
 
 
 def certificate(report: Report, device: str) -> Certificate:
@@ -137,6 +90,7 @@ def certificate(report: Report, device: str) -> Certificate:
         oracle=report.oracle,
         name=found.name if found is not None else "",
         driver=found.driver if found is not None else "",
+        unjudged=report.unjudged_values,
     )
 
 
@@ -154,18 +108,55 @@ def _eval_step(session: Session, golden: Golden, found: list[Comparison]) -> Non
     _compare(found, golden, "eval_step", key_of("eval", 0), np.asarray(loss))
 
 
-def _train_step(session: Session, golden: Golden, found: list[Comparison]) -> None:
+def _train_step(results: dict[str, Array], session: Session, golden: Golden, found: list[Comparison]) -> None:
     for step in range(golden.steps):
-        loss = session.train_step(**golden.inputs)
+        loss = session.train_step(**golden.inputs, **golden.hypers)
+        results[key_of("loss", step)] = np.asarray(loss)
         _compare(found, golden, "train_step", key_of("loss", step), np.asarray(loss))
-        _compare_state(found, golden, "train_step", step + 1, session.state())
+        state = session.state()
+        _compare_state(found, golden, "train_step", step + 1, state)
+    results |= {key_of("state", golden.steps, name): value for name, value in state.items()}
 
 
-def _train_steps(session: Session, golden: Golden, found: list[Comparison]) -> None:
+def _train_steps(results: Mapping[str, Array], session: Session, golden: Golden, found: list[Comparison]) -> None:
+    """Compare with the golden values, and with as many calls of `train_step`: both are right within one tolerance."""
     stacked = {n: np.stack([a] * golden.steps) for n, a in golden.inputs.items()}
-    for step, loss in enumerate(session.train_steps(**stacked)):
-        _compare(found, golden, "train_steps", key_of("loss", step), np.asarray(loss))
-    _compare_state(found, golden, "train_steps", golden.steps, session.state())
+    losses = session.train_steps(**stacked, **golden.hypers)
+    values = {key_of("loss", step): np.asarray(loss) for step, loss in enumerate(losses)}
+    values |= {key_of("state", golden.steps, name): value for name, value in session.state().items()}
+    for key, value in values.items():
+        _compare(found, golden, "train_steps", key, value)
+        if key in results and key in golden.expected:
+            found.append(_comparison(golden, "train_steps, train_step", key, value, results[key].astype(np.float64)))
+
+
+def _at_rest(at_rest: Resting, session: Session, golden: Golden, found: list[Comparison]) -> None:
+    """Take the steps of `Resting`: without gradients from the initial state, and without a learning rate later."""
+    has = {e.name for e in session.manifest.entry_points}
+    if has >= {"apply_step", "export_gradients", "import_gradients"}:
+        for hypers, name in ((at_rest.hypers, "apply_step, gradients=0, lr=0"), ({}, "apply_step, gradients=0")):
+            session.load_gradients({n: np.zeros_like(a) for n, a in session.gradients()[0].items()}, 1)
+            before = session.state()
+            session.apply_step(**hypers)
+            found += _moved(name, at_rest, session, before, may_move=not hypers)
+    if "train_step" in has:
+        session.train_step(**golden.inputs)
+        before = session.state()
+        session.train_step(**golden.inputs, **at_rest.hypers)
+        found += _moved("train_step, lr=0", at_rest, session, before)
+
+
+def _moved(
+    entry: str, at_rest: Resting, session: Session, before: Mapping[str, Array], *, may_move: bool = False
+) -> Iterator[Comparison]:
+    """Compare parameters with those before, bit for bit; all other state only has to be finite."""
+    parameters = {s.name for s in session.manifest.state if s.role is Role.PARAMETER} - set(at_rest.moving)
+    for name, value in session.state().items():
+        key = key_of("state", 0, name)
+        if name in parameters and not may_move:
+            yield Comparison(entry, key, largest_error(value, before[name].astype(np.float64)), 0.0, value.size)
+        if name not in at_rest.unbounded:
+            yield Comparison(entry, key, _unbounded(value), 0.0)
 
 
 def _accumulation(has: set[str], session: Session, golden: Golden, found: list[Comparison]) -> None:
@@ -176,7 +167,7 @@ def _accumulation(has: set[str], session: Session, golden: Golden, found: list[C
             for name, gradient in session.gradients()[0].items():
                 _compare(found, golden, "grad_step", key_of("gradient", step, name), gradient)
         if "apply_step" in has:
-            session.apply_step()
+            session.apply_step(**golden.hypers)
             _compare_state(found, golden, "apply_step", step + 1, session.state())
 
 
@@ -188,7 +179,8 @@ def _in_pieces(session: Session, golden: Golden, found: list[Comparison]) -> Non
         outputs, ticket = session.forward(**{s.name: golden.inputs[s.name] for s in forward.inputs})
         for name, value in outputs.items():
             _compare(found, golden, "forward", key_of("forward", step, name), value)
-        loss = session.finish_step(ticket, **{s.name: golden.inputs[s.name] for s in finish.inputs[1:]})
+        rest = {s.name: golden.inputs[s.name] for s in finish.inputs[1:]}
+        loss = session.finish_step(ticket, **rest, **golden.hypers)
         _compare(found, golden, "finish_step", key_of("loss", step), np.asarray(loss))
         _compare_state(found, golden, "finish_step", step + 1, session.state())
 
@@ -207,7 +199,22 @@ def _compare_state(found: list[Comparison], golden: Golden, entry: str, step: in
 
 
 def _compare(found: list[Comparison], golden: Golden, entry: str, key: str, value: Array) -> None:
-    found.append(Comparison(entry, key, largest_error(value, golden.expected[key]), golden.allowed[key]))
+    if key in golden.expected:
+        found.append(_comparison(golden, entry, key, value, golden.expected[key]))
+    else:  # eager has no such value at a chosen step, or none to compare with
+        found.append(Comparison(entry, key, _unbounded(value), 0.0))
+
+
+def _comparison(golden: Golden, entry: str, key: str, value: Array, expected: Array) -> Comparison:
+    finite = np.abs(expected[np.isfinite(expected)])
+    magnitude = float(np.max(finite, initial=0.0))
+    return Comparison(entry, key, largest_error(value, expected), golden.allowed[key], expected.size, magnitude)
+
+
+def _unbounded(value: Array) -> float:
+    """Infinity for an array that holds NaN or infinity."""
+    wide = np.asarray(value)
+    return 0.0 if wide.dtype.kind in "biu" or np.isfinite(wide.astype(np.float64)).all() else float("inf")
 
 
 def largest_error(value: Array, expected: Array) -> float:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,12 +24,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from irongrad.diagnostics.source_lines import is_user_class, is_user_file
 from irongrad.step.train_step import TrainStep
 
+Generator: TypeAlias = torch.Generator | random.Random | np.random.RandomState | np.random.Generator
+
 # Objects of the standard library hold locks, files and loggers; their state is not the step's.
 _FOREIGN = frozenset(sys.stdlib_module_names)
 
 
 @contextmanager
-def borrowed(step: TrainStep, dtype: torch.dtype | None = None) -> Iterator[None]:
+def borrowed(step: TrainStep, dtype: torch.dtype | None = None) -> Iterator[Record]:
     """While open, the step's model, loss and optimizers may be run, trained and changed; on exit they are as before.
 
     Restored are: values, gradients and flags of tensors; attributes, lists, dictionaries and sets that the objects
@@ -39,12 +41,15 @@ def borrowed(step: TrainStep, dtype: torch.dtype | None = None) -> Iterator[None
     Args:
         step: the step.
         dtype: the dtype that floating-point tensors have meanwhile; None for their own.
+
+    Yields:
+        What was recorded.
     """
     with unchanged((step.model, step.loss, *step.optimizers, step.scaler)) as record:
         for optimizer in step.optimizers if dtype is not None else ():
             _keep_epsilon(optimizer)
         record.lend_memory(dtype)
-        yield
+        yield record
 
 
 @contextmanager
@@ -70,10 +75,12 @@ class Record:
 
     Attributes:
         tensors: the tensors among them, each once.
+        generators: the random generators among them, each once.
     """
 
     def __init__(self, roots: Iterable[object]) -> None:
         self.tensors: list[torch.Tensor] = []
+        self.generators: list[Generator] = []
         self._restore: list[Callable[[], object]] = []
         self._same: list[tuple[str, Callable[[], bool]]] = []
         self._seen: dict[int, object] = {}  # the object keeps its id from being used again
@@ -182,8 +189,11 @@ class Record:
         return own.values()
 
     def _of_object(self, item: object) -> Iterable[object]:
+        if isinstance(item, random.SystemRandom):  # it draws from the operating system, and has no state
+            return ()
         for kind, state, restore in _GENERATORS:
             if isinstance(item, kind):
+                self.generators.append(item)
                 self._restore.append(partial(restore, item, state(item)))
                 return ()
         if isinstance(item, np.ndarray):
@@ -236,6 +246,11 @@ def _refill(container: Any, held: Any) -> None:
 def _parts(container: Any) -> list[object]:
     items = container.items() if isinstance(container, dict) else ((item,) for item in container)
     return [tuple(map(id, item)) for item in items]
+
+
+def state_of(generator: Generator) -> object:
+    """The state of a random generator, in its own form."""
+    return next(state(generator) for kind, state, _ in _GENERATORS if isinstance(generator, kind))
 
 
 _GENERATORS: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], object]], ...] = (

@@ -296,7 +296,7 @@ def test_check_lists_every_operator(project):
 
 def test_check_finds_every_refusal_at_once(project):
     text = irongrad_here("check", f"{project / 'step.py'}:make_refused", code=2)
-    assert "2 cannot be compiled" in text
+    assert "2 operators cannot be compiled" in text
     for marker, name in [("# the first refusal", "airy_ai"), ("# the second", "bessel_j0")]:
         assert f"step.py:{line_of(marker)}: " in text
         assert name in text

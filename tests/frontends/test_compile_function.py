@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -218,3 +219,12 @@ def test_distributions_do_not_look_at_the_values_of_their_arguments() -> None:
     checks = torch.distributions.Distribution._validate_args
     trace_function(flat, sample)
     assert torch.distributions.Distribution._validate_args is checks
+
+
+def test_a_function_that_draws_outside_of_pytorch_is_refused_at_its_line() -> None:
+    def noisy(x):
+        return x * random.random()
+
+    with pytest.raises(CaptureError, match="random number is drawn from Python's random module") as caught:
+        ig.compile_function(noisy, [X])
+    assert str(caught.value).startswith(f"{__file__}:{noisy.__code__.co_firstlineno + 1}: ")

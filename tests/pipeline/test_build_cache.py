@@ -22,7 +22,7 @@ from irongrad.pipeline.driver import build
 from irongrad.pipeline.iree import compile_cached
 from irongrad.pipeline.iree.compile_cached import MODULE
 from irongrad.pipeline.options import make_options
-from irongrad.runtime.verification import Report
+from irongrad.runtime.report import Report
 
 
 def make_step(seed: int = 0) -> ig.TrainStep:

@@ -20,7 +20,8 @@ from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.float64_runs import Eager
 from irongrad.pipeline.oracle.oracle import Spread, Values
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
-from irongrad.runtime.verification import Comparison, largest_error
+from irongrad.runtime.report import Comparison
+from irongrad.runtime.verification import largest_error
 
 
 class Bounds:

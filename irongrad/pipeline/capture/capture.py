@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from unittest import mock
 
 import torch
@@ -20,16 +21,17 @@ from torch._library.effects import EffectHolder
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
 
 from irongrad.diagnostics import capture_errors, source_lines
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.flat_graph import FlatGraph, is_inlined, regions_of
 from irongrad.graph.subgraphs import aliases_allowed
 from irongrad.operators.decompositions.registry import BeforeAutograd
-from irongrad.operators.random import draws, is_random, undrawable
-from irongrad.pipeline.capture import autograd_functions, hooks, side_effects
+from irongrad.operators.random import Draws, draws, is_random, undrawable
+from irongrad.pipeline.capture import autograd_functions, hooks, repeatable, side_effects
 from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
-from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
+from irongrad.pipeline.capture.recurrent_layers import eager_lstm, recurrent_layers
 from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
 from irongrad.pipeline.capture.size_decisions import kept_decisions
 from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_multiples
@@ -224,6 +226,7 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
     """
     hooks.refuse_hooks(step)
     module = StepModule(step)
+    _check_repeatable(step, module, inference)
     training = PiecesModule(step) if step.between else module
     values = tuple(step.inputs.values())
     micro = tuple(micro_batches(step.inputs, step.accumulate)[0].values())
@@ -244,6 +247,41 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
             _export_predict(module, step, multiples) if "predict" in inference or step.between else (None, (), ())
         )
     return CapturedStep(step, call_of(step), train, evaluation, *predicted)
+
+
+def _check_repeatable(step: TrainStep, module: StepModule, inference: Collection[str]) -> None:
+    """Refuse a step whose training or evaluation changes from run to run; eager's refusals are left to the export."""
+    tensors = [*module.parameters(), *module.buffers()]
+    if any(is_lazy(t) for t in tensors):  # a run would make another module of a lazy one
+        return
+    twice = sum(t.numel() for t in tensors) <= repeatable.LARGE
+
+    def train(record: repeatable.Recorder) -> None:
+        for optimizer in step.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        values = [t.clone() for t in micro_batches(step.inputs, step.accumulate)[0].values()]
+        with Draws(step.seed, 0), mode(module.model, training=True), BeforeAutograd(eager=True):
+            loss = module(*values)
+            record(loss)
+            if not twice:
+                return
+            loss.backward()
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                record(parameter.grad)
+        for optimizer in step.optimizers:
+            optimizer.step()
+
+    def evaluate(record: repeatable.Recorder) -> None:
+        with torch.no_grad(), Draws(step.seed, 0), mode(module.model, training=False):
+            record(module(*(t.clone() for t in step.inputs.values())))
+
+    programs = {"the training step": train} | ({"the evaluation": evaluate} if inference else {})
+    for what, run in programs.items():
+        program = repeatable.Program(
+            what, step.model, partial(borrowed, step), eager_control_flow()(eager_lstm()(run)), twice
+        )
+        repeatable.refuse_unrepeatable(program)
 
 
 def export(

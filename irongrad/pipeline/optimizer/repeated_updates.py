@@ -13,9 +13,9 @@ from torch.fx import GraphModule, Node
 
 from irongrad.diagnostics.source_lines import is_user_class
 from irongrad.graph.step_graph import Value
-from irongrad.pipeline.optimizer.hyperparameters import groups_of
 from irongrad.pipeline.optimizer.state import State
 from irongrad.runtime.errors import InternalError
+from irongrad.step.hyperparameters import groups_of
 from irongrad.step.optimizer_slots import is_foreign
 
 

@@ -12,9 +12,9 @@ from unittest import mock
 import torch
 
 from irongrad.graph.step_graph import StateTensor
-from irongrad.pipeline.optimizer.hyperparameters import groups_of
 from irongrad.runtime.manifest import Role
 from irongrad.step.borrow import unchanged
+from irongrad.step.hyperparameters import groups_of
 from irongrad.step.optimizer_slots import is_foreign
 
 # State that is one number whatever the parameter's shape, and changes in lockstep within a parameter group.

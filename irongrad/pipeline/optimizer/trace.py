@@ -34,12 +34,12 @@ from irongrad.pipeline.capture.side_effects import plain_values_outside
 from irongrad.pipeline.differentiate.differentiate import JointStep
 from irongrad.pipeline.optimizer.branches import along_all_ways
 from irongrad.pipeline.optimizer.foreign import Layout, foreign_state, refuse_closures, symbolic_numbers
-from irongrad.pipeline.optimizer.hyperparameters import Hyper, groups_of, hyperparameters, with_values
 from irongrad.pipeline.optimizer.repeated_updates import first_alike
 from irongrad.pipeline.optimizer.state import SCALAR_STATE, State, distinct, initial_state
 from irongrad.runtime.errors import CaptureError, InternalError, UserError
 from irongrad.runtime.manifest import Role
 from irongrad.step.borrow import unchanged
+from irongrad.step.hyperparameters import Hyper, groups_of, hyperparameters, with_values
 from irongrad.step.optimizer_slots import Slot, is_foreign, slots_of
 from irongrad.step.train_step import TrainStep
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from threading import Event
 
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.oracle.bucket_examples import at_other_sizes
+from irongrad.pipeline.oracle.chosen_steps import chosen_steps, resting
 from irongrad.pipeline.oracle.expected_values import Expected, ExpectedAtSizes
 from irongrad.pipeline.oracle.oracle import golden_runs
+from irongrad.runtime.golden import Golden, Resting
 
 Runs = Callable[[], ExpectedAtSizes]
 
@@ -43,9 +47,12 @@ def first_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterator
             raise _AbandonedError
 
     def make() -> ExpectedAtSizes:
-        own = Expected(golden_runs(captured, graph, steps, check))
+        own = Expected(
+            _with_resting(golden_runs(captured, graph, steps, check), partial(resting, captured, graph, check))
+        )
         others = [Expected(golden_runs(c, graph, 1, check)) for c in at_other_sizes(captured, graph)]
-        return ExpectedAtSizes(own, tuple(others))
+        chosen = chosen_steps(captured, graph, check)
+        return ExpectedAtSizes(own, (*others, *chosen.expected), chosen.skipped)
 
     with ThreadPoolExecutor(1) as beside:
         future = beside.submit(make)
@@ -54,3 +61,11 @@ def first_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterator
         except BaseException:
             abandoned.set()
             raise
+
+
+def _with_resting(runs: Iterator[Golden], make: Callable[[], Resting]) -> Iterator[Golden]:
+    """Add what eager does at rest, which is found after the first run."""
+    found: Resting | None = None
+    for golden in runs:
+        found = found or make()
+        yield replace(golden, resting=found)

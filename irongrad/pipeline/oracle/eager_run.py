@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
@@ -19,12 +20,31 @@ from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
 from irongrad.runtime.golden import key_of
 from irongrad.runtime.manifest import DRAWS, STEPS, Role
 from irongrad.step.borrow import borrowed
+from irongrad.step.hyperparameters import groups_of, hyperparameters, with_values
 from irongrad.step.loss_scale import loss_scale_of
 from irongrad.step.optimizer_slots import foreign_values
 from irongrad.step.train_step import TrainStep, micro_batches
 
 # Takes a loss, gradient, state tensor or prediction, with its golden key. Nothing writes to the tensor afterwards.
 Recorder = Callable[[str, torch.Tensor], None]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a run differs from the user's own training.
+
+    Attributes:
+        hypers: hyperparameters by name.
+        hyper_steps: the numbers of the steps with these hyperparameters; None for all.
+        zero_steps: the numbers of the steps whose gradients are all zero.
+    """
+
+    hypers: Mapping[str, float] = field(default_factory=dict)
+    hyper_steps: frozenset[int] | None = None
+    zero_steps: frozenset[int] = frozenset()
+
+
+PLAIN = Variant()
 
 
 @contextmanager
@@ -53,6 +73,7 @@ def run_eager(
     seed: int | None,
     record: Recorder,
     skips: Skips | None = None,
+    variant: Variant = PLAIN,
 ) -> Skips:
     """Train the user's own objects for `steps` steps, pass every value to `record`, and put the objects back.
 
@@ -64,6 +85,7 @@ def run_eager(
         seed: the seed of `RoundingNoise`; None for no noise.
         record: receives the values.
         skips: the updates to skip; None skips those whose gradients overflow under a dynamic loss scale.
+        variant: how the run differs from the user's own training.
 
     Returns:
         The updates that were skipped.
@@ -72,7 +94,7 @@ def run_eager(
     with borrowed(captured.step, dtype):
         inputs = {n: _cast(t, dtype).clone() for n, t in captured.step.inputs.items()}
         _record_inference(captured, graph, inputs, noise, record)
-        return _train(captured.step, graph, inputs, steps, noise, record, skips)
+        return _train(captured.step, graph, inputs, steps, noise, record, skips, variant)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -87,12 +109,18 @@ def _train(
     noise: AbstractContextManager[object],
     record: Recorder,
     skips: Skips | None,
+    variant: Variant,
 ) -> Skips:
     """Train as a user would write it: zero_grad, forward, loss, backward, clip, step."""
     module = PiecesModule(step) if step.between else StepModule(step)
     scaler = EagerScaler(loss_scale_of(step), step.optimizers, skips)
     parts = micro_batches(inputs, step.accumulate)
+    defaults = [(group, dict(group)) for _, group in groups_of(step.optimizers)]
     for number in range(steps):
+        for group, default in defaults:
+            group.update(default)
+        if variant.hyper_steps is None or number in variant.hyper_steps:
+            _set_hypers(step, variant.hypers)
         for optimizer in step.optimizers:
             optimizer.zero_grad(set_to_none=True)
         losses = []
@@ -102,6 +130,10 @@ def _train(
                 scaler.scaled(loss / len(parts) if len(parts) > 1 else loss).backward()
             losses.append(loss.detach())
         _fill_gradients(module, graph)
+        if number in variant.zero_steps:
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
         record(key_of("loss", number), torch.stack(losses).mean())
         for name, gradient in _gradients(module, graph).items():
             record(key_of("gradient", number, name), gradient.clone())
@@ -112,6 +144,13 @@ def _train(
         for name, tensor in (eager_state(module, step, graph, number + 1) | scaler.state()).items():
             record(key_of("state", number + 1, name), tensor.detach().clone())
     return scaler.skips
+
+
+def _set_hypers(step: TrainStep, values: Mapping[str, float]) -> None:
+    """Give the optimizers other hyperparameters; the names are those of the compiled step's inputs."""
+    chosen = [h for h in hyperparameters(step.optimizers) if h.name in values]
+    for number, (_, group) in enumerate(groups_of(step.optimizers)):
+        group.update(with_values(group, [h for h in chosen if h.group == number], lambda h: values[h.name]))
 
 
 def _forward(module: StepModule, values: list[torch.Tensor], step: int, record: Recorder) -> torch.Tensor:

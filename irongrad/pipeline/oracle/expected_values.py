@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from irongrad.runtime.golden import Golden
+from irongrad.runtime.report import Report
 from irongrad.runtime.session import Session
 from irongrad.runtime.tolerance import SETTLED
-from irongrad.runtime.verification import Report, golden_steps
+from irongrad.runtime.verification import golden_steps
 
 
 class Expected:
@@ -57,11 +58,13 @@ class ExpectedAtSizes:
 
     Attributes:
         own: the values at the sizes of the example.
-        others: the values at the sizes of each other bucket, and for any-size functions.
+        others: the values at the sizes of each other bucket, and for any-size functions, and those of chosen steps.
+        skipped: the chosen steps that eager does not survive, each with the reason.
     """
 
     own: Expected
     others: tuple[Expected, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
 def verify_against(session: Session, expected: Expected) -> Report:
@@ -69,5 +72,7 @@ def verify_against(session: Session, expected: Expected) -> Report:
     report = golden_steps(session, expected.golden)
     while report.worst.ratio > SETTLED and expected.widen():
         allowed = expected.golden.allowed
-        report = replace(report, comparisons=tuple(replace(c, allowed=allowed[c.key]) for c in report.comparisons))
+        report = replace(
+            report, comparisons=tuple(replace(c, allowed=allowed.get(c.key, c.allowed)) for c in report.comparisons)
+        )
     return report

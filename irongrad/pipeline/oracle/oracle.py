@@ -20,7 +20,7 @@ from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
-from irongrad.pipeline.oracle.eager_run import Recorder, run_eager
+from irongrad.pipeline.oracle.eager_run import PLAIN, Recorder, Variant, run_eager
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.tolerance import NOISY_RUNS, allowed_error
 from irongrad.runtime.verification import largest_error
@@ -89,7 +89,11 @@ class Spread:
 
 
 def golden_runs(
-    captured: CapturedStep, graph: StepGraph, steps: int, check: Callable[[], None] = lambda: None
+    captured: CapturedStep,
+    graph: StepGraph,
+    steps: int,
+    check: Callable[[], None] = lambda: None,
+    variant: Variant = PLAIN,
 ) -> Iterator[Golden]:
     """Run the oracle, and after each run in the step's own dtypes yield its values with the tolerances so far.
 
@@ -98,6 +102,7 @@ def golden_runs(
         graph: has the names of the values.
         steps: the most training steps in a run; a large step has fewer.
         check: called before each value is recorded; an exception from it ends the runs.
+        variant: how the runs differ from the user's own training.
 
     Yields:
         The oracle's values, with the tolerances of all runs so far.
@@ -108,24 +113,26 @@ def golden_runs(
     exact, oracle = Values(), "float64"
     checked = partial(_checked, check)
     # Gradients overflow in the step's own dtypes, so a run in these decides which updates are skipped.
-    skips = run_eager(captured, graph, None, steps, None, lambda key, tensor: None) if step.scaler else None
+    skips = None
+    if step.scaler:
+        skips = run_eager(captured, graph, None, steps, None, lambda key, tensor: None, None, variant)
     try:
         with eager_float64():
-            run_eager(captured, graph, torch.float64, steps, None, checked(exact.record), skips)
+            run_eager(captured, graph, torch.float64, steps, None, checked(exact.record), skips, variant)
     except RuntimeError:
         # A model with float32 constants in its code cannot run in float64. Its run in its own dtypes without autocast
         # is the oracle instead.
         oracle = str(next(step.model.parameters()).dtype).removeprefix("torch.")
         plain = replace(captured, step=replace(step, precision="f32", loss_scale=step.scaler))
-        run_eager(plain, graph, None, steps, None, checked(exact.record), skips)
+        run_eager(plain, graph, None, steps, None, checked(exact.record), skips, variant)
     inputs = {n: to_numpy(t) for n, t in step.inputs.items()}
     spread = Spread(exact)
 
     def run(seed: int | None) -> None:
-        run_eager(captured, graph, None, steps, seed, checked(spread.record))
+        run_eager(captured, graph, None, steps, seed, checked(spread.record), None, variant)
 
     for allowed in spread.widened_by(run, elements):
-        yield Golden(steps, oracle, inputs, exact.arrays, allowed)
+        yield Golden(steps, oracle, inputs, exact.arrays, allowed, variant.hypers)
 
 
 def _checked(check: Callable[[], None], record: Recorder) -> Recorder:

@@ -22,8 +22,9 @@ from irongrad.pipeline.oracle.eager_run import run_eager
 from irongrad.pipeline.oracle.expected_values import Expected, verify_against
 from irongrad.pipeline.oracle.oracle import golden_runs
 from irongrad.runtime.golden import Golden, key_of
+from irongrad.runtime.report import Comparison, Report
 from irongrad.runtime.tolerance import NOISY_RUNS, SETTLED
-from irongrad.runtime.verification import Comparison, Report, largest_error
+from irongrad.runtime.verification import largest_error
 
 BOUNDS = (1.0, 1.5, 2.5, 4.0)
 KEY = "loss/0/"

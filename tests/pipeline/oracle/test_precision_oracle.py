@@ -21,7 +21,8 @@ from irongrad.pipeline.package import check_report
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import SCALE, SKIPPED
-from irongrad.runtime.verification import Comparison, Report, largest_error
+from irongrad.runtime.report import Comparison, Report
+from irongrad.runtime.verification import largest_error
 
 STEPS = 3
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn, optim
 
-from irongrad.pipeline.optimizer.hyperparameters import hyperparameters, with_values
+from irongrad.step.hyperparameters import hyperparameters, with_values
 
 
 def parameter() -> nn.Parameter:

@@ -1,0 +1,57 @@
+"""Errors that no stage expected: every one reaches the user as an IronGradError with the stage and the user's line."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from irongrad.diagnostics.advice import refused_at_capture
+from irongrad.diagnostics.capture_errors import by_values
+from irongrad.diagnostics.source_lines import LONGEST, is_user_file, lines_in, source_line
+from irongrad.runtime.errors import CaptureError, InternalError, IronGradError, UnsupportedOpError
+from irongrad.runtime.installed import PACKAGE
+
+
+@contextmanager
+def reported(stage: Callable[[], str]) -> Iterator[None]:
+    """While open, an exception that is no IronGradError becomes one.
+
+    Args:
+        stage: returns what runs, for the message: `the stage 'guards'`.
+
+    Raises:
+        CaptureError: the user's own code raised, or needs values of tensors while it is traced.
+        UnsupportedOpError: PyTorch names an operator of the user's that it cannot trace.
+        InternalError: IronGrad, or a library that it called, raised.
+    """
+    try:
+        yield
+    except IronGradError:
+        raise
+    except Exception as error:
+        raise _described(error, stage()) from error
+
+
+def _described(error: Exception, stage: str) -> IronGradError:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if is_user_file(f.filename) or _is_ours(f.filename)]
+    mine = [f for f in frames if is_user_file(f.filename)]
+    text = str(error).strip()
+    # torch.fx puts the line of a node into the message, when an operator of a traced graph fails.
+    place = source_line(mine[-1].filename, mine[-1].lineno or 0) if mine else next(iter(lines_in(text)[-1:]), "")
+    what = f"{type(error).__name__}: {text.splitlines()[0][:LONGEST]}" if text else type(error).__name__
+    start = f"{place}\n  " if place else ""
+    if place and (refused := refused_at_capture(error)):
+        return UnsupportedOpError(f"{start}{refused}")
+    if place and (advice := by_values(error)):
+        return CaptureError(f"{start}{advice}")
+    if mine and own[-1] is mine[-1]:
+        return CaptureError(f"{start}this line fails in {stage}: {what}")
+    return InternalError(
+        f"{start}{stage} failed: {what}. This is a bug in IronGrad or its toolchain. Please report it with the model"
+    )
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith(str(PACKAGE))

@@ -1,0 +1,256 @@
+"""Refuse a step that changes from run to run: it draws numbers outside of PyTorch, or reads the time.
+
+torch.export runs the user's Python once, so a number that Python draws becomes a constant of the compiled step. The
+oracle would not tell: where its runs disagree, their spread only widens the tolerance. So before the export the step
+runs eagerly twice from the same state, on the same inputs, with the same random numbers of the compiled step.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+import sysconfig
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from irongrad.diagnostics.source_lines import is_of_a_model, is_user_file, source_line, where
+from irongrad.runtime.errors import CaptureError
+from irongrad.step.borrow import Generator, Record, state_of
+
+# Takes a value of a run: the loss first, then gradients.
+Recorder = Callable[[torch.Tensor], None]
+
+# A step with more elements than this in its state runs once, and again only if it drew a number.
+LARGE = 10_000_000
+
+_LOSS_ULPS = 64  # another alignment of memory may select other kernels, which round differently
+_GRADIENTS = 1e-2  # of the largest element: a gradient may be zero but for rounding
+
+_PYTHON: Any = random.random
+_NUMPY: Any = np.random.random_sample
+# The generators behind the functions of the modules `random` and `numpy.random`.
+_GLOBAL = {id(_PYTHON.__self__): "Python's random module", id(_NUMPY.__self__): "NumPy's global generator"}
+
+_LIBRARY = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")})
+_INSTALLED = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib")})
+_CLOCKS = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
+_LATER = 12_345.678  # seconds: other minutes and hours, too
+
+
+@dataclass(frozen=True)
+class Program:
+    """What runs twice.
+
+    Attributes:
+        what: what it is, for a message: `the step`, `the evaluation`.
+        thing: the module or function whose line stands for it.
+        lend: while open, the program may run, and on exit everything is as before.
+        run: runs it, and hands every value that must not differ to a recorder.
+        twice: whether it runs a second time although it drew no number.
+    """
+
+    what: str
+    thing: object
+    lend: Callable[[], AbstractContextManager[Record]]
+    run: Callable[[Recorder], None]
+    twice: bool = True
+
+
+def refuse_unrepeatable(program: Program) -> None:
+    """Refuse a program whose result depends on more than its state, its inputs and PyTorch's random numbers.
+
+    A run ends at its first error, about which the export says more.
+
+    Raises:
+        CaptureError: the program draws numbers outside of PyTorch, with the line that does; or two runs differ.
+    """
+    first = _run(program, later=False)
+    drawn = {key for key in first.before if first.before[key] != first.after[key]}
+    if not drawn and not program.twice:
+        return
+    second = _run(program, advanced=drawn)
+    # A program that seeds a generator itself ends in the same state, from whichever state it began.
+    if left := [key for key in drawn if first.after[key] != second.after.get(key)]:
+        raise CaptureError(_drawn(program, left))
+    if difference := _difference(first.values, second.values):
+        if drawn:
+            raise CaptureError(_drawn(program, drawn))
+        raise CaptureError(
+            f"{where(program.thing)}\n  two eager runs of {program.what} from the same state, on the same inputs and "
+            f"with the same seed differ: {difference}. It depends on something that a compiled step would keep for "
+            "ever: the time, random numbers of the operating system (os.urandom, uuid, secrets), an id, or a counter "
+            "outside of the model. Pass it as an input of the step, or draw it with torch.rand"
+        )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run.
+
+    Attributes:
+        values: what it recorded.
+        before: the state of each random generator before the run, by the generator's id.
+        after: the same after the run.
+    """
+
+    values: list[torch.Tensor]
+    before: dict[int, bytes]
+    after: dict[int, bytes]
+
+
+def _run(program: Program, advanced: Collection[int] = (), watch: _Watch | None = None, *, later: bool = True) -> _Run:
+    """Run a program; the generators in `advanced` are one number further than they were, and the clock may be later."""
+    values: list[torch.Tensor] = []
+    with program.lend() as record, warnings.catch_warnings(), _later() if later else nullcontext():
+        warnings.simplefilter("ignore")
+        generators = _generators(record)
+        for key in advanced:
+            _advance(generators[key])
+        before = _states(generators)
+        with suppress(Exception), watch.over(generators) if watch is not None else nullcontext():
+            program.run(lambda tensor: values.append(tensor.detach().clone()))
+        return _Run(values, before, _states(generators))
+
+
+@contextmanager
+def _later() -> Iterator[None]:
+    """While open, the clocks of the module `time` show a later time."""
+    with ExitStack() as stack:
+        for name in _CLOCKS:
+            shift = int(_LATER * 1e9) if name.endswith("_ns") else _LATER
+            stack.enter_context(mock.patch.object(time, name, partial(_shifted, getattr(time, name), shift)))
+        yield
+
+
+def _shifted(clock: Callable[[], float], shift: float) -> float:
+    return clock() + shift
+
+
+def _generators(record: Record) -> dict[int, Generator]:
+    """Random generators that the program may use, by id; PyTorch's are refused elsewhere, or drawn from Philox."""
+    found = [_PYTHON.__self__, _NUMPY.__self__, *record.generators]
+    return {id(g): g for g in found if not isinstance(g, torch.Generator)}
+
+
+def _states(generators: dict[int, Generator]) -> dict[int, bytes]:
+    return {key: pickle.dumps(state_of(generator)) for key, generator in generators.items()}
+
+
+def _advance(generator: Any) -> None:
+    (generator.random_sample if isinstance(generator, np.random.RandomState) else generator.random)()
+
+
+def _difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> str:
+    """What differs by more than rounding between two runs, the loss or a gradient; empty if nothing does.
+
+    A run that ended early is compared as far as it came.
+    """
+    for number, (a, b) in enumerate(zip(one, other, strict=False)):
+        eps = torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
+        if _differ(a, b, _GRADIENTS if number else _LOSS_ULPS * eps):
+            return "a gradient" if number else f"the loss is {_number(a)} and {_number(b)}"
+    return ""
+
+
+def _differ(a: torch.Tensor, b: torch.Tensor, share: float) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return True
+    if a.is_sparse or not a.numel() or torch.equal(a, b):
+        return False
+    exact = torch.complex128 if a.is_complex() else torch.float64
+    largest = float(torch.nan_to_num(a.abs().to(torch.float64), nan=0.0, posinf=0.0).max())
+    return not torch.allclose(a.to(exact), b.to(exact), rtol=0.0, atol=share * largest, equal_nan=True)
+
+
+def _number(tensor: torch.Tensor) -> str:
+    return f"{tensor.item():.9g}" if tensor.numel() == 1 else f"of shape {tuple(tensor.shape)}"
+
+
+def _drawn(program: Program, drawn: Collection[int]) -> str:
+    """Run a program once more, and say which line draws from one of the generators `drawn`."""
+    watch = _Watch(drawn)
+    _run(program, watch=watch)
+    what = _GLOBAL.get(watch.key, "a generator of Python or NumPy")
+    return (
+        f"{watch.place or where(program.thing)}\n  a random number is drawn from {what}. A compiled step would "
+        "repeat the one number of its capture for ever. Draw it with torch.rand, torch.randn or torch.randint, which "
+        "a compiled step draws anew in every call, or pass it as an input of the step"
+    )
+
+
+class _Watch:
+    """Finds the line that draws: compares the states of generators whenever a line of a model's code ends.
+
+    A profiler that sees calls would miss the generators of NumPy, whose methods are no functions to it.
+
+    Attributes:
+        place: `file:line: source` of the user's line that draws; of a library's line if none of the user's runs then.
+        key: the id of the generator.
+    """
+
+    def __init__(self, keys: Collection[int]) -> None:
+        self.place = ""
+        self.key = next(iter(keys), 0)
+        self._keys = keys
+        self._generators: dict[int, Generator] = {}
+        self._before: dict[int, bytes] = {}
+        self._line = ("", 0)
+
+    @contextmanager
+    def over(self, generators: dict[int, Generator]) -> Iterator[None]:
+        """While open, watch this thread."""
+        self._generators = {key: generators[key] for key in self._keys if key in generators}
+        self._before = _states(self._generators)
+        outer = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            yield
+        finally:
+            sys.settrace(outer)
+            self._compare()
+
+    def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
+        path = frame.f_code.co_filename
+        watched = not self.place and is_of_a_model(path) and not path.startswith("<") and not _is_standard(path)
+        return self._step if watched else None
+
+    def _step(self, frame: FrameType, event: str, argument: object) -> Any:
+        if self.place:
+            return None
+        if event in ("line", "return"):
+            self._compare()
+            self._line = _line_of(frame if event == "line" else frame.f_back)
+        return self._step
+
+    def _compare(self) -> None:
+        if self.place or not self._line[0]:
+            return
+        now = _states(self._generators)
+        for key, state in now.items():
+            if state != self._before[key]:
+                self.place, self.key = source_line(*self._line), key
+
+
+def _line_of(frame: FrameType | None) -> tuple[str, int]:
+    """The innermost user's line at or around a frame; the frame's own if there is none."""
+    inner = frame
+    while inner is not None and not is_user_file(inner.f_code.co_filename) and inner.f_code.co_filename != __file__:
+        inner = inner.f_back
+    found = inner if inner is not None and inner.f_code.co_filename != __file__ else frame
+    return (found.f_code.co_filename, found.f_lineno) if found is not None else ("", 0)
+
+
+def _is_standard(path: str) -> bool:
+    """Whether a file is of the standard library, whose folder holds those of installed packages."""
+    return path.startswith(_LIBRARY) and not path.startswith(_INSTALLED)

@@ -1,0 +1,40 @@
+"""The front of the compiler: the stages up to the step graph, which `compile` and `check` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from irongrad.diagnostics.refusals import refused_together
+from irongrad.graph.step_graph import Range, StepGraph
+from irongrad.operators.legalize.legality import check_operators
+from irongrad.pipeline.capture.capture import CapturedStep
+from irongrad.pipeline.differentiate.differentiate import JointStep, differentiate
+from irongrad.pipeline.guards.index_ranges import step_ranges
+from irongrad.pipeline.guards.range_checks import add_guards
+from irongrad.pipeline.optimizer.split_step import cut
+from irongrad.pipeline.optimizer.update import add_optimizer
+
+# Runs a function of some arguments as the stage of a name, and returns the result.
+Stage = Callable[..., Any]
+
+
+def plainly(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a stage, and do nothing else."""
+    return function(*arguments)
+
+
+def front(captured: CapturedStep, stage: Stage) -> tuple[StepGraph, list[Range]]:
+    """Run the stages from `differentiate` to `guards`; return the step graph, and the ranges of integer inputs.
+
+    Raises:
+        UnsupportedOpError: operators that cannot be compiled, all of them together.
+    """
+    with refused_together():
+        joint: JointStep = stage("differentiate", differentiate, captured)
+        graph: StepGraph = stage("optimizer", add_optimizer, joint)
+        graph = cut(graph, captured.step.between)
+        ranges: list[Range] = step_ranges(captured)
+        graph = stage("guards", add_guards, graph, ranges)
+        check_operators(graph)
+    return graph, ranges

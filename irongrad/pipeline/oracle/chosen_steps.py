@@ -1,0 +1,189 @@
+"""Steps chosen where numbers break: values of inputs and hyperparameters at which a wrong program shows.
+
+The example inputs are seldom at an edge. So one more step is compared with eager for each of several choices: all
+values equal, zero, at an end of their range, a row that a mask hides, and each hyperparameter that may be zero at zero.
+A choice that eager itself does not survive is left out, and the report says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+
+import numpy as np
+import torch
+
+from irongrad.graph.step_graph import Range, StepGraph
+from irongrad.pipeline.capture.capture import CapturedStep
+from irongrad.pipeline.guards.index_ranges import step_ranges
+from irongrad.pipeline.oracle.eager_run import Variant, run_eager
+from irongrad.pipeline.oracle.expected_values import Expected
+from irongrad.pipeline.oracle.oracle import LARGE, golden_runs
+from irongrad.runtime.golden import Golden, Resting, key_of
+from irongrad.runtime.manifest import UNLIMITED, Role
+from irongrad.step.hyperparameters import Hyper, hyperparameters
+from irongrad.step.train_step import TrainStep
+
+MOST = 12
+MOST_OF_LARGE_STEPS = 2  # an eager step takes seconds
+
+# Keys of parameter groups: those that must be zero for nothing to move, and those that may be zero.
+_MOVES = ("lr", "weight_decay")
+_EDGES = ("momentum", "betas", "weight_decay", "dampening")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Inputs or hyperparameters to compare a step at.
+
+    Attributes:
+        about: what they are, for a message.
+        inputs: inputs that replace the example's.
+        hypers: hyperparameters that replace the defaults, by name.
+    """
+
+    about: str
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    hypers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The expected values of the choices.
+
+    Attributes:
+        expected: the values of each choice that eager survives.
+        skipped: the other choices, each with the reason.
+    """
+
+    expected: tuple[Expected, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+def chosen_steps(captured: CapturedStep, graph: StepGraph, check: Callable[[], None] = lambda: None) -> Chosen:
+    """Make the first runs of each choice; `check` is called before each value, and ends the runs by an exception."""
+    expected: list[Expected] = []
+    skipped: list[str] = []
+    most = MOST if sum(t.initial.numel() for t in graph.state) <= LARGE else MOST_OF_LARGE_STEPS
+    for choice in islice(choices(captured.step, graph, step_ranges(captured)), most):
+        at_choice = replace(captured, step=replace(captured.step, inputs={**captured.step.inputs, **choice.inputs}))
+        runs = golden_runs(at_choice, graph, 1, check, Variant(choice.hypers))
+        try:
+            made = Expected(map(partial(_comparable, graph, choice.about), runs))
+        except Exception as error:
+            check()  # the error may be its own
+            skipped.append(f"{choice.about}: eager raises {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            continue
+        if broken := _broken(made.golden):
+            skipped.append(f"{choice.about}: eager gives NaN or infinity, in {broken}")
+        else:
+            expected.append(made)
+    return Chosen(tuple(expected), tuple(skipped))
+
+
+def choices(step: TrainStep, graph: StepGraph, ranges: Sequence[Range]) -> Iterator[Choice]:
+    """Yield the choices for a step, the most telling first."""
+    limits = {r.input: r for r in ranges}
+    yield from _in_turn([list(_values(n, t, limits.get(n))) for n, t in step.inputs.items()])
+    edges: dict[str, dict[str, float]] = {}
+    for hyper in _free(step, graph):
+        if hyper.key in _EDGES and hyper.default != 0.0:
+            name = hyper.name.rpartition("_")[0] if hyper.name.rpartition("_")[2].isdigit() else hyper.name
+            edges.setdefault(name, {})[hyper.name] = 0.0
+    for name, hypers in edges.items():
+        yield Choice(f"{name} = 0", hypers=hypers)
+
+
+def _in_turn(lists: Sequence[Sequence[Choice]]) -> Iterator[Choice]:
+    """Yield the first of each list, then the second of each, and so on."""
+    for position in range(max(map(len, lists), default=0)):
+        yield from (items[position] for items in lists if position < len(items))
+
+
+def _values(name: str, tensor: torch.Tensor, limit: Range | None) -> Iterator[Choice]:
+    """Other values of one input that its type and range allow."""
+    found = [(f"all of {name} {value}", torch.full_like(tensor, value)) for value in _extremes(tensor, limit)]
+    if tensor.ndim and tensor.numel() and tensor.shape[0] > 1 and _is_mask(tensor):
+        for value in (1, 0):
+            row = tensor.clone()
+            row[0] = value
+            found.insert(0, (f"the first row of {name} {row[0].flatten()[0].item()}", row))
+    for about, values in found:
+        if not torch.equal(values, tensor):
+            yield Choice(about, {name: values})
+
+
+def _extremes(tensor: torch.Tensor, limit: Range | None) -> Iterable[bool | int | float]:
+    if tensor.dtype == torch.bool:
+        return (False, True)
+    if tensor.is_floating_point():
+        return (0.0,)
+    if tensor.is_complex() or not tensor.numel():
+        return ()
+    low, high = int(tensor.min()), int(tensor.max())
+    if limit is not None and not limit.limits:
+        low = limit.minimum if limit.minimum > -UNLIMITED else low
+        high = limit.maximum if limit.maximum < UNLIMITED else high
+    return dict.fromkeys((low, high))
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    return tensor.dtype == torch.bool or (not tensor.is_complex() and bool(((tensor == 0) | (tensor == 1)).all()))
+
+
+def _free(step: TrainStep, graph: StepGraph) -> list[Hyper]:
+    """The hyperparameters of the optimizers that are inputs of the compiled step."""
+    return [h for h in hyperparameters(step.optimizers) if h.name in graph.hypers]
+
+
+def _comparable(graph: StepGraph, about: str, golden: Golden) -> Golden:
+    """Keep what tells at an edge: all values that the step computes there, but not what the update makes of them.
+
+    There a gradient may be zero but for rounding, and Adam makes a whole step of its sign. So parameters are compared
+    if no entry point returns gradients, and at other hyperparameters, where the gradients are the example's own. An
+    optimizer has other state at some of these, such as no momentum.
+    """
+    whole = bool(golden.hypers) or "accumulate" not in graph.functions
+    left_out = {Role.OPTIMIZER} if whole else {Role.OPTIMIZER, Role.PARAMETER}
+    hidden = {key_of("state", 1, t.name) for t in graph.state if t.role in left_out}
+    expected = {key: value for key, value in golden.expected.items() if key not in hidden}
+    return replace(golden, expected=expected, allowed={key: golden.allowed[key] for key in expected}, about=about)
+
+
+def _broken(golden: Golden) -> str:
+    """The key of a value that is NaN or infinite in a run of eager; empty if there is none."""
+    for key, value in golden.expected.items():
+        if not (np.isfinite(value).all() and np.isfinite(golden.allowed[key])):
+            return key
+    return ""
+
+
+def resting(captured: CapturedStep, graph: StepGraph, check: Callable[[], None] = lambda: None) -> Resting:
+    """What eager does where nothing may move, in the step's own dtypes.
+
+    The first step has no gradients and no learning rate, the second no gradients; then one step trains, and the last
+    has no learning rate.
+    """
+    hypers = {h.name: 0.0 for h in _free(captured.step, graph) if h.key in _MOVES}
+    variant = Variant(hypers, hyper_steps=frozenset({0, 3}), zero_steps=frozenset({0, 1}))
+    names = {key_of("state", k, t.name): (k, t.name) for t in graph.state for k in range(1, 5)}
+    parameters = {t.name: t.initial for t in graph.state if t.role is Role.PARAMETER}
+    moving: dict[str, None] = {}
+    unbounded: dict[str, None] = {}
+
+    def record(key: str, tensor: torch.Tensor) -> None:
+        check()
+        if key not in names:
+            return
+        number, name = names[key]
+        if name in parameters:
+            if number in (1, 4) and not torch.equal(parameters[name], tensor):
+                moving[name] = None
+            parameters[name] = tensor
+        if not bool(tensor.isfinite().all()):
+            unbounded[name] = None
+
+    run_eager(captured, graph, None, 4, None, record, None, variant)
+    return Resting(hypers, tuple(moving), tuple(unbounded))

@@ -1,0 +1,142 @@
+"""The report of a verification: every compared value, how tight the comparison is, and what it cannot judge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+# A value whose tolerance is below this share of the largest value of its kind is zero but for rounding.
+_NEGLIGIBLE = 1e-5
+_TINY = 1e-30
+
+WHY_UNJUDGED = (
+    "eager's own runs differ there by as much as the value itself, as after a cast to integers, a comparison at its "
+    "edge, or a variance of two values"
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One compared value.
+
+    Attributes:
+        entry_point: the entry point that computed it.
+        key: the key of the value (`irongrad.runtime.golden.key_of`).
+        error: the largest absolute difference from the oracle.
+        allowed: the largest acceptable difference.
+        elements: the number of compared elements.
+        magnitude: the largest absolute value of the oracle; infinite if there is none to compare with.
+    """
+
+    entry_point: str
+    key: str
+    error: float
+    allowed: float
+    elements: int = 1
+    magnitude: float = float("inf")
+
+    @property
+    def ratio(self) -> float:
+        """The error as a fraction of its tolerance; infinite for NaN against a number.
+
+        The tolerance is infinite for gradients that overflow in eager runs: their update is skipped.
+        """
+        if self.error == 0.0 or self.allowed == float("inf"):
+            return 0.0
+        return self.error / self.allowed if self.allowed > 0 else float("inf")
+
+
+@dataclass(frozen=True)
+class Report:
+    """All comparisons of a verification.
+
+    Attributes:
+        comparisons: the compared values.
+        steps: the number of training steps.
+        oracle: the dtype of the eager reference run.
+        chosen: the values of inputs and hyperparameters at which one more step was compared, each in a few words.
+        skipped: the values that eager does not survive, each with the reason.
+    """
+
+    comparisons: tuple[Comparison, ...]
+    steps: int
+    oracle: str
+    chosen: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> Comparison:
+        """The comparison with the largest ratio."""
+        return max(self.comparisons, key=lambda c: c.ratio)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every error is within its tolerance."""
+        return self.worst.ratio <= 1.0
+
+    @property
+    def wrong(self) -> tuple[Comparison, ...]:
+        """The comparisons whose error exceeds the tolerance, the worst first."""
+        return tuple(sorted((c for c in self.comparisons if c.ratio > 1), key=lambda c: -c.ratio))
+
+    @property
+    def unjudged(self) -> tuple[Comparison, ...]:
+        """The comparisons that cannot tell right from wrong: the tolerance is as large as the value.
+
+        The tolerance of a value that is zero but for rounding is as large, too; that value is judged to be zero.
+        """
+        scales: dict[str, float] = {}
+        for c in self.comparisons:
+            if c.magnitude != float("inf"):
+                scales[_kind(c.key)] = max(scales.get(_kind(c.key), 0.0), c.magnitude)
+
+        def is_unjudged(c: Comparison) -> bool:
+            least = max(_NEGLIGIBLE * scales.get(_kind(c.key), 0.0), _TINY)
+            return c.allowed == float("inf") or (c.allowed >= c.magnitude and c.allowed > least)
+
+        return tuple(filter(is_unjudged, self.comparisons))
+
+    @property
+    def unjudged_values(self) -> tuple[str, ...]:
+        """The keys of the values that cannot be judged, each once."""
+        return tuple(dict.fromkeys(c.key for c in self.unjudged))
+
+    @property
+    def tightness(self) -> Tightness:
+        """How tight the comparisons are; those without a bound do not count."""
+        bounded = [c for c in self.comparisons if 0 < c.allowed < float("inf")]
+        sized = [c for c in bounded if 0 < c.magnitude < float("inf")]
+        errors = _middle_and_largest([c.ratio for c in bounded])
+        tolerances = _middle_and_largest([c.allowed / c.magnitude for c in sized])
+        return Tightness(sum(c.elements for c in self.comparisons), *errors, *tolerances)
+
+
+@dataclass(frozen=True)
+class Tightness:
+    """How tight a verification is.
+
+    Attributes:
+        elements: the number of compared elements.
+        error_median: the median over the compared values of the error, as a share of its tolerance.
+        error_largest: the largest such share.
+        tolerance_median: the median over the compared values of the tolerance, as a share of the largest element.
+        tolerance_largest: the largest such share.
+    """
+
+    elements: int
+    error_median: float
+    error_largest: float
+    tolerance_median: float
+    tolerance_largest: float
+
+
+def _middle_and_largest(shares: Sequence[float]) -> tuple[float, float]:
+    return (median(shares), max(shares)) if shares else (0.0, 0.0)
+
+
+def _kind(key: str) -> str:
+    """Values whose sizes can be compared: those of one step and one kind, such as an optimizer's first moments."""
+    kind, step, name = key.split("/", 2)
+    first, _, rest = name.partition("/")
+    return f"{kind}/{step}/{first}/{rest.partition('/')[0]}" if rest and kind == "state" else f"{kind}/{step}"

@@ -1,0 +1,257 @@
+"""A step that changes from run to run is refused with the line that draws; one that does not is captured."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import random
+import statistics
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import irongrad as ig
+from irongrad.pipeline.capture import repeatable
+from irongrad.pipeline.capture.capture import capture
+from irongrad.runtime.errors import CaptureError
+
+OWN_PYTHON, OWN_NUMPY, OWN_OLD = random.Random(1), np.random.default_rng(1), np.random.RandomState(1)
+COUNTER = itertools.count()
+
+Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+class Model(nn.Module):
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.eye(3))
+        self.body = body
+        self.drawn = random.random() + np.random.rand()  # at construction, once
+        self.rng = random.Random(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(self, x @ self.w)
+
+
+def of(body: Body, **settings: Any) -> ig.TrainStep:
+    model = Model(body)
+    step = ig.TrainStep(
+        model, lambda y: y.square().sum(), torch.optim.SGD(model.parameters(), 0.1), {"x": torch.ones(2, 3)}
+    )
+    return replace(step, **settings)
+
+
+def marked(function: object) -> str:
+    """The place of the line of `function` with the comment `drawn`."""
+    lines, start = inspect.getsourcelines(function)
+    return next(f"{__file__}:{start + i}: " for i, text in enumerate(lines) if text.rstrip().endswith("# drawn"))
+
+
+def python(model, y):
+    return y * random.random()  # drawn
+
+
+def python_gauss(model, y):
+    y = y + 1
+    y = y * random.gauss(1, 0.1)  # drawn
+    return y.tanh()
+
+
+def a_choice(model, y):
+    return random.choice([y, y * 2, y * 3])  # drawn
+
+
+def numpy_global(model, y):
+    return y * np.random.rand()  # drawn
+
+
+def numpy_array(model, y):
+    return y + torch.from_numpy(np.random.standard_normal((2, 3)).astype(np.float32))  # drawn
+
+
+def own_python(model, y):
+    return y * OWN_PYTHON.uniform(1, 2)  # drawn
+
+
+def own_numpy(model, y):
+    return y * float(OWN_NUMPY.normal())  # drawn
+
+
+def own_old(model, y):
+    return y * OWN_OLD.rand()  # drawn
+
+
+def of_the_model(model, y):
+    return y * model.rng.random()  # drawn
+
+
+def in_evaluation(model, y):
+    if model.training:
+        return y
+    return y * random.random()  # drawn
+
+
+def over_a_library(model, y):
+    return y * statistics.NormalDist().samples(1)[0]  # drawn
+
+
+def a_number_that_does_not_matter(model, y):
+    random.random()  # drawn
+    return y
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        python,
+        python_gauss,
+        a_choice,
+        numpy_global,
+        numpy_array,
+        own_python,
+        own_numpy,
+        own_old,
+        of_the_model,
+        in_evaluation,
+        over_a_library,
+        a_number_that_does_not_matter,
+    ],
+)
+def test_a_number_from_outside_of_pytorch_is_refused_at_its_line(body: Body) -> None:
+    step = of(body)
+    before = random.getstate(), OWN_NUMPY.bit_generator.state
+    with pytest.raises(CaptureError, match="random number") as caught:
+        capture(step)
+    assert str(caught.value).startswith(marked(body))
+    assert (random.getstate(), OWN_NUMPY.bit_generator.state) == before
+
+
+def inner(y):
+    return y * random.random()  # drawn
+
+
+def test_the_innermost_line_of_the_user_is_named() -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(of(lambda model, y: inner(y).tanh()))
+    assert str(caught.value).startswith(marked(inner))
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * random.random()  # drawn
+
+
+def test_a_draw_in_a_backward_is_refused() -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(of(lambda model, y: Scaled.apply(y)))
+    assert str(caught.value).startswith(marked(Scaled.backward))
+
+
+class Langevin(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step()
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.add_(random.gauss(0, 0.1))  # drawn
+
+
+def test_a_draw_in_an_optimizer_is_refused() -> None:
+    step = of(lambda model, y: y)
+    with pytest.raises(CaptureError) as caught:
+        capture(replace(step, optimizer=Langevin(step.model.parameters(), 0.1)))
+    assert str(caught.value).startswith(marked(Langevin.step))
+
+
+def noisy_loss(y):
+    return y.sum() * np.random.rand()  # drawn
+
+
+def test_a_draw_in_the_loss_is_refused() -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(of(lambda model, y: y, loss=noisy_loss))
+    assert str(caught.value).startswith(marked(noisy_loss))
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda: os.urandom(1)[0] + 1 + os.urandom(1)[0] / 256,
+        lambda: uuid.uuid4().int % 1000,
+        lambda: time.time() % 60,
+        lambda: time.localtime(time.time()).tm_min + 1,
+        lambda: next(COUNTER) + 1,
+        lambda: random.SystemRandom().random(),
+    ],
+    ids=["urandom", "uuid", "time", "minute", "counter", "system"],
+)
+def test_what_changes_otherwise_is_refused(number: Callable[[], float]) -> None:
+    with pytest.raises(CaptureError, match="two eager runs of the training step") as caught:
+        capture(of(lambda model, y: y * number()))
+    assert str(caught.value).startswith(f"{__file__}:")
+
+
+def seeds_itself(model, y):
+    random.seed(4)
+    return y * random.random()
+
+
+def draws_before_it_seeds(model, y):
+    number = random.random()
+    random.seed(4)
+    return y * number
+
+
+def test_a_forward_that_seeds_a_generator_itself_is_captured() -> None:
+    capture(of(seeds_itself))
+
+
+def test_a_draw_before_the_forward_seeds_is_refused() -> None:
+    with pytest.raises(CaptureError, match="random number"):
+        capture(of(draws_before_it_seeds))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda model, y: y * torch.rand(3),
+        lambda model, y: nn.functional.dropout(y, 0.5, model.training),
+        lambda model, y: y * model.drawn,
+        lambda model, y: y * np.random.default_rng(5).random(),
+        lambda model, y: y * float("nan"),
+    ],
+)
+def test_a_step_that_repeats_is_captured(body: Body) -> None:
+    capture(of(body))
+
+
+def test_a_large_model_runs_once_unless_it_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    run = repeatable._run
+
+    def counted(program: repeatable.Program, *args: Any, **kwargs: Any) -> Any:
+        runs.append(program.what)
+        return run(program, *args, **kwargs)
+
+    monkeypatch.setattr(repeatable, "_run", counted)
+    monkeypatch.setattr(repeatable, "LARGE", 8)  # the model has 9
+    capture(of(lambda model, y: y))
+    assert runs == ["the training step", "the evaluation"]
+    with pytest.raises(CaptureError, match="random number"):
+        capture(of(python))
+    runs.clear()
+    monkeypatch.setattr(repeatable, "LARGE", 9)
+    capture(of(lambda model, y: y))
+    assert runs == ["the training step"] * 2 + ["the evaluation"] * 2

@@ -1,0 +1,173 @@
+"""No error of a stage reaches the user raw, and `check` says what `compile` says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import irongrad as ig
+from irongrad.diagnostics.stage_errors import reported
+from irongrad.pipeline import driver, front
+from irongrad.pipeline.check_step import check
+from irongrad.runtime.errors import CaptureError, InternalError, IronGradError, UserError
+from irongrad.targets import parse_target
+
+HERE = str(Path(__file__).resolve())
+
+
+class Model(nn.Module):
+    def __init__(self, body: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.eye(3, dtype=dtype))
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x @ self.w)
+
+
+def of(body: Callable[[torch.Tensor], torch.Tensor], optimizer: Any = torch.optim.SGD, **inputs: Any) -> ig.TrainStep:
+    model = Model(body)
+    return ig.TrainStep(
+        model, lambda y, *_: y.sum(), optimizer(model.parameters(), 0.1), {"x": torch.ones(2, 3), **inputs}
+    )
+
+
+def error_of(step: ig.TrainStep, folder: Path) -> IronGradError:
+    with pytest.raises(IronGradError) as caught:
+        ig.compile(step, folder / "out", cache=False)
+    return caught.value
+
+
+def raises(y):
+    raise KeyError("mine")
+
+
+class Counting(Model):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def counting():
+    model = Counting(lambda y: y)
+    return ig.TrainStep(model, lambda y: y.sum(), torch.optim.SGD(model.parameters()), {"x": torch.ones(2, 3)})
+
+
+def branches(y):
+    return y * 2 if y.sum() > 0 else y
+
+
+class Raising(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        return self.param_groups[0]["params"][0].no_such_thing
+
+
+class Deciding(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad[p.grad > 0].sum())
+
+
+def hooked():
+    step = of(lambda y: y)
+    step.model.register_full_backward_hook(lambda *a: None)
+    return step
+
+
+def sparse():
+    table = nn.Embedding(4, 3, sparse=True)
+    return ig.TrainStep(
+        table, lambda y: y.sum(), torch.optim.SparseAdam(table.parameters()), {"i": torch.tensor([0, 1])}
+    )
+
+
+FAILING: dict[str, Callable[[], ig.TrainStep]] = {
+    "a branch": lambda: of(branches),
+    "an exception of the forward": lambda: of(raises),
+    "two operators": lambda: of(lambda y: torch.special.airy_ai(y.detach()) + torch.special.bessel_j0(y.detach()) + y),
+    "a size from values": lambda: of(lambda y: y[y > 0]),
+    "no scalar": lambda: ig.TrainStep(
+        m := Model(lambda y: y), lambda y: y, torch.optim.SGD(m.parameters()), {"x": torch.ones(2, 3)}
+    ),
+    "an unused input": lambda: of(lambda y: y, z=torch.ones(1)),
+    "a hook": hooked,
+    "a random number": lambda: of(lambda y: y * random.random()),
+    "an exception of the optimizer": lambda: of(lambda y: y, Raising),
+    "a decision of the optimizer": lambda: of(lambda y: y, Deciding),
+    "LBFGS": lambda: of(lambda y: y, torch.optim.LBFGS),
+    "sparse gradients": sparse,
+    "a side effect": counting,
+}
+
+
+@pytest.mark.parametrize("make", FAILING.values(), ids=FAILING)
+def test_check_says_what_compile_says(make: Callable[[], ig.TrainStep], tmp_path: Path) -> None:
+    report = check(make(), [parse_target("llvm-cpu")])
+    error = error_of(make(), tmp_path)
+    assert isinstance(error, UserError), repr(error)
+    assert (type(report.error), str(report.error)) == (type(error), str(error))
+    assert report.refusals
+    assert HERE in str(error) or make in (FAILING["LBFGS"], FAILING["sparse gradients"])
+
+
+def test_a_step_that_compiles_has_no_error() -> None:
+    assert check(of(lambda y: y)).error is None
+
+
+@pytest.mark.parametrize("stage", ["differentiate", "add_optimizer", "add_guards"])
+def test_an_error_that_a_stage_does_not_expect_is_an_internal_error_with_its_name(
+    stage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*_: object) -> None:
+        raise TypeError("no such thing\nand more")
+
+    monkeypatch.setattr(front, stage, broken)
+    monkeypatch.setattr(broken, "__code__", broken.__code__.replace(co_filename="<ours>"))
+    name = stage.removeprefix("add_")
+    error = error_of(of(lambda y: y), tmp_path)
+    assert isinstance(error, InternalError)
+    assert str(error).startswith(f"the stage {name!r} failed: TypeError: no such thing. ")
+    assert isinstance(error.__cause__, TypeError)
+    assert str(check(of(lambda y: y)).error) == str(error)
+
+
+def test_the_stages_after_the_graph_are_named_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(driver, "pack_state", eval("lambda graph: graph.no_such_attribute"))
+    error = error_of(of(lambda y: y), tmp_path)
+    assert isinstance(error, InternalError)
+    assert "the stage 'passes' failed: AttributeError" in str(error)
+
+
+def test_an_error_of_the_users_own_code_names_their_line() -> None:
+    with (
+        pytest.raises(CaptureError, match=r"this line fails in a test: ValueError: mine") as caught,
+        reported(lambda: "a test"),
+    ):
+        mine()
+    assert str(caught.value).startswith(f"{HERE}:{mine.__code__.co_firstlineno + 1}: ")
+
+
+def mine() -> None:
+    raise ValueError("mine")
+
+
+def test_an_error_below_the_users_line_is_internal_and_names_the_line() -> None:
+    with pytest.raises(InternalError) as caught, reported(lambda: "a test"):
+        parse_target(3)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(f"{HERE}:")
+    assert "a test failed: " in str(caught.value)
+
+
+def test_our_own_errors_pass() -> None:
+    with pytest.raises(UserError, match="^as it is$"), reported(lambda: "a test"):
+        raise UserError("as it is")
