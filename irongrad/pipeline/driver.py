@@ -15,7 +15,7 @@ from typing import Unpack
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from irongrad.diagnostics.refusals import refused_together
-from irongrad.graph.step_graph import Range, StepGraph
+from irongrad.graph.step_graph import StepGraph
 from irongrad.operators.legalize.legality import check_float64, check_operators
 from irongrad.passes import Pass, run_passes
 from irongrad.pipeline.assemble.assemble import AssembledModule
@@ -28,8 +28,9 @@ from irongrad.pipeline.capture.capture import CapturedStep, capture
 from irongrad.pipeline.choices import Choices, completed
 from irongrad.pipeline.differentiate.differentiate import JointStep, differentiate
 from irongrad.pipeline.gc_pause import few_collections
-from irongrad.pipeline.guards.index_ranges import step_ranges
+from irongrad.pipeline.guards.decisions import Indices
 from irongrad.pipeline.guards.range_checks import add_guards
+from irongrad.pipeline.guards.step_indices import step_indices
 from irongrad.pipeline.iree.compile import CompiledModule
 from irongrad.pipeline.iree.compile_cached import compile_all
 from irongrad.pipeline.lower.importer import ImportedStep, import_functions
@@ -114,13 +115,13 @@ def build(step: TrainStep, options: Options) -> Build:
             return run.from_cache(*found, entry.key)
         keep_freed_memory()  # each run of the oracle and of the compiled step reuses the memory of the run before
         with refused_together():
-            joint: JointStep = stage("differentiate", differentiate, captured)
+            indices: Indices = step_indices(captured)
+            joint: JointStep = stage("differentiate", differentiate, captured, indices)
             graph: StepGraph = stage("optimizer", add_optimizer, joint)
             graph = cut(graph, step.between)
-            ranges: list[Range] = step_ranges(captured)
-            graph = stage("guards", add_guards, graph, ranges)
+            graph = stage("guards", add_guards, graph, indices, joint.checks)
             check_operators(graph)
-        interface: Interface = describe(graph, ranges, options.entry_points)
+        interface: Interface = describe(graph, indices.ranges, options.entry_points)
         compiled = _compiled(run, captured, selected(graph, interface), interface, Path(directory))
         run.statistics |= {c.target.name: c.statistics for c in compiled.targets}
         choices = tuple(choice for record in run.records for choice in record.choices)
@@ -206,4 +207,6 @@ def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: BuildRun) -> Ste
 def step_graph(step: TrainStep) -> StepGraph:
     """The step graph before any pass."""
     captured = capture(step)
-    return add_guards(cut(add_optimizer(differentiate(captured)), step.between), step_ranges(captured))
+    indices = step_indices(captured)
+    joint = differentiate(captured, indices)
+    return add_guards(cut(add_optimizer(joint), step.between), indices, joint.checks)
