@@ -119,7 +119,7 @@ def run_in_bucket(entry: EntryPoint, graph: StepGraph, values: Mapping[Value, st
 
 
 def value_limits(graph: StepGraph, sizes: Mapping[str, str], name: str) -> Generator[str, None, dict[str, list[str]]]:
-    """Compute the upper limits of input values that depend on the sizes of a call.
+    """Compute the upper limits of input values, and of computed indices, that depend on the sizes of a call.
 
     Args:
         graph: the step graph.
@@ -127,10 +127,11 @@ def value_limits(graph: StepGraph, sizes: Mapping[str, str], name: str) -> Gener
         name: the prefix of the SSA names that the lines define.
 
     Returns:
-        By input, the SSA names of its limits, indices; limits on dimensions that `sizes` lacks are left out.
+        By input or computed index, the SSA names of its limits, indices; limits on dimensions that `sizes` lacks are left out.
     """
     found: dict[str, list[str]] = {}
-    for number, (input_name, limits) in enumerate(graph.value_limits.items()):
+    every = {**graph.value_limits, **{r.input: r.limits for r in graph.computed if r.limits}}
+    for number, (input_name, limits) in enumerate(every.items()):
         known = [m for m in limits if all(s.name in sizes for s in m.free_symbols)]
         found[input_name] = []
         for i, limit in enumerate(known):

@@ -195,8 +195,7 @@ def differentiate(captured: CapturedStep, indices: Indices | None = None) -> Joi
 
     def check(bucket: Bucket | None, *, plain: bool) -> None:
         for name, program in untraced.checks.items():
-            made = traced(program, bucket)
-            made = made if bucket is None and captured.step.dynamic else _without_unused_inputs(made)
+            made = _without_unused_inputs(traced(program, bucket))
             checks[name if plain else specialised_name(name, bucket)] = made
 
     _check_buckets(untraced, captured.step.bucket_list)

@@ -41,7 +41,7 @@ def add_guards(graph: StepGraph, indices: Indices, early: Mapping[str, Function]
             made.append(computing[name])
         if made:
             checks[f"check.{name}"] = made[0] if len(made) == 1 else _joined(*made)
-    limits = {r.input: r.limits for r in (*ranges, *indices.computed) if r.limits}
+    limits = {r.input: r.limits for r in ranges if r.limits}
     functions = {**graph.functions, **checks}
     return replace(graph, functions=functions, value_limits=limits, computed=indices.computed, indices=indices.specs)
 

@@ -10,6 +10,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, OutputSpec, TensorArgument
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_structure
 
 from irongrad.diagnostics.source_lines import quiet_export
 from irongrad.graph.flat_graph import FlatGraph
@@ -109,10 +110,9 @@ def _constants(program: ExportedProgram) -> Iterator[tuple[Node, torch.Tensor]]:
 
 
 def _early(functional: ExportedProgram, made: Decided, checks: Checks, taken: Sequence[str]) -> EarlyProgram:
-    """The program that computes how far indices are out of range; with symbolic sizes, it takes all inputs."""
+    """The program that computes how far indices are out of range; it takes all inputs."""
     assert made.part is not None
-    keep = list(made.inputs) if made.known else []
-    graph = distances(made.part, checks, keep)
+    graph = distances(made.part, checks, list(made.inputs))
     left = {n.name for n in graph.graph.nodes if n.op == "placeholder"}
     signature = functional.graph_signature
     results = graph.graph.output_node().args[0]
@@ -121,7 +121,9 @@ def _early(functional: ExportedProgram, made: Decided, checks: Checks, taken: Se
         input_specs=[spec for spec in signature.input_specs if spec.arg.name in left],
         output_specs=[OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in results],
     )
-    inputs = tuple(name for name, user in zip(taken, signature.user_inputs, strict=True) if user in left)
     with quiet_export():
         program = functional._update(graph, cut)
-    return EarlyProgram(program, inputs, tuple(limit.input for _, limit in checks))
+    outer = program.module_call_graph[0].signature
+    assert outer is not None
+    outer.out_spec = tree_structure(tuple(results))
+    return EarlyProgram(program, tuple(taken), tuple(limit.input for _, limit in checks))
