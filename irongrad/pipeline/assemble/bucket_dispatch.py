@@ -127,7 +127,8 @@ def value_limits(graph: StepGraph, sizes: Mapping[str, str], name: str) -> Gener
         name: the prefix of the SSA names that the lines define.
 
     Returns:
-        By input or computed index, the SSA names of its limits, indices; limits on dimensions that `sizes` lacks are left out.
+        By input or computed index, the SSA names of its limits, indices. Limits on dimensions that `sizes` lacks are
+        left out.
     """
     found: dict[str, list[str]] = {}
     every = {**graph.value_limits, **{r.input: r.limits for r in graph.computed if r.limits}}

@@ -85,10 +85,9 @@ def _inputs(step: TrainStep, graph: StepGraph, sizes: Bucket) -> dict[str, torch
         CaptureError: no integers were found for which all computed indices are in range.
     """
     own = _resized_inputs(step, graph, sizes)
-    lowest = {
-        n: t if t.is_floating_point() or not t.numel() else torch.full_like(t, int(t.min())) for n, t in own.items()
-    }
-    zeros = {n: t if t.is_floating_point() else torch.zeros_like(t) for n, t in own.items()}
+    whole = {name for name, tensor in own.items() if not tensor.is_floating_point() and tensor.numel()}
+    lowest = {n: torch.full_like(t, int(t.min())) if n in whole else t for n, t in own.items()}
+    zeros = {n: torch.zeros_like(t) if n in whole else t for n, t in own.items()}
     found = next((i for i in (own, lowest, zeros) if all_in_range(graph, i, sizes)), None)
     if found is None:
         places = "; ".join(limit.place for limit in graph.computed)
