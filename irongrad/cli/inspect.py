@@ -52,6 +52,7 @@ def command(directory: Path, checkpoint: Path | None, memory: bool, as_json: boo
         _memory(manifest)
         return
     _entry_points(manifest)
+    _indices(manifest)
     _hypers(manifest)
     _state(manifest, values)
     _files(manifest)
@@ -79,6 +80,16 @@ def _entry_points(manifest: Manifest) -> None:
         console.print(f"    {name}: {f'{least} to {most}' if most else f'{least} and more'}", markup=False)
     for constraint in manifest.constraints:
         console.print(f"    {constraint.text}", markup=False)
+
+
+def _indices(manifest: Manifest) -> None:
+    if not manifest.indices:
+        return
+    console.rule("indices", align="left")
+    table = Table("line", "operator", "in", "", box=None)
+    for index in manifest.indices:
+        table.add_row(escape(index.line), index.operator, escape(index.range), index.how)
+    console.print(table)
 
 
 def _hypers(manifest: Manifest) -> None:

@@ -44,7 +44,7 @@ from irongrad.pipeline.capture.capture import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.repeatable import Program, Recorder, refuse_unrepeatable
 from irongrad.pipeline.capture.without_value_reads import ValueFree
-from irongrad.pipeline.guards.index_ranges import function_ranges
+from irongrad.pipeline.guards.function_indices import function_indices
 from irongrad.pipeline.guards.range_checks import add_guards
 from irongrad.pipeline.iree.compile_cached import compile_once
 from irongrad.pipeline.oracle.expected_values import Expected
@@ -231,15 +231,21 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> tuple[StepGrap
             check_control_flow(traced)  # the gradient of a while_loop takes values too
             check_values(traced)
             traced = in_reals(traced)
-        graph = retrace(functionalize(lambda *v: list(interpret_eager(traced, v))), examples)
+        indices, early = function_indices(traced, list(flat.examples), lambda: _functional(traced, examples))
+        graph = _functional(traced, examples, decompose=True)
     except Exception as error:
         raise capture_errors.capture_error(error, fn) from error
     arguments = tuple(Value("input", n) for n in flat.examples)
     count = len(graph.graph.output_node().args[0])
     results = tuple(Value("output", f"result{i}") for i in range(count))
     step = StepGraph((), (), flat.examples, {}, functions={"call": Function(graph, arguments, results)})
-    ranges = function_ranges(traced, flat.examples)
-    return add_guards(constants_as_state(step, "call"), ranges), ranges
+    step = add_guards(constants_as_state(step, "call"), indices, {"call": early} if early is not None else {})
+    return (constants_as_state(step, "check.call") if early is not None else step), list(indices.ranges)
+
+
+def _functional(traced: GraphModule, examples: Sequence[torch.Tensor], *, decompose: bool = False) -> GraphModule:
+    """The same function in a graph in which nothing writes into memory."""
+    return retrace(functionalize(lambda *v: list(interpret_eager(traced, v))), examples, decompose=decompose)
 
 
 def _trace(run: Callable[..., list[torch.Tensor]], examples: Sequence[torch.Tensor]) -> GraphModule:

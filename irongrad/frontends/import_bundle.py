@@ -30,6 +30,7 @@ from irongrad.mlir.tools import run_tool
 from irongrad.pipeline.assemble.interface import describe, selected
 from irongrad.pipeline.assemble.step_functions import torch_dtype
 from irongrad.pipeline.backend import portable_module
+from irongrad.pipeline.guards.decisions import Indices
 from irongrad.pipeline.guards.range_checks import add_guards
 from irongrad.pipeline.iree.compile_cached import compile_all
 from irongrad.pipeline.lower.importer import ImportedStep, import_functions
@@ -77,7 +78,7 @@ def import_bundle(
         for s in bundle.index.inputs
         if s.minimum is not None and s.maximum is not None
     ]
-    graph = add_guards(step_graph(bundle), ranges)
+    graph = add_guards(step_graph(bundle), Indices(tuple(ranges)))
     interface = describe(graph, ranges, entry_points)
     graph = selected(graph, interface)
     with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:

@@ -32,7 +32,8 @@ from irongrad.operators.random import Draws, is_random
 from irongrad.pipeline.assemble.interface import describe_function
 from irongrad.pipeline.backend import optimised_function, portable_function
 from irongrad.pipeline.capture.capture import plain_operators
-from irongrad.pipeline.guards.index_ranges import function_ranges
+from irongrad.pipeline.guards.decisions import Indices
+from irongrad.pipeline.guards.function_indices import function_indices
 from irongrad.pipeline.guards.range_checks import add_guards
 from irongrad.pipeline.iree.compile_cached import compile_once
 from irongrad.runtime.errors import UnsupportedOpError
@@ -140,16 +141,18 @@ class _Plan:
         if not wanted:
             return None
         check_values(self._graph)
-        graph, target = self._step_graph(), parse_target("llvm-cpu")
+        names = [f"arg{i}" for i in self.places.values()]
+        indices, early = function_indices(self._graph, names, lambda: self._graph)
+        graph, target = self._step_graph(indices, early), parse_target("llvm-cpu")
         check_operators(graph)
         graph, _ = optimised_function(graph, target)
         with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
-            interface = describe_function(graph, self._ranges())
+            interface = describe_function(graph, indices.ranges)
             module = portable_function(graph, interface, Path(scratch))
             binary = compile_once(default_store(), module, target, Path(scratch))
         return TorchCall(module, binary.vmfb, [TensorLike.of(n.meta["val"]) for n in wanted])
 
-    def _step_graph(self) -> StepGraph:
+    def _step_graph(self, indices: Indices, early: Function | None) -> StepGraph:
         examples = [torch.empty(TensorLike.of(t).shape, dtype=t.dtype, device="meta") for t in self._examples]
         names = [f"arg{i}" for i in self.tensors]
         inputs = dict(zip(names, examples, strict=True))
@@ -160,10 +163,10 @@ class _Plan:
         arguments = tuple(Value("input", n) for n in inputs)
         results = tuple(Value("output", f"result{i}") for i in range(count))
         graph = StepGraph((), (), inputs, {}, functions={"call": Function(made, arguments, results)})
-        return add_guards(constants_as_state(graph, "call"), self._ranges())
-
-    def _ranges(self) -> list[Any]:
-        return function_ranges(self._graph, [f"arg{i}" for i in self.places.values()])
+        if early is None:
+            return add_guards(constants_as_state(graph, "call"), indices)
+        checked = add_guards(constants_as_state(graph, "call"), indices, {"call": early})
+        return constants_as_state(checked, "check.call")
 
     def _run(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """Run the graph on tensors only; if it draws random numbers, the last tensor is the seed."""

@@ -7,7 +7,7 @@ operator calls. It does the same with the branches of torch.cond and the bodies 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -23,10 +23,12 @@ class FlatGraph:
     Attributes:
         nodes: all nodes in order of execution. Both branches of a cond are listed, one after the other, and a loop's
             body once.
+        carried: the placeholders of loop bodies whose values one iteration hands on to the next.
     """
 
     def __init__(self, graph: GraphModule) -> None:
         self.nodes: list[Node] = []
+        self.carried: set[Node] = set()
         self._origins: dict[Node, list[Any]] = {}
         self._results: dict[Node, list[list[Any]]] = {}
         self._add(graph)
@@ -35,11 +37,19 @@ class FlatGraph:
         """Return the nodes that compute `value`, a node or any other argument, through the borders of regions.
 
         The result of a cond has the origins of both branches. A loop's carry has those of its initial value. A row of a
-        sequence has those of the whole sequence.
+        sequence has those of the whole sequence. The final carry of a loop has those of its initial value, and of what
+        an iteration hands on.
         """
-        if not (isinstance(value, Node) and value in self._origins):
+        return self._through(value, frozenset())
+
+    def makers(self, value: Any) -> list[Any]:
+        """Return the nodes that compute `value`, as `origins` does; a carry inside of its loop is its own."""
+        return self._through(value, self.carried)
+
+    def _through(self, value: Any, ends: Collection[Node]) -> list[Any]:
+        if not (isinstance(value, Node) and value in self._origins) or value in ends:
             return [value]
-        return [origin for same in self._origins[value] for origin in self.origins(same)]
+        return [origin for same in self._origins[value] for origin in self._through(same, ends)]
 
     def _add(self, graph: GraphModule) -> None:
         for node in graph.graph.nodes:
@@ -52,12 +62,33 @@ class FlatGraph:
                 self.nodes.append(node)
 
     def _enter(self, call: Node, regions: Sequence[GraphModule], inputs: Sequence[Any]) -> None:
+        carried = _carried(call, inputs)
         for region in regions:
             placeholders = [n for n in region.graph.nodes if n.op == "placeholder"]
             self._origins |= {p: [value] for p, value in zip(placeholders, inputs, strict=False)}
+            self.carried |= set(placeholders[:carried])
             self._add(region)
         alternatives = regions if call.target is torch.ops.higher_order.cond else regions[-1:]
-        self._results[call] = [list(same) for same in zip(*map(_outputs, alternatives), strict=True)]
+        results = [list(same) for same in zip(*map(_outputs, alternatives), strict=True)]
+        if call.target in _HANDS_ON:
+            results = [[start, *made] for start, made in zip(inputs[:carried], results, strict=False)] + results[
+                carried:
+            ]
+        self._results[call] = results
+
+
+# Loops whose first results are the final values of what they hand on.
+_HANDS_ON = (torch.ops.higher_order.while_loop, torch.ops.higher_order.scan)
+
+
+def _carried(call: Node, inputs: Sequence[Any]) -> int:
+    """How many of a region's arguments a loop hands on from one iteration to the next."""
+    if call.target is torch.ops.higher_order.associative_scan:
+        return len(inputs) * 2  # a region combines two elements of each sequence
+    if call.target not in _HANDS_ON:
+        return 0
+    first = next(a for a in call.args if isinstance(a, list | tuple))
+    return len(first)
 
 
 def _outputs(region: GraphModule) -> Sequence[Any]:

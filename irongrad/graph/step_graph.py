@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from irongrad.runtime.manifest import SEED, Role
+from irongrad.runtime.manifest import SEED, IndexSpec, Role
 from irongrad.sizes.buckets import Bucket
 from irongrad.sizes.limits import Limits
 from irongrad.sizes.symbols import has_symbols
@@ -131,7 +131,7 @@ class StepGraph:
         functions: `joint` (forward and backward), or `forward` and `finish` in its place
             (`irongrad.pipeline.optimizer.split_step`). `update` (the optimizer), `accumulate` and `mean` (of
             gradients), and `eval`. `predict`, unless the model's only output is its loss. `step` of an imported step,
-            `call` of a compiled function. `check.<name>` for functions whose inputs have a range.
+            `call` of a compiled function. `check.<name>` for functions that take or compute indices.
             `irongrad.pipeline.assemble.interface` says which of them an entry point runs.
         accumulate: the number of micro-batches that `joint` runs on in turn; the other functions take whole batches.
         precision: the precision of forward and backward, as in `TrainStep.precision`.
@@ -145,6 +145,9 @@ class StepGraph:
         output_sizes: the sizes of each result of `predict`, as numbers and expressions of named dimensions.
         value_limits: for inputs whose values must be smaller than dynamic sizes, the largest values, as expressions of
             named dimensions.
+        ranges: the ranges of integer inputs that are indices.
+        computed: the ranges of indices that `check.<name>` computes; `Range.input` is the name of its result.
+        indices: a record of every index, and of what keeps it within its tensor.
     """
 
     state: tuple[StateTensor, ...]
@@ -162,6 +165,9 @@ class StepGraph:
     limits: Limits | None = None
     output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     value_limits: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    ranges: tuple[Range, ...] = ()
+    computed: tuple[Range, ...] = ()
+    indices: tuple[IndexSpec, ...] = ()
 
     @property
     def forms(self) -> tuple[Bucket | None, ...]:
@@ -187,14 +193,15 @@ class StepGraph:
 
 @dataclass(frozen=True)
 class Range:
-    """The values that an integer input may have.
+    """The values that an integer input, or an index computed from inputs, may have.
 
     Attributes:
-        input: the input's name.
+        input: the input's name, or the name of the check's result.
         minimum: the smallest value, inclusive.
         maximum: the largest value, inclusive.
         exempt: one more value that is accepted (`ignore_index`), or None.
         limits: further largest values, as expressions of named dimensions.
+        place: for a computed index, the user's line and the operator.
     """
 
     input: str
@@ -202,3 +209,4 @@ class Range:
     maximum: int
     exempt: int | None = None
     limits: tuple[Any, ...] = ()
+    place: str = ""

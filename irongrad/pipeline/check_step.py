@@ -102,8 +102,8 @@ def _step_graph(step: TrainStep, targets: Sequence[Target]) -> StepGraph:
         return function(*arguments)
 
     with reported(lambda: f"the stage {current[0]!r}"):
-        graph, ranges = front(stage("capture", capture, step), stage)
-        describe(graph, ranges, None)
+        graph, indices = front(stage("capture", capture, step), stage)
+        describe(graph, indices.ranges, None)
         refuse(_float64(graph, targets))
     return graph
 

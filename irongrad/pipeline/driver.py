@@ -109,8 +109,8 @@ def build(step: TrainStep, options: Options) -> Build:
         if entry is not None and (found := entry.load(options.output)) is not None:
             return run.from_cache(*found, entry.key)
         keep_freed_memory()  # each run of the oracle and of the compiled step reuses the memory of the run before
-        graph, ranges = front(captured, stage)
-        interface: Interface = describe(graph, ranges, options.entry_points)
+        graph, indices = front(captured, stage)
+        interface: Interface = describe(graph, indices.ranges, options.entry_points)
         compiled = _compiled(run, captured, selected(graph, interface), interface, Path(directory))
         run.statistics |= {c.target.name: c.statistics for c in compiled.targets}
         choices = tuple(choice for record in run.records for choice in record.choices)

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from irongrad.diagnostics.refusals import refused_together
-from irongrad.graph.step_graph import Range, StepGraph
+from irongrad.graph.step_graph import StepGraph
 from irongrad.operators.legalize.legality import check_operators
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.differentiate.differentiate import JointStep, differentiate
-from irongrad.pipeline.guards.index_ranges import step_ranges
+from irongrad.pipeline.guards.decisions import Indices
 from irongrad.pipeline.guards.range_checks import add_guards
+from irongrad.pipeline.guards.step_indices import step_indices
 from irongrad.pipeline.optimizer.split_step import cut
 from irongrad.pipeline.optimizer.update import add_optimizer
 
@@ -24,17 +25,18 @@ def plainly(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def front(captured: CapturedStep, stage: Stage) -> tuple[StepGraph, list[Range]]:
-    """Run the stages from `differentiate` to `guards`; return the step graph, and the ranges of integer inputs.
+def front(captured: CapturedStep, stage: Stage) -> tuple[StepGraph, Indices]:
+    """Run the stages from `differentiate` to `guards`; return the step graph, and what was decided on its indices.
 
     Raises:
+        CaptureError: an index is neither proved to be in range, nor can it be checked before a step begins.
         UnsupportedOpError: operators that cannot be compiled, all of them together.
     """
     with refused_together():
-        joint: JointStep = stage("differentiate", differentiate, captured)
+        indices: Indices = step_indices(captured)
+        joint: JointStep = stage("differentiate", differentiate, captured, indices)
         graph: StepGraph = stage("optimizer", add_optimizer, joint)
         graph = cut(graph, captured.step.between)
-        ranges: list[Range] = step_ranges(captured)
-        graph = stage("guards", add_guards, graph, ranges)
+        graph = stage("guards", add_guards, graph, indices, joint.checks)
         check_operators(graph)
-    return graph, ranges
+    return graph, indices

@@ -266,6 +266,7 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origi
         tuned=tuple(ChoiceSpec(c.what, c.chosen, dict(c.seconds)) for c in origin.choices),
         memory=origin.memory,
         function=origin.function,
+        indices=module.graph.indices,
         files={n: file_spec(directory / n) for n in names},
         seed=module.graph.seed,
         precision=module.graph.precision,

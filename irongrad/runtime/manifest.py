@@ -39,6 +39,8 @@ OF_STATE = ("export_state", "import_state")
 OF_GRADIENTS = ("export_gradients", "import_gradients")
 # The input dimension over which `train_steps` loops.
 STEPS_DIM = "K"
+# What keeps an index within its tensor; see `IndexSpec.how`.
+PROVED, BY_INPUT, EARLY = "proved", "checked by input", "checked early"
 # The value of `TensorSpec.maximum` if only `limits` bound the input.
 UNLIMITED = 2**31 - 1
 
@@ -269,6 +271,24 @@ class FunctionSpec:
 
 
 @dataclass(frozen=True)
+class IndexSpec:
+    """An index that a step uses.
+
+    Attributes:
+        line: the user's line.
+        operator: the operator that takes the index, such as `embedding`.
+        range: the values that the index may have.
+        how: `proved` by the compiler; `checked by input`, if it holds elements of inputs that have a range; or
+            `checked early`, if each call computes it before anything else.
+    """
+
+    line: str
+    operator: str
+    range: str
+    how: str
+
+
+@dataclass(frozen=True)
 class ChoiceSpec:
     """A choice that was made by measurement on the compiling machine.
 
@@ -323,6 +343,7 @@ class Manifest:
         passes: the passes that ran on the step graph, in the syntax of `--passes`.
         route: the lowering of the step graph to linalg, `linalg` or `stablehlo`.
         tuned: the choices that were made by measurement.
+        indices: every index that the step uses, and what keeps it within its tensor.
     """
 
     format_version: int
@@ -344,6 +365,7 @@ class Manifest:
     passes: tuple[str, ...] = ()
     route: str = "linalg"
     tuned: tuple[ChoiceSpec, ...] = ()
+    indices: tuple[IndexSpec, ...] = ()
 
     def entry_point(self, name: str) -> EntryPoint | None:
         """Return the entry point called `name`, or None."""

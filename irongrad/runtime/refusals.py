@@ -9,8 +9,13 @@ NOT_RUN = "the step was not run"
 
 def range_of(spec: TensorSpec) -> str:
     """Return the first part of the message about an input that is out of range."""
+    return f"{spec.name}: every value must be in {interval_of(spec)}; {NOT_RUN}"
+
+
+def interval_of(spec: TensorSpec) -> str:
+    """Return the accepted values of an input as text."""
     exempt = f" (or {spec.exempt})" if spec.exempt is not None else ""
-    return f"{spec.name}: every value must be in [{spec.minimum}, {largest_of(spec)}]{exempt}; {NOT_RUN}"
+    return f"[{spec.minimum}, {largest_of(spec)}]{exempt}"
 
 
 def largest_of(spec: TensorSpec) -> str:

@@ -87,7 +87,7 @@ def test_wrong_numbers_leave_the_artifact_as_it_was(copy, monkeypatch):
 def _compiled_before(directory: Path):
     """In place of iree-compile: the file that is there."""
 
-    def compile_module(module, target, scratch, check):
+    def compile_module(module, target, *arguments):
         (spec,) = read_manifest(directory).targets
         vmfb = (directory / spec.file).read_bytes()
         return SimpleNamespace(

@@ -32,7 +32,7 @@ def constants_as_state(graph: StepGraph, name: str) -> StepGraph:
         value = getattr(module, str(node.target))
         if not isinstance(value, torch.Tensor) or value.numel() <= (1 if value.dtype is torch.uint8 else SMALL):
             continue
-        tensor = StateTensor(f"constant/{len(state)}", Role.CONSTANT, value.detach().cpu())
+        tensor = StateTensor(f"constant/{len(graph.state) + len(state)}", Role.CONSTANT, value.detach().cpu())
         state.append(tensor)
         with module.graph.inserting_before(last):
             argument = module.graph.placeholder(f"constant_{len(state)}")

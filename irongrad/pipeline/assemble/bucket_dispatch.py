@@ -21,7 +21,7 @@ from irongrad.pipeline.assemble.interface import chain_of
 from irongrad.pipeline.assemble.refusal_messages import Lines, after, indented, refuse_unless, results_of
 from irongrad.pipeline.assemble.size_guards import measured, refusals
 from irongrad.pipeline.assemble.step_functions import (
-    call,
+    call_loaded,
     call_part,
     finish,
     spec_type,
@@ -85,7 +85,7 @@ class Dispatch:
         return self.graph.in_bucket(self.chain[0], self.graph.forms[number])
 
     def check(self, number: int) -> Function | None:
-        """The function that checks the input values of form `number`; None if no input has a range."""
+        """The function that checks the values of a call of form `number`; None if there is nothing to check."""
         return self.graph.functions.get(f"check.{self.form(number)}")
 
     def kind(self, spec: TensorSpec, number: int) -> tuple[tuple[int | str, ...], str]:
@@ -119,7 +119,7 @@ def run_in_bucket(entry: EntryPoint, graph: StepGraph, values: Mapping[Value, st
 
 
 def value_limits(graph: StepGraph, sizes: Mapping[str, str], name: str) -> Generator[str, None, dict[str, list[str]]]:
-    """Compute the upper limits of input values that depend on the sizes of a call.
+    """Compute the upper limits of input values, and of computed indices, that depend on the sizes of a call.
 
     Args:
         graph: the step graph.
@@ -127,10 +127,12 @@ def value_limits(graph: StepGraph, sizes: Mapping[str, str], name: str) -> Gener
         name: the prefix of the SSA names that the lines define.
 
     Returns:
-        By input, the SSA names of its limits, indices; limits on dimensions that `sizes` lacks are left out.
+        By input or computed index, the SSA names of its limits, indices. Limits on dimensions that `sizes` lacks are
+        left out.
     """
     found: dict[str, list[str]] = {}
-    for number, (input_name, limits) in enumerate(graph.value_limits.items()):
+    every = {**graph.value_limits, **{r.input: r.limits for r in graph.computed if r.limits}}
+    for number, (input_name, limits) in enumerate(every.items()):
         known = [m for m in limits if all(s.name in sizes for s in m.free_symbols)]
         found[input_name] = []
         for i, limit in enumerate(known):
@@ -184,10 +186,10 @@ def _checked_form(dispatch: Dispatch, number: int) -> Lines:
     values = yield from _form_arguments(dispatch, number)
     check = dispatch.check(number)
     if check is not None:
-        yield from call(f"graph.check.{dispatch.form(number)}", check, values, f"%far.{number}")
+        yield from call_loaded(f"graph.check.{dispatch.form(number)}", check, dispatch.graph, values, f"%far.{number}")
         limits = yield from value_limits(dispatch.graph, dispatch.sizes, f"%largest.{number}")
         found = results_of(check, f"%far.{number}")
-        passed = yield from refuse_unless(found, check, dispatch.entry, f"%passed.{number}", limits)
+        passed = yield from refuse_unless(found, check, dispatch.entry, dispatch.graph, f"%passed.{number}", limits)
         yield from _after_checks(dispatch, number, values, passed)
     return (yield from _call_form(dispatch, number, values))
 
@@ -212,7 +214,7 @@ def _check_outcomes(dispatch: Dispatch, number: int) -> Lines:
     check = dispatch.check(number)
     assert check is not None
     values = yield from _form_arguments(dispatch, number)
-    yield from call(f"graph.check.{dispatch.form(number)}", check, values, f"%far.{number}")
+    yield from call_loaded(f"graph.check.{dispatch.form(number)}", check, dispatch.graph, values, f"%far.{number}")
     return results_of(check, f"%far.{number}")
 
 
@@ -286,8 +288,8 @@ def _braced(names: Iterable[str]) -> str:
 def _padded(result: str, number: int, shape: tuple[int | str, ...], dispatch: Dispatch) -> Iterator[str]:
     """A copy of input `number`, padded to the shape of a bucket.
 
-    The padding is zeros, as `irongrad.padding` expects. Zero is in every range of indices, so a range check may read
-    the padding too.
+    The padding is zeros, as `irongrad.padding` expects. A range check of an input leaves it out where zero is not in
+    the range (`irongrad.pipeline.guards.range_checks`).
     """
     spec, value = dispatch.entry.inputs[number], f"{dispatch.prefix}{number}"
     kind = mlir_type(shape, torch_dtype(spec.dtype))

@@ -11,7 +11,7 @@ from irongrad.pipeline.assemble.refusal_messages import Lines, after, refuse_unl
 from irongrad.pipeline.assemble.shared_step_functions import Cores
 from irongrad.pipeline.assemble.split_step_state import closed, closed_if_any, is_open, opened
 from irongrad.pipeline.assemble.stacked_steps import train_steps
-from irongrad.pipeline.assemble.step_functions import call, return_line, spec_type
+from irongrad.pipeline.assemble.step_functions import call_loaded, return_line, spec_type
 from irongrad.pipeline.assemble.storage import Storage, quoted, symbol, tensor_type
 from irongrad.runtime.manifest import STEPS, EntryPoint, TensorSpec
 
@@ -53,15 +53,15 @@ def _copied(value: str, kind: str, name: str) -> Iterator[str]:
 
 
 def _guards(entry: EntryPoint, graph: StepGraph, values: dict[Value, str], passed: Sequence[str] = ()) -> Iterator[str]:
-    """Check the ranges of integer inputs with the function `check.<name>`, before the call has any effect.
+    """Check inputs, and indices computed from them, with the function `check.<name>`, before the call has any effect.
 
     All readers of the inputs are ordered after these checks, and after those whose outcomes are in `passed`.
     """
     name = f"check.{chain_of(entry.name, graph)[0]}"
     check = graph.functions.get(name)
     if check is not None:
-        yield from call(f"graph.{name}", check, values, "%far")
-        outcomes = yield from refuse_unless(results_of(check, "%far"), check, entry, "%passed")
+        yield from call_loaded(f"graph.{name}", check, graph, values, "%far")
+        outcomes = yield from refuse_unless(results_of(check, "%far"), check, entry, graph, "%passed")
         passed = [*passed, *outcomes]
     for value in [v for v in values if v.kind == "input" and passed]:
         old, values[value] = values[value], f"{values[value]}.checked"

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 
-from irongrad.graph.step_graph import Function
+from irongrad.graph.step_graph import Function, StepGraph
 from irongrad.pipeline.assemble.step_functions import spec_type
 from irongrad.pipeline.assemble.storage import quoted
-from irongrad.runtime.manifest import EntryPoint
+from irongrad.runtime.manifest import EntryPoint, TensorSpec
 from irongrad.runtime.refusals import too_large, too_small
 
 # A generator of lines that returns the SSA names of what they compute.
@@ -27,6 +27,7 @@ def refuse_unless(
     distances: Sequence[str],
     check: Function,
     entry: EntryPoint,
+    graph: StepGraph,
     name: str,
     limits: Mapping[str, Sequence[str]] | None = None,
 ) -> Lines:
@@ -35,24 +36,23 @@ def refuse_unless(
     Args:
         distances: for each result of `check`, its SSA name: the distance of one value from its range's minimum. If any
             value of the input is out of range, it is the distance of such a value.
-        check: the check function; its results have the names of the inputs.
+        check: the check function; its results have the names of inputs, or of computed indices.
         entry: the entry point, whose arguments the inputs are.
+        graph: the step graph.
         name: the prefix of the SSA names that the lines define.
         limits: by input, the SSA names of further upper limits, indices.
 
     Returns:
-        For each checked input, the SSA name of an i1 that says whether it passed.
+        For each result, the SSA name of an i1 that says whether it passed.
     """
-    numbers = {spec.name: i for i, spec in enumerate(entry.inputs)}
     for i, (distance, result) in enumerate(zip(distances, check.results, strict=True)):
-        own, number = f"{name}.{i}", numbers[result.name]
-        spec = entry.inputs[number]
+        own, (number, spec) = f"{name}.{i}", _checked(result.name, check, entry, graph)
         assert spec.minimum is not None
         assert spec.maximum is not None
         yield f"{own}.far = tensor.extract {distance}[] : tensor<i64>"
         yield f"{own}.least = arith.constant {spec.minimum} : i64"
         yield from _largest_distance(
-            f"{own}.most", spec.maximum - spec.minimum, (limits or {}).get(spec.name, ()), f"{own}.least"
+            f"{own}.most", spec.maximum - spec.minimum, (limits or {}).get(result.name, ()), f"{own}.least"
         )
         yield f"{own}.zero = arith.constant 0 : i64"
         yield f"{own} = arith.cmpi ule, {own}.far, {own}.most : i64"
@@ -68,6 +68,22 @@ def refuse_unless(
         yield f"{own}.none = arith.constant 0 : index"
         yield from refuse_unless_equal(entry, number, [f"{own}.under"], [f"{own}.none"], too_small(spec), f"{own}.low")
     return [f"{name}.{i}" for i in range(len(distances))]
+
+
+def _checked(name: str, check: Function, entry: EntryPoint, graph: StepGraph) -> tuple[int, TensorSpec]:
+    """The number of the argument in whose shape a message shows a value, and what the value must be.
+
+    A computed index is shown in place of an input that the check takes.
+    """
+    numbers = {spec.name: i for i, spec in enumerate(entry.inputs)}
+    limit = next((r for r in graph.computed if r.input == name), None)
+    if limit is None:
+        return numbers[name], entry.inputs[numbers[name]]
+    taken = [numbers[a.name] for a in check.arguments if a.kind == "input"]
+    limits = tuple(map(str, limit.limits))
+    return min(taken, default=0), TensorSpec(
+        limit.place, "int64", (), limit.minimum, limit.maximum, limit.exempt, limits
+    )
 
 
 def _largest_distance(result: str, constant: int, limits: Sequence[str], least: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ from irongrad.pipeline.assemble.refusal_messages import (
     results_of,
 )
 from irongrad.pipeline.assemble.shared_step_functions import Cores
-from irongrad.pipeline.assemble.step_functions import call, returned_by, spec_type
+from irongrad.pipeline.assemble.step_functions import call_loaded, returned_by, spec_type
 from irongrad.runtime.manifest import EntryPoint, TensorSpec
 from irongrad.runtime.refusals import NOT_RUN
 
@@ -33,7 +33,7 @@ class _Step:
     """The code that the loops run on slice `%i` of the stacked inputs.
 
     Attributes:
-        checked: the function that checks the values of the inputs; None if no input has a range.
+        checked: the function that checks the values of the inputs; None if there is nothing to check.
         check: writes a call of `checked` and returns the SSA names of its results.
         run: writes one training step and returns the SSA names of its outputs.
         limits: by input, the SSA names of upper limits of its values that depend on the sizes of the call.
@@ -51,7 +51,7 @@ def train_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[s
     yield "%c1 = arith.constant 1 : index"
     yield from _measure_step_count(entry)
     step = (yield from _in_buckets(entry, graph)) if graph.forms else _at_fixed_sizes(entry, graph, cores)
-    steps = yield from _guards_of_all_steps(step, entry)
+    steps = yield from _guards_of_all_steps(step, entry, graph)
     (loss,) = returned_by(chain_of(entry.name, graph), graph).values()
     element = loss.removeprefix("tensor<").removesuffix(">")
     yield f"%none = tensor.empty(%k) : tensor<?x{element}>"
@@ -99,7 +99,7 @@ def _measure_step_count(entry: EntryPoint) -> Iterator[str]:
         yield from refuse_unless_equal(entry, 0, [f"%k{i}"], ["%k"], text, f"%same{i}")
 
 
-def _guards_of_all_steps(step: _Step, entry: EntryPoint) -> Generator[str, None, str]:
+def _guards_of_all_steps(step: _Step, entry: EntryPoint, graph: StepGraph) -> Generator[str, None, str]:
     """Check every slice of the stacked inputs, and wait for the outcome once; return the SSA name of the step count."""
     if step.checked is None:
         return "%k"
@@ -113,7 +113,7 @@ def _guards_of_all_steps(step: _Step, entry: EntryPoint) -> Generator[str, None,
         return [f"%far{i}" for i in range(count)]
 
     farthest = yield from _loop("%all", "%k", [(f"%so{i}", "%nothing", "tensor<i64>") for i in range(count)], body())
-    passed = yield from refuse_unless(farthest, step.checked, entry, "%passed", step.limits)
+    passed = yield from refuse_unless(farthest, step.checked, entry, graph, "%passed", step.limits)
     yield from after(passed, "%steps", "%k", "index")
     return "%steps"
 
@@ -126,7 +126,7 @@ def _at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores) -> _Step:
         assert check is not None
         values: dict[Value, str] = {}
         yield from _private_slices(entry, values)
-        yield from call(f"graph.check.{chain[0]}", check, values, "%far")
+        yield from call_loaded(f"graph.check.{chain[0]}", check, graph, values, "%far")
         return results_of(check, "%far")
 
     def run() -> Lines:

@@ -244,6 +244,18 @@ def call(symbol: str, function: Function, values: dict[Value, str], result: str)
     yield f'{result}:{len(results)} = func.call @"{symbol}"({operands}) : {signature}'
 
 
+def call_loaded(
+    symbol: str, function: Function, graph: StepGraph, values: Mapping[Value, str], result: str
+) -> Iterator[str]:
+    """Call an imported function as `call` does, with the state that it reads loaded before."""
+    known = dict(values)
+    for i, (value, kind) in enumerate(typed_arguments(function)):
+        if value not in known:
+            known[value] = f"{result}.s{i}"
+            yield from Storage(graph).load(known[value], value, kind)
+    yield from call(symbol, function, known, result)
+
+
 def call_core(chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str], result: str) -> Iterator[str]:
     """Call the core of `chain` on the SSA names in `values`; its results are `result#0`, …."""
     given, returned = given_to(chain, graph), returned_by(chain, graph)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -24,17 +24,19 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
 from irongrad.diagnostics import capture_errors, source_lines
 from irongrad.graph.flat_graph import interpret_regions
-from irongrad.graph.step_graph import Function, StateTensor, Value
+from irongrad.graph.step_graph import Function, StateTensor, Value, specialised_name
 from irongrad.graph.subgraphs import has_while_loop
 from irongrad.operators.legalize.complex_numbers import at_fixed_sizes, refuse_complex
 from irongrad.operators.legalize.random_state import random_state
 from irongrad.operators.legalize.retrace import interpret_eager
 from irongrad.pipeline.capture.capture import CapturedStep, StepModule, loss_node, plain_operators
 from irongrad.pipeline.capture.hooks import gradient_hooks
-from irongrad.pipeline.differentiate.inference import inference_program, inference_table
+from irongrad.pipeline.differentiate.inference import Table, inference_program, inference_table
 from irongrad.pipeline.differentiate.specialise import Interpret, Program, specialise
 from irongrad.pipeline.differentiate.state_names import StateNames
-from irongrad.pipeline.guards.position_tables import table_conditions
+from irongrad.pipeline.guards.decisions import EarlyProgram, Indices
+from irongrad.pipeline.guards.range_checks import farthest
+from irongrad.pipeline.guards.step_indices import step_indices, with_clamped_indices
 from irongrad.runtime.errors import CaptureError
 from irongrad.sizes.buckets import Bucket
 from irongrad.sizes.dimensions import (
@@ -43,7 +45,6 @@ from irongrad.sizes.dimensions import (
     guards_of,
     holds,
     named_sizes,
-    names_in_program,
     names_of,
     relations_of,
     symbolic_inputs,
@@ -71,6 +72,7 @@ class JointStep:
         output_sizes: the sizes of each result of `predict`, as numbers and expressions of named dimensions.
         bucket_limits: the sizes that a call may have in every bucket; each bucket's own sizes limit them further.
         limits: the sizes that any-size functions (with symbols as sizes) accept; None if there are no such functions.
+        checks: for every function that relies on indices computed from inputs, the function that computes them early.
     """
 
     captured: CapturedStep
@@ -82,6 +84,7 @@ class JointStep:
     output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     bucket_limits: Limits = field(default_factory=Limits)
     limits: Limits | None = None
+    checks: Mapping[str, Function] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,44 +113,70 @@ class Programs:
         joint: as in `JointStep`.
         eval: as in `JointStep`.
         predict: as in `JointStep`.
+        checks: as in `JointStep`, for functions of any bucket.
+        conditions: relations between named dimensions under which all indices that depend on sizes alone are in range.
     """
 
     state: Mapping[str, StateTensor]
     joint: Program
     eval: Program | None
     predict: Program | None
+    checks: Mapping[str, Program] = field(default_factory=dict)
+    conditions: tuple[Any, ...] = ()
 
 
-def programs(captured: CapturedStep) -> Programs:
+def programs(captured: CapturedStep, indices: Indices) -> Programs:
     """Build the programs of a step; a parameter that no gradient reaches has no gradient among the results.
 
     Raises:
         CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
     """
-    step = captured.step
+    captured, step = with_clamped_indices(captured), captured.step
     names = StateNames(StepModule(step))
     refuse_complex({**step.inputs, **{n: t.initial for n, t in names.state.items()}})
     joint = joint_program(captured, names)
     evaluation, predict = None, None
-    table = inference_table(dynamic=bool(step.dynamic)) if captured.eval or captured.predict else {}
+    table = inference_table(dynamic=bool(step.dynamic)) if captured.eval or captured.predict or indices.early else {}
     if captured.eval is not None:
         evaluation = inference_program(captured.eval, names, step, table, tuple(step.inputs), ("loss",))
     if captured.predict is not None:
         predict = inference_program(
             captured.predict, names, step, table, captured.predict_inputs, captured.output_names
         )
-    return Programs(names.state, joint, evaluation, predict)
+    checks = {
+        name: _check_program(early, names, step, table, step.accumulate if name == "joint" else 1)
+        for name, early in indices.early.items()
+    }
+    return Programs(names.state, joint, evaluation, predict, checks, indices.conditions)
 
 
-def differentiate(captured: CapturedStep) -> JointStep:
+def _check_program(early: EarlyProgram, names: StateNames, step: TrainStep, table: Table, count: int) -> Program:
+    """The program of a check; that of a step with `count` micro-batches runs on each of them."""
+    program = inference_program(early.program, names, step, table, early.inputs, early.results)
+    if count == 1:
+        return program
+
+    def run(interpret: Interpret, *values: torch.Tensor) -> list[torch.Tensor]:
+        is_cut = [a.kind == "input" and v.ndim > 0 for a, v in zip(program.arguments, values, strict=True)]
+        parts = [v.chunk(count) if cut else [v] * count for v, cut in zip(values, is_cut, strict=True)]
+        rows = [program.run(interpret, *part) for part in zip(*parts, strict=True)]
+        return [farthest(torch.stack(list(same))) for same in zip(*rows, strict=True)]
+
+    return replace(program, run=run)
+
+
+def differentiate(captured: CapturedStep, indices: Indices | None = None) -> JointStep:
     """Build the functions of the step, at its own sizes, at the sizes of its buckets, or for any size.
+
+    Args:
+        captured: the step.
+        indices: what keeps its indices within their tensors; decided on here if it is None.
 
     Raises:
         CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
         UnsupportedOpError: an operator cannot be compiled, or cannot be padded exactly.
     """
-    untraced = programs(captured)
-
+    untraced = programs(captured, indices if indices is not None else step_indices(captured))
     needs: set[Any] = set()
 
     def traced(program: Program, bucket: Bucket | None) -> Function:
@@ -162,14 +191,24 @@ def differentiate(captured: CapturedStep) -> JointStep:
             predict = _without_unused_inputs(predict)
         return traced(untraced.joint, bucket), evaluation, predict
 
+    checks: dict[str, Function] = {}
+
+    def check(bucket: Bucket | None, *, plain: bool) -> None:
+        for name, program in untraced.checks.items():
+            made = _without_unused_inputs(traced(program, bucket))
+            checks[name if plain else specialised_name(name, bucket)] = made
+
     _check_buckets(untraced, captured.step.bucket_list)
     *others, largest = captured.step.bucket_list or (None,)
     functions = at(largest)
+    check(largest, plain=True)
     bucket_limits = _bucket_limits(untraced, needs, captured.step)  # every bucket has the same `needs`
     specialised: tuple[Specialised, ...] = ()
     if largest is not None:
         beside: list[Bucket | None] = [None] if captured.step.bucket_fallback else []
         specialised = (*(Specialised(b, *at(b)) for b in [*beside, *others]), Specialised(largest, *functions))
+        for bucket in [*beside, *others]:
+            check(bucket, plain=False)
     scale = loss_scale_of(captured.step)
     state = (
         *untraced.state.values(),
@@ -180,13 +219,14 @@ def differentiate(captured: CapturedStep) -> JointStep:
         zip(untraced.predict.results, untraced.predict.sizes, strict=True) if untraced.predict is not None else ()
     )
     output_sizes = {r.name: sizes for r, sizes in predict_sizes if r.kind == "output"}
-    return JointStep(captured, state, *functions, specialised, output_sizes, bucket_limits, _limits(untraced, captured))
+    limits = _limits(untraced, captured)
+    return JointStep(captured, state, *functions, specialised, output_sizes, bucket_limits, limits, checks)
 
 
 def _conditions(untraced: Programs) -> list[Any]:
     """The conditions on named dimensions under which the captured graphs are right."""
     found = [program for program in (untraced.joint, untraced.eval, untraced.predict) if program is not None]
-    return [
+    own = [
         condition
         for program in found
         for condition in (
@@ -194,6 +234,7 @@ def _conditions(untraced: Programs) -> list[Any]:
             *relations_of(program.derived),
         )
     ]
+    return [*own, *untraced.conditions]
 
 
 def _limits(untraced: Programs, captured: CapturedStep) -> Limits | None:
@@ -201,10 +242,7 @@ def _limits(untraced: Programs, captured: CapturedStep) -> Limits | None:
     step = captured.step
     if not step.dynamic or (step.bucket_list and not step.bucket_fallback):
         return None
-    conditions = _conditions(untraced)
-    for program in filter(None, (captured.train, captured.eval)):
-        conditions += table_conditions(program, names_in_program(program, step.inputs, step.dynamic))
-    return limits_of([*conditions, *step.conditions], list(sizes_of(step, step.inputs)))
+    return limits_of([*_conditions(untraced), *step.conditions], list(sizes_of(step, step.inputs)))
 
 
 def _bucket_limits(untraced: Programs, needs: set[Any], step: TrainStep) -> Limits:

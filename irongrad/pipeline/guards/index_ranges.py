@@ -1,136 +1,228 @@
-"""Find the integer inputs that are used as indices, and their ranges.
+"""Decide for each index of a step how it stays within its tensor: proved, checked as an input, or computed early.
 
 Eager checks an index where it is used. Compiled code does not: an index out of range reads or writes other memory. So
-the range is derived here from the exported graph, and each entry point checks it at the start of a call.
+for each use of an index one of these holds:
+
+* Its bounds (`irongrad.pipeline.guards.value_bounds`) are within the range.
+* It holds elements of an input, or of an input and a constant number. Then the input has a range, which each entry
+  point checks at the start of a call.
+* It is computed from inputs and constants. Then each entry point computes it at the start of a call, and checks it
+  (`irongrad.pipeline.guards.early_checks`).
+
+Any other index is refused at compile time, with its line.
 """
 
 from __future__ import annotations
 
 import operator
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
-from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from irongrad.graph.flat_graph import FlatGraph
 from irongrad.graph.movements import OF_ONE_TENSOR, Movement, names
 from irongrad.graph.step_graph import Range
-from irongrad.pipeline.capture.capture import CapturedStep
+from irongrad.pipeline.guards.index_uses import Use, arguments_of, is_integer, operator_name, uses_of
+from irongrad.pipeline.guards.intervals import INFINITE, Interval, at_most, cut_above
+from irongrad.pipeline.guards.value_bounds import Bounds
 from irongrad.runtime.manifest import UNLIMITED
-from irongrad.sizes.dimensions import Names, named_size, names_in_program
+from irongrad.sizes.dimensions import Names, named_size
+from irongrad.sizes.expressions import in_dimensions, symbol, unit_of
 
-aten = torch.ops.aten
+# The result of these has all elements of its operands, or all but a slice, unchanged. A `select` takes out a column,
+# which often means something else than the other columns.
+_SAME_VALUES = names((OF_ONE_TENSOR | Movement.PAD | Movement.CAST) & ~Movement.CUT) | {"slice", "repeat_interleave"}
+_JOINS = names(Movement.JOIN)
 
-# Operators whose result holds only unchanged elements of their integer arguments, and constants.
-_SAME_VALUES = names(OF_ONE_TENSOR | Movement.JOIN | Movement.PAD | Movement.CAST) | {"repeat_interleave"}
+# By input: a number that is added to its elements.
+Source = frozenset[tuple[str, int]]
 
 
 @dataclass(frozen=True)
-class _Use:
-    """An argument of an operator that is an index.
+class View:
+    """A program as this analysis reads it.
 
     Attributes:
-        index: the argument.
-        size: the size of the indexed dimension, a number or symbolic.
-        from_end: whether negative indices count from the end.
-        exempt: one more accepted value, or None.
-    """
-
-    index: object
-    size: int | torch.SymInt
-    from_end: bool = False
-    exempt: int | None = None
-
-
-def step_ranges(captured: CapturedStep) -> list[Range]:
-    """Find the ranges of a step's inputs: the values that training, evaluation and prediction all accept."""
-    dynamic, inputs = captured.step.dynamic, list(captured.step.inputs)
-    found = index_ranges(captured.train, inputs, dynamic)
-    if captured.eval is not None:
-        found += index_ranges(captured.eval, inputs, dynamic)
-    if captured.predict is not None:
-        found += index_ranges(captured.predict, captured.predict_inputs, dynamic)
-    merged: dict[str, Range] = {}
-    for limit in found:
-        merged[limit.input] = _intersect(merged.get(limit.input), limit)
-    return list(merged.values())
-
-
-def index_ranges(
-    program: ExportedProgram, inputs: Sequence[str], dynamic: Mapping[str, Mapping[int, str]]
-) -> list[Range]:
-    """Find the range of each input of `program` that is used as an index, the intersection of all its uses.
-
-    Args:
-        program: an exported program.
-        inputs: the names of its inputs.
-        dynamic: names of dimensions, by the input's name and the dimension's position.
-    """
-    placeholders = dict(zip(program.graph_signature.user_inputs, inputs, strict=True))
-    graph = FlatGraph(program.graph_module)
-    source = {
-        node: {placeholders[node.name]}
-        for node in graph.nodes
-        if node.op == "placeholder"
-        and graph.origins(node) == [node]
-        and node.name in placeholders
-        and _is_integer(node)
-    }
-    return _ranges(graph.nodes, source, graph.origins, names_in_program(program, inputs, dynamic))
-
-
-def function_ranges(graph: GraphModule, inputs: Iterable[str]) -> list[Range]:
-    """Find the range of each input of a function's `graph` that is used as an index, as `index_ranges` does."""
-    placeholders = (n for n in graph.graph.nodes if n.op == "placeholder")
-    source = {node: {name} for node, name in zip(placeholders, inputs, strict=True) if _is_integer(node)}
-    flat = FlatGraph(graph)
-    return _ranges(flat.nodes, source, flat.origins, {})
-
-
-def _ranges(
-    nodes: Iterable[Node], source: dict[Node, set[str]], origins: Callable[[Any], list[Any]], names: Names
-) -> list[Range]:
-    """The ranges of inputs.
-
-    Args:
-        nodes: the nodes in order.
-        source: the inputs whose values a node holds; nodes that keep values are added.
-        origins: the nodes that compute a value, inside or outside a region.
+        nodes: its nodes in order, with those of regions.
+        inputs: the names of its inputs, by placeholder.
+        known: the bounds of its constants.
         names: the symbols in sizes, as expressions of named dimensions.
+        origins: the nodes that compute a value, inside or outside of a region.
+        opaque: nodes whose values may change after them, or from one iteration of a loop to the next.
     """
-    found: dict[str, Range] = {}
-    for node in nodes:
-        if keeps_values(node):
-            source[node] = set().union(*(source.get(o, ()) for n in node.all_input_nodes for o in origins(n)))
-        elif isinstance(node.target, torch._ops.OpOverload):
-            for use in filter(_has_elements, _uses(node)):
-                for name in {name for o in origins(use.index) for name in source.get(o, ())}:
-                    found[name] = _intersect(found.get(name), _range(name, use, names))
-    return list(found.values())
+
+    nodes: Sequence[Node]
+    inputs: Mapping[Node, str]
+    known: Mapping[Node, Interval]
+    names: Names = field(default_factory=dict)
+    origins: Callable[[Any], list[Any]] = lambda value: [value]
+    opaque: Collection[Node] = ()
 
 
-def keeps_values(node: Node) -> bool:
-    """Whether a node holds only elements of its integer arguments, and constants."""
-    packet = getattr(node.target, "_overloadpacket", None)
-    return node.target is operator.getitem or getattr(packet, "__name__", "") in _SAME_VALUES
+@dataclass(frozen=True)
+class Verdicts:
+    """How the indices of a program stay within their tensors.
+
+    Attributes:
+        ranges: the ranges of inputs.
+        proved: the uses that are within bounds.
+        by_input: the uses that are, if the inputs are within their ranges.
+        conditions: relations between named dimensions under which further uses in `proved` are.
+        open: all other uses.
+        inside: the bounds of nodes, if the inputs are within their ranges.
+    """
+
+    ranges: Mapping[str, Range]
+    proved: tuple[Use, ...]
+    by_input: tuple[Use, ...]
+    conditions: tuple[Any, ...]
+    open: tuple[Use, ...]
+    inside: Bounds
 
 
-def _is_integer(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
+def verdicts_on(view: View) -> Verdicts:
+    """Decide on every use of an index in a program."""
+    uses = [use for node in view.nodes for use in uses_of(node)]
+    plain = Bounds(view.known, view.origins, view.opaque)
+    proved = [use for use in uses if is_within(use, plain)]
+    sized = {use: asked for use in uses if use not in proved and (asked := _conditions(use, plain, view.names))}
+    rest = [use for use in uses if use not in proved and use not in sized]
+    sources = _sources(view, plain)
+    held = {use: found for use in rest if (found := _held(use, sources, view)) and _is_held(use, found, view)}
+    ranges = _ranges(held, view.names)
+    inside = _bounds_given(ranges, view)
+    proved += [*sized, *(use for use in rest if use not in held and is_within(use, inside))]
+    conditions = tuple(c for asked in sized.values() for c in asked)
+    left = tuple(use for use in rest if use not in held and use not in proved)
+    return Verdicts(ranges, tuple(proved), tuple(held), conditions, left, inside)
 
 
-def _has_elements(use: _Use) -> bool:
-    """Whether the index has elements; an empty index may go into an empty tensor, which allows no index."""
-    shape = use.index.meta["val"].shape if isinstance(use.index, Node) else ()
-    return not any(isinstance(size, int) and size == 0 for size in shape)
+def is_within(use: Use, bounds: Bounds) -> bool:
+    """Whether bounds prove that an index is in range."""
+    found, size = bounds.of(use.index), expression_of(use.limit)
+    least = -expression_of(use.size) if use.from_end else 0
+    singles = all(p == use.exempt or (at_most(least, p) and at_most(p, size - 1)) for p in found.points)
+    return singles and at_most(least, found.low) and at_most(found.high, size - 1)
 
 
-def _intersect(a: Range | None, b: Range) -> Range:
+def _held(use: Use, sources: Mapping[Node, Source], view: View) -> Source:
+    """The inputs that an index holds elements of.
+
+    An input plus a number, into a size that varies, has no range: its lower end varies too.
+    """
+    found = _source_of(use.index, sources, view.origins)
+    moves_end = use.from_end and isinstance(use.size, torch.SymInt) and any(offset for _, offset in found)
+    return frozenset() if moves_end else found
+
+
+def _is_held(use: Use, source: Source, view: View) -> bool:
+    """Whether an index is in range if the inputs that it holds are in the ranges that it needs."""
+    return is_within(use, _bounds_given(_ranges({use: source}, view.names), view))
+
+
+def expression_of(size: Any) -> Any:
+    """A size as a number or an expression."""
+    return sympy.sympify(size.node.expr) if isinstance(size, torch.SymInt) else size
+
+
+def _conditions(use: Use, bounds: Bounds, known: Names) -> list[Any]:
+    """The conditions on sizes under which an index that depends on sizes alone is in range; none for other indices."""
+    found, size = bounds.of(use.index), expression_of(use.limit)
+    if not found.exact or found.points or INFINITE in (abs(found.low), abs(found.high)):
+        return []
+    least = -expression_of(use.size) if use.from_end else 0
+    asked = [sympy.Le(found.high, size - 1), sympy.Ge(found.low, least)]
+    if sympy.false in asked:
+        return []
+    return [in_dimensions(c.xreplace(dict(known))) for c in asked if c.free_symbols]
+
+
+def _sources(view: View, bounds: Bounds) -> dict[Node, Source]:
+    """The inputs whose elements a node holds, perhaps with a number added; it may hold constants too."""
+    found: dict[Node, Source] = {n: frozenset({(name, 0)}) for n, name in view.inputs.items() if _is_signed(n)}
+    for node in view.nodes:
+        if node in found or node in view.opaque:
+            continue
+        if made := _source(node, found, view.origins, bounds):
+            found[node] = made
+    return found
+
+
+def _source(node: Node, found: Mapping[Node, Source], origins: Callable[[Any], list[Any]], bounds: Bounds) -> Source:
+    if node.target is operator.getitem:
+        whole = [o for o in origins(node.args[0]) if isinstance(o, Node)]
+        same = all(operator_name(o) in names(Movement.SPLIT) for o in whole)
+        return _source_of(node.args[0], found, origins) if same else frozenset()
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return frozenset()
+    name = operator_name(node)
+    if name in names(Movement.SPLIT) or (_is_signed(node) and name in _SAME_VALUES):
+        return _source_of(node.args[0], found, origins)
+    if not _is_signed(node):
+        return frozenset()
+    if name in _JOINS:
+        return frozenset().union(*(_source_of(t, found, origins) for t in node.args[0]))
+    if name in ("add", "sub"):
+        return _shifted(node, found, origins, bounds)
+    return frozenset()
+
+
+def _shifted(node: Node, found: Mapping[Node, Source], origins: Callable[[Any], list[Any]], bounds: Bounds) -> Source:
+    """The source of a sum or difference of a node and a constant number."""
+    arguments = arguments_of(node)
+    if arguments.get("alpha", 1) != 1:
+        return frozenset()
+    left, right = arguments["self"], arguments["other"]
+    if operator_name(node) == "add" and not _source_of(left, found, origins):
+        left, right = right, left
+    by = bounds.of(right)
+    if not by.is_number or not isinstance(by.low, int) or isinstance(by.low, bool):
+        return frozenset()
+    shift = by.low if operator_name(node) == "add" else -by.low
+    return frozenset((name, offset + shift) for name, offset in _source_of(left, found, origins))
+
+
+def _source_of(value: Any, found: Mapping[Node, Source], origins: Callable[[Any], list[Any]]) -> Source:
+    every = origins(value) if isinstance(value, Node) else []
+    return frozenset().union(*(found.get(o, frozenset()) for o in every))
+
+
+def _is_signed(node: Node) -> bool:
+    return is_integer(node) and node.meta["val"].dtype is not torch.uint8
+
+
+def _ranges(held: Mapping[Use, Source], known: Names) -> dict[str, Range]:
+    """The ranges of inputs: each is the intersection of what its uses allow."""
+    ranges: dict[str, Range] = {}
+    for use, source in held.items():
+        for name, offset in sorted(source):
+            ranges[name] = intersection(ranges.get(name), moved(range_of(name, use, known), -offset))
+    return ranges
+
+
+def range_of(name: str, use: Use, known: Names) -> Range:
+    """The range of an index.
+
+    If the size varies, so does a lower bound below zero. The range then starts at zero instead.
+    """
+    size = named_size(use.limit, known)
+    if isinstance(size, int):
+        return Range(name, -int(use.size) if use.from_end else 0, size - 1, use.exempt)
+    return Range(name, 0, UNLIMITED, use.exempt, (size - 1,))
+
+
+def moved(limit: Range, by: int) -> Range:
+    """The range of numbers that are in `limit` when `by` is subtracted from them."""
+    exempt = None if limit.exempt is None else limit.exempt + by
+    most = limit.maximum if limit.limits else limit.maximum + by
+    return Range(limit.input, limit.minimum + by, most, exempt, tuple(m + by for m in limit.limits))
+
+
+def intersection(a: Range | None, b: Range) -> Range:
+    """The range of numbers that are in both ranges."""
     if a is None:
         return b
     exempt = a.exempt if a.exempt == b.exempt else None
@@ -138,65 +230,23 @@ def _intersect(a: Range | None, b: Range) -> Range:
     return Range(a.input, max(a.minimum, b.minimum), min(a.maximum, b.maximum), exempt, limits)
 
 
-def _range(name: str, use: _Use, names: Names) -> Range:
-    """The range of an input with one use.
-
-    If the size varies, so does a lower bound below zero. The range then starts at zero instead.
-    """
-    size = named_size(use.size, names)
-    if isinstance(size, int):
-        return Range(name, -size if use.from_end else 0, size - 1, use.exempt)
-    return Range(name, 0, UNLIMITED, use.exempt, (size - 1,))
+def merged(found: Iterable[Range]) -> list[Range]:
+    """One range for each input: the values that all of `found` accept."""
+    ranges: dict[str, Range] = {}
+    for limit in found:
+        ranges[limit.input] = intersection(ranges.get(limit.input), limit)
+    return list(ranges.values())
 
 
-def _size(node: torch.fx.Node, dim: int) -> int | torch.SymInt:
-    value = node.meta["val"]
-    size: int | torch.SymInt = value.shape[dim] if value.ndim else 1
-    return size
+def _bounds_given(ranges: Mapping[str, Range], view: View) -> Bounds:
+    """The bounds of nodes if the inputs are within `ranges`."""
+    known = {node: _assumed(ranges[name], view.names) for node, name in view.inputs.items() if name in ranges}
+    return Bounds({**view.known, **known}, view.origins, view.opaque)
 
 
-def _arguments(node: torch.fx.Node) -> dict[str, object]:
-    schema = node.target._schema.arguments
-    values: dict[str, object] = {a.name: a.default_value for a in schema if a.has_default_value()}
-    values.update({a.name: v for a, v in zip(schema, node.args, strict=False)})
-    values.update(node.kwargs)
-    return values
-
-
-def _uses(node: torch.fx.Node) -> list[_Use]:
-    """The arguments of `node` that are indices."""
-    values: dict[str, Any] = _arguments(node)
-    name = str(node.target._overloadpacket).removeprefix("aten.").rstrip("_")
-    if name in ("embedding", "embedding_bag"):
-        return [_Use(values["indices"], _size(values["weight"], 0))]
-    if name == "cross_entropy_loss" or re.fullmatch("nll_loss(_nd|2d)?(_forward)?", name):
-        scores = values["self"]
-        classes = _size(scores, 1 if scores.meta["val"].ndim > 1 else 0)
-        return [_Use(values["target"], classes, exempt=int(values["ignore_index"]))]
-    if name == "multi_margin_loss":
-        return [_Use(values["target"], _size(values["self"], -1))]
-    if name in ("gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add", "index_copy"):
-        return [_Use(values["index"], _size(values["self"], int(values["dim"])))]
-    if name == "index_fill":
-        return [_Use(values["index"], _size(values["self"], int(values["dim"])), from_end=True)]
-    if name in ("take", "put"):
-        return [_Use(values["index"], values["self"].meta["val"].numel(), from_end=True)]
-    if name == "take_along_dim" and values["dim"] is not None:
-        return [_Use(values["indices"], _size(values["self"], int(values["dim"])), from_end=True)]
-    if name == "one_hot" and int(values["num_classes"]) > 0:
-        return [_Use(values["self"], int(values["num_classes"]))]
-    if name in ("index", "index_put"):
-        return list(_tensor_indices(values["self"], values["indices"]))
-    return []
-
-
-def _tensor_indices(tensor: torch.fx.Node, indices: Sequence[torch.fx.Node | None]) -> Iterator[_Use]:
-    """The uses in `tensor[indices]`; a mask indexes as many dimensions as it has."""
-    dim = 0
-    for index in indices:
-        if index is not None and index.meta["val"].dtype in (torch.bool, torch.uint8):
-            dim += index.meta["val"].ndim
-            continue
-        if index is not None:
-            yield _Use(index, _size(tensor, dim), from_end=True)
-        dim += 1
+def _assumed(limit: Range, known: Names) -> Interval:
+    symbols = {symbol(u[0]): u[1] * s for s, e in known.items() if e.is_Symbol and (u := unit_of(e) or (e.name, 1))}
+    most: Any = limit.maximum
+    for further in limit.limits:
+        most = cut_above(most, further.xreplace(symbols)) if most != UNLIMITED else further.xreplace(symbols)
+    return Interval(limit.minimum, most, frozenset(() if limit.exempt is None else {limit.exempt}))

@@ -1,31 +1,67 @@
-"""Range checks as functions of the step graph: `check.<name>` for every function that takes indices."""
+"""Range checks as functions of the step graph: `check.<name>` for every function that takes or computes indices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch.fx import Graph, GraphModule, Node
 
 from irongrad.graph.step_graph import Function, Range, StepGraph, Value
 from irongrad.operators.legalize.retrace import retrace
+from irongrad.pipeline.guards.decisions import Indices
+from irongrad.pipeline.guards.intervals import at_most
+from irongrad.runtime.errors import CaptureError
 from irongrad.sizes.symbols import Dims
 
 
-def add_guards(graph: StepGraph, ranges: Sequence[Range]) -> StepGraph:
+def add_guards(graph: StepGraph, indices: Indices, early: Mapping[str, Function] | None = None) -> StepGraph:
     """Add a function `check.<name>` that measures the values of each input whose range `<name>` relies on.
 
-    Its results have the inputs' names. `irongrad.pipeline.assemble.refusal_messages` refuses a result out of range.
+    Its results have the inputs' names. It also has the results of the function that computes indices early.
+    `irongrad.pipeline.assemble.refusal_messages` refuses a result out of range.
+
+    Args:
+        graph: the step graph.
+        indices: what keeps the indices of the step within their tensors.
+        early: the functions that compute indices early, by the function of the step graph that relies on them.
     """
+    computing, ranges = early or {}, indices.ranges
     checks: dict[str, Function] = {}
     for name, function in graph.functions.items():
         taken = {a.name for a in function.arguments if a.kind == "input"}
+        made = []
         if mine := [r for r in ranges if r.input in taken]:
             examples = [_example(graph, function, r.input) for r in mine]
-            dims = [graph.dynamic.get(r.input, {}) for r in mine] if function.of_any_size else []
-            checks[f"check.{name}"] = _check(mine, examples, dims)
+            dims = [graph.dynamic.get(r.input, {}) for r in mine]
+            made.append(_check(mine, examples, dims, function))
+        if name in computing:
+            _refuse_unless_given(computing[name], taken, indices)
+            made.append(computing[name])
+        if made:
+            checks[f"check.{name}"] = made[0] if len(made) == 1 else _joined(*made)
     limits = {r.input: r.limits for r in ranges if r.limits}
-    return replace(graph, functions={**graph.functions, **checks}, value_limits=limits)
+    functions = {**graph.functions, **checks}
+    return replace(
+        graph,
+        functions=functions,
+        value_limits=limits,
+        ranges=indices.ranges,
+        computed=indices.computed,
+        indices=indices.specs,
+    )
+
+
+def _refuse_unless_given(check: Function, taken: set[str], indices: Indices) -> None:
+    """Refuse a check of inputs that its entry point does not take."""
+    if missing := sorted({a.name for a in check.arguments if a.kind == "input"} - taken):
+        places = {r.input: r.place for r in indices.computed}
+        listed = "; ".join(places[r.name] for r in check.results)
+        raise CaptureError(
+            f"{listed} needs {', '.join(map(repr, missing))} before a step begins, and an entry point that runs it "
+            "does not take that input. Clamp the index: index.clamp(0, size - 1)"
+        )
 
 
 def _example(graph: StepGraph, function: Function, name: str) -> torch.Tensor:
@@ -35,25 +71,53 @@ def _example(graph: StepGraph, function: Function, name: str) -> torch.Tensor:
     return function.example(function.arguments.index(Value("input", name)))
 
 
-def _check(ranges: Sequence[Range], examples: Sequence[torch.Tensor], dims: Sequence[Dims]) -> Function:
+def _check(
+    ranges: Sequence[Range], examples: Sequence[torch.Tensor], dims: Sequence[Dims], function: Function
+) -> Function:
+    """The check of inputs; in a bucket, padding is left out where zero is not in the range."""
+    sizes = [a for a in function.arguments if a.kind == "size"]
+    padded = [bool(sizes) and not _holds_zero(limit) for limit in ranges]
+    masked = [names if mask else {} for mask, names in zip(padded, dims, strict=True)]
+    needed = [a for a in sizes if any(a.name in names.values() for names in masked)]
+
     def check(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        return [most_out_of_range(t, r) for t, r in zip(tensors, ranges, strict=True)]
+        inputs, true = tensors[: len(ranges)], {a.name: t for a, t in zip(needed, tensors[len(ranges) :], strict=True)}
+        return [
+            most_out_of_range(t, r, _elements(t, {d: true[n] for d, n in names.items()}))
+            for t, r, names in zip(inputs, ranges, masked, strict=True)
+        ]
 
-    arguments = tuple(Value("input", r.input) for r in ranges)
+    arguments = (*(Value("input", r.input) for r in ranges), *needed)
     results = tuple(Value("output", r.input) for r in ranges)
-    return Function(retrace(check, examples, dims=dims), arguments, results)
+    scalars = [torch.zeros((), dtype=torch.int64)] * len(needed)
+    symbols = [*dims, *({} for _ in needed)] if function.of_any_size else []
+    return Function(retrace(check, [*examples, *scalars], dims=symbols), arguments, results)
 
 
-def most_out_of_range(tensor: torch.Tensor, limit: Range) -> torch.Tensor:
+def _holds_zero(limit: Range) -> bool:
+    within = limit.minimum <= 0 <= limit.maximum and all(at_most(0, further) for further in limit.limits)
+    return within or limit.exempt == 0
+
+
+def _elements(tensor: torch.Tensor, sizes: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
+    """A mask of the elements of a tensor that are not padding; None if there is no padding."""
+    mask: torch.Tensor | None = None
+    for d, size in sizes.items():
+        shape = [-1 if i == d else 1 for i in range(tensor.ndim)]
+        along = (torch.arange(tensor.shape[d]) < size).reshape(shape)
+        mask = along if mask is None else mask & along
+    return mask
+
+
+def most_out_of_range(tensor: torch.Tensor, limit: Range, elements: torch.Tensor | None = None) -> torch.Tensor:
     """Return the distance of the index furthest from the lower bound; if any index is out of range, this one is.
 
-    As an unsigned number, the distance of an index below the bound is larger than all others. So one maximum finds an
-    index that is too small or too large. With the sign bit flipped, signed numbers have the order of unsigned ones.
     torch-mlir reduces one dimension after the other, each in its own kernel, so the tensor is flattened.
 
     Args:
         tensor: the indices, of any integer dtype and shape.
         limit: the range of the indices.
+        elements: a mask of the elements that count, of a shape that broadcasts; None if all do.
 
     Returns:
         The distance, int64 of rank 0; zero if there are no indices.
@@ -64,5 +128,41 @@ def most_out_of_range(tensor: torch.Tensor, limit: Range) -> torch.Tensor:
     distance = values.to(torch.int64) - limit.minimum
     if limit.exempt is not None:
         distance = torch.where(values == limit.exempt, 0, distance)
+    if elements is not None:
+        distance = torch.where(elements.expand(tensor.shape).reshape(-1), distance, 0)
+    return farthest(distance)
+
+
+def farthest(distances: torch.Tensor) -> torch.Tensor:
+    """Return the largest of some distances, taken as unsigned numbers.
+
+    As an unsigned number, the distance of an index below the bound is larger than all others. So one maximum finds an
+    index that is too small or too large. With the sign bit flipped, signed numbers have the order of unsigned ones.
+    """
     sign = torch.full((), torch.iinfo(torch.int64).min)
-    return (distance ^ sign).amax() ^ sign
+    return (distances ^ sign).amax() ^ sign
+
+
+def _joined(first: Function, second: Function) -> Function:
+    """One function with the results of two functions."""
+    graph, arguments = Graph(), dict[Value, Node]()
+    parts = [first, second]
+    placeholders = [[n for n in f.graph.graph.nodes if n.op == "placeholder"] for f in parts]
+    for function, nodes in zip(parts, placeholders, strict=True):
+        for value, node in zip(function.arguments, nodes, strict=True):
+            if value not in arguments:
+                arguments[value] = graph.placeholder(f"argument{len(arguments)}")
+                arguments[value].meta = dict(node.meta)
+    results: list[Node] = []
+    attributes: dict[str, torch.Tensor] = {}
+    for number, (function, nodes) in enumerate(zip(parts, placeholders, strict=True)):
+        new = {node: arguments[value] for value, node in zip(function.arguments, nodes, strict=True)}
+        for node in function.graph.graph.nodes:
+            if node.op not in ("placeholder", "output"):
+                new[node] = graph.node_copy(node, new.__getitem__)
+            if node.op == "get_attr":
+                new[node].target = f"_part{number}_{node.target}"
+                attributes[str(new[node].target)] = getattr(function.graph, str(node.target))
+        results += [new[node] for node in function.graph.graph.output_node().args[0]]
+    graph.output(results)
+    return Function(GraphModule(attributes, graph), tuple(arguments), (*first.results, *second.results))

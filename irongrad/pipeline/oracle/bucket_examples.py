@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from irongrad.graph.step_graph import StepGraph
+from irongrad.graph.step_graph import Function, StepGraph, base_name
+from irongrad.operators.legalize.retrace import interpret
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.runtime.errors import CaptureError
 from irongrad.sizes.buckets import Bucket, smallest
@@ -76,7 +77,65 @@ def _allowed(sizes: Iterable[Bucket], limits: Limits) -> Iterator[Bucket]:
 
 
 def _inputs(step: TrainStep, graph: StepGraph, sizes: Bucket) -> dict[str, torch.Tensor]:
-    """The example, cut or repeated to these sizes; indices are clamped to the range that these sizes allow."""
+    """The example, cut or repeated to these sizes; indices are clamped to the range that these sizes allow.
+
+    If an index that is computed from inputs is out of range then, other integers are tried.
+
+    Raises:
+        CaptureError: no integers were found for which all computed indices are in range.
+    """
+    own = _resized_inputs(step, graph, sizes)
+    whole = {name for name, tensor in own.items() if not tensor.is_floating_point() and tensor.numel()}
+    lowest = {n: torch.full_like(t, int(t.min())) if n in whole else t for n, t in own.items()}
+    zeros = {n: torch.zeros_like(t) if n in whole else t for n, t in own.items()}
+    found = next((i for i in (own, lowest, zeros) if all_in_range(graph, i, sizes)), None)
+    if found is None:
+        places = "; ".join(limit.place for limit in graph.computed)
+        raise CaptureError(
+            f"no inputs of the sizes {dict(sizes)} were found for which every index is in range: {places}. Give an "
+            "example whose indices fit into smaller sizes too"
+        )
+    return found
+
+
+def all_in_range(graph: StepGraph, inputs: Mapping[str, torch.Tensor], sizes: Bucket) -> bool:
+    """Whether all indices that are computed from inputs are in range."""
+    bucket = smallest(graph.buckets, sizes)
+    ranges = {limit.input: limit for limit in graph.computed}
+    known = {symbol(name): size for name, size in sizes.items()}
+    for name in {base_name(n) for n in graph.functions if n.startswith("check.")}:
+        check = graph.functions[graph.in_bucket(name, bucket)]
+        if not ranges.keys() & {r.name for r in check.results}:
+            continue
+        values = [_argument(graph, check, i, inputs, sizes) for i in range(len(check.arguments))]
+        for result, distance in zip(check.results, interpret(check.graph, values), strict=True):
+            limit = ranges.get(result.name)
+            if limit is None:
+                continue
+            most = min([limit.maximum, *(int(further.xreplace(known)) for further in limit.limits)])
+            if not 0 <= int(distance) <= most - limit.minimum:
+                return False
+    return True
+
+
+def _argument(
+    graph: StepGraph, check: Function, number: int, inputs: Mapping[str, torch.Tensor], sizes: Bucket
+) -> torch.Tensor:
+    """An argument of a check; inputs are padded with zeros."""
+    argument = check.arguments[number]
+    if argument.kind == "state":
+        return graph.tensor(argument.name).initial
+    if argument.kind == "size":
+        return torch.tensor(sizes[argument.name])
+    value, like = inputs[argument.name], check.example(number)
+    if check.of_any_size:
+        return value
+    padded = torch.zeros(like.shape, dtype=like.dtype)
+    padded[tuple(slice(size) for size in value.shape)] = value
+    return padded
+
+
+def _resized_inputs(step: TrainStep, graph: StepGraph, sizes: Bucket) -> dict[str, torch.Tensor]:
     inputs = {name: _resized(tensor, step.dynamic.get(name, {}), sizes) for name, tensor in step.inputs.items()}
     known = {symbol(name): size for name, size in sizes.items()}
     for name, limits in graph.value_limits.items():

@@ -17,7 +17,6 @@ import torch
 
 from irongrad.graph.step_graph import Range, StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.guards.index_ranges import step_ranges
 from irongrad.pipeline.oracle.eager_run import Variant, run_eager
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.oracle.oracle import LARGE, golden_runs
@@ -67,7 +66,7 @@ def chosen_steps(captured: CapturedStep, graph: StepGraph, check: Callable[[], N
     expected: list[Expected] = []
     skipped: list[str] = []
     most = MOST if sum(t.initial.numel() for t in graph.state) <= LARGE else MOST_OF_LARGE_STEPS
-    for choice in islice(choices(captured.step, graph, step_ranges(captured)), most):
+    for choice in islice(choices(captured.step, graph, graph.ranges), most):
         at_choice = replace(captured, step=replace(captured.step, inputs={**captured.step.inputs, **choice.inputs}))
         runs = golden_runs(at_choice, graph, 1, check, Variant(choice.hypers))
         try:

@@ -19,8 +19,8 @@ import irongrad as ig
 from irongrad.graph.step_graph import Range
 from irongrad.pipeline.capture.capture import capture
 from irongrad.pipeline.driver import build
-from irongrad.pipeline.guards.index_ranges import step_ranges
 from irongrad.pipeline.guards.range_checks import most_out_of_range
+from irongrad.pipeline.guards.step_indices import step_indices
 from irongrad.pipeline.options import make_options
 from irongrad.runtime import Session
 from irongrad.runtime.errors import GuardError
@@ -123,9 +123,8 @@ def ranges_of(use: Callable[..., torch.Tensor], index: torch.Tensor | None = Non
     model = Uses(use)
     index = torch.tensor([0, 1, 2, 0]) if index is None else index
     inputs = {"x": torch.randn(4, 4), "i": index}
-    return step_ranges(
-        capture(ig.TrainStep(model, lambda o: o.sum(), torch.optim.SGD(model.parameters(), lr=0.1), inputs))
-    )
+    step = ig.TrainStep(model, lambda o: o.sum(), torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    return list(step_indices(capture(step)).ranges)
 
 
 # For h of shape [4, 6], i of shape [4], m.table of 9 rows; a negative minimum only where eager takes one.

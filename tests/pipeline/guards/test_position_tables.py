@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import irongrad as ig
 from irongrad.graph.step_graph import Range
 from irongrad.pipeline.capture.capture import capture
-from irongrad.pipeline.guards.index_ranges import step_ranges
+from irongrad.pipeline.guards.step_indices import step_indices
 from irongrad.runtime import Session
 from irongrad.runtime.errors import GuardError
 from irongrad.runtime.golden import read_golden
@@ -78,7 +78,7 @@ def _arrays(batch: dict[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def test_the_range_is_that_of_the_call():
-    found = {r.input: r for r in step_ranges(capture(_step()))}
+    found = {r.input: r for r in step_indices(capture(_step())).ranges}
     assert found["last"] == Range("last", 0, UNLIMITED, limits=(symbol("T") - 1,))
     assert found["x"] == Range("x", 0, WORDS - 1)
 

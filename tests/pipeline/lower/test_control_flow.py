@@ -21,7 +21,7 @@ from irongrad.pipeline.capture.capture import capture
 from irongrad.pipeline.differentiate.differentiate import differentiate
 from irongrad.pipeline.driver import build
 from irongrad.pipeline.dump import readable
-from irongrad.pipeline.guards.index_ranges import step_ranges
+from irongrad.pipeline.guards.step_indices import step_indices
 from irongrad.pipeline.lower.importer import import_functions
 from irongrad.pipeline.options import make_options
 from irongrad.runtime import Session
@@ -291,7 +291,7 @@ def test_a_training_step(tmp_path):
 
 
 def test_an_index_used_inside_a_loop_has_its_range_checked():
-    ranges = {r.input: (r.minimum, r.maximum) for r in step_ranges(capture(make_step()))}
+    ranges = {r.input: (r.minimum, r.maximum) for r in step_indices(capture(make_step())).ranges}
     assert ranges == {"tokens": (0, 6), "y": (0, 2)}
 
 

@@ -1,0 +1,129 @@
+"""Decide on the indices of a step's exported programs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind, OutputSpec, TensorArgument
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_structure
+
+from irongrad.diagnostics.source_lines import quiet_export
+from irongrad.graph.flat_graph import FlatGraph
+from irongrad.pipeline.capture.capture import CapturedStep, plain_operators
+from irongrad.pipeline.guards.decisions import Checks, Decided, Decisions, EarlyProgram, Indices
+from irongrad.pipeline.guards.early_checks import Part, distances
+from irongrad.pipeline.guards.float_indices import clamp, float_indices
+from irongrad.pipeline.guards.index_ranges import View, verdicts_on
+from irongrad.pipeline.guards.index_uses import Use
+from irongrad.pipeline.guards.value_bounds import constant_bounds
+from irongrad.pipeline.guards.written_memory import written
+from irongrad.sizes.dimensions import Dynamic, Names, names_in_program
+
+
+def step_indices(captured: CapturedStep) -> Indices:
+    """Decide on every index of a step.
+
+    Raises:
+        CaptureError: an index is neither proved to be in range, nor can it be checked before a step begins.
+    """
+    step = captured.step
+    inputs, joint = tuple(step.inputs), "forward" if step.between else "joint"
+    programs = [(joint, captured.train, inputs), ("eval", captured.eval, inputs)]
+    programs.append(("predict", captured.predict, captured.predict_inputs))
+    decisions, early = Decisions(), dict[str, EarlyProgram]()
+    for name, program, taken in programs:
+        if program is None:
+            continue
+        functional, made = _decided(program, taken, step.dynamic)
+        first = captured.call.positional + captured.call.keyword if name == "forward" else None
+        for piece, checks in decisions.add(made, name, first).items():
+            early[piece] = _early(functional, made, checks, taken)
+    return decisions.indices(early)
+
+
+def with_clamped_indices(captured: CapturedStep) -> CapturedStep:
+    """Return a step in whose programs the indices that are computed from floats are clamped."""
+
+    def clamped(program: ExportedProgram | None) -> ExportedProgram | None:
+        if program is None or not any(_float_indices(program.graph_module)):
+            return program
+        graph = copy.deepcopy(program.graph_module)
+        clamp(_float_indices(graph))
+        with quiet_export():
+            return program._update(graph, program.graph_signature)
+
+    train = clamped(captured.train)
+    assert train is not None
+    return replace(captured, train=train, eval=clamped(captured.eval), predict=clamped(captured.predict))
+
+
+def _float_indices(graph: GraphModule) -> Iterator[Use]:
+    flat = FlatGraph(graph)
+    return float_indices(flat.nodes, flat.makers, written(flat))
+
+
+def _decided(program: ExportedProgram, inputs: Sequence[str], dynamic: Dynamic) -> tuple[ExportedProgram, Decided]:
+    """Decide on the indices of a program, or of its functional form, which is returned in its place.
+
+    In the functional form nothing writes into memory, and only branches and loops are regions.
+    """
+    known = names_in_program(program, inputs, dynamic)
+    view = _view(program, inputs, FlatGraph(program.graph_module), known)
+    verdicts = verdicts_on(view)
+    if not verdicts.open:
+        return program, Decided(verdicts, view.inputs, known)
+    with plain_operators(), quiet_export():
+        program = program.run_decompositions({})
+    known = names_in_program(program, inputs, dynamic)
+    view = _view(program, inputs, FlatGraph(program.graph_module), known)
+    verdicts = verdicts_on(view)
+    given = {*view.inputs, *view.known} - set(view.opaque)
+    return program, Decided(verdicts, view.inputs, known, Part(program.graph_module, given, verdicts.inside))
+
+
+def _view(program: ExportedProgram, inputs: Sequence[str], flat: FlatGraph, known: Names) -> View:
+    by_name = dict(zip(program.graph_signature.user_inputs, inputs, strict=True))
+    top = [n for n in program.graph.nodes if n.op == "placeholder"]
+    opaque = written(flat) | flat.carried
+    constants = {node: constant_bounds(value) for node, value in _constants(program) if node not in opaque}
+    placeholders = {node: by_name[node.name] for node in top if node.name in by_name}
+    return View(flat.nodes, placeholders, constants, known, flat.makers, opaque)
+
+
+def _constants(program: ExportedProgram) -> Iterator[tuple[Node, torch.Tensor]]:
+    """The placeholders of tensors that no step changes, with their values: constants, buffers, frozen parameters."""
+    by_name = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    written = program.graph_signature.buffers_to_mutate.values()
+    for spec in program.graph_signature.input_specs:
+        if spec.kind not in (InputKind.CONSTANT_TENSOR, InputKind.BUFFER, InputKind.PARAMETER):
+            continue
+        path = str(spec.target)
+        value = program.constants[path] if path in program.constants else program.state_dict[path]
+        frozen = spec.kind is not InputKind.PARAMETER or not value.requires_grad
+        if frozen and path not in written and isinstance(value, torch.Tensor):
+            yield by_name[spec.arg.name], value
+
+
+def _early(functional: ExportedProgram, made: Decided, checks: Checks, taken: Sequence[str]) -> EarlyProgram:
+    """The program that computes how far indices are out of range; it takes all inputs."""
+    assert made.part is not None
+    graph = distances(made.part, checks, list(made.inputs))
+    left = {n.name for n in graph.graph.nodes if n.op == "placeholder"}
+    signature = functional.graph_signature
+    results = graph.graph.output_node().args[0]
+    cut = replace(
+        signature,
+        input_specs=[spec for spec in signature.input_specs if spec.arg.name in left],
+        output_specs=[OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in results],
+    )
+    with quiet_export():
+        program = functional._update(graph, cut)
+    outer = program.module_call_graph[0].signature
+    assert outer is not None
+    outer.out_spec = tree_structure(tuple(results))
+    return EarlyProgram(program, tuple(taken), tuple(limit.input for _, limit in checks))
