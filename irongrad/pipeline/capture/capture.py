@@ -72,7 +72,11 @@ class CapturedStep:
 
 
 class StepModule(nn.Module):
-    """The model and its loss as one module that takes positional inputs, in the order of `TrainStep.inputs`."""
+    """The model and its loss as one module that takes positional inputs, in the order of `TrainStep.inputs`.
+
+    Attributes:
+        untrained: the paths of parameters that no optimizer updates.
+    """
 
     def __init__(self, step: TrainStep) -> None:
         super().__init__()
@@ -84,6 +88,9 @@ class StepModule(nn.Module):
         self._call = call_of(step)
         self._names = tuple(step.inputs)
         self.autocast = step.autocast
+        trained = {id(p) for o in step.optimizers for group in o.param_groups for p in group["params"]}
+        named = self.named_parameters(remove_duplicate=False)
+        self.untrained = frozenset(path for path, p in named if id(p) not in trained)
 
     def outputs(self, inputs: dict[str, torch.Tensor]) -> object:
         """Call the model with its own inputs, and return its output."""
@@ -227,16 +234,17 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
     values = tuple(step.inputs.values())
     micro = tuple(micro_batches(step.inputs, step.accumulate)[0].values())
     dynamic = _dynamic(step, step.inputs)
+    untrained = module.untrained
     with mode(module.model, training=True):
         multiples = declared_multiples(step)
-        train = export(training, micro, dynamic, multiples)
+        train = export(training, micro, dynamic, multiples, untrained)
         if more := needed_multiples(train, step):
             multiples |= more
-            train = export(training, micro, dynamic, multiples)
+            train = export(training, micro, dynamic, multiples, untrained)
     _check_loss(train, step)
     _check_used(train, step)
     with mode(module.model, training=False):
-        evaluation = export(module, values, dynamic, multiples) if "eval" in inference else None
+        evaluation = export(module, values, dynamic, multiples, untrained) if "eval" in inference else None
         # A step in pieces takes the names of the model's outputs from this export.
         predicted = (
             _export_predict(module, step, multiples) if "predict" in inference or step.between else (None, (), ())
@@ -249,6 +257,7 @@ def export(
     values: tuple[torch.Tensor, ...],
     dynamic: Sequence[Mapping[int, str]] = (),
     multiples: Mapping[str, int] | None = None,
+    untrained: Collection[str] = (),
 ) -> ExportedProgram:
     """Export `module` with torch.export, and check that it is a function of its inputs, its buffers and a seed.
 
@@ -257,6 +266,7 @@ def export(
         values: an example of its inputs.
         dynamic: for each input, the names of its dimensions that stay symbols; empty for fixed sizes.
         multiples: for some of these dimensions, a number that divides the size.
+        untrained: paths of parameters that no optimizer updates; `module` may write into these.
 
     Raises:
         CaptureError: `module` is not such a function.
@@ -273,7 +283,7 @@ def export(
             BeforeAutograd(),
             autograd_functions.kept(),
             hooks.refused_in_forward(),
-            ValueFree(),
+            ValueFree(module),
             kept_decisions(),
         ):
             program = torch.export.export(
@@ -285,7 +295,7 @@ def export(
         if names := specialised(str(error), dynamic):
             raise CaptureError(f"{source_lines.where(getattr(module, 'model', module))}\n  {fixed(names)}") from error
         raise capture_errors.capture_error(error, getattr(module, "model", module)) from error
-    side_effects.check_graph(program)
+    side_effects.check_graph(program, untrained)
     _refuse_undrawable(program.graph_module)
     return program
 
@@ -304,7 +314,9 @@ def _export_predict(
         outputs = _run_untouched(step, probe, tuple(step.inputs[n] for n in names))
     if not outputs:
         return None, (), ()
-    return export(probe, tuple(step.inputs[n] for n in names), _dynamic(step, names), multiples), names, outputs
+    values = tuple(step.inputs[n] for n in names)
+    program = export(probe, values, _dynamic(step, names), multiples, module.untrained)
+    return program, names, outputs
 
 
 def _run_untouched(step: TrainStep, probe: PredictModule, values: tuple[torch.Tensor, ...]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
@@ -195,14 +195,32 @@ def _line_that_changes(name: str, module: nn.Module) -> str:
 # --- the exported graph -------------------------------------------------------------------------------------------
 
 
-def check_graph(program: ExportedProgram) -> None:
-    """Refuse numbers and shapes that depend on values, and writes into anything but a buffer.
+def check_graph(program: ExportedProgram, untrained: Collection[str] = ()) -> None:
+    """Refuse numbers and shapes that depend on values, and writes into anything but state.
+
+    Args:
+        program: the exported program.
+        untrained: paths of parameters that no optimizer updates; they are state like buffers.
 
     Raises:
-        CaptureError: a number is taken from a tensor's values, or an input, a parameter or a constant is written in
-            place; names the user's line.
+        CaptureError: a number is taken from a tensor's values, or an input, a trained parameter or a constant is
+            written in place; names the user's line.
         UnsupportedOpError: a shape depends on a tensor's values; names the user's line.
     """
+    for node in FlatGraph(program.graph_module).nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and free_unbacked_symbols(node.meta.get("val")):
+            raise _unknown(node)
+    for node, spec in _writes(program):
+        _check_write(node, spec, untrained)
+
+
+def written_parameters(program: ExportedProgram) -> set[str]:
+    """The paths of the parameters that `program` writes into."""
+    return {str(spec.target) for _, spec in _writes(program) if spec.kind is InputKind.PARAMETER}
+
+
+def _writes(program: ExportedProgram) -> Iterator[tuple[torch.fx.Node, InputSpec]]:
+    """The operators that write into an argument of the program, each with that argument."""
     specs = {s.arg.name: s for s in program.graph_signature.input_specs if hasattr(s.arg, "name")}
     graph = FlatGraph(program.graph_module)
     source: dict[object, InputSpec] = {}
@@ -211,12 +229,9 @@ def check_graph(program: ExportedProgram) -> None:
             source[node] = specs[node.name]
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
-        if free_unbacked_symbols(node.meta.get("val")):
-            raise _unknown(node)
         arguments = zip(node.args, node.target._schema.arguments, strict=False)
         written = [origin for a, schema in arguments if _is_written(schema) for origin in graph.origins(a)]
-        for argument in written:
-            _check_write(node, source.get(argument))
+        yield from ((node, source[w]) for w in written if w in source)
         of_first = [source[o] for o in graph.origins(node.args[0]) if o in source] if node.args else []
         if (node.target.is_view or written) and of_first:
             source[node] = of_first[0]
@@ -236,14 +251,14 @@ def _is_written(argument: torch._C.Argument) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def _check_write(node: torch.fx.Node, spec: InputSpec | None) -> None:
-    if spec is None or spec.kind is InputKind.BUFFER:
+def _check_write(node: torch.fx.Node, spec: InputSpec, untrained: Collection[str]) -> None:
+    if spec.kind is InputKind.BUFFER or spec.target in untrained:
         return
     name = str(spec.target).split(".")[-1]
     what, instead = {
         InputKind.USER_INPUT: ("an input of the step", "Make a new tensor: x = x * 2 in place of x.mul_(2)"),
         InputKind.PARAMETER: (
-            f"the parameter {name}",
+            f"the parameter {name}, in place or through .data",
             ONLY_THE_OPTIMIZER,
         ),
     }.get(spec.kind, (f"the constant tensor {name}", "Register it with self.register_buffer(...) in __init__"))

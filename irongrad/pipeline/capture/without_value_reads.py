@@ -9,27 +9,37 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 import irongrad.pipeline.capture.fake_shapes  # noqa: F401 (registers them)
 from irongrad.operators.decompositions.scatter import put_by_mask
+from irongrad.pipeline.capture import data_attribute
 from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.sizes.symbols import has_symbols
 
-_REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {}
+_REPLACED: dict[object, Callable[..., Any]] = {Tensor.data.__get__: data_attribute.read}
 
 
 class ValueFree(TorchFunctionMode):
-    """While open, calls of these functions read no values, and torch.distributions does not validate arguments."""
+    """While open, calls of these functions read no values, and torch.distributions does not validate arguments.
 
-    def __init__(self) -> None:
+    Args:
+        module: the module that is traced; None for a function.
+    """
+
+    def __init__(self, module: nn.Module | None = None) -> None:
         super().__init__()
+        self._replaced: dict[object, Callable[..., Any]] = {
+            **_REPLACED,
+            Tensor.data.__set__: partial(data_attribute.assign, module),
+        }
         self._validated: list[bool] = []  # a stack: PyTorch may enter one mode several times
 
     def __enter__(self) -> ValueFree:
@@ -47,7 +57,7 @@ class ValueFree(TorchFunctionMode):
     ):
         """Call the replacement of `func`, or `func` itself if there is none for these arguments."""
         kwargs = kwargs or {}
-        replacement = _REPLACED.get(func)
+        replacement = self._replaced.get(func)
         result = replacement(*args, **kwargs) if replacement is not None else NotImplemented
         return func(*args, **kwargs) if result is NotImplemented else result
 
