@@ -28,6 +28,8 @@ from irongrad.graph.subgraphs import aliases_allowed
 from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.random import draws, is_random, undrawable
 from irongrad.pipeline.capture import autograd_functions, hooks, side_effects
+from irongrad.pipeline.capture.cumulative_averages import cumulative_averages
+from irongrad.pipeline.capture.known_values import KnownValues, StateUse
 from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.size_decisions import kept_decisions
@@ -234,20 +236,20 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
     values = tuple(step.inputs.values())
     micro = tuple(micro_batches(step.inputs, step.accumulate)[0].values())
     dynamic = _dynamic(step, step.inputs)
-    untrained = module.untrained
+    use = StateUse(module.untrained)
     with mode(module.model, training=True):
         multiples = declared_multiples(step)
-        train = export(training, micro, dynamic, multiples, untrained)
+        train = export(training, micro, dynamic, multiples, use)
         if more := needed_multiples(train, step):
             multiples |= more
-            train = export(training, micro, dynamic, multiples, untrained)
+            train = export(training, micro, dynamic, multiples, use)
     _check_loss(train, step)
     _check_used(train, step)
     with mode(module.model, training=False):
-        evaluation = export(module, values, dynamic, multiples, untrained) if "eval" in inference else None
+        evaluation = export(module, values, dynamic, multiples, use) if "eval" in inference else None
         # A step in pieces takes the names of the model's outputs from this export.
         predicted = (
-            _export_predict(module, step, multiples) if "predict" in inference or step.between else (None, (), ())
+            _export_predict(module, step, multiples, use) if "predict" in inference or step.between else (None, (), ())
         )
     return CapturedStep(step, call_of(step), train, evaluation, *predicted)
 
@@ -257,7 +259,7 @@ def export(
     values: tuple[torch.Tensor, ...],
     dynamic: Sequence[Mapping[int, str]] = (),
     multiples: Mapping[str, int] | None = None,
-    untrained: Collection[str] = (),
+    use: StateUse | None = None,
 ) -> ExportedProgram:
     """Export `module` with torch.export, and check that it is a function of its inputs, its buffers and a seed.
 
@@ -266,16 +268,19 @@ def export(
         values: an example of its inputs.
         dynamic: for each input, the names of its dimensions that stay symbols; empty for fixed sizes.
         multiples: for some of these dimensions, a number that divides the size.
-        untrained: paths of parameters that no optimizer updates; `module` may write into these.
+        use: what the programs of the step do with its state; that of `module` is added.
 
     Raises:
         CaptureError: `module` is not such a function.
         UnsupportedOpError: `module` draws random numbers that a compiled step cannot draw.
     """
+    use = use if use is not None else StateUse()
+    known = KnownValues(module, use)
     try:
         with (
             plain_operators(),
             recurrent_layers(),
+            cumulative_averages(),
             source_lines.quiet_export(),
             source_lines.user_frames(),
             side_effects.refused(module),
@@ -283,7 +288,8 @@ def export(
             BeforeAutograd(),
             autograd_functions.kept(),
             hooks.refused_in_forward(),
-            ValueFree(module),
+            known.of_buffers(module),
+            ValueFree(module, known),
             kept_decisions(),
         ):
             program = torch.export.export(
@@ -295,7 +301,8 @@ def export(
         if names := specialised(str(error), dynamic):
             raise CaptureError(f"{source_lines.where(getattr(module, 'model', module))}\n  {fixed(names)}") from error
         raise capture_errors.capture_error(error, getattr(module, "model", module)) from error
-    side_effects.check_graph(program, untrained)
+    side_effects.check_graph(program, use.untrained)
+    use.note_written(side_effects.written_state(program))
     _refuse_undrawable(program.graph_module)
     return program
 
@@ -305,7 +312,7 @@ def _dynamic(step: TrainStep, inputs: Iterable[str]) -> list[Mapping[int, str]]:
 
 
 def _export_predict(
-    module: StepModule, step: TrainStep, multiples: Mapping[str, int]
+    module: StepModule, step: TrainStep, multiples: Mapping[str, int], use: StateUse
 ) -> tuple[ExportedProgram | None, tuple[str, ...], tuple[str, ...]]:
     call = call_of(step)
     names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
@@ -315,7 +322,7 @@ def _export_predict(
     if not outputs:
         return None, (), ()
     values = tuple(step.inputs[n] for n in names)
-    program = export(probe, values, _dynamic(step, names), multiples, module.untrained)
+    program = export(probe, values, _dynamic(step, names), multiples, use)
     return program, names, outputs
 
 

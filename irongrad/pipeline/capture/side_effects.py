@@ -214,9 +214,10 @@ def check_graph(program: ExportedProgram, untrained: Collection[str] = ()) -> No
         _check_write(node, spec, untrained)
 
 
-def written_parameters(program: ExportedProgram) -> set[str]:
-    """The paths of the parameters that `program` writes into."""
-    return {str(spec.target) for _, spec in _writes(program) if spec.kind is InputKind.PARAMETER}
+def written_state(program: ExportedProgram) -> frozenset[str]:
+    """The paths of the buffers and parameters that `program` writes into."""
+    state = (InputKind.PARAMETER, InputKind.BUFFER)
+    return frozenset(str(spec.target) for _, spec in _writes(program) if spec.kind in state)
 
 
 def _writes(program: ExportedProgram) -> Iterator[tuple[torch.fx.Node, InputSpec]]:

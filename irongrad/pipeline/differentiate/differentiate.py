@@ -31,7 +31,7 @@ from irongrad.operators.legalize.random_state import random_state
 from irongrad.operators.legalize.retrace import interpret_eager
 from irongrad.pipeline.capture.capture import CapturedStep, StepModule, loss_node, plain_operators
 from irongrad.pipeline.capture.hooks import gradient_hooks
-from irongrad.pipeline.capture.side_effects import written_parameters
+from irongrad.pipeline.capture.side_effects import written_state
 from irongrad.pipeline.differentiate.inference import inference_program, inference_table
 from irongrad.pipeline.differentiate.specialise import Interpret, Program, specialise
 from irongrad.pipeline.differentiate.state_names import StateNames
@@ -262,7 +262,7 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
     _constants_as_buffers(exported)
     interpret_regions(exported)
     names.tie(exported)
-    _written_as_buffers(exported, written_parameters(captured.train))
+    _written_as_buffers(exported, written_state(captured.train))
     count = captured.step.accumulate
     inputs = micro_batches(captured.step.inputs, count)[0]
     dynamic = captured.step.dynamic
