@@ -129,7 +129,7 @@ class Record:
             self._same.append((f"a {type(item).__name__}", partial(_is_same, item, kept)))
             return () if isinstance(kept, bytearray) else kept
         if isinstance(item, (tuple, frozenset)):
-            return item
+            return iter(item)  # its length, which a list would ask for, may be forbidden
         if isinstance(item, FunctionType):
             return self._of_function(item)
         if isinstance(item, MethodType):

@@ -7,6 +7,7 @@ Capture detects both and reports the user's line.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -176,12 +177,31 @@ def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
     """
     before = [(m, m.training) for m in module.modules()]
     if not training or not module.training:
-        module.train(training)
+        with mock.patch.object(nn.Module, "train", _set_mode):
+            _set_mode_of(module, training)
     try:
         yield
     finally:
         for submodule, was in before:
             submodule.training = was
+
+
+def _set_mode(module: nn.Module, mode: bool = True) -> nn.Module:
+    """Do what `nn.Module.train` does, but leave out a submodule's method of that name that does something else."""
+    module.training = mode
+    for child in module.children():
+        _set_mode_of(child, mode)
+    return module
+
+
+def _set_mode_of(module: nn.Module, mode: bool) -> None:
+    parameters = list(inspect.signature(module.train).parameters.values())
+    takes_mode = bool(parameters) and (parameters[0].name == "mode" or isinstance(parameters[0].default, bool))
+    others = [p for p in parameters[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if takes_mode and not others:
+        module.train(mode)
+    else:
+        _set_mode(module, mode)
 
 
 @contextmanager
@@ -285,6 +305,7 @@ def export(
             source_lines.user_frames(),
             side_effects.refused(module),
             side_effects.assignments_as_updates(module),
+            side_effects.backward_refused(),
             BeforeAutograd(),
             autograd_functions.kept(),
             hooks.refused_in_forward(),

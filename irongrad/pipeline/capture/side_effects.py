@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any
+from typing import Any, NoReturn
+from unittest import mock
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from irongrad.diagnostics.advice import KEEP_SHAPE, ONLY_THE_OPTIMIZER, VALUES_AS_SHAPE
-from irongrad.diagnostics.source_lines import is_user_class, is_user_file, line_of, where
+from irongrad.diagnostics.source_lines import here, is_user_class, is_user_file, line_of, where
 from irongrad.graph.flat_graph import FlatGraph
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 
@@ -44,6 +45,20 @@ def refused(module: nn.Module) -> Iterator[None]:
         _check_unchanged(module, before.pop())
 
     with _around_calls(module, record, compare):
+        yield
+
+
+@contextmanager
+def backward_refused() -> Iterator[None]:
+    """While open, a call of `backward()` in the model or the loss raises CaptureError."""
+
+    def backward(*args: object, **kwargs: object) -> NoReturn:
+        raise CaptureError(
+            f"{here()}\n  the model or the loss calls backward() itself, and the compiled step has one backward, from "
+            "the loss. Return the sum of the losses instead"
+        )
+
+    with mock.patch.object(torch.autograd, "backward", backward):
         yield
 
 
@@ -128,9 +143,11 @@ def _fingerprint(value: object, depth: int = 0) -> object:
     if depth > _DEPTH:
         return id(value)
     if isinstance(value, dict):
-        return (len(value), [(repr(k)[:_WIDTH], _fingerprint(v, depth + 1)) for k, v in list(value.items())[:_WIDTH]])
+        pairs = list(dict.items(value))
+        return (len(pairs), [(repr(k)[:_WIDTH], _fingerprint(v, depth + 1)) for k, v in pairs[:_WIDTH]])
     if isinstance(value, (list, tuple, set)):
-        return (len(value), [_fingerprint(v, depth + 1) for v in list(value)[:_WIDTH]])
+        items = [*iter(value)]  # not by len(), which a subclass may forbid
+        return (len(items), [_fingerprint(v, depth + 1) for v in items[:_WIDTH]])
     if not isinstance(value, nn.Module) and is_user_class(type(value)):
         return (id(value), _fingerprint(getattr(value, "__dict__", None), depth + 1))
     return id(value)
