@@ -17,6 +17,7 @@ from irongrad.operators.legalize.core_operators import CORE
 from irongrad.operators.legalize.legality import called, float64_refusals, history_of, nodes_of, refusals
 from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
 from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.capture.first_call import called_once
 from irongrad.pipeline.differentiate.differentiate import differentiate
 from irongrad.pipeline.optimizer.update import add_optimizer
 from irongrad.pipeline.uncaptured_operators import probed
@@ -73,7 +74,7 @@ def check(step: TrainStep, targets: Sequence[Target] = ()) -> Report:
         targets: the targets that it would be compiled for.
     """
     graph: StepGraph | None = None
-    with gathered() as found:
+    with called_once(step), gathered() as found:
         graph = add_optimizer(differentiate(capture(step)))
         found += refusals(graph)
         found += _float64(graph, targets)

@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch._dynamo.exc import UncapturedHigherOrderOpError
 from torch._library import simple_registry
 from torch._library.effects import EffectHolder
 from torch.export import ExportedProgram
@@ -38,7 +39,7 @@ from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
-from irongrad.step.borrow import borrowed
+from irongrad.step.borrow import borrowed, unchanged
 from irongrad.step.train_step import INFERENCE, Call, TrainStep, call_of, micro_batches
 
 MODEL_PREFIX = "model."
@@ -251,12 +252,27 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
         UnsupportedOpError: the step draws random numbers that a compiled step cannot draw.
     """
     hooks.refuse_hooks(step)
+    try:
+        with unchanged((step.model, step.loss)):  # a refused forward leaves behind what it has set
+            return _capture(step, inference, watches=False)
+    except side_effects.ChangedAttributeError as error:
+        changed = CaptureError(str(error))
+    try:
+        with unchanged((step.model, step.loss)):
+            return _capture(step, inference, watches=True)
+    except UserError as error:
+        if isinstance(error.__cause__, UncapturedHigherOrderOpError):  # Dynamo does not trace what watches attributes
+            raise changed from None
+        raise
+
+
+def _capture(step: TrainStep, inference: Collection[str], *, watches: bool) -> CapturedStep:
     module = StepModule(step)
     training = PiecesModule(step) if step.between else module
     values = tuple(step.inputs.values())
     micro = tuple(micro_batches(step.inputs, step.accumulate)[0].values())
     dynamic = _dynamic(step, step.inputs)
-    use = StateUse(module.untrained)
+    use = StateUse(module.untrained, watches=watches)
     with mode(module.model, training=True):
         multiples = declared_multiples(step)
         train = export(training, micro, dynamic, multiples, use)
@@ -271,6 +287,8 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
         predicted = (
             _export_predict(module, step, multiples, use) if "predict" in inference or step.between else (None, (), ())
         )
+    for (_, name), line in use.dropped.items():
+        warnings.warn(f"{line}: the compiled step does not set self.{name}, which no call reads", stacklevel=2)
     return CapturedStep(step, call_of(step), train, evaluation, *predicted)
 
 
@@ -303,7 +321,7 @@ def export(
             cumulative_averages(),
             source_lines.quiet_export(),
             source_lines.user_frames(),
-            side_effects.refused(module),
+            side_effects.refused(module, use),
             side_effects.assignments_as_updates(module),
             side_effects.backward_refused(),
             BeforeAutograd(),

@@ -82,11 +82,17 @@ class StateUse:
         untrained: paths of parameters that no optimizer updates, which a program may write into.
         written: paths of the buffers and parameters that the programs so far write into.
         relied: for each buffer on whose values a trace relies, the user's line that does.
+        watches: whether to watch which attributes the programs read and set.
+        dropped: for each attribute that a program only sets, by its module's path and its name, the user's line.
+        read: attributes that a program reads and has not set before.
     """
 
     untrained: frozenset[str] = frozenset()
     written: set[str] = field(default_factory=set)
     relied: dict[str, str] = field(default_factory=dict)
+    watches: bool = False
+    dropped: dict[tuple[str, str], str] = field(default_factory=dict)
+    read: set[tuple[str, str]] = field(default_factory=set)
 
     def note_written(self, paths: Collection[str]) -> None:
         """Note that a program writes into state.

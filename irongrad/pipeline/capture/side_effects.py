@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FunctionType
 from typing import Any, NoReturn
 from unittest import mock
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -23,6 +24,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from irongrad.diagnostics.advice import KEEP_SHAPE, ONLY_THE_OPTIMIZER, VALUES_AS_SHAPE
 from irongrad.diagnostics.source_lines import here, is_user_class, is_user_file, line_of, where
 from irongrad.graph.flat_graph import FlatGraph
+from irongrad.pipeline.capture.attributes import Attributes
+from irongrad.pipeline.capture.known_values import StateUse
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -33,18 +36,27 @@ _WIDTH = 100
 _Snapshot = dict[tuple[str, str], object]
 
 
+class ChangedAttributeError(CaptureError):
+    """A call changes an attribute, and what it reads was not watched."""
+
+
 @contextmanager
-def refused(module: nn.Module) -> Iterator[None]:
-    """While open, a call of `module` that changes a plain Python value of the user's code raises CaptureError."""
+def refused(module: nn.Module, use: StateUse) -> Iterator[None]:
+    """While open, a call of `module` that changes a plain Python value of the user's code raises CaptureError.
+
+    If attributes are watched, one that calls only set is put back instead: no call reads what an earlier one left.
+    """
     before: list[_Snapshot] = []
+    attributes = Attributes()
 
     def record(module: nn.Module, inputs: object) -> None:
         before.append(_python_state(module))
+        attributes.start(module)
 
     def compare(module: nn.Module, inputs: object, output: object) -> None:
-        _check_unchanged(module, before.pop())
+        _check_unchanged(module, before.pop(), attributes, use)
 
-    with _around_calls(module, record, compare):
+    with _around_calls(module, record, compare), attributes.watched(module) if use.watches else nullcontext():
         yield
 
 
@@ -120,18 +132,30 @@ def _python_state(module: nn.Module) -> _Snapshot:
     return state
 
 
-def _check_unchanged(module: nn.Module, before: _Snapshot) -> None:
+def _check_unchanged(module: nn.Module, before: _Snapshot, attributes: Attributes, use: StateUse) -> None:
     after = _python_state(module)
     modules = dict(module.named_modules())
     for path, name in after:
         if (path, name) in before and before[path, name] == after[path, name]:
             continue
-        spelled = f"self.{name}" if path in modules else name
-        raise CaptureError(
-            f"{_line_that_changes(name, module)}: running the step changes {spelled}, a Python value. That would "
-            "happen once, at capture, and in no compiled step. Keep such state in a buffer (self.register_buffer) and "
-            "update it in place, or return it"
-        )
+        line = _line_that_changes(name, module)
+        if path in modules and attributes.is_only_set(modules[path], name):
+            attributes.put_back(modules[path], name)
+            use.dropped[path, name] = line
+        else:
+            raise _changes(line, f"self.{name}" if path in modules else name, of_module=path in modules, use=use)
+    names = {id(m): path for path, m in modules.items()}
+    use.read.update((names[number], name) for number, name in attributes.read() if number in names)
+    for path, name in use.dropped.keys() & use.read:
+        raise _changes(use.dropped[path, name], f"self.{name}", of_module=True, use=use)
+
+
+def _changes(line: str, spelled: str, *, of_module: bool, use: StateUse) -> CaptureError:
+    kind = ChangedAttributeError if of_module and not use.watches else CaptureError
+    return kind(
+        f"{line}: running the step changes {spelled}, a Python value. That would happen once, at capture, and in no "
+        "compiled step. Keep such state in a buffer (self.register_buffer) and update it in place, or return it"
+    )
 
 
 _PLAIN = (bool, int, float, str, list, dict, set)
@@ -143,7 +167,7 @@ def _fingerprint(value: object, depth: int = 0) -> object:
     if depth > _DEPTH:
         return id(value)
     if isinstance(value, dict):
-        pairs = list(dict.items(value))
+        pairs = [(k, v) for k, v in dict.items(value) if not _is_of_a_trace(k)]
         return (len(pairs), [(repr(k)[:_WIDTH], _fingerprint(v, depth + 1)) for k, v in pairs[:_WIDTH]])
     if isinstance(value, (list, tuple, set)):
         items = [*iter(value)]  # not by len(), which a subclass may forbid
@@ -151,6 +175,11 @@ def _fingerprint(value: object, depth: int = 0) -> object:
     if not isinstance(value, nn.Module) and is_user_class(type(value)):
         return (id(value), _fingerprint(getattr(value, "__dict__", None), depth + 1))
     return id(value)
+
+
+def _is_of_a_trace(key: object) -> bool:
+    """Whether an entry of a cache belongs to the class of a trace's tensors, which no eager call looks up."""
+    return isinstance(key, type) and issubclass(key, FakeTensor)
 
 
 def plain_values_outside(function: Callable[..., Any]) -> dict[str, object]:

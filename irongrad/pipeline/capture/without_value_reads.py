@@ -62,7 +62,7 @@ class ValueFree(TorchFunctionMode):
         """Call the replacement of `func`, or `func` itself if there is none for these arguments."""
         kwargs = kwargs or {}
         known = self._known
-        if known is None:
+        if known is None or torch.compiler.is_dynamo_compiling():  # Dynamo traces this function, too
             return self._called(func, args, kwargs)
         if (answer := known.answer(func, args, kwargs)) is not NotImplemented:
             return answer
