@@ -12,13 +12,19 @@ DECISION = (
 )
 
 
-def capture_error(error: Exception, module: object) -> UserError:
-    """Return the error that names the user's line and what to write instead of the code that failed."""
+def capture_error(error: Exception, module: object, line: str = "") -> UserError:
+    """Return the error that names the user's line and what to write instead of the code that failed.
+
+    Args:
+        error: what failed.
+        module: what was captured.
+        line: the user's line, if it is known; it is taken from `error` otherwise.
+    """
     if isinstance(error, UnsupportedOpError):
         return located(error, place_of(error, module))
     if isinstance(error, UserError):
         return type(error)(str(error).partition(NODE)[0])
-    place = place_of(error, module)
+    place = line or place_of(error, module)
     if refused := refused_at_capture(error):
         return UnsupportedOpError(f"{place}\n  {refused}")
     return CaptureError(f"{place}\n  {by_values(error) or _advice(type(error).__name__, str(error).strip())}")
@@ -38,6 +44,11 @@ def _advice(kind: str, text: str) -> str:
         return "a tensor leaves PyTorch (.numpy(), .tolist()); its values are not known at compile time. Use torch"
     if "a leaf Variable that requires grad" in text:
         return f"an operator writes into a parameter. {ONLY_THE_OPTIMIZER}"
+    if "modified by an inplace operation" in text:
+        return (
+            "the backward needs a tensor that this line reads, and that is overwritten in place before the backward. "
+            "Read a copy of it (tensor.clone()) here, or write the new value into another tensor"
+        )
     if "were assigned during export" in text:
         return f"{first}. Register it with self.register_buffer(...) and update it in place, or return it"
     return f"the step could not be captured: {kind}: {first}"

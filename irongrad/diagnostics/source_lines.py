@@ -6,13 +6,14 @@ import inspect
 import linecache
 import logging
 import re
+import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from unittest import mock
 
 import torch
@@ -23,7 +24,8 @@ from irongrad.runtime.installed import PACKAGE
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _OURS = tuple(str(Path(p).resolve()) for p in (PACKAGE, Path(torch.__file__).parent))
-_LIBRARIES = tuple({sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")})
+_PACKAGES = tuple({sysconfig.get_paths()[k] for k in ("purelib", "platlib")})
+_LIBRARIES = (*_PACKAGES, *{sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib")})
 _LAYERS = str(Path(torch.__file__).parent / "nn")
 # The files that call the user's code: the model and the loss, functions, and optimizers.
 _CALLERS = ("pipeline/capture/capture.py", "frontends/compile_function.py", "pipeline/optimizer/trace.py")
@@ -49,13 +51,13 @@ def is_user_class(kind: type) -> bool:
 def line_of(node: torch.fx.Node, otherwise: str = "(line unknown)") -> str:
     """Return `file:line: source` of the user's line that created `node`.
 
-    If no user code lies between the model and the operator, as in an `nn.Sequential` of layers, return the path and
-    class of the layer. Return `otherwise` if that is unknown too.
+    Code of an installed package between that line and the operator is named before it. If neither lies between the
+    model and the operator, as in an `nn.Sequential` of layers, return the path and class of the layer. Return
+    `otherwise` if that is unknown too.
     """
     frames = _FRAME.findall(node.meta.get("stack_trace") or node.stack_trace or "")
-    if mine := [f for f in frames if is_user_file(f[0])]:
-        path, line, _, source = mine[-1]
-        return f"{path}:{line}: {source.strip()}" if source else f"{path}:{line}"
+    if place := _place([(path, int(line), source) for path, line, _, source in frames]):
+        return place
     layers = [(path, kind) for path, kind in (node.meta.get("nn_module_stack") or {}).values() if path]
     if layers:
         path, kind = layers[-1]
@@ -72,6 +74,38 @@ def source_line(path: str, number: int) -> str:
     """Return `file:line: source` of a line of a file."""
     text = linecache.getline(path, number).strip()
     return f"{path}:{number}: {text}" if text else f"{path}:{number}"
+
+
+def _is_package_file(path: str) -> bool:
+    """Whether `path` belongs to an installed package, PyTorch and IronGrad left out."""
+    return path.startswith(_PACKAGES) and not path.startswith(_OURS)
+
+
+def _place(frames: Sequence[tuple[str, int, str | None]]) -> str:
+    """The innermost line that is not PyTorch's, then the user's line that led there, if that is another; or nothing."""
+    told = [f for f in frames if is_user_file(f[0]) or _is_package_file(f[0])]
+    if not told:
+        return ""
+    callers = [f for f in told if is_user_file(f[0])]
+    called = f" (called from {callers[-1][0]}:{callers[-1][1]})" if callers and told[-1] != callers[-1] else ""
+    return _spelled(*told[-1]) + called
+
+
+def _spelled(path: str, line: int, source: str | None) -> str:
+    return f"{path}:{line}: {source.strip()}" if source else f"{path}:{line}"
+
+
+def here(otherwise: str = "(line unknown)") -> str:
+    """Return the user's line that is running now, as `line_of` does."""
+    frames: list[tuple[str, int, str | None]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path, line = frame.f_code.co_filename, frame.f_lineno
+        if path in _ENTRIES:
+            break
+        frames.append((path, line, linecache.getline(path, line)))
+        frame = frame.f_back
+    return _place(frames[::-1]) or otherwise
 
 
 def where(thing: object) -> str:
@@ -94,6 +128,25 @@ def quiet_export() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
+
+
+@contextmanager
+def failed_forward() -> Iterator[Callable[[], str]]:
+    """While open, note the forward operator whose gradient fails under autograd's anomaly detection.
+
+    Yields:
+        Returns the user's line of that operator; nothing if no gradient has failed.
+    """
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", message="Error detected in")
+
+        def line() -> str:
+            text = str(said[-1].message).partition(" (Triggered internally")[0] if said else ""
+            found = _FRAME.findall(text)
+            return _place([(path, int(number), source) for path, number, _, source in found])
+
+        yield line
 
 
 @contextmanager
@@ -127,9 +180,11 @@ def is_of_a_model(path: str) -> bool:
 
 def place_of(error: Exception, thing: object) -> str:
     """Return `file:line: source` of the user's line from which an error came, or where `thing` is defined."""
-    frames = traceback.extract_tb(error.__traceback__)
-    mine = [f for f in frames if is_user_file(f.filename)] or [f for f in frames if f.filename.startswith(_LAYERS)]
-    return f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else where(thing)
+    frames = [(f.filename, f.lineno or 0, f.line) for f in traceback.extract_tb(error.__traceback__)]
+    entries = [i for i, (path, *_) in enumerate(frames) if path in _ENTRIES]
+    inner = frames[entries[-1] + 1 :] if entries else frames
+    layers = [f for f in frames if f[0].startswith(_LAYERS)]
+    return _place(inner) or (_spelled(*layers[-1]) if layers else where(thing))
 
 
 @contextmanager
@@ -151,6 +206,5 @@ def located(error: UnsupportedOpError, otherwise: str = "(line unknown)") -> Uns
     text, _, node = str(error).partition(NODE)
     if _LOCATED.match(text):
         return UnsupportedOpError(text)
-    mine = [f for f in _FRAME.findall(node) if is_user_file(f[0])]
-    place = f"{mine[-1][0]}:{mine[-1][1]}: {mine[-1][3].strip()}" if mine else otherwise
-    return UnsupportedOpError(f"{place}\n  {text}")
+    place = _place([(path, int(line), source) for path, line, _, source in _FRAME.findall(node)])
+    return UnsupportedOpError(f"{place or otherwise}\n  {text}")

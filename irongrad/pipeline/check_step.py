@@ -21,6 +21,7 @@ from irongrad.operators.legalize.legality import called, float64_refusals, histo
 from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
 from irongrad.pipeline.assemble.interface import describe
 from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.capture.first_call import called_once
 from irongrad.pipeline.differentiate.differentiate import differentiate
 from irongrad.pipeline.front import front
 from irongrad.pipeline.optimizer.update import add_optimizer
@@ -101,7 +102,7 @@ def _step_graph(step: TrainStep, targets: Sequence[Target]) -> StepGraph:
         current[:] = [name]
         return function(*arguments)
 
-    with reported(lambda: f"the stage {current[0]!r}"):
+    with called_once(step), reported(lambda: f"the stage {current[0]!r}"):
         graph, indices = front(stage("capture", capture, step), stage)
         describe(graph, indices.ranges, None)
         refuse(_float64(graph, targets))
@@ -111,7 +112,7 @@ def _step_graph(step: TrainStep, targets: Sequence[Target]) -> StepGraph:
 def _refused(step: TrainStep, targets: Sequence[Target]) -> tuple[StepGraph | None, list[Refusal]]:
     """The step graph, as far as there is one, and everything that is refused of a step."""
     graph: StepGraph | None = None
-    with gathered() as found, _unexpected_suppressed():
+    with called_once(step), gathered() as found, _unexpected_suppressed():
         graph = add_optimizer(differentiate(capture(step)))
         found += refusals(graph)
         found += _float64(graph, targets)

@@ -24,6 +24,7 @@ from irongrad.pipeline.backend import portable_module
 from irongrad.pipeline.build_cache import BuildRecord, cache_entry
 from irongrad.pipeline.build_run import Build, BuildRun, StoppedEarly
 from irongrad.pipeline.capture.capture import CapturedStep, capture
+from irongrad.pipeline.capture.first_call import called_once
 from irongrad.pipeline.choices import Choices, completed
 from irongrad.pipeline.front import front, plainly
 from irongrad.pipeline.gc_pause import few_collections
@@ -103,6 +104,7 @@ def build(step: TrainStep, options: Options) -> Build:
         # Graphs are interpreted or imported. Generating their Python code would take a tenth of the time for nothing.
         _use_lazy_graph_module(True),
         suppress(StoppedEarly),
+        called_once(step),
     ):
         captured: CapturedStep = stage("capture", capture, step, inference_of(options.entry_points))
         entry = cache_entry(captured, options, GOLDEN_STEPS)
@@ -196,4 +198,5 @@ def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: BuildRun) -> Ste
 
 def step_graph(step: TrainStep) -> StepGraph:
     """The step graph before any pass."""
-    return front(capture(step), plainly)[0]
+    with called_once(step):
+        return front(capture(step), plainly)[0]

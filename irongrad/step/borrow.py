@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -19,6 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from irongrad.diagnostics.source_lines import is_user_class, is_user_file
@@ -70,6 +72,29 @@ def unchanged(roots: Iterable[object]) -> Iterator[Record]:
         torch.set_rng_state(states[2])
 
 
+@dataclass(frozen=True)
+class Addition:
+    """What a dictionary or a set got.
+
+    Attributes:
+        container: the dictionary or set.
+        before: what it held.
+        new: the new entries; a value of None, or a tensor of another shape or dtype, may have been there before.
+    """
+
+    container: Any
+    before: Any
+    new: Any
+
+    def apply(self) -> None:
+        """Add the entries."""
+        self.container.update(self.new)
+
+    def remove(self) -> None:
+        """Take the entries out."""
+        _refill(self.container, self.before)
+
+
 class Record:
     """The state of all mutable objects that some objects reach.
 
@@ -83,6 +108,7 @@ class Record:
         self.generators: list[Generator] = []
         self._restore: list[Callable[[], object]] = []
         self._same: list[tuple[str, Callable[[], bool]]] = []
+        self._held: list[tuple[Any, Any]] = []
         self._seen: dict[int, object] = {}  # the object keeps its id from being used again
         waiting = list(roots)
         while waiting:
@@ -102,6 +128,18 @@ class Record:
             if not is_same():
                 return description
         return ""
+
+    def additions(self) -> list[Addition]:
+        """What dictionaries, attributes and sets got since, without changes of what they held."""
+        found: list[Addition] = []
+        for container, held in self._held:
+            if isinstance(container, set):
+                new: Any = container - held
+            else:
+                new = {k: _kept(v) for k, v in container.items() if _is_new(held.get(k), v)}
+            if new:
+                found.append(Addition(container, held, new))
+        return found
 
     def lend_memory(self, dtype: torch.dtype | None) -> None:
         """Give all tensors other memory with the same values until `restore`; tensors that share memory go on to.
@@ -127,16 +165,19 @@ class Record:
             return self._of_tensor(item)
         if isinstance(item, dict):
             held = dict(item)
+            self._held.append((item, held))
             self._restore.append(partial(_refill, item, held))
             self._same.append(("a dictionary or an attribute", partial(_is_same, item, held)))
             return chain(held.values(), held)
         if isinstance(item, (list, deque, set, bytearray)):
             kept = item.copy()
+            if isinstance(item, set):
+                self._held.append((item, kept))
             self._restore.append(partial(_refill, item, kept))
             self._same.append((f"a {type(item).__name__}", partial(_is_same, item, kept)))
             return () if isinstance(kept, bytearray) else kept
         if isinstance(item, (tuple, frozenset)):
-            return item
+            return iter(item)  # its length, which a list would ask for, may be forbidden
         if isinstance(item, FunctionType):
             return self._of_function(item)
         if isinstance(item, MethodType):
@@ -206,6 +247,17 @@ class Record:
         for name in slots:
             self._restore.append(partial(object.__setattr__, item, name, getattr(item, name)))
         return getattr(item, "__dict__", None), type(item), *(getattr(item, name) for name in slots)
+
+
+def _is_new(before: object, now: object) -> bool:
+    if isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor) and not isinstance(before, nn.Parameter):
+        return (before.shape, before.dtype) != (now.shape, now.dtype)
+    return before is None and now is not None
+
+
+def _kept(value: object) -> object:
+    """A value without the computation that it comes from."""
+    return value.detach() if isinstance(value, torch.Tensor) and not value.is_leaf else value
 
 
 def _put_back(tensor: torch.Tensor, data: torch.Tensor, grad_dtype: torch.dtype | None) -> None:

@@ -7,6 +7,7 @@ Capture detects both and reports the user's line.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch._dynamo.exc import UncapturedHigherOrderOpError
 from torch._library import simple_registry
 from torch._library.effects import EffectHolder
 from torch.export import ExportedProgram
@@ -30,6 +32,8 @@ from irongrad.graph.subgraphs import aliases_allowed
 from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.random import Draws, draws, is_random, undrawable
 from irongrad.pipeline.capture import autograd_functions, hooks, repeatable, side_effects
+from irongrad.pipeline.capture.cumulative_averages import cumulative_averages
+from irongrad.pipeline.capture.known_values import KnownValues, StateUse
 from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm, recurrent_layers
 from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
@@ -38,7 +42,7 @@ from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
-from irongrad.step.borrow import borrowed
+from irongrad.step.borrow import borrowed, unchanged
 from irongrad.step.train_step import INFERENCE, Call, TrainStep, call_of, micro_batches
 
 MODEL_PREFIX = "model."
@@ -75,7 +79,11 @@ class CapturedStep:
 
 
 class StepModule(nn.Module):
-    """The model and its loss as one module that takes positional inputs, in the order of `TrainStep.inputs`."""
+    """The model and its loss as one module that takes positional inputs, in the order of `TrainStep.inputs`.
+
+    Attributes:
+        untrained: the paths of parameters that no optimizer updates.
+    """
 
     def __init__(self, step: TrainStep) -> None:
         super().__init__()
@@ -87,6 +95,9 @@ class StepModule(nn.Module):
         self._call = call_of(step)
         self._names = tuple(step.inputs)
         self.autocast = step.autocast
+        trained = {id(p) for o in step.optimizers for group in o.param_groups for p in group["params"]}
+        named = self.named_parameters(remove_duplicate=False)
+        self.untrained = frozenset(path for path, p in named if id(p) not in trained)
 
     def outputs(self, inputs: dict[str, torch.Tensor]) -> object:
         """Call the model with its own inputs, and return its output."""
@@ -170,12 +181,31 @@ def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
     """
     before = [(m, m.training) for m in module.modules()]
     if not training or not module.training:
-        module.train(training)
+        with mock.patch.object(nn.Module, "train", _set_mode):
+            _set_mode_of(module, training)
     try:
         yield
     finally:
         for submodule, was in before:
             submodule.training = was
+
+
+def _set_mode(module: nn.Module, mode: bool = True) -> nn.Module:
+    """Do what `nn.Module.train` does, but leave out a submodule's method of that name that does something else."""
+    module.training = mode
+    for child in module.children():
+        _set_mode_of(child, mode)
+    return module
+
+
+def _set_mode_of(module: nn.Module, mode: bool) -> None:
+    parameters = list(inspect.signature(module.train).parameters.values())
+    takes_mode = bool(parameters) and (parameters[0].name == "mode" or isinstance(parameters[0].default, bool))
+    others = [p for p in parameters[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if takes_mode and not others:
+        module.train(mode)
+    else:
+        _set_mode(module, mode)
 
 
 @contextmanager
@@ -225,27 +255,45 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
         UnsupportedOpError: the step draws random numbers that a compiled step cannot draw.
     """
     hooks.refuse_hooks(step)
+    _check_repeatable(step, StepModule(step), inference)
+    try:
+        with unchanged((step.model, step.loss)):  # a refused forward leaves behind what it has set
+            return _capture(step, inference, watches=False)
+    except side_effects.ChangedAttributeError as error:
+        changed = CaptureError(str(error))
+    try:
+        with unchanged((step.model, step.loss)):
+            return _capture(step, inference, watches=True)
+    except UserError as error:
+        if isinstance(error.__cause__, UncapturedHigherOrderOpError):  # Dynamo does not trace what watches attributes
+            raise changed from None
+        raise
+
+
+def _capture(step: TrainStep, inference: Collection[str], *, watches: bool) -> CapturedStep:
     module = StepModule(step)
-    _check_repeatable(step, module, inference)
     training = PiecesModule(step) if step.between else module
     values = tuple(step.inputs.values())
     micro = tuple(micro_batches(step.inputs, step.accumulate)[0].values())
     dynamic = _dynamic(step, step.inputs)
+    use = StateUse(module.untrained, watches=watches)
     with mode(module.model, training=True):
         multiples = declared_multiples(step)
-        train = export(training, micro, dynamic, multiples)
+        train = export(training, micro, dynamic, multiples, use)
         if more := needed_multiples(train, step):
             multiples |= more
-            train = export(training, micro, dynamic, multiples)
+            train = export(training, micro, dynamic, multiples, use)
     refuse_shared_memory(step, training, train)
     _check_loss(train, step)
     _check_used(train, step)
     with mode(module.model, training=False):
-        evaluation = export(module, values, dynamic, multiples) if "eval" in inference else None
+        evaluation = export(module, values, dynamic, multiples, use) if "eval" in inference else None
         # A step in pieces takes the names of the model's outputs from this export.
         predicted = (
-            _export_predict(module, step, multiples) if "predict" in inference or step.between else (None, (), ())
+            _export_predict(module, step, multiples, use) if "predict" in inference or step.between else (None, (), ())
         )
+    for (_, name), line in use.dropped.items():
+        warnings.warn(f"{line}: the compiled step does not set self.{name}, which no call reads", stacklevel=2)
     return CapturedStep(step, call_of(step), train, evaluation, *predicted)
 
 
@@ -289,6 +337,7 @@ def export(
     values: tuple[torch.Tensor, ...],
     dynamic: Sequence[Mapping[int, str]] = (),
     multiples: Mapping[str, int] | None = None,
+    use: StateUse | None = None,
 ) -> ExportedProgram:
     """Export `module` with torch.export, and check that it is a function of its inputs, its buffers and a seed.
 
@@ -297,23 +346,29 @@ def export(
         values: an example of its inputs.
         dynamic: for each input, the names of its dimensions that stay symbols; empty for fixed sizes.
         multiples: for some of these dimensions, a number that divides the size.
+        use: what the programs of the step do with its state; that of `module` is added.
 
     Raises:
         CaptureError: `module` is not such a function.
         UnsupportedOpError: `module` draws random numbers that a compiled step cannot draw.
     """
+    use = use if use is not None else StateUse()
+    known = KnownValues(module, use)
     try:
         with (
             plain_operators(),
             recurrent_layers(),
+            cumulative_averages(),
             source_lines.quiet_export(),
             source_lines.user_frames(),
-            side_effects.refused(module),
+            side_effects.refused(module, use),
             side_effects.assignments_as_updates(module),
+            side_effects.backward_refused(),
             BeforeAutograd(),
             autograd_functions.kept(),
             hooks.refused_in_forward(),
-            ValueFree(),
+            known.of_buffers(module),
+            ValueFree(module, known),
             kept_decisions(),
         ):
             program = torch.export.export(
@@ -325,7 +380,8 @@ def export(
         if names := specialised(str(error), dynamic):
             raise CaptureError(f"{source_lines.where(getattr(module, 'model', module))}\n  {fixed(names)}") from error
         raise capture_errors.capture_error(error, getattr(module, "model", module)) from error
-    side_effects.check_graph(program)
+    side_effects.check_graph(program, use.untrained)
+    use.note_written(side_effects.written_state(program))
     _refuse_undrawable(program.graph_module)
     return program
 
@@ -335,7 +391,7 @@ def _dynamic(step: TrainStep, inputs: Iterable[str]) -> list[Mapping[int, str]]:
 
 
 def _export_predict(
-    module: StepModule, step: TrainStep, multiples: Mapping[str, int]
+    module: StepModule, step: TrainStep, multiples: Mapping[str, int], use: StateUse
 ) -> tuple[ExportedProgram | None, tuple[str, ...], tuple[str, ...]]:
     call = call_of(step)
     names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
@@ -344,7 +400,9 @@ def _export_predict(
         outputs = _run_untouched(step, probe, tuple(step.inputs[n] for n in names))
     if not outputs:
         return None, (), ()
-    return export(probe, tuple(step.inputs[n] for n in names), _dynamic(step, names), multiples), names, outputs
+    values = tuple(step.inputs[n] for n in names)
+    program = export(probe, values, _dynamic(step, names), multiples, use)
+    return program, names, outputs
 
 
 def _run_untouched(step: TrainStep, probe: PredictModule, values: tuple[torch.Tensor, ...]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from irongrad.diagnostics.source_lines import where
-from irongrad.pipeline.capture.side_effects import written_tensors
+from irongrad.pipeline.capture.side_effects import written_state
 from irongrad.runtime.errors import CaptureError
 from irongrad.step.train_step import TrainStep
 
@@ -31,7 +31,7 @@ def refuse_shared_memory(step: TrainStep, module: nn.Module, program: ExportedPr
     """
     named = dict(_named(module, program))
     updated = {id(p) for o in step.optimizers for group in o.param_groups for p in group["params"]}
-    written = {name for name, tensor in named.items() if id(tensor) in updated} | written_tensors(program)
+    written = {name for name, tensor in named.items() if id(tensor) in updated} | written_state(program)
     ranges = sorted((*_range(tensor), name) for name, tensor in named.items() if _has_memory(tensor))
     for number, (start, end, name) in enumerate(ranges):
         for other_start, _, other in ranges[number + 1 :]:

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from types import FunctionType
-from typing import Any
+from typing import Any, NoReturn
+from unittest import mock
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from irongrad.diagnostics.advice import KEEP_SHAPE, ONLY_THE_OPTIMIZER, VALUES_AS_SHAPE
-from irongrad.diagnostics.source_lines import is_user_class, is_user_file, line_of, where
+from irongrad.diagnostics.source_lines import here, is_user_class, is_user_file, line_of, where
 from irongrad.graph.flat_graph import FlatGraph
+from irongrad.pipeline.capture.attributes import Attributes
+from irongrad.pipeline.capture.known_values import StateUse
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -32,18 +36,41 @@ _WIDTH = 100
 _Snapshot = dict[tuple[str, str], object]
 
 
+class ChangedAttributeError(CaptureError):
+    """A call changes an attribute, and what it reads was not watched."""
+
+
 @contextmanager
-def refused(module: nn.Module) -> Iterator[None]:
-    """While open, a call of `module` that changes a plain Python value of the user's code raises CaptureError."""
+def refused(module: nn.Module, use: StateUse) -> Iterator[None]:
+    """While open, a call of `module` that changes a plain Python value of the user's code raises CaptureError.
+
+    If attributes are watched, one that calls only set is put back instead: no call reads what an earlier one left.
+    """
     before: list[_Snapshot] = []
+    attributes = Attributes()
 
     def record(module: nn.Module, inputs: object) -> None:
         before.append(_python_state(module))
+        attributes.start(module)
 
     def compare(module: nn.Module, inputs: object, output: object) -> None:
-        _check_unchanged(module, before.pop())
+        _check_unchanged(module, before.pop(), attributes, use)
 
-    with _around_calls(module, record, compare):
+    with _around_calls(module, record, compare), attributes.watched(module) if use.watches else nullcontext():
+        yield
+
+
+@contextmanager
+def backward_refused() -> Iterator[None]:
+    """While open, a call of `backward()` in the model or the loss raises CaptureError."""
+
+    def backward(*args: object, **kwargs: object) -> NoReturn:
+        raise CaptureError(
+            f"{here()}\n  the model or the loss calls backward() itself, and the compiled step has one backward, from "
+            "the loss. Return the sum of the losses instead"
+        )
+
+    with mock.patch.object(torch.autograd, "backward", backward):
         yield
 
 
@@ -105,18 +132,30 @@ def _python_state(module: nn.Module) -> _Snapshot:
     return state
 
 
-def _check_unchanged(module: nn.Module, before: _Snapshot) -> None:
+def _check_unchanged(module: nn.Module, before: _Snapshot, attributes: Attributes, use: StateUse) -> None:
     after = _python_state(module)
     modules = dict(module.named_modules())
     for path, name in after:
         if (path, name) in before and before[path, name] == after[path, name]:
             continue
-        spelled = f"self.{name}" if path in modules else name
-        raise CaptureError(
-            f"{_line_that_changes(name, module)}: running the step changes {spelled}, a Python value. That would "
-            "happen once, at capture, and in no compiled step. Keep such state in a buffer (self.register_buffer) and "
-            "update it in place, or return it"
-        )
+        line = _line_that_changes(name, module)
+        if path in modules and attributes.is_only_set(modules[path], name):
+            attributes.put_back(modules[path], name)
+            use.dropped[path, name] = line
+        else:
+            raise _changes(line, f"self.{name}" if path in modules else name, of_module=path in modules, use=use)
+    names = {id(m): path for path, m in modules.items()}
+    use.read.update((names[number], name) for number, name in attributes.read() if number in names)
+    for path, name in use.dropped.keys() & use.read:
+        raise _changes(use.dropped[path, name], f"self.{name}", of_module=True, use=use)
+
+
+def _changes(line: str, spelled: str, *, of_module: bool, use: StateUse) -> CaptureError:
+    kind = ChangedAttributeError if of_module and not use.watches else CaptureError
+    return kind(
+        f"{line}: running the step changes {spelled}, a Python value. That would happen once, at capture, and in no "
+        "compiled step. Keep such state in a buffer (self.register_buffer) and update it in place, or return it"
+    )
 
 
 _PLAIN = (bool, int, float, str, list, dict, set)
@@ -128,12 +167,19 @@ def _fingerprint(value: object, depth: int = 0) -> object:
     if depth > _DEPTH:
         return id(value)
     if isinstance(value, dict):
-        return (len(value), [(repr(k)[:_WIDTH], _fingerprint(v, depth + 1)) for k, v in list(value.items())[:_WIDTH]])
+        pairs = [(k, v) for k, v in dict.items(value) if not _is_of_a_trace(k)]
+        return (len(pairs), [(repr(k)[:_WIDTH], _fingerprint(v, depth + 1)) for k, v in pairs[:_WIDTH]])
     if isinstance(value, (list, tuple, set)):
-        return (len(value), [_fingerprint(v, depth + 1) for v in list(value)[:_WIDTH]])
+        items = [*iter(value)]  # not by len(), which a subclass may forbid
+        return (len(items), [_fingerprint(v, depth + 1) for v in items[:_WIDTH]])
     if not isinstance(value, nn.Module) and is_user_class(type(value)):
         return (id(value), _fingerprint(getattr(value, "__dict__", None), depth + 1))
     return id(value)
+
+
+def _is_of_a_trace(key: object) -> bool:
+    """Whether an entry of a cache belongs to the class of a trace's tensors, which no eager call looks up."""
+    return isinstance(key, type) and issubclass(key, FakeTensor)
 
 
 def plain_values_outside(function: Callable[..., Any]) -> dict[str, object]:
@@ -195,34 +241,33 @@ def _line_that_changes(name: str, module: nn.Module) -> str:
 # --- the exported graph -------------------------------------------------------------------------------------------
 
 
-def written_tensors(program: ExportedProgram) -> set[str]:
-    """The names of the parameters and buffers that `program` writes into, also through views."""
-    specs = {s.arg.name: s for s in program.graph_signature.input_specs if hasattr(s.arg, "name")}
-    graph = FlatGraph(program.graph_module)
-    source: dict[object, str] = {}
-    found: set[str] = set()
-    for node in graph.nodes:
-        if node.op == "placeholder" and graph.origins(node) == [node] and specs[node.name].target is not None:
-            source[node] = str(specs[node.name].target)
-        if not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        arguments = zip(node.args, node.target._schema.arguments, strict=False)
-        written = [o for a, schema in arguments if _is_written(schema) for o in graph.origins(a)]
-        found |= {source[o] for o in written if o in source}
-        of_first = [source[o] for o in graph.origins(node.args[0]) if o in source] if node.args else []
-        if (node.target.is_view or written) and of_first:
-            source[node] = of_first[0]
-    return found
+def check_graph(program: ExportedProgram, untrained: Collection[str] = ()) -> None:
+    """Refuse numbers and shapes that depend on values, and writes into anything but state.
 
-
-def check_graph(program: ExportedProgram) -> None:
-    """Refuse numbers and shapes that depend on values, and writes into anything but a buffer.
+    Args:
+        program: the exported program.
+        untrained: paths of parameters that no optimizer updates; they are state like buffers.
 
     Raises:
-        CaptureError: a number is taken from a tensor's values, or an input, a parameter or a constant is written in
-            place; names the user's line.
+        CaptureError: a number is taken from a tensor's values, or an input, a trained parameter or a constant is
+            written in place; names the user's line.
         UnsupportedOpError: a shape depends on a tensor's values; names the user's line.
     """
+    for node in FlatGraph(program.graph_module).nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and free_unbacked_symbols(node.meta.get("val")):
+            raise _unknown(node)
+    for node, spec in _writes(program):
+        _check_write(node, spec, untrained)
+
+
+def written_state(program: ExportedProgram) -> frozenset[str]:
+    """The paths of the buffers and parameters that `program` writes into."""
+    state = (InputKind.PARAMETER, InputKind.BUFFER)
+    return frozenset(str(spec.target) for _, spec in _writes(program) if spec.kind in state)
+
+
+def _writes(program: ExportedProgram) -> Iterator[tuple[torch.fx.Node, InputSpec]]:
+    """The operators that write into an argument of the program, each with that argument."""
     specs = {s.arg.name: s for s in program.graph_signature.input_specs if hasattr(s.arg, "name")}
     graph = FlatGraph(program.graph_module)
     source: dict[object, InputSpec] = {}
@@ -231,12 +276,9 @@ def check_graph(program: ExportedProgram) -> None:
             source[node] = specs[node.name]
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
-        if free_unbacked_symbols(node.meta.get("val")):
-            raise _unknown(node)
         arguments = zip(node.args, node.target._schema.arguments, strict=False)
         written = [origin for a, schema in arguments if _is_written(schema) for origin in graph.origins(a)]
-        for argument in written:
-            _check_write(node, source.get(argument))
+        yield from ((node, source[w]) for w in written if w in source)
         of_first = [source[o] for o in graph.origins(node.args[0]) if o in source] if node.args else []
         if (node.target.is_view or written) and of_first:
             source[node] = of_first[0]
@@ -256,14 +298,14 @@ def _is_written(argument: torch._C.Argument) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def _check_write(node: torch.fx.Node, spec: InputSpec | None) -> None:
-    if spec is None or spec.kind is InputKind.BUFFER:
+def _check_write(node: torch.fx.Node, spec: InputSpec, untrained: Collection[str]) -> None:
+    if spec.kind is InputKind.BUFFER or spec.target in untrained:
         return
     name = str(spec.target).split(".")[-1]
     what, instead = {
         InputKind.USER_INPUT: ("an input of the step", "Make a new tensor: x = x * 2 in place of x.mul_(2)"),
         InputKind.PARAMETER: (
-            f"the parameter {name}",
+            f"the parameter {name}, in place or through .data",
             ONLY_THE_OPTIMIZER,
         ),
     }.get(spec.kind, (f"the constant tensor {name}", "Register it with self.register_buffer(...) in __init__"))

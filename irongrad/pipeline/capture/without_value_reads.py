@@ -9,27 +9,41 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 import irongrad.pipeline.capture.fake_shapes  # noqa: F401 (registers them)
 from irongrad.operators.decompositions.scatter import put_by_mask
+from irongrad.pipeline.capture import data_attribute
+from irongrad.pipeline.capture.known_values import KnownValues
 from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.sizes.symbols import has_symbols
 
-_REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {}
+_INDEXED = (Tensor.__getitem__, Tensor.__setitem__)
+_REPLACED: dict[object, Callable[..., Any]] = {Tensor.data.__get__: data_attribute.read}
 
 
 class ValueFree(TorchFunctionMode):
-    """While open, calls of these functions read no values, and torch.distributions does not validate arguments."""
+    """While open, calls of these functions read no values, and torch.distributions does not validate arguments.
 
-    def __init__(self) -> None:
+    Args:
+        module: the module that is traced; None for a function.
+        known: the values that are known in the trace; None for none.
+    """
+
+    def __init__(self, module: nn.Module | None = None, known: KnownValues | None = None) -> None:
         super().__init__()
+        self._known = known
+        self._replaced: dict[object, Callable[..., Any]] = {
+            **_REPLACED,
+            Tensor.data.__set__: partial(data_attribute.assign, module),
+        }
         self._validated: list[bool] = []  # a stack: PyTorch may enter one mode several times
 
     def __enter__(self) -> ValueFree:
@@ -47,7 +61,21 @@ class ValueFree(TorchFunctionMode):
     ):
         """Call the replacement of `func`, or `func` itself if there is none for these arguments."""
         kwargs = kwargs or {}
-        replacement = _REPLACED.get(func)
+        known = self._known
+        if known is None or torch.compiler.is_dynamo_compiling():  # Dynamo traces this function, too
+            return self._called(func, args, kwargs)
+        if (answer := known.answer(func, args, kwargs)) is not NotImplemented:
+            return answer
+        if func in _INDEXED:
+            args = (args[0], known.indices(args[1]), *args[2:])
+        buffers = known.sources(args, kwargs)
+        result = self._called(func, args, kwargs)
+        if buffers is not None:
+            known.follow(func, args, kwargs, result, buffers)
+        return result
+
+    def _called(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        replacement = self._replaced.get(func)
         result = replacement(*args, **kwargs) if replacement is not None else NotImplemented
         return func(*args, **kwargs) if result is NotImplemented else result
 
@@ -152,6 +180,15 @@ def _setitem(input: Tensor, key: Any, value: Any) -> object:
         return NotImplemented
     values = value if isinstance(value, Tensor) else torch.full([], value, dtype=input.dtype, device=input.device)
     return input.copy_(put_by_mask(input, [*[None] * (len(keys) - 1), keys[-1]], values, False))
+
+
+@_replaces(functional.one_hot)
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """Set a one at each class; PyTorch asserts that the classes are in range, for which there are guards here."""
+    if num_classes < 1 or tensor.dtype is not torch.int64:
+        return NotImplemented
+    zeros = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64, device=tensor.device)
+    return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
 @_replaces(functional.gaussian_nll_loss)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +31,7 @@ from irongrad.operators.legalize.random_state import random_state
 from irongrad.operators.legalize.retrace import interpret_eager
 from irongrad.pipeline.capture.capture import CapturedStep, StepModule, loss_node, plain_operators
 from irongrad.pipeline.capture.hooks import gradient_hooks
+from irongrad.pipeline.capture.side_effects import written_state
 from irongrad.pipeline.differentiate.inference import Table, inference_program, inference_table
 from irongrad.pipeline.differentiate.specialise import Interpret, Program, specialise
 from irongrad.pipeline.differentiate.state_names import StateNames
@@ -299,17 +300,23 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
     _constants_as_buffers(exported)
     interpret_regions(exported)
     names.tie(exported)
+    _written_as_buffers(exported, written_state(captured.train))
     count = captured.step.accumulate
     inputs = micro_batches(captured.step.inputs, count)[0]
     dynamic = captured.step.dynamic
     try:
-        with ExitStack() as stack, plain_operators(), source_lines.quiet_export():
+        with (
+            ExitStack() as stack,
+            plain_operators(),
+            source_lines.quiet_export(),
+            source_lines.failed_forward() as failed,
+        ):
             # In torch 2.13, the fake tensors of a while_loop need torch.export's own symbols (`while_loop.py`).
             symbolic = bool(dynamic) or has_while_loop(captured.train.graph_module)
             values = symbolic_inputs(captured.train) if symbolic else tuple(v.detach() for v in inputs.values())
             joint = aot_export_joint_with_descriptors(stack, exported, values).graph_module
     except Exception as error:
-        raise capture_errors.capture_error(error, exported) from error
+        raise capture_errors.capture_error(error, exported, failed()) from error
     pairs = _joint_arguments(joint, exported, names, inputs)
     arguments, examples = [value for value, _ in pairs], [example for _, example in pairs]
     results, kept = _joint_results(joint, names, captured.output_names if captured.step.between else ())
@@ -437,6 +444,17 @@ def _constants_as_buffers(exported: nn.Module) -> None:
             if isinstance(value, torch.Tensor):
                 delattr(module, name)
                 module.register_buffer(name, value, persistent=False)
+
+
+def _written_as_buffers(exported: nn.Module, written: Collection[str]) -> None:
+    """Turn parameters that the forward writes into buffers: no optimizer holds them, so they need no gradient."""
+    named = exported.named_parameters(remove_duplicate=False)
+    tensors = {id(p): p.detach() for n, p in named if n in written}
+    for module in exported.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and id(parameter) in tensors:
+                delattr(module, name)
+                module.register_buffer(name, tensors[id(parameter)], persistent=False)
 
 
 def _no_gradient(captured: CapturedStep) -> str:

@@ -101,7 +101,7 @@ def inference_program(
     results: list[Value] = []
     left = list(outputs)
     for spec in program.graph_signature.output_specs:
-        if spec.kind is OutputKind.BUFFER_MUTATION:
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
             results.append(Value("state", names.of(str(spec.target))))
         elif spec.kind is OutputKind.USER_OUTPUT:
             results.append(Value("output", left.pop(0)))

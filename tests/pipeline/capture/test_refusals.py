@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import linecache
+import sysconfig
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -171,15 +173,16 @@ class Caches(Base):
 
 class Assigns(Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.layer(x)
+        h = self.layer(x) + self.plain
         self.plain = h.detach().mean(0)  # here
         return h
 
 
 class AssignsNew(Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.last = self.layer(x)  # here
-        return self.last
+        h = self.layer(x) + getattr(self, "last", 0)
+        self.last = h  # here
+        return h
 
 
 class ChangesObject(Base):
@@ -456,3 +459,49 @@ def test_user_data_in_a_namespace_is_left_alone() -> None:
     model.settings = SimpleNamespace(width=4)
     inputs = {"x": torch.randn(16, 6), "y": torch.randint(0, 4, (16,))}
     capture(ig.TrainStep(model, functional.cross_entropy, sgd(model), inputs))
+
+
+# --- installed packages -------------------------------------------------------------------------------------------
+
+PACKAGED = """
+from torch import nn
+
+class Layer(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+class Masked(nn.Module):
+    def forward(self, x):
+        return x - x[x[:, 0] > 0].mean(0)
+"""
+
+
+def packaged() -> tuple[str, dict[str, type[nn.Module]]]:
+    """The path and the names of a module as if an installed package held it."""
+    path = f"{sysconfig.get_paths()['purelib']}/some_package/layers.py"
+    linecache.cache[path] = len(PACKAGED), None, PACKAGED.splitlines(keepends=True), path
+    names: dict[str, type[nn.Module]] = {}
+    exec(compile(PACKAGED, path, "exec"), {"__name__": "some_package.layers"}, names)
+    return path, names
+
+
+@pytest.mark.parametrize(("name", "line", "kind"), [("Layer", 6, CaptureError), ("Masked", 10, UnsupportedOpError)])
+def test_a_line_in_a_package_is_named_with_the_line_that_called_it(name: str, line: int, kind: type[UserError]) -> None:
+    path, names = packaged()
+
+    class Calls(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = names[name]()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(self.layer(x))  # here
+
+    message = refusal(Calls(), kind=kind)
+    assert message.startswith(f"{path}:{line}: return x")
+    assert f"(called from {line_of(Calls).rstrip(':')})" in message
+
+
+def test_a_line_in_a_package_alone_is_named() -> None:
+    path, names = packaged()
+    assert refusal(nn.Sequential(nn.Linear(6, 4), names["Layer"]())).startswith(f"{path}:6: return x")

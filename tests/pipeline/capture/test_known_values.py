@@ -1,0 +1,169 @@
+"""Decisions on values that depend on no input and that no step changes are taken at capture, as eager takes them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss, one_hot
+
+import irongrad as ig
+from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.package import Artifact
+from irongrad.runtime.errors import CaptureError, GuardError, UserError
+
+Compile = Callable[..., Artifact]
+KEPT = torch.tensor([True, False, True])
+
+
+class Known(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("times", torch.linspace(0, 1, 3))
+        self.register_buffer("count", torch.tensor(0))
+
+
+class Reads(Known):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert (self.times[1:] > self.times[:-1]).all()
+        h = self.linear(x)
+        made = torch.zeros(4)
+        view = made[1:]
+        made[2] = 3.0
+        if view.sum() > 2 and torch.equal(h, h):
+            h = h + view[1]
+        for i in torch.arange(2):
+            h = h * h[int(i)]
+        return h.sum(torch.arange(1, h.ndim).tolist(), keepdim=True) + h * float(self.times[1])
+
+
+class Picks(Known):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.linear(x)
+        pairs = torch.ones(8, 8).triu(1).nonzero()
+        apart = (h[pairs[:, 0]] - h[pairs[:, 1]]).square().mean()
+        others = (h @ h.T)[~torch.eye(8, dtype=torch.bool)].view(8, -1)
+        chosen = torch.masked_select(h, torch.eye(8, 3, dtype=torch.bool))
+        repeated = h[:, torch.repeat_interleave(torch.arange(3), torch.tensor([1, 0, 2]))]
+        h = h.clone()
+        h[:, ~KEPT] = 0.5
+        return h * apart + others.mean() + chosen.sum() + repeated + h[:, KEPT].mean()
+
+
+def step_of(model: nn.Module) -> ig.TrainStep:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return ig.TrainStep(model, mse_loss, optimizer, {"x": torch.randn(8, 4), "y": torch.randn(8, 3)})
+
+
+@pytest.mark.parametrize("kind", [Reads, Picks])
+def test_constants_have_values_during_the_capture(kind: type[nn.Module], compiled: Compile) -> None:
+    torch.manual_seed(0)
+    compiled(step_of(kind()), "train_step", "eval_step")
+
+
+class OfInput(Known):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = torch.zeros(8, 2)
+        view = made[:, 0]
+        made[:, 0] = x[:, 0]
+        return self.linear(x if view.sum() > 0 else -x)  # here
+
+
+class OfDraw(Known):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x if torch.rand(3).sum() > 1 else -x)  # here
+
+
+class OfGarbage(Known):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x if torch.empty(3).sum() > 1 else -x)  # here
+
+
+class OfChangingBuffer(Known):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.count == 0:  # here
+            x = -x
+        self.count += 1
+        return self.linear(x)
+
+
+class OfBufferChangedInTraining(Known):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.count += 1
+        elif self.count == 0:  # here
+            x = -x
+        return self.linear(x)
+
+
+class OfBufferChangedInEvaluation(Known):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            self.count += 1
+        elif self.count == 0:  # here
+            x = -x
+        return self.linear(x)
+
+
+class OfParameter(Known):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x if self.linear.bias.sum() > 0 else -x)  # here
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [OfInput, OfDraw, OfGarbage, OfChangingBuffer, OfBufferChangedInTraining, OfBufferChangedInEvaluation, OfParameter],
+)
+def test_what_a_step_may_change_has_no_values_during_the_capture(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("irongrad.pipeline.capture.capture._check_repeatable", lambda *arguments: None)
+    with pytest.raises(CaptureError) as caught:
+        capture(step_of(kind()))
+    lines, start = inspect.getsourcelines(kind)
+    line = start + next(i for i, text in enumerate(lines) if text.rstrip().endswith("# here"))
+    assert str(caught.value).startswith(f"{__file__}:{line}:")
+    assert "a Python decision" in str(caught.value)
+
+
+class Classes(Known):
+    def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * one_hot(i, 3)
+
+
+def test_one_hot_has_a_guard_in_place_of_an_assertion(compiled: Compile) -> None:
+    torch.manual_seed(0)
+    model = Classes()
+    inputs = {"x": torch.randn(8, 4), "i": torch.arange(8) % 3, "y": torch.randn(8, 3)}
+    step = ig.TrainStep(model, mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    session = compiled(step, "train_step").load()
+    with pytest.raises(GuardError, match="'?i'?"):
+        session.train_step(**{n: t.numpy() for n, t in inputs.items()} | {"i": np.full(8, 3)})
+
+
+class Averages(Known):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.image = nn.BatchNorm1d(4, momentum=None), nn.BatchNorm2d(2, momentum=None, affine=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x) + self.image(x.view(8, 2, 2, 1)).view(8, 4))
+
+
+def test_batch_norm_averages_over_all_steps(compiled: Compile) -> None:
+    torch.manual_seed(0)
+    compiled(step_of(Averages()), "train_step", "eval_step")
+
+
+def test_a_shape_that_depends_on_an_input_is_refused() -> None:
+    class Masks(Known):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)[x[:, 0] > 0].mean()
+
+    with pytest.raises(UserError, match="depends on values"):
+        capture(step_of(Masks()))
