@@ -39,6 +39,7 @@ from irongrad.pipeline.capture.recurrent_layers import eager_lstm, recurrent_lay
 from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
 from irongrad.pipeline.capture.size_decisions import kept_decisions
 from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_multiples
+from irongrad.pipeline.capture.sparse import refuse_sparse
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
@@ -255,6 +256,7 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
         UnsupportedOpError: the step draws random numbers that a compiled step cannot draw.
     """
     hooks.refuse_hooks(step)
+    refuse_sparse(StepModule(step), step.inputs)
     _check_repeatable(step, StepModule(step), inference)
     try:
         with unchanged((step.model, step.loss)):  # a refused forward leaves behind what it has set

@@ -277,8 +277,8 @@ def _memory_of(tensor: Tensor) -> int:
 
 
 def _may_have_twin(result: Tensor) -> bool:
-    fixed = all(isinstance(size, int) for size in result.shape)
-    return fixed and isinstance(result, FakeTensor) and result.device.type == "cpu" and result.numel() <= LARGEST
+    plain = isinstance(result, FakeTensor) and result.layout is torch.strided and result.device.type == "cpu"
+    return plain and all(isinstance(size, int) for size in result.shape) and result.numel() <= LARGEST
 
 
 def _has_values(tensor: Tensor) -> bool:

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 import irongrad.pipeline.capture.fake_shapes  # noqa: F401 (registers them)
+from irongrad.diagnostics.source_lines import here
 from irongrad.operators.decompositions.scatter import put_by_mask
 from irongrad.pipeline.capture import data_attribute
 from irongrad.pipeline.capture.known_values import KnownValues
@@ -178,6 +180,11 @@ def _setitem(input: Tensor, key: Any, value: Any) -> object:
     keys = key if isinstance(key, tuple) else (key,)
     if not _is_mask(keys[-1]) or any(k != slice(None) for k in keys[:-1]):
         return NotImplemented
+    if isinstance(value, Tensor) and free_unbacked_symbols(value):
+        raise UnsupportedOpError(
+            f"{here()}\n  the shape of x[mask] depends on values. Keep the shape: out[mask] = f(x[mask]) is "
+            "out = torch.where(mask, f(x), out)"
+        )
     values = value if isinstance(value, Tensor) else torch.full([], value, dtype=input.dtype, device=input.device)
     return input.copy_(put_by_mask(input, [*[None] * (len(keys) - 1), keys[-1]], values, False))
 

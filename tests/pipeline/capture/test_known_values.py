@@ -167,3 +167,15 @@ def test_a_shape_that_depends_on_an_input_is_refused() -> None:
 
     with pytest.raises(UserError, match="depends on values"):
         capture(step_of(Masks()))
+
+
+def test_values_taken_and_put_back_by_a_mask_are_refused_with_the_way_out() -> None:
+    class Splits(Known):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.linear(x)
+            out = torch.zeros_like(h)
+            out[h > 0] = h[h > 0].tanh()
+            return out
+
+    with pytest.raises(UserError, match=r"out = torch.where\(mask, f\(x\), out\)"):
+        capture(step_of(Splits()))
