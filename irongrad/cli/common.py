@@ -77,10 +77,12 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def unjudged(names: Sequence[str]) -> str:
-    """Say which values a verification cannot judge, and why."""
-    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-    return f"cannot be judged: {len(names)} values, because {WHY_UNJUDGED}: {shown}"
+def print_unjudged(names: Sequence[str]) -> None:
+    """Say which values a verification cannot judge, and why; nothing if it judges all."""
+    if names:
+        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        text = f"cannot be judged: {len(names)} values, because {WHY_UNJUDGED}: {shown}"
+        console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def pairs(items: tuple[str, ...], option: str) -> dict[str, str]:

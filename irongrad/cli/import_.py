@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from irongrad.cli.common import choice_options, console, json_option, pairs, print_json
+from irongrad.cli.common import choice_options, console, json_option, pairs, print_json, print_unjudged
 from irongrad.cli.recorded import compile_or_repeat
 from irongrad.runtime.errors import UserError
 
@@ -157,3 +157,4 @@ def _show(manifest: Manifest, output: Path, *, as_json: bool) -> None:
             else "not verified: it cannot run here; run 'irongrad verify' on the device"
         )
         console.print(f"{output / target.file}: {size:.0f} KiB, {note}", highlight=False, soft_wrap=True)
+        print_unjudged(target.certificate.unjudged if target.certificate is not None else ())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from irongrad.cli.common import console, unjudged
+from irongrad.cli.common import console, print_unjudged
 from irongrad.runtime.byte_sizes import readable
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path) 
     else:
         note = "not verified: it cannot run here; run 'irongrad verify' on the device"
     console.print(f"{output / target.file}: {about['bytes'] / 1024:.0f} KiB, {note}", highlight=False)
-    if target.certificate is not None and target.certificate.unjudged:
-        console.print(unjudged(target.certificate.unjudged), style="yellow", highlight=False, markup=False)
+    print_unjudged(target.certificate.unjudged if target.certificate is not None else ())
     for text in about.get("skipped", ()):
         console.print(f"not compared at {text}", highlight=False, markup=False)
     counts = about["statistics"]

@@ -14,8 +14,8 @@ from irongrad.cli.common import (
     directory_argument,
     json_option,
     print_json,
+    print_unjudged,
     target_option,
-    unjudged,
 )
 from irongrad.runtime import Session
 from irongrad.runtime.errors import VerificationError
@@ -80,8 +80,7 @@ def _print(report: Report, record: Certificate, rows: int) -> None:
         f"and {tight.tolerance_largest:.2g} at most",
         highlight=False,
     )
-    if report.unjudged_values:
-        console.print(unjudged(report.unjudged_values), style="yellow", highlight=False, markup=False)
+    print_unjudged(report.unjudged_values)
 
 
 def _sign(session: Session, record: Certificate) -> None:

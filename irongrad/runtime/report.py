@@ -86,16 +86,12 @@ class Report:
 
         The tolerance of a value that is zero but for rounding is as large, too; that value is judged to be zero.
         """
-        scales: dict[str, float] = {}
-        for c in self.comparisons:
-            if c.magnitude != float("inf"):
-                scales[_kind(c.key)] = max(scales.get(_kind(c.key), 0.0), c.magnitude)
-
-        def is_unjudged(c: Comparison) -> bool:
-            least = max(_NEGLIGIBLE * scales.get(_kind(c.key), 0.0), _TINY)
-            return c.allowed == float("inf") or (c.allowed >= c.magnitude and c.allowed > least)
-
-        return tuple(filter(is_unjudged, self.comparisons))
+        least = self._least()
+        return tuple(
+            c
+            for c in self.comparisons
+            if c.allowed == float("inf") or (c.allowed >= c.magnitude and c.allowed > least[_kind(c.key)])
+        )
 
     @property
     def unjudged_values(self) -> tuple[str, ...]:
@@ -106,10 +102,19 @@ class Report:
     def tightness(self) -> Tightness:
         """How tight the comparisons are; those without a bound do not count."""
         bounded = [c for c in self.comparisons if 0 < c.allowed < float("inf")]
-        sized = [c for c in bounded if 0 < c.magnitude < float("inf")]
+        sized = [c for c in bounded if c.magnitude < float("inf")]
+        least = self._least()
         errors = _middle_and_largest([c.ratio for c in bounded])
-        tolerances = _middle_and_largest([c.allowed / c.magnitude for c in sized])
+        tolerances = _middle_and_largest([c.allowed / max(c.magnitude, least[_kind(c.key)]) for c in sized])
         return Tightness(sum(c.elements for c in self.comparisons), *errors, *tolerances)
+
+    def _least(self) -> dict[str, float]:
+        """The size below which a value is zero but for rounding, by its kind."""
+        found: dict[str, float] = {}
+        for c in self.comparisons:
+            size = 0.0 if c.magnitude == float("inf") else _NEGLIGIBLE * c.magnitude
+            found[_kind(c.key)] = max(found.get(_kind(c.key), _TINY), size)
+        return found
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,8 @@ class Tightness:
         elements: the number of compared elements.
         error_median: the median over the compared values of the error, as a share of its tolerance.
         error_largest: the largest such share.
-        tolerance_median: the median over the compared values of the tolerance, as a share of the largest element.
+        tolerance_median: the median over the compared values of the tolerance, as a share of the largest element. A
+            value that is zero but for rounding counts as large as that is.
         tolerance_largest: the largest such share.
     """
 

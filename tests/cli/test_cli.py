@@ -235,7 +235,11 @@ def test_verify_passes_on_a_right_artifact(project):
     report = json.loads(irongrad("verify", project / "build", "--device", "local-sync", "--json"))
     assert report["passed"]
     assert report["compared"] > 50
-    assert "ratio" in irongrad("verify", project / "build")
+    text = irongrad("verify", project / "build")
+    assert "ratio" in text
+    assert f"{report['tightness']['elements']:,} elements; errors are " in text
+    assert "cannot be judged" not in text
+    assert report["unjudged"] == []
 
 
 def test_verify_fails_on_a_wrong_artifact(project, tmp_path):
