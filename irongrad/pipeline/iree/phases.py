@@ -18,9 +18,11 @@ from irongrad.passes.module.check_device import CheckDevice
 from irongrad.passes.module.drop_barriers import DropBarriers
 from irongrad.passes.module.drop_index_checks import DropIndexChecks
 from irongrad.passes.module.fuse_elementwise import FuseElementwise
+from irongrad.passes.module.hide_globals import HideGlobals
 from irongrad.passes.module.hoist_lookups import HoistLookups
 from irongrad.passes.module.join_executables import JoinExecutables
 from irongrad.passes.module.keep_buffers import KeepBuffers
+from irongrad.passes.module.keep_globals_apart import KeepGlobalsApart
 from irongrad.passes.module.keep_products_apart import KeepProductsApart
 from irongrad.passes.module.loops_in_place import LoopsInPlace
 from irongrad.passes.module.matmul_kernels import MatmulKernels
@@ -64,9 +66,9 @@ FLOW = Phase(
     "iree-compile; the module lists its kernels",
     (UseMicrokernels, ShareKernels, PackBeforeLoops, UpdateEarly, DropBarriers),
 )
-RESOURCES = Phase("resources", "iree-opt, for a module with loops; values are buffers", (LoopsInPlace,))
+RESOURCES = Phase("resources", "iree-opt, for a module with loops; values are buffers", (LoopsInPlace, KeepGlobalsApart))
 SCHEDULED = Phase("scheduled", "iree-opt; values have lifetimes", (StateInPlace, AllocateApart, PlaceTransients))
-STREAM = Phase("stream", "iree-opt; values have places in memory", (JoinExecutables, KeepBuffers))
+STREAM = Phase("stream", "iree-opt; values have places in memory", (HideGlobals, JoinExecutables, KeepBuffers))
 VM = Phase("vm", "iree-compile, for a module with branches that pass values on", (SeparateBranchOperands,))
 
 PHASES = (ASSEMBLED, INPUT, GLOBAL_OPTIMIZATION, FLOW, RESOURCES, SCHEDULED, STREAM, VM)
