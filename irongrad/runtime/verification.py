@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -158,14 +158,14 @@ def _train_step(session: Session, golden: Golden, found: list[Comparison]) -> No
     for step in range(golden.steps):
         loss = session.train_step(**golden.inputs)
         _compare(found, golden, "train_step", key_of("loss", step), np.asarray(loss))
-        _compare_state(found, golden, "train_step", step + 1, session.state())
+        _compare_state(found, golden, "train_step", step + 1, session)
 
 
 def _train_steps(session: Session, golden: Golden, found: list[Comparison]) -> None:
     stacked = {n: np.stack([a] * golden.steps) for n, a in golden.inputs.items()}
     for step, loss in enumerate(session.train_steps(**stacked)):
         _compare(found, golden, "train_steps", key_of("loss", step), np.asarray(loss))
-    _compare_state(found, golden, "train_steps", golden.steps, session.state())
+    _compare_state(found, golden, "train_steps", golden.steps, session)
 
 
 def _accumulation(has: set[str], session: Session, golden: Golden, found: list[Comparison]) -> None:
@@ -177,7 +177,7 @@ def _accumulation(has: set[str], session: Session, golden: Golden, found: list[C
                 _compare(found, golden, "grad_step", key_of("gradient", step, name), gradient)
         if "apply_step" in has:
             session.apply_step()
-            _compare_state(found, golden, "apply_step", step + 1, session.state())
+            _compare_state(found, golden, "apply_step", step + 1, session)
 
 
 def _in_pieces(session: Session, golden: Golden, found: list[Comparison]) -> None:
@@ -190,7 +190,7 @@ def _in_pieces(session: Session, golden: Golden, found: list[Comparison]) -> Non
             _compare(found, golden, "forward", key_of("forward", step, name), value)
         loss = session.finish_step(ticket, **{s.name: golden.inputs[s.name] for s in finish.inputs[1:]})
         _compare(found, golden, "finish_step", key_of("loss", step), np.asarray(loss))
-        _compare_state(found, golden, "finish_step", step + 1, session.state())
+        _compare_state(found, golden, "finish_step", step + 1, session)
 
 
 def _call(name: str, session: Session, golden: Golden, found: list[Comparison]) -> None:
@@ -201,9 +201,10 @@ def _call(name: str, session: Session, golden: Golden, found: list[Comparison]) 
         _compare(found, golden, name, key_of(name, 0, spec.name), output)
 
 
-def _compare_state(found: list[Comparison], golden: Golden, entry: str, step: int, state: Mapping[str, Array]) -> None:
-    for name, value in state.items():
-        _compare(found, golden, entry, key_of("state", step, name), value)
+def _compare_state(found: list[Comparison], golden: Golden, entry: str, step: int, session: Session) -> None:
+    state = session.state()
+    for name in (spec.name for spec in session.manifest.state):
+        _compare(found, golden, entry, key_of("state", step, name), state[name])
 
 
 def _compare(found: list[Comparison], golden: Golden, entry: str, key: str, value: Array) -> None:

@@ -66,7 +66,9 @@ FLOW = Phase(
     "iree-compile; the module lists its kernels",
     (UseMicrokernels, ShareKernels, PackBeforeLoops, UpdateEarly, DropBarriers),
 )
-RESOURCES = Phase("resources", "iree-opt, for a module with loops; values are buffers", (LoopsInPlace, KeepGlobalsApart))
+RESOURCES = Phase(
+    "resources", "iree-opt, for a module with loops; values are buffers", (LoopsInPlace, KeepGlobalsApart)
+)
 SCHEDULED = Phase("scheduled", "iree-opt; values have lifetimes", (StateInPlace, AllocateApart, PlaceTransients))
 STREAM = Phase("stream", "iree-opt; values have places in memory", (HideGlobals, JoinExecutables, KeepBuffers))
 VM = Phase("vm", "iree-compile, for a module with branches that pass values on", (SeparateBranchOperands,))
