@@ -29,6 +29,7 @@ from irongrad.passes.module.matmul_kernels import MatmulKernels
 from irongrad.passes.module.narrow_integers import NarrowIntegers
 from irongrad.passes.module.pack_before_loops import PackBeforeLoops
 from irongrad.passes.module.place_transients import PlaceTransients
+from irongrad.passes.module.read_before_update import ReadBeforeUpdate
 from irongrad.passes.module.scalars_on_host import ScalarsOnHost
 from irongrad.passes.module.separate_branch_operands import SeparateBranchOperands
 from irongrad.passes.module.share_kernels import ShareKernels
@@ -64,7 +65,7 @@ GLOBAL_OPTIMIZATION = Phase(
 FLOW = Phase(
     "flow",
     "iree-compile; the module lists its kernels",
-    (UseMicrokernels, ShareKernels, PackBeforeLoops, UpdateEarly, DropBarriers),
+    (UseMicrokernels, ShareKernels, PackBeforeLoops, UpdateEarly, DropBarriers, ReadBeforeUpdate),
 )
 RESOURCES = Phase(
     "resources", "iree-opt, for a module with loops; values are buffers", (LoopsInPlace, KeepGlobalsApart)
