@@ -5,8 +5,8 @@ EmplaceAllocations (compiler/src/iree/compiler/Dialect/Stream/Transforms/Emplace
 where the kernel is, and no longer where the update is. IREE does not look at the readers of the tensor in between. The
 gradients of recurrent layers have such readers: two gradients of parts are padded with the same zeros.
 
-This pass moves the kernel to its update, or the update to its kernel if other results of the kernel are read in
-between. tests/passes/module/test_read_before_update.py tells when IREE is fixed.
+This pass moves the kernel to its update. If other results of the kernel are read in between, the update gets a target
+of its own instead. tests/passes/module/test_read_before_update.py tells when IREE is fixed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 
 from iree.compiler import ir
 
-from irongrad.mlir.walk import around, block_of, found_in, owner_of
+from irongrad.mlir.barriers import BARRIER
+from irongrad.mlir.walk import around, constant_of, found_in, owner_of
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
 
@@ -56,8 +57,8 @@ def _separate(update: Any) -> bool:
     if all(_is_read_after(result, update) for result in kernel.results):
         for operation in reversed(chain):
             operation.move_before(update)
-    else:
-        _move_up(update)
+    elif not _rebuild(update):
+        _hold(update)
     return True
 
 
@@ -69,8 +70,7 @@ def _viewed(value: Any) -> Any:
 
 def _made_by(update: Any) -> Iterator[Any]:
     """The views and the kernel that make the new part, from the update backwards; nothing if it is read elsewhere."""
-    value = next(o for o in list(update.operands)[1:] if isinstance(o.type, ir.RankedTensorType))
-    chain = []
+    value, chain = _part(update), []
     while not isinstance(value.owner, ir.Block) and value.owner.operation.block == update.block:
         chain.append(value.owner.operation)
         if len(list(value.uses)) != 1 or chain[-1].name not in (_VIEW, _KERNEL):
@@ -79,6 +79,11 @@ def _made_by(update: Any) -> Iterator[Any]:
             yield from chain
             return
         value = value.owner.operands[0]
+
+
+def _part(update: Any) -> Any:
+    """The value that an update writes into its target."""
+    return next(o for o in list(update.operands)[1:] if isinstance(o.type, ir.RankedTensorType))
 
 
 def _readers_before(update: Any, value: Any) -> Iterator[Any]:
@@ -99,11 +104,49 @@ def _is_read_after(result: Any, update: Any) -> bool:
     return not list(_readers_before(update, result))
 
 
-def _move_up(update: Any) -> None:
-    """Move an update directly behind its operands; IREE then copies the tensor for the readers that follow."""
-    needed = [owner_of(operand) for operand in update.operands if block_of(operand) == update.block]
-    made = [operation for operation in needed if operation.block == update.block]
-    update.move_after(next(op for op in made if not any(op.is_before_in_block(other) for other in made)))
+def _rebuild(update: Any) -> bool:
+    """Give an update a target of its own, if its target is joined from parts; return whether it is.
+
+    The new part is written first, and then the others: the order of updates of different parts is free. IREE does not
+    merge the new chain of updates with another one, because it begins with another part.
+    """
+    parts, base = [], update.operands[0]
+    while not isinstance(base.owner, ir.Block) and base.owner.name == _UPDATE:
+        parts.append(base.owner.operation)
+        base = base.owner.operands[0]
+    if owner_of(base).name != _EMPTY or not all(_are_apart(_place(update), _place(part)) for part in parts):
+        return False
+    for operation in (update, *reversed(parts)):
+        written = operation.clone(ir.InsertionPoint(update))
+        written.operands[0] = base
+        base = written.results[0]
+    update.results[0].replace_all_uses_with(base)
+    update.erase()
+    return True
+
+
+def _place(update: Any) -> list[tuple[int, int]] | None:
+    """For each dimension, where the part begins and ends that an update writes; None if it is not known."""
+    offsets = [constant_of(o) for o in update.operands if isinstance(o.type, ir.IndexType)]
+    shape = ir.RankedTensorType(_part(update).type)
+    if not shape.has_static_shape or len(offsets) != shape.rank:
+        return None
+    known = [offset for offset in offsets if offset is not None]
+    return [(o, o + size) for o, size in zip(known, shape.shape, strict=True)] if known == offsets else None
+
+
+def _are_apart(a: list[tuple[int, int]] | None, b: list[tuple[int, int]] | None) -> bool:
+    if a is None or b is None:
+        return False
+    return any(first[1] <= second[0] or second[1] <= first[0] for first, second in zip(a, b, strict=True))
+
+
+def _hold(update: Any) -> None:
+    """Put the new part behind a barrier, so that the kernel that makes it cannot write it into the target."""
+    part = _part(update)
+    place = [operand == part for operand in update.operands].index(True, 1)
+    with update.location, ir.InsertionPoint(update):
+        update.operands[place] = ir.Operation.create(BARRIER, [part.type], [part]).results[0]
 
 
 PASS = ReadBeforeUpdate
