@@ -7,7 +7,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.mlir.walk import name_of, text_of
+from irongrad.mlir.walk import GLOBAL, name_of, text_of
 
 NO_MICROKERNELS = ', ukernels = "none"'
 
@@ -21,7 +21,7 @@ def device_of(module: ir.Module) -> Any | None:
     Args:
         module: IREE's output of the phase `flow`, or of a later one.
     """
-    kept = (op.operation for op in module.body.operations if op.operation.name == "util.global")
+    kept = (op.operation for op in module.body.operations if op.operation.name == GLOBAL)
     return next((op for op in kept if name_of(op) == _DEVICE), None)
 
 

@@ -18,7 +18,7 @@ LOOPS = frozenset({"scf.for", "scf.while"})
 # How many operands an `scf.for` has before its initial values: lower bound, upper bound, step.
 BOUNDS = 3
 
-LOAD, STORE = "util.global.load", "util.global.store"
+GLOBAL, LOAD, STORE = "util.global", "util.global.load", "util.global.store"
 
 # Launches after IREE's phase `flow`. IREE later turns an encoding into a kernel that packs an operand of a product.
 PACKING = "flow.tensor.encode"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from irongrad.runtime.arrays import Array
+from irongrad.runtime.checkpoint import numpy_dtype
 from irongrad.runtime.errors import GuardError
-from irongrad.runtime.manifest import EntryPoint, Manifest
+from irongrad.runtime.manifest import EntryPoint, Manifest, TensorSpec
+
+_NUMBERS = (bool, int, float, complex, np.generic)
 
 
 def take(given: dict[str, Any], name: str, entry: EntryPoint) -> Any:
@@ -72,6 +76,55 @@ def per_step(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any]) ->
     except (TypeError, ValueError) as error:
         raise GuardError(f"{entry.name}: a hyperparameter is neither a number nor {steps} numbers: {error}") from None
     return [np.full(steps, a) if a.ndim == 0 else a for a in arrays]
+
+
+def as_input(entry: EntryPoint, spec: TensorSpec, value: Any) -> Any:
+    """Return a number as an array of the dtype of the input `spec`; return all other values unchanged.
+
+    A float is rounded to a dtype of floats, as torch.tensor rounds it.
+
+    Raises:
+        GuardError: names the input, if its dtype does not hold the number.
+    """
+    if not isinstance(value, _NUMBERS):
+        return value
+    if spec.shape:
+        return np.asarray(value)  # the module refuses the shape
+    array = _of_dtype(value, numpy_dtype(spec.dtype))
+    if array is None:
+        raise GuardError(f"{entry.name}: {spec.name} is {spec.dtype}, which does not hold {value!r:.60}")
+    return array
+
+
+def as_steps(entry: EntryPoint, inputs: Sequence[Any]) -> list[Any]:
+    """Repeat each number among the inputs of `train_steps` for every step, as `per_step` does for hyperparameters.
+
+    Raises:
+        GuardError: as `as_input`.
+    """
+    steps = next((i.shape[0] for i in inputs if getattr(i, "shape", ())), 0)
+    return [
+        np.full(steps, as_input(entry, replace(spec, shape=()), value)) if _is_per_step(spec, value) else value
+        for spec, value in zip(entry.inputs, inputs, strict=True)
+    ]
+
+
+def _is_per_step(spec: TensorSpec, value: Any) -> bool:
+    return isinstance(value, _NUMBERS) and len(spec.shape) == 1
+
+
+def _of_dtype(value: Any, dtype: np.dtype[Any]) -> Array | None:
+    """`value` as an array of `dtype`; None if it would change, except that floats are rounded to floats."""
+    if np.iscomplexobj(value) and dtype.kind != "c":
+        return None
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            array = np.asarray(value).astype(dtype)
+            rounded = dtype.kind not in "biu" and isinstance(value, (float, complex, np.inexact))
+            held = np.isfinite(array) or not np.isfinite(value) if rounded else array.item() == value
+    except (OverflowError, TypeError, ValueError):  # such as an int of more than 64 bits
+        return None
+    return array if held else None
 
 
 def as_array(value: Any) -> Array:

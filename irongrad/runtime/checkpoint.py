@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,11 @@ def write(path: Path, state: Mapping[str, Array], manifest: Manifest) -> None:
     """
     arrays = {key: np.asarray(state[s.name], order="C") for s in manifest.state for key in (s.name, *s.aliases)}
     atomic_write(path, safetensors.numpy.save(arrays, metadata={"format": "irongrad-1"}))
+
+
+def under_all_names(arrays: Sequence[Array], manifest: Manifest) -> dict[str, Array]:
+    """Return the arrays of the state by name; a tied parameter or buffer is one array under each of its names."""
+    return {key: array for s, array in zip(manifest.state, arrays, strict=True) for key in s.model_names}
 
 
 def atomic_write(path: Path, data: bytes) -> None:
@@ -153,10 +158,11 @@ def _compare(found: Mapping[str, tuple[tuple[int, ...], str]], manifest: Manifes
 def from_index(index: Any, manifest: Manifest) -> dict[str, Array]:
     """Read the state from an IREE parameter index (`iree.runtime.ParameterIndex`)."""
     entries = dict(index.items())
-    return {
-        spec.name: np.frombuffer(entries[spec.name].file_view, numpy_dtype(spec.dtype)).reshape(spec.shape).copy()
+    arrays = [
+        np.frombuffer(entries[spec.name].file_view, numpy_dtype(spec.dtype)).reshape(spec.shape).copy()
         for spec in manifest.state
-    }
+    ]
+    return under_all_names(arrays, manifest)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

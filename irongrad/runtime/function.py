@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from irongrad.runtime.arguments import as_seed
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.manifest import FunctionSpec, Manifest
@@ -80,7 +78,7 @@ def _leaves(arguments: tuple[Any, ...], spec: FunctionSpec) -> list[Any]:
     leaves: list[Any] = []
     for number, (argument, part) in enumerate(zip(arguments, expected.items, strict=True)):
         if part.kind == "leaf":
-            leaves.append(np.asarray(argument) if isinstance(argument, (bool, int, float)) else argument)
+            leaves.append(argument)
             continue
         found, structure = flatten(argument, lambda v: hasattr(v, "__array__") or hasattr(v, "__dlpack__"))
         if structure != part:

@@ -140,6 +140,11 @@ class StateSpec:
     role: Role
     aliases: tuple[str, ...] = ()
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Its name, and those under which `model.state_dict()` has it, too."""
+        return (self.name, *(self.aliases if self.role in (Role.PARAMETER, Role.BUFFER) else ()))
+
 
 @dataclass(frozen=True)
 class Certificate:

@@ -17,8 +17,10 @@ import numpy as np
 from irongrad.runtime import checkpoint as checkpoints
 from irongrad.runtime.arguments import (
     as_array,
+    as_input,
     as_number,
     as_seed,
+    as_steps,
     check_finite,
     per_step,
     refuse_leftovers,
@@ -80,8 +82,8 @@ class Session:
     """A loaded artifact; each method runs an entry point of the compiled module over one shared state.
 
     Inputs are numpy arrays, objects with `__dlpack__` on the CPU (such as torch tensors), or device arrays from
-    `to_device`. Their shapes and dtypes are those of `manifest`. No call writes into an input. A refused call (a
-    GuardError) leaves the state unchanged.
+    `to_device`. Their shapes and dtypes are those of `manifest`. An input of rank 0 may be a Python number instead. No
+    call writes into an input. A refused call (a GuardError) leaves the state unchanged.
 
     Attributes:
         manifest: the artifact's manifest.
@@ -248,9 +250,8 @@ class Session:
     # --- state ----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Array]:
-        """Return a copy of every state tensor by name."""
-        outputs = self.call("export_state", {})
-        return {s.name: a for s, a in zip(self.manifest.state, outputs, strict=True)}
+        """Return a copy of every state tensor by name; tied tensors are one array under each of their names."""
+        return checkpoints.under_all_names(self.call("export_state", {}), self.manifest)
 
     def initial_state(self) -> dict[str, Array]:
         """Return the state that the artifact was compiled with, whatever state this session started from."""
@@ -325,7 +326,7 @@ class Session:
         if self._strict:
             check_finite(entry, inputs, hypers)
         if name == "train_steps":
-            hypers = per_step(entry, inputs, hypers)
+            inputs, hypers = as_steps(entry, inputs), per_step(entry, inputs, hypers)
         return self._invoke(name, [*inputs, *hypers])
 
     def _function(self, name: str) -> tuple[EntryPoint, Any]:
@@ -348,7 +349,8 @@ class Session:
     def _invoke(self, name: str, values: Sequence[Any]) -> list[Array]:
         entry, function = self._function(name)
         arguments = ireert.VmVariantList(len(values))
-        for value in values:
+        inputs = [as_input(entry, spec, value) for spec, value in zip(entry.inputs, values, strict=False)]
+        for value in (*inputs, *values[len(inputs) :]):
             if isinstance(value, float):
                 arguments.push_float(value)
             elif isinstance(value, ireert.DeviceArray):

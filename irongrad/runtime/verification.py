@@ -24,7 +24,7 @@ def verify(session: Session, golden: Golden) -> Report:
     """Run `golden_steps` from the initial state, whatever state the session holds, and restore that state."""
     if session.manifest.entry_point("export_state") is None:  # a function has no state
         return golden_steps(session, golden)
-    before = session.state()
+    before = _state(session)
     try:
         session.load_state(session.initial_state())
         return golden_steps(session, golden)
@@ -113,7 +113,7 @@ def _train_step(results: dict[str, Array], session: Session, golden: Golden, fou
         loss = session.train_step(**golden.inputs, **golden.hypers)
         results[key_of("loss", step)] = np.asarray(loss)
         _compare(found, golden, "train_step", key_of("loss", step), np.asarray(loss))
-        state = session.state()
+        state = _state(session)
         _compare_state(found, golden, "train_step", step + 1, state)
     results |= {key_of("state", golden.steps, name): value for name, value in state.items()}
 
@@ -123,7 +123,7 @@ def _train_steps(results: Mapping[str, Array], session: Session, golden: Golden,
     stacked = {n: np.stack([a] * golden.steps) for n, a in golden.inputs.items()}
     losses = session.train_steps(**stacked, **golden.hypers)
     values = {key_of("loss", step): np.asarray(loss) for step, loss in enumerate(losses)}
-    values |= {key_of("state", golden.steps, name): value for name, value in session.state().items()}
+    values |= {key_of("state", golden.steps, name): value for name, value in _state(session).items()}
     for key, value in values.items():
         _compare(found, golden, "train_steps", key, value)
         if key in results and key in golden.expected:
@@ -136,12 +136,12 @@ def _at_rest(at_rest: Resting, session: Session, golden: Golden, found: list[Com
     if has >= {"apply_step", "export_gradients", "import_gradients"}:
         for hypers, name in ((at_rest.hypers, "apply_step, gradients=0, lr=0"), ({}, "apply_step, gradients=0")):
             session.load_gradients({n: np.zeros_like(a) for n, a in session.gradients()[0].items()}, 1)
-            before = session.state()
+            before = _state(session)
             session.apply_step(**hypers)
             found += _moved(name, at_rest, session, before, may_move=not hypers)
     if "train_step" in has:
         session.train_step(**golden.inputs)
-        before = session.state()
+        before = _state(session)
         session.train_step(**golden.inputs, **at_rest.hypers)
         found += _moved("train_step, lr=0", at_rest, session, before)
 
@@ -151,7 +151,7 @@ def _moved(
 ) -> Iterator[Comparison]:
     """Compare parameters with those before, bit for bit; all other state only has to be finite."""
     parameters = {s.name for s in session.manifest.state if s.role is Role.PARAMETER} - set(at_rest.moving)
-    for name, value in session.state().items():
+    for name, value in _state(session).items():
         key = key_of("state", 0, name)
         if name in parameters and not may_move:
             yield Comparison(entry, key, largest_error(value, before[name].astype(np.float64)), 0.0, value.size)
@@ -168,7 +168,7 @@ def _accumulation(has: set[str], session: Session, golden: Golden, found: list[C
                 _compare(found, golden, "grad_step", key_of("gradient", step, name), gradient)
         if "apply_step" in has:
             session.apply_step(**golden.hypers)
-            _compare_state(found, golden, "apply_step", step + 1, session.state())
+            _compare_state(found, golden, "apply_step", step + 1, _state(session))
 
 
 def _in_pieces(session: Session, golden: Golden, found: list[Comparison]) -> None:
@@ -182,7 +182,7 @@ def _in_pieces(session: Session, golden: Golden, found: list[Comparison]) -> Non
         rest = {s.name: golden.inputs[s.name] for s in finish.inputs[1:]}
         loss = session.finish_step(ticket, **rest, **golden.hypers)
         _compare(found, golden, "finish_step", key_of("loss", step), np.asarray(loss))
-        _compare_state(found, golden, "finish_step", step + 1, session.state())
+        _compare_state(found, golden, "finish_step", step + 1, _state(session))
 
 
 def _call(name: str, session: Session, golden: Golden, found: list[Comparison]) -> None:
@@ -191,6 +191,12 @@ def _call(name: str, session: Session, golden: Golden, found: list[Comparison]) 
     outputs = session.call(name, {s.name: golden.inputs[s.name] for s in entry.inputs})
     for spec, output in zip(entry.outputs, outputs, strict=True):
         _compare(found, golden, name, key_of(name, 0, spec.name), output)
+
+
+def _state(session: Session) -> dict[str, Array]:
+    """The state, with each tied tensor under one name."""
+    state = session.state()
+    return {spec.name: state[spec.name] for spec in session.manifest.state}
 
 
 def _compare_state(found: list[Comparison], golden: Golden, entry: str, step: int, state: Mapping[str, Array]) -> None:

@@ -12,6 +12,9 @@ from irongrad.operators.decompositions.unknown_sizes import is_known
 
 aten = torch.ops.aten
 
+# As an index, a tensor of these dtypes is a mask.
+MASKS = (torch.bool, torch.uint8)
+
 keeps(aten.stack.default)  # `stack_scalars_first` looks for it
 
 
@@ -38,15 +41,18 @@ def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tenso
 
 @decomposes(aten.index.Tensor)
 def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Merge several index tensors of unknown sizes into one.
+    """Widen indices to int64, and merge several index tensors of unknown sizes into one.
 
     It selects rows of a matrix, which has the indexed dimensions flattened as rows and the other dimensions as columns.
     torch-mlir 20261001 refuses several index tensors of unknown sizes ("index tensors with overlapping dynamic dims",
     TorchToLinalg/IndirectDataMovement.cpp). It accepts any number of index tensors of known sizes.
     """
+    wide = in_int64(indices)
+    if any(a is not b for a, b in zip(wide, indices, strict=True)):
+        return aten.index.Tensor(x, wide)
     dims = [d for d, i in enumerate(indices) if i is not None]
     index_tensors = [i for i in indices if i is not None]
-    masks = any(i.dtype in (torch.bool, torch.uint8) for i in index_tensors)
+    masks = any(i.dtype in MASKS for i in index_tensors)
     if len(index_tensors) < 2 or masks or all(is_known(size) for i in index_tensors for size in i.shape):
         return NotImplemented
     tensors = torch.broadcast_tensors(*index_tensors)
@@ -57,6 +63,15 @@ def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Ten
     adjacent = dims[-1] - dims[0] == len(dims) - 1
     place = sum(d < dims[0] for d in others) if adjacent else 0
     return found.movedim(list(range(len(shape))), list(range(place, place + len(shape))))
+
+
+def in_int64(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Widen index tensors to int64; masks stay as they are.
+
+    torch-mlir 20261001 compares an index of 32 bits with a size of 64 bits ("'arith.cmpi' op requires all operands to
+    have the same type"). tests/operators/decompositions/test_index_dtypes.py tells when it is fixed.
+    """
+    return [i if i is None or i.dtype in (torch.int64, *MASKS) else i.to(torch.int64) for i in indices]
 
 
 def row_of(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:

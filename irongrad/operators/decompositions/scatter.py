@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from irongrad.graph.recorder import undecomposed
-from irongrad.operators.decompositions.indexing import row_of
+from irongrad.operators.decompositions.indexing import MASKS, in_int64, row_of
 from irongrad.operators.decompositions.registry import decomposes
 from irongrad.operators.decompositions.unknown_sizes import is_known
 
@@ -61,8 +61,11 @@ for _op in (
 @decomposes(aten.index_put.default)
 def _index_put(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
     """The indexed dimensions become the rows of a matrix, the others its columns (numpy, "Advanced indexing")."""
-    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+    if any(i is not None and i.dtype in MASKS for i in indices):
         return put_by_mask(x, indices, values, accumulate)
+    wide = in_int64(indices)
+    if any(a is not b for a, b in zip(wide, indices, strict=True)):
+        return aten.index_put.default(x, wide, values, accumulate)
     dims = [d for d, i in enumerate(indices) if i is not None]
     tensors = torch.broadcast_tensors(*(i for i in indices if i is not None))
     if x.numel() == 0 or not dims or tensors[0].numel() == 0:

@@ -8,17 +8,26 @@ forward. Its autograd formula is the backward, which AOTAutograd traces (docs.py
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.autograd import Function
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from irongrad.diagnostics import source_lines
 from irongrad.operators.decompositions.registry import LIBRARY, register_decomposition
 from irongrad.runtime.errors import CaptureError
+
+_OF_BACKWARD = (
+    "A compiled backward only returns gradients. Write into buffers in the model's forward, or compute what you record "
+    "from the gradients after the step"
+)
+_OF_FORWARD = "Return a new tensor instead, and write it into a buffer in the model's own forward"
 
 _numbers = itertools.count()
 _apply: Any = Function.apply.__func__
@@ -102,7 +111,8 @@ class _Call:
         """
         with torch.no_grad():
             context = self._run(ctx.tensors)[0]
-        results = self._cls.backward(context, *gradients)
+        with _OwnWrites(f"{self._cls.__name__}.backward", _OF_BACKWARD, gradients):
+            results = self._cls.backward(context, *gradients)
         results = results if isinstance(results, tuple) else (results,)
         if len(results) != len(self._args):
             raise CaptureError(
@@ -118,13 +128,57 @@ class _Call:
         forward: Callable[..., Any] = self._cls.forward
         needs = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in self._args)
         context = Context(needs, source_lines.where(forward))
-        if self._cls.setup_context is Function.setup_context:
-            outputs = forward(context, *args)
-        else:
-            outputs = forward(*args)
-            self._cls.setup_context(context, tuple(args), outputs)
+        with _OwnWrites(f"{self._cls.__name__}.forward", _OF_FORWARD):
+            if self._cls.setup_context is Function.setup_context:
+                outputs = forward(context, *args)
+            else:
+                outputs = forward(*args)
+                self._cls.setup_context(context, tuple(args), outputs)
         self._single = isinstance(outputs, torch.Tensor)
         return context, (outputs,) if self._single else tuple(outputs)
+
+
+class _OwnWrites(TorchDispatchMode):
+    """Refuse writes into tensors that the code inside neither makes nor is given.
+
+    Args:
+        name: what the code inside is called.
+        instead: what to do instead.
+        given: further tensors that the code may write into.
+    """
+
+    def __init__(self, name: str, instead: str, given: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self._name, self._instead = name, instead
+        # Keeps the tensors alive, so that no later tensor gets the number of an earlier one.
+        self._own: dict[int, object] = {id(t): t for t in given}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        written = [_argument(a.name, i, args, kwargs or {}) for i, a in enumerate(func._schema.arguments) if _is_out(a)]
+        for tensor in (t for t in tree_leaves(written) if isinstance(t, torch.Tensor)):
+            if id(tensor) not in self._own:
+                raise CaptureError(
+                    f"{_user_line()}\n  {self._name} of a torch.autograd.Function writes into its argument, or into "
+                    f"another tensor from outside of it ({func}). {self._instead}"
+                )
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view or id(args[0]) in self._own:
+            self._own |= {id(t): t for t in tree_leaves(result) if isinstance(t, torch.Tensor)}
+        return result
+
+
+def _argument(name: str, place: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return args[place] if place < len(args) else kwargs.get(name)
+
+
+def _is_out(argument: torch._C.Argument) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _user_line() -> str:
+    """`file:line: source` of the innermost line of the user's code that runs now."""
+    mine = [f for f in traceback.extract_stack() if source_lines.is_user_file(f.filename)]
+    return f"{mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else "(line unknown)"
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Sequence[torch.Tensor]], output: object) -> None:

@@ -65,6 +65,19 @@ def composites_within_autocast(table: Table) -> Iterator[None]:
         yield
 
 
+def _untie_unused(program: ExportedProgram) -> None:
+    """Give each buffer that the graph does not read memory of its own.
+
+    torch.export reads a tied buffer under one of its names. If the graph also writes it, torch 2.13 fails to decompose
+    a program in which another name has the same memory ("expected compiled_fn to be GraphModule").
+    """
+    users = {node.name: node.users for node in program.graph.nodes if node.op == "placeholder"}
+    for spec in program.graph_signature.input_specs:
+        target = str(spec.target)
+        if spec.kind is InputKind.BUFFER and target in program.state_dict and not users[spec.arg.name]:
+            program.state_dict[target] = program.state_dict[target].clone()
+
+
 def inference_program(
     program: ExportedProgram,
     names: StateNames,
@@ -79,6 +92,7 @@ def inference_program(
         CaptureError: the program writes into an input.
     """
     interpret_regions(program.graph_module)
+    _untie_unused(program)
     with plain_operators(), source_lines.quiet_export(), composites_within_autocast(table):
         program = program.run_decompositions(table)
     symbols = names_in_program(program, inputs, step.dynamic)

@@ -18,15 +18,18 @@ from irongrad.passes.module.check_device import CheckDevice
 from irongrad.passes.module.drop_barriers import DropBarriers
 from irongrad.passes.module.drop_index_checks import DropIndexChecks
 from irongrad.passes.module.fuse_elementwise import FuseElementwise
+from irongrad.passes.module.hide_globals import HideGlobals
 from irongrad.passes.module.hoist_lookups import HoistLookups
 from irongrad.passes.module.join_executables import JoinExecutables
 from irongrad.passes.module.keep_buffers import KeepBuffers
+from irongrad.passes.module.keep_globals_apart import KeepGlobalsApart
 from irongrad.passes.module.keep_products_apart import KeepProductsApart
 from irongrad.passes.module.loops_in_place import LoopsInPlace
 from irongrad.passes.module.matmul_kernels import MatmulKernels
 from irongrad.passes.module.narrow_integers import NarrowIntegers
 from irongrad.passes.module.pack_before_loops import PackBeforeLoops
 from irongrad.passes.module.place_transients import PlaceTransients
+from irongrad.passes.module.read_before_update import ReadBeforeUpdate
 from irongrad.passes.module.scalars_on_host import ScalarsOnHost
 from irongrad.passes.module.separate_branch_operands import SeparateBranchOperands
 from irongrad.passes.module.share_kernels import ShareKernels
@@ -62,11 +65,13 @@ GLOBAL_OPTIMIZATION = Phase(
 FLOW = Phase(
     "flow",
     "iree-compile; the module lists its kernels",
-    (UseMicrokernels, ShareKernels, PackBeforeLoops, UpdateEarly, DropBarriers),
+    (UseMicrokernels, ShareKernels, PackBeforeLoops, UpdateEarly, DropBarriers, ReadBeforeUpdate),
 )
-RESOURCES = Phase("resources", "iree-opt, for a module with loops; values are buffers", (LoopsInPlace,))
+RESOURCES = Phase(
+    "resources", "iree-opt, for a module with loops; values are buffers", (LoopsInPlace, KeepGlobalsApart)
+)
 SCHEDULED = Phase("scheduled", "iree-opt; values have lifetimes", (StateInPlace, AllocateApart, PlaceTransients))
-STREAM = Phase("stream", "iree-opt; values have places in memory", (JoinExecutables, KeepBuffers))
+STREAM = Phase("stream", "iree-opt; values have places in memory", (HideGlobals, JoinExecutables, KeepBuffers))
 VM = Phase("vm", "iree-compile, for a module with branches that pass values on", (SeparateBranchOperands,))
 
 PHASES = (ASSEMBLED, INPUT, GLOBAL_OPTIMIZATION, FLOW, RESOURCES, SCHEDULED, STREAM, VM)

@@ -1,0 +1,12 @@
+// Globals that only the top level of functions stores stay private.
+// RUN: irongrad opt %s --pass keep-globals-apart
+// UNCHANGED
+
+module {
+  // CHECK: util.global private mutable @trained
+  util.global private mutable @trained : !stream.resource<variable>
+  util.func public @import(%new: !stream.resource<variable>) {
+    util.global.store %new, @trained : !stream.resource<variable>
+    util.return
+  }
+}

@@ -1,0 +1,107 @@
+"""Functions whose forward or backward writes into tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import irongrad as ig
+from irongrad.runtime.errors import CaptureError
+
+Backward = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+class Written(torch.autograd.Function):
+    """Writes into its argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seen: torch.Tensor, module: nn.Module, backward: Backward) -> torch.Tensor:
+        seen.add_(1)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradient, None, None, None
+
+
+class Recorded(torch.autograd.Function):
+    """Runs any backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seen: torch.Tensor, module: nn.Module, backward: Backward) -> torch.Tensor:
+        ctx.seen, ctx.module, ctx.run = seen, module, backward
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ctx.run(ctx, gradient), None, None, None
+
+
+class Model(nn.Module):
+    def __init__(self, function: type[torch.autograd.Function], backward: Backward) -> None:
+        super().__init__()
+        self.linear, self.function, self.run = nn.Linear(4, 3), function, backward
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function.apply(self.linear(x), self.seen, self, self.run)
+
+
+def compiled(function: type[torch.autograd.Function], backward: Backward, directory: Path) -> None:
+    model = Model(function, backward)
+    inputs = {"x": torch.randn(8, 4), "y": torch.randn(8, 3)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    ig.compile(step, directory, entry_points=("train_step",), cache=False)
+
+
+def _of_module(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    ctx.module.seen.copy_(gradient.mean())
+    return gradient
+
+
+def _element(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    ctx.seen[0] = gradient.mean()
+    return gradient
+
+
+def _through_data(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    ctx.seen.data += gradient.mean()
+    return gradient
+
+
+def _as_output(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    torch.add(ctx.seen, 1, out=ctx.seen)
+    return gradient
+
+
+@pytest.mark.parametrize("backward", [_of_module, _element, _through_data, _as_output])
+def test_a_backward_that_writes_a_buffer_is_refused_at_its_line(backward: Backward, tmp_path: Path) -> None:
+    line = rf"test_autograd_functions\.py:{backward.__code__.co_firstlineno + 1}: "
+    with pytest.raises(CaptureError, match=line) as refused:
+        compiled(Recorded, backward, tmp_path / "step")
+    assert "Recorded.backward of a torch.autograd.Function writes into" in str(refused.value)
+
+
+def test_a_forward_that_writes_its_argument_is_refused_at_its_line(tmp_path: Path) -> None:
+    with pytest.raises(
+        CaptureError, match=r"seen\.add_\(1\)\n  Written\.forward of a torch\.autograd\.Function writes"
+    ):
+        compiled(Written, lambda ctx, gradient: gradient, tmp_path / "step")
+
+
+def test_a_backward_may_write_what_it_makes_and_what_it_is_given(tmp_path: Path) -> None:
+    """Compiling compares the gradients with eager PyTorch."""
+
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        scale = torch.zeros(3)
+        scale[1:] = 2
+        own = gradient.clone()
+        own.mul_(scale)
+        return gradient.add_(own)
+
+    compiled(Recorded, backward, tmp_path / "step")
