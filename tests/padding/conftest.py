@@ -26,6 +26,7 @@ from irongrad.pipeline.capture.capture import CapturedStep, StepModule, capture,
 from irongrad.pipeline.differentiate.differentiate import Programs, joint_program, programs
 from irongrad.pipeline.differentiate.specialise import Program, padded_shape, padding_in, specialise
 from irongrad.pipeline.differentiate.state_names import StateNames
+from irongrad.pipeline.guards.decisions import Indices
 from irongrad.step.train_step import TrainStep, call_of
 
 BUCKET = {"B": 4, "T": 6, "U": 8}
@@ -53,7 +54,7 @@ def case(model: nn.Module, loss: Any, dynamic: Mapping[str, Mapping[int, str]], 
     sizes = {dim: inputs[n].shape[d] for n, dims in dynamic.items() for d, dim in dims.items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = TrainStep(model, loss, optimizer, inputs, dynamic=dynamic, buckets=[sizes])
-    return Case(step, programs(capture(step)))
+    return Case(step, programs(capture(step), Indices()))
 
 
 class Poisoning(PaddedInterpreter):

@@ -1,1 +1,1 @@
-"""Checks of the values of inputs: the range of each index, and the functions that check it."""
+"""Checks of the values of a call: the range of each index, and the functions that check it."""

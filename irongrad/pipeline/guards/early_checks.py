@@ -34,12 +34,12 @@ class Part:
     Attributes:
         graph: the program; it is functional.
         given: the placeholders of inputs and constants.
-        inside: the bounds of its nodes, if the inputs are within their ranges.
+        bounds: the bounds of its nodes, whatever the inputs are: a check runs beside those of the inputs.
     """
 
     graph: GraphModule
     given: Collection[Node]
-    inside: Bounds
+    bounds: Bounds
 
     def why_not(self, use: Use) -> str | None:
         """Say why an index cannot be computed early; None if it can be."""
@@ -58,7 +58,7 @@ class Part:
             return "depends on random numbers"
         if not isinstance(node.target, torch._ops.OpOverload) and not _is_python(node):
             return "depends on the result of a branch or a loop"
-        uses = [use for use in uses_of(node) if not is_within(use, self.inside)]
+        uses = [use for use in uses_of(node) if not is_within(use, self.bounds)]
         if any(isinstance(use.limit, torch.SymInt) for use in uses):
             return "depends on another index into a dimension that varies"
         return None
@@ -132,7 +132,7 @@ class _Writer:
             return
         self._new[node] = self.graph.node_copy(node, self._new.__getitem__)
         for use in uses_of(node):
-            if not is_within(use, self._part.inside):
+            if not is_within(use, self._part.bounds):
                 self._new[node].replace_input_with(self._new[use.index], self._clamped(use, self._new[node]))
 
     def _clamped(self, use: Use, user: Node) -> Node:

@@ -42,7 +42,7 @@ def function_indices(
         graph = functional()
         view = _view(graph, inputs, FlatGraph(graph))
         verdicts = verdicts_on(view)
-        part = Part(graph, {*view.inputs, *view.known} - set(view.opaque), verdicts.inside)
+        part = Part(graph, {*view.inputs, *view.known} - set(view.opaque), verdicts.bounds)
         made = Decided(verdicts, view.inputs, {}, part)
     decisions = Decisions()
     checks = decisions.add(made, "call").get("call", [])

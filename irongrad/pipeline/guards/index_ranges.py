@@ -72,7 +72,7 @@ class Verdicts:
         by_input: the uses that are, if the inputs are within their ranges.
         conditions: relations between named dimensions under which further uses in `proved` are.
         open: all other uses.
-        inside: the bounds of nodes, if the inputs are within their ranges.
+        bounds: the bounds of nodes, whatever the inputs are.
     """
 
     ranges: Mapping[str, Range]
@@ -80,7 +80,7 @@ class Verdicts:
     by_input: tuple[Use, ...]
     conditions: tuple[Any, ...]
     open: tuple[Use, ...]
-    inside: Bounds
+    bounds: Bounds
 
 
 def verdicts_on(view: View) -> Verdicts:
@@ -97,7 +97,7 @@ def verdicts_on(view: View) -> Verdicts:
     proved += [*sized, *(use for use in rest if use not in held and is_within(use, inside))]
     conditions = tuple(c for asked in sized.values() for c in asked)
     left = tuple(use for use in rest if use not in held and use not in proved)
-    return Verdicts(ranges, tuple(proved), tuple(held), conditions, left, inside)
+    return Verdicts(ranges, tuple(proved), tuple(held), conditions, left, plain)
 
 
 def is_within(use: Use, bounds: Bounds) -> bool:

@@ -68,7 +68,8 @@ def _has_elements(index: Node) -> bool:
 def operator_name(node: Node) -> str:
     """The name of a node's operator, without its namespace, its overload, and the mark of a change in place."""
     packet = getattr(node.target, "_overloadpacket", None)
-    return str(getattr(packet, "__name__", "")).rstrip("_")
+    name = str(getattr(packet, "__name__", ""))
+    return name if name.startswith("__") else name.removesuffix("_")
 
 
 def arguments_of(node: Node) -> dict[str, Any]:

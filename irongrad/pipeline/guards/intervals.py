@@ -210,20 +210,15 @@ def floored(a: Interval) -> Interval:
     return Interval(_floor(a.low), _floor(a.high))
 
 
-def rounded(a: Interval) -> Interval:
-    """Integers between the ends of `a`, for any direction of rounding."""
-    return Interval(_floor(a.low), minus(floored(minus(a))).high)
+def raised(a: Interval) -> Interval:
+    """The integers above or at the numbers of `a`."""
+    return minus(floored(minus(a)))
 
 
 def truncated(a: Interval) -> Interval:
     """The integers that numbers of `a` become without their fractions."""
-    if at_most(0, a.low):
-        return floored(a)
-    if at_most(a.high, 0):
-        return minus(floored(minus(a)))
-    if _is_symbolic(a.low) or _is_symbolic(a.high):
-        return rounded(a)
-    return Interval(minus(floored(minus(a))).low, _floor(a.high))
+    down, up = floored(a), raised(a)
+    return Interval(up.low if at_most(a.low, 0) else down.low, down.high if at_most(0, a.high) else up.high)
 
 
 def _floor(end: Any) -> Any:

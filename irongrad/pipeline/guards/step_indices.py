@@ -83,7 +83,7 @@ def _decided(program: ExportedProgram, inputs: Sequence[str], dynamic: Dynamic) 
     view = _view(program, inputs, FlatGraph(program.graph_module), known)
     verdicts = verdicts_on(view)
     given = {*view.inputs, *view.known} - set(view.opaque)
-    return program, Decided(verdicts, view.inputs, known, Part(program.graph_module, given, verdicts.inside))
+    return program, Decided(verdicts, view.inputs, known, Part(program.graph_module, given, verdicts.bounds))
 
 
 def _view(program: ExportedProgram, inputs: Sequence[str], flat: FlatGraph, known: Names) -> View:

@@ -473,7 +473,13 @@ def _summed(bounds: Bounds, node: Node, arguments: dict[str, Any]) -> Interval:
 def _to_integers(bounds: Bounds, node: Node, arguments: dict[str, Any]) -> Interval:
     if arguments.get("decimals"):
         return UNKNOWN
-    return intervals.rounded(bounds.of(arguments["self"]).whole())
+    own, name = bounds.of(arguments["self"]).whole(), operator_name(node)
+    if name == "floor":
+        return intervals.floored(own)
+    if name == "ceil":
+        return intervals.raised(own)
+    half = number(0.5)
+    return Interval(intervals.raised(plus(own, minus(half))).low, intervals.floored(plus(own, half)).high)
 
 
 @_rule("trunc fix")
