@@ -13,6 +13,7 @@ class Movement(Flag):
     """How an operator moves the elements of its operands; none of them computes on an element."""
 
     COPY = auto()
+    OVERWRITE = auto()
     RESHAPE = auto()
     CUT = auto()
     SPLIT = auto()
@@ -28,7 +29,8 @@ class Movement(Flag):
 
 
 _TABLE = {
-    Movement.COPY: "alias clone contiguous copy copy_ detach lift_fresh_copy",
+    Movement.COPY: "alias clone contiguous detach lift_fresh_copy",
+    Movement.OVERWRITE: "copy copy_",  # the elements are those of the second operand
     Movement.RESHAPE: "_reshape_alias _unsafe_view expand expand_as flatten reshape squeeze unflatten unsqueeze view "
     "view_as",
     Movement.CUT: "select slice",

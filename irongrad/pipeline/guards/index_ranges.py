@@ -163,6 +163,8 @@ def _source(node: Node, found: Mapping[Node, Source], origins: Callable[[Any], l
         return _source_of(node.args[0], found, origins)
     if not _is_signed(node):
         return frozenset()
+    if name in names(Movement.OVERWRITE):
+        return _source_of(node.args[1], found, origins)
     if name in _JOINS:
         return frozenset().union(*(_source_of(t, found, origins) for t in node.args[0]))
     if name in ("add", "sub"):

@@ -193,11 +193,9 @@ def _places(node: Node, arguments: Mapping[str, Any]) -> Interval:
     return _below(shape[dim]) if len(shape) else number(0)
 
 
-@_rule(" ".join(names(OF_ONE_TENSOR & ~(Movement.CUT | Movement.SPLIT) | Movement.CAST)))
+@_rule(" ".join(names(OF_ONE_TENSOR & ~(Movement.CUT | Movement.SPLIT) | Movement.CAST | Movement.OVERWRITE)))
 def _same(bounds: Bounds, node: Node, arguments: dict[str, Any]) -> Interval:
-    source = arguments.get("src") if operator_name(node) == "copy" else arguments.get("self", arguments.get("a"))
-    if source is None:
-        source = node.args[0]
+    source = node.args[1] if operator_name(node) in names(Movement.OVERWRITE) else node.args[0]
     found = bounds.of(source)
     before, after = source.meta["val"].dtype, node.meta["val"].dtype
     if after is torch.bool:

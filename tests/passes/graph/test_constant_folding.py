@@ -155,3 +155,13 @@ def test_masks_of_constants_are_left_to_be_computed(apply):
 def test_counting_in_floating_point_keeps_its_dtype(apply):
     done = apply(ConstantFolding(), lambda x: x * torch.arange(3).to(torch.float32), torch.randn(3))
     assert {n.meta["val"].dtype for n in done.after.graph.nodes if "val" in n.meta} == {torch.float32}
+
+
+def test_a_copy_over_a_constant_is_not_that_constant(apply):
+    def fn(x):
+        return x + aten.copy.default(torch.zeros(3), torch.ones(3)), aten.copy.default(torch.zeros(3), x)
+
+    done = apply(ConstantFolding(), fn, torch.randn(3))
+    x = torch.randn(3)
+    assert torch.equal(done.after(x)[0], x + 1)
+    assert torch.equal(done.after(x)[1], x)
