@@ -7,17 +7,32 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
 
+from irongrad.diagnostics.source_lines import place_of
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.oracle.bucket_examples import at_other_sizes
 from irongrad.pipeline.oracle.expected_values import Expected, ExpectedAtSizes
 from irongrad.pipeline.oracle.oracle import golden_runs
+from irongrad.runtime.errors import CaptureError, IronGradError
 
 Runs = Callable[[], ExpectedAtSizes]
 
 
 class _AbandonedError(Exception):
     """The runs are no longer needed."""
+
+
+@contextmanager
+def _located(captured: CapturedStep) -> Iterator[None]:
+    """Begin the message of an error in the user's own step with its line, such as one about an index out of range."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        if isinstance(error, IronGradError):
+            raise
+        place = place_of(error, captured.step.model)
+        said = str(error).partition("\n")[0]
+        raise CaptureError(f"{place}\n  eager fails on the example inputs: {type(error).__name__}: {said}") from error
 
 
 @contextmanager
@@ -43,9 +58,10 @@ def first_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterator
             raise _AbandonedError
 
     def make() -> ExpectedAtSizes:
-        own = Expected(golden_runs(captured, graph, steps, check))
-        others = [Expected(golden_runs(c, graph, 1, check)) for c in at_other_sizes(captured, graph)]
-        return ExpectedAtSizes(own, tuple(others))
+        with _located(captured):
+            own = Expected(golden_runs(captured, graph, steps, check))
+            others = [Expected(golden_runs(c, graph, 1, check)) for c in at_other_sizes(captured, graph)]
+            return ExpectedAtSizes(own, tuple(others))
 
     with ThreadPoolExecutor(1) as beside:
         future = beside.submit(make)
