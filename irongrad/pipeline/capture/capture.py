@@ -399,7 +399,10 @@ def _export_predict(
     names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
     probe = PredictModule(module, names)
     with torch.no_grad(), plain_operators(), eager_control_flow():
-        outputs = _run_untouched(step, probe, tuple(step.inputs[n] for n in names))
+        try:
+            outputs = _run_untouched(step, probe, tuple(step.inputs[n] for n in names))
+        except IndexError as error:  # tracing does not notice it, because it knows no values
+            raise capture_errors.capture_error(error, step.model) from error
     if not outputs:
         return None, (), ()
     values = tuple(step.inputs[n] for n in names)

@@ -9,12 +9,14 @@ from dataclasses import replace
 from functools import partial
 from threading import Event
 
+from irongrad.diagnostics.source_lines import place_of
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.oracle.bucket_examples import at_other_sizes
 from irongrad.pipeline.oracle.chosen_steps import chosen_steps, resting
 from irongrad.pipeline.oracle.expected_values import Expected, ExpectedAtSizes
 from irongrad.pipeline.oracle.oracle import golden_runs
+from irongrad.runtime.errors import CaptureError, IronGradError
 from irongrad.runtime.golden import Golden, Resting
 
 Runs = Callable[[], ExpectedAtSizes]
@@ -22,6 +24,19 @@ Runs = Callable[[], ExpectedAtSizes]
 
 class _AbandonedError(Exception):
     """The runs are no longer needed."""
+
+
+@contextmanager
+def _located(captured: CapturedStep) -> Iterator[None]:
+    """Begin the message of an error in the user's own step with its line, such as one about an index out of range."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        if isinstance(error, IronGradError):
+            raise
+        place = place_of(error, captured.step.model)
+        said = str(error).partition("\n")[0]
+        raise CaptureError(f"{place}\n  eager fails on the example inputs: {type(error).__name__}: {said}") from error
 
 
 @contextmanager
@@ -47,12 +62,12 @@ def first_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterator
             raise _AbandonedError
 
     def make() -> ExpectedAtSizes:
-        own = Expected(
-            _with_resting(golden_runs(captured, graph, steps, check), partial(resting, captured, graph, check))
-        )
-        others = [Expected(golden_runs(c, graph, 1, check)) for c in at_other_sizes(captured, graph)]
-        chosen = chosen_steps(captured, graph, check)
-        return ExpectedAtSizes(own, (*others, *chosen.expected), chosen.skipped)
+        with _located(captured):
+            at_rest = partial(resting, captured, graph, check)
+            own = Expected(_with_resting(golden_runs(captured, graph, steps, check), at_rest))
+            others = [Expected(golden_runs(c, graph, 1, check)) for c in at_other_sizes(captured, graph)]
+            chosen = chosen_steps(captured, graph, check)
+            return ExpectedAtSizes(own, (*others, *chosen.expected), chosen.skipped)
 
     with ThreadPoolExecutor(1) as beside:
         future = beside.submit(make)

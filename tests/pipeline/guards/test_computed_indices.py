@@ -79,7 +79,7 @@ HOW: dict[str, tuple[Callable[..., Tensor], set[str], list[Range]]] = {
     "with a computed part": (lambda m, i: torch.cat([i, i * 3]), {EARLY}, []),
     "a product": (lambda m, i: i * 2, {EARLY}, []),
     "a sum of inputs": (lambda m, i: i + i.flip(0), {EARLY}, []),
-    "a sum with a buffer": (lambda m, i: i + m.order, {EARLY}, []),
+    "a sum with a buffer": (lambda m, i: i - m.order, {EARLY}, []),
     "one column": (lambda m, i: i.view(2, 2)[:, 0], {EARLY}, []),
     "without a gradient": (_without_gradient, {EARLY}, []),
     "written in place": (_in_place, {EARLY}, []),
@@ -103,7 +103,7 @@ def test_what_keeps_an_index_in_range(places: Callable[..., Tensor], how: set[st
 
 
 REFUSED: dict[str, Callable[..., Tensor]] = {
-    "depends on parameters": lambda m, i: (m.table[:4, 0] * 9).long() + i * 0,
+    "depends on parameters": lambda m, i: (m.table[:4, 0] / 9).long() + i * 0,
     "buffers that a step writes": _counted,
     "depends on random numbers": lambda m, i: torch.randint(0, 3, (4,)) + i,
 }
@@ -128,13 +128,33 @@ def test_a_target_less_one_has_a_range_with_its_ignored_value():
     assert found.ranges == (Range("y", 1, 5, -99),)
 
 
+class Positions(nn.Module):
+    """Words with their positions, which begin at 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(ROWS, 3))
+
+    def forward(self, i: Tensor) -> Tensor:
+        return self.table[i % ROWS] + self.table[torch.arange(i.shape[0]) + 2]
+
+
 def test_positions_limit_the_sizes_of_a_call():
-    model = Lookup(lambda m, i: torch.stack([torch.arange(i.shape[0]) + 2, i % ROWS]))
-    options = {"dynamic": {"i": {0: "T"}}}
-    inputs = {"i": torch.zeros(4, dtype=torch.int64)}
-    step = ig.TrainStep(model, lambda rows: rows.square().sum(), torch.optim.SGD(model.parameters()), inputs, **options)
+    model, inputs = Positions(), {"i": torch.zeros(4, dtype=torch.int64)}
+    optimizer = torch.optim.SGD(model.parameters())
+    step = ig.TrainStep(model, lambda rows: rows.square().sum(), optimizer, inputs, dynamic={"i": {0: "T"}})
     found = step_indices(capture(step))
-    print(found)
+    assert {spec.how for spec in found.specs} == {PROVED}
+    (condition,) = found.conditions
+    assert [bool(condition.subs(dict.fromkeys(condition.free_symbols, t))) for t in (5, 6)] == [True, False]
+
+
+def test_an_example_out_of_range_is_refused_with_its_line(tmp_path: Path):
+    step = _step(lambda m, i: 2 * i, torch.tensor([0, 4]))
+    with pytest.raises(CaptureError, match=r"test_computed_indices.py:\d+: .*\n.*IndexError: index 8 is out of bounds"):
+        ig.compile(step, tmp_path / "a")
+    with pytest.raises(CaptureError, match=r"test_computed_indices.py:\d+: .*\n.*IndexError: index 8 is out of bounds"):
+        ig.compile(step, tmp_path / "a", entry_points=("train_step",))
 
 
 # --- compiled steps -----------------------------------------------------------------------------------------------
