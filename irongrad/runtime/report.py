@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-# A value whose tolerance is below this share of the largest value of its kind is zero but for rounding.
+# Shares of the largest value of a kind. A tolerance below the first does not matter. A value below the second is zero
+# but for the rounding of float64, and a tolerance below the third says that it is zero.
 _NEGLIGIBLE = 1e-5
+_ZERO = 1e-10
+_IS_ZERO = 1e-2
 _TINY = 1e-30
 
 WHY_UNJUDGED = (
@@ -86,12 +89,8 @@ class Report:
 
         The tolerance of a value that is zero but for rounding is as large, too; that value is judged to be zero.
         """
-        least = self._least()
-        return tuple(
-            c
-            for c in self.comparisons
-            if c.allowed == float("inf") or (c.allowed >= c.magnitude and c.allowed > least[_kind(c.key)])
-        )
+        sizes = self._sizes()
+        return tuple(c for c, size in zip(self.comparisons, sizes, strict=True) if c.allowed >= max(size, _TINY))
 
     @property
     def unjudged_values(self) -> tuple[str, ...]:
@@ -101,20 +100,18 @@ class Report:
     @property
     def tightness(self) -> Tightness:
         """How tight the comparisons are; those without a bound do not count."""
-        bounded = [c for c in self.comparisons if 0 < c.allowed < float("inf")]
-        sized = [c for c in bounded if c.magnitude < float("inf")]
-        least = self._least()
-        errors = _middle_and_largest([c.ratio for c in bounded])
-        tolerances = _middle_and_largest([c.allowed / max(c.magnitude, least[_kind(c.key)]) for c in sized])
+        bounded = [(c, s) for c, s in zip(self.comparisons, self._sizes(), strict=True) if 0 < c.allowed < float("inf")]
+        errors = _middle_and_largest([c.ratio for c, _ in bounded])
+        tolerances = _middle_and_largest([c.allowed / size for c, size in bounded if 0 < size < float("inf")])
         return Tightness(sum(c.elements for c in self.comparisons), *errors, *tolerances)
 
-    def _least(self) -> dict[str, float]:
-        """The size below which a value is zero but for rounding, by its kind."""
-        found: dict[str, float] = {}
+    def _sizes(self) -> list[float]:
+        """What the tolerance of each comparison is measured by: the value, or more for one that is zero."""
+        scales: dict[str, float] = {}
         for c in self.comparisons:
-            size = 0.0 if c.magnitude == float("inf") else _NEGLIGIBLE * c.magnitude
-            found[_kind(c.key)] = max(found.get(_kind(c.key), _TINY), size)
-        return found
+            if c.magnitude != float("inf"):
+                scales[_kind(c.key)] = max(scales.get(_kind(c.key), 0.0), c.magnitude)
+        return [_size(c.magnitude, scales.get(_kind(c.key), 0.0)) for c in self.comparisons]
 
 
 @dataclass(frozen=True)
@@ -135,6 +132,10 @@ class Tightness:
     error_largest: float
     tolerance_median: float
     tolerance_largest: float
+
+
+def _size(magnitude: float, scale: float) -> float:
+    return max(magnitude, (_IS_ZERO if magnitude <= _ZERO * scale else _NEGLIGIBLE) * scale)
 
 
 def _middle_and_largest(shares: Sequence[float]) -> tuple[float, float]:

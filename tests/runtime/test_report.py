@@ -31,6 +31,10 @@ def test_a_tolerance_as_large_as_the_value_cannot_be_judged() -> None:
 def test_a_value_that_is_zero_but_for_rounding_is_judged_to_be_zero() -> None:
     report = of(one("gradient/0/a", 0.0, 1e-7, 2.0), one("gradient/0/b", 1e-9, 4e-9, 1e-9), one("state/1/n", 0, 0, 3))
     assert not report.unjudged
+    exactly = of(one("gradient/0/a", 0.0, 1e-7, 2.0), one("gradient/0/b", 1e-4, 4e-4, 1e-17))
+    assert not exactly.unjudged
+    assert exactly.tightness.tolerance_largest == pytest.approx(0.02)
+    assert of(one("gradient/0/a", 0.0, 1e-7, 2.0), one("gradient/0/b", 1e-2, 0.1, 1e-17)).unjudged
     moments = of(one("state/1/optimizer/square/a", 0.0, 1e-9, 1e-9), one("state/1/a", 0.0, 1e-7, 3.0))
     assert moments.unjudged_values == ("state/1/optimizer/square/a",)  # its kind is as small as it is
 

@@ -446,7 +446,15 @@ def _use_forms(optimizer: torch.optim.Optimizer, has_started: Any) -> None:
     for group in optimizer.param_groups:
         group.update({key: value for key, value in forms.items() if key in group})
         if isinstance(optimizer, torch.optim.SGD) and group["momentum"] != 0:
-            group["dampening"] = group["dampening"] * has_started
+            # Eager dampens nothing in the first step, nor at a momentum of 0.
+            group["dampening"] = group["dampening"] * has_started * _is_nonzero(group["momentum"])
+
+
+def _is_nonzero(value: Any) -> Any:
+    """1.0 for a number that is not zero, as a symbolic number if `value` is one."""
+    if not isinstance(value, torch.SymFloat):
+        return float(value != 0)
+    return (torch.full((), value, dtype=torch.float64) != 0).to(torch.float64).item()
 
 
 @contextmanager
