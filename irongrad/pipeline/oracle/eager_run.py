@@ -115,10 +115,12 @@ def _train(
     module = PiecesModule(step) if step.between else StepModule(step)
     scaler = EagerScaler(loss_scale_of(step), step.optimizers, skips)
     parts = micro_batches(inputs, step.accumulate)
-    defaults = [(group, dict(group)) for _, group in groups_of(step.optimizers)]
+    groups = [group for _, group in groups_of(step.optimizers)]
+    # Only hyperparameters: what else a group holds, such as a counter, is the optimizer's state.
+    defaults = [(groups[h.group], h.key, groups[h.group][h.key]) for h in hyperparameters(step.optimizers)]
     for number in range(steps):
-        for group, default in defaults:
-            group.update(default)
+        for group, key, value in defaults:
+            group[key] = value
         if variant.hyper_steps is None or number in variant.hyper_steps:
             _set_hypers(step, variant.hypers)
         for optimizer in step.optimizers:

@@ -83,6 +83,16 @@ class OfGroup(Own):
         group["k"] += 1
 
 
+class CountsInItsDefaults(Own):
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, lr)
+        self.param_groups[0]["k"] = 0
+
+    def update(self, p, state, group):
+        p.sub_(p.grad * (group["lr"] / (1 + group["k"])))
+        group["k"] += 1
+
+
 class TensorOfGroup(Own):
     def update(self, p, state, group):
         if "weight_sum" not in group:
@@ -128,6 +138,7 @@ OPTIMIZERS = [
     Counted,
     WarmsUp,
     OfGroup,
+    CountsInItsDefaults,
     TensorOfGroup,
     Nested,
     ForEach,
