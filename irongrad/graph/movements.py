@@ -13,6 +13,7 @@ class Movement(Flag):
     """How an operator moves the elements of its operands; none of them computes on an element."""
 
     COPY = auto()
+    WRITE = auto()
     RESHAPE = auto()
     CUT = auto()
     SPLIT = auto()
@@ -28,7 +29,9 @@ class Movement(Flag):
 
 
 _TABLE = {
-    Movement.COPY: "alias clone contiguous copy copy_ detach lift_fresh_copy",
+    Movement.COPY: "alias clone contiguous detach lift_fresh_copy",
+    # Whose result has the shape of the first operand, and the elements of the second.
+    Movement.WRITE: "copy copy_",
     Movement.RESHAPE: "_reshape_alias _unsafe_view expand expand_as flatten reshape squeeze unflatten unsqueeze view "
     "view_as",
     Movement.CUT: "select slice",

@@ -26,7 +26,9 @@ from irongrad.sizes.dimensions import Names, named_size, names_in_program
 aten = torch.ops.aten
 
 # Operators whose result holds only unchanged elements of their integer arguments, and constants.
-_SAME_VALUES = names(OF_ONE_TENSOR | Movement.JOIN | Movement.PAD | Movement.CAST) | {"repeat_interleave"}
+_SAME_VALUES = names(OF_ONE_TENSOR | Movement.WRITE | Movement.JOIN | Movement.PAD | Movement.CAST) | {
+    "repeat_interleave"
+}
 
 
 @dataclass(frozen=True)

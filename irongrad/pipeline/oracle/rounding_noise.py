@@ -18,7 +18,7 @@ _STRETCH = 1 << 17
 
 # Copies, and an operator whose second result is a floating-point mask. Others that only move values get noise, too: it
 # stands for that of what reads them.
-_EXACT_OPERATORS = operators(Movement.COPY) | {torch.ops.aten.multilabel_margin_loss_forward.default}
+_EXACT_OPERATORS = operators(Movement.COPY | Movement.WRITE) | {torch.ops.aten.multilabel_margin_loss_forward.default}
 
 # Operators that subtract sums which they compute inside. Decomposed, each part gets its own noise. Noise on the result
 # alone is proportional to it, so it would be zero too where the difference is zero but for rounding.
