@@ -47,6 +47,7 @@ from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.guards.function_indices import function_indices
 from irongrad.pipeline.guards.range_checks import add_guards
 from irongrad.pipeline.iree.compile_cached import compile_once
+from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.oracle.oracle import Spread, Values
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
@@ -264,12 +265,13 @@ def golden_runs_of_function(flat: FlatFunction, graph: StepGraph) -> Iterator[Go
     names = [key_of("call", 0, r.name) for r in graph.functions["call"].results]
     exact, oracle = Values(), "float64"
     try:
-        _run(flat, torch.float64, names, exact.record)
-    except RuntimeError:
-        oracle = "float32"  # a function with float32 constants in its code; its own run stands in
+        with eager_float64():
+            _run(flat, torch.float64, names, exact.record)
+    except (RuntimeError, TypeError, ValueError):
+        oracle = "float32"  # the function's code needs float32; its own run stands in
         _run(flat, None, names, exact.record)
     inputs = {n: to_numpy(t) for n, t in flat.examples.items()}
-    spread = Spread(exact)
+    spread = Spread(exact, rounded=oracle != "float64")
 
     def run(seed: int | None) -> None:
         with RoundingNoise(seed) if seed is not None else nullcontext():

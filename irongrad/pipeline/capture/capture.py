@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +41,7 @@ from irongrad.pipeline.capture.size_decisions import kept_decisions
 from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_multiples
 from irongrad.pipeline.capture.sparse import refuse_sparse
 from irongrad.pipeline.capture.without_value_reads import ValueFree
+from irongrad.pipeline.capture.written_windows import as_strided_where_written
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
 from irongrad.step.borrow import borrowed, unchanged
@@ -226,8 +227,34 @@ def plain_operators() -> Iterator[None]:
             # step raises no error, so their order is irrelevant.
             mock.patch.object(_errors_of_linalg(), "_effect", None),
             aliases_allowed(),
+            _inactive_dropouts_are_their_arguments(),
         ):
             yield
+
+
+@contextmanager
+def _inactive_dropouts_are_their_arguments() -> Iterator[None]:
+    """While open, a dropout that drops nothing returns its argument itself when it is traced, as it does in eager.
+
+    torch 2.13's decomposition in Python returns a copy, so that a write into the result does not reach the argument.
+    """
+    operator = torch.ops.aten.dropout.default
+    before = dict(operator.py_kernels)
+
+    def kernel(key: torch._C.DispatchKey) -> Callable[..., torch.Tensor]:
+        def dropout(input: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
+            result: torch.Tensor = before[key](input, p, train) if train and p else input
+            return result
+
+        return dropout
+
+    operator.py_kernels.update({key: kernel(key) for key in before})
+    operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        operator.py_kernels.update(before)
+        operator._dispatch_cache.clear()
 
 
 def _errors_of_linalg() -> EffectHolder:
@@ -384,6 +411,7 @@ def export(
         raise capture_errors.capture_error(error, getattr(module, "model", module)) from error
     side_effects.check_graph(program, use.untrained)
     use.note_written(side_effects.written_state(program))
+    as_strided_where_written(program)
     _refuse_undrawable(program.graph_module)
     return program
 

@@ -15,6 +15,7 @@ from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.random import Draws
 from irongrad.pipeline.capture.capture import CapturedStep, PiecesModule, PredictModule, StepModule, mode, name_of
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
+from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler, Skips
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
 from irongrad.runtime.golden import key_of
@@ -91,10 +92,12 @@ def run_eager(
         The updates that were skipped.
     """
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
+    wide = eager_float64 if dtype is torch.float64 else nullcontext
     with borrowed(captured.step, dtype):
         inputs = {n: _cast(t, dtype).clone() for n, t in captured.step.inputs.items()}
-        _record_inference(captured, graph, inputs, noise, record)
-        return _train(captured.step, graph, inputs, steps, noise, record, skips, variant)
+        with wide():
+            _record_inference(captured, graph, inputs, noise, record)
+        return _train(captured.step, graph, inputs, steps, noise, wide, record, skips, variant)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -107,11 +110,15 @@ def _train(
     inputs: dict[str, torch.Tensor],
     steps: int,
     noise: AbstractContextManager[object],
+    wide: Callable[[], AbstractContextManager[object]],
     record: Recorder,
     skips: Skips | None,
     variant: Variant,
 ) -> Skips:
-    """Train as a user would write it: zero_grad, forward, loss, backward, clip, step."""
+    """Train as a user would write it: zero_grad, forward, loss, backward, clip, step.
+
+    `wide` is open around the user's code, but not around the loss scale, which is float32 in every run.
+    """
     module = PiecesModule(step) if step.between else StepModule(step)
     scaler = EagerScaler(loss_scale_of(step), step.optimizers, skips)
     parts = micro_batches(inputs, step.accumulate)
@@ -128,8 +135,11 @@ def _train(
         losses = []
         for call, part in enumerate(parts, number * len(parts)):
             with _draws(graph, call), noise, mode(module.model, training=True), BeforeAutograd(eager=True):
-                loss = _forward(module, [t.clone() for t in part.values()], number, record)
-                scaler.scaled(loss / len(parts) if len(parts) > 1 else loss).backward()
+                with wide():
+                    loss = _forward(module, [t.clone() for t in part.values()], number, record)
+                scaled = scaler.scaled(loss / len(parts) if len(parts) > 1 else loss)
+                with wide():
+                    scaled.backward()
             losses.append(loss.detach())
         _fill_gradients(module, graph)
         if number in variant.zero_steps:
@@ -139,7 +149,7 @@ def _train(
         record(key_of("loss", number), torch.stack(losses).mean())
         for name, gradient in _gradients(module, graph).items():
             record(key_of("gradient", number, name), gradient.clone())
-        with noise:
+        with noise, wide() if step.scaler is None else nullcontext():
             scaler.unscale()
             _clip(step)
             scaler.step()

@@ -19,7 +19,6 @@ import torch
 from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.eager_run import PLAIN, Recorder, Variant, run_eager
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.tolerance import NOISY_RUNS, allowed_error
@@ -52,11 +51,13 @@ class Spread:
 
     Attributes:
         exact: the exact values.
+        rounded: whether the exact values are themselves those of a run in the step's own dtypes.
         largest: the largest absolute difference in any run, by golden key.
         eps: the machine epsilon of the dtype of each value, by golden key; 0 for integers and booleans.
     """
 
     exact: Values
+    rounded: bool = False
     largest: dict[str, float] = field(default_factory=dict)
     eps: dict[str, float] = field(default_factory=dict)
 
@@ -85,7 +86,7 @@ class Spread:
 
     def allowed(self, key: str) -> float:
         """Return the tolerance of a value: the largest error that is right."""
-        return allowed_error(self.exact.arrays[key], self.largest[key], self.eps[key])
+        return allowed_error(self.exact.arrays[key], self.largest[key], self.eps[key], rounded=self.rounded)
 
 
 def golden_runs(
@@ -117,16 +118,15 @@ def golden_runs(
     if step.scaler:
         skips = run_eager(captured, graph, None, steps, None, lambda key, tensor: None, None, variant)
     try:
-        with eager_float64():
-            run_eager(captured, graph, torch.float64, steps, None, checked(exact.record), skips, variant)
-    except RuntimeError:
-        # A model with float32 constants in its code cannot run in float64. Its run in its own dtypes without autocast
-        # is the oracle instead.
+        run_eager(captured, graph, torch.float64, steps, None, checked(exact.record), skips, variant)
+    except (RuntimeError, TypeError, ValueError):
+        # Code that needs float32 cannot run in float64, such as code that reads the bits of a number. Its run in its
+        # own dtypes without autocast is the oracle instead.
         oracle = str(next(step.model.parameters()).dtype).removeprefix("torch.")
         plain = replace(captured, step=replace(step, precision="f32", loss_scale=step.scaler))
         run_eager(plain, graph, None, steps, None, checked(exact.record), skips, variant)
     inputs = {n: to_numpy(t) for n, t in step.inputs.items()}
-    spread = Spread(exact)
+    spread = Spread(exact, rounded=oracle != "float64")
 
     def run(seed: int | None) -> None:
         run_eager(captured, graph, None, steps, seed, checked(spread.record), None, variant)

@@ -31,6 +31,15 @@ def test_one_number_everywhere_becomes_full(apply):
     ]  # fmt: skip
 
 
+def test_what_a_number_is_written_over_is_not_the_result(apply):
+    def fn(x):
+        return x + aten.copy.default(torch.zeros(3), torch.full((), 2.0)), x * 1
+
+    done = apply(ConstantFolding(), fn, torch.randn(3), decompose=False)
+    (added, _), (x,) = done.after(torch.ones(3)), [torch.ones(3)]
+    torch.testing.assert_close(added, x + 2)
+
+
 def test_other_tensors_become_literals_up_to_the_limit(apply):
     def fn(x):
         i = torch.arange(6)
