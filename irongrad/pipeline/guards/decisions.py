@@ -103,6 +103,9 @@ class Decisions:
         pieces: dict[str, Checks] = {}
         for use in made.verdicts.open:
             assert made.part is not None
+            if made.part.settles(use, range_of("", use, made.known)):
+                self._record([use], PROVED, made.known)
+                continue
             reason = made.part.why_not(use)
             piece = name if first is None else _piece(use, made, first)
             if reason is not None or piece is None:

@@ -15,6 +15,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 from irongrad.graph.step_graph import Range
 from irongrad.operators.random import is_random
@@ -48,6 +49,14 @@ class Part:
         if use.from_end and isinstance(use.size, torch.SymInt) and self.size(use.size) is None:
             return "goes into a dimension whose size no input has"
         return next(filter(None, map(self._why_not, self.needed([use.index]))), None)
+
+    def settles(self, use: Use, limit: Range) -> bool:
+        """Whether an index depends on nothing, and is in range."""
+        if any(node.op != "call_function" for node in self.needed([use.index])) or self.why_not(use) is not None:
+            return False
+        with torch.no_grad(), _disable_current_modes():
+            (far,) = torch.fx.Interpreter(distances(self, [(use, limit)])).run()
+        return 0 <= int(far) <= limit.maximum - limit.minimum
 
     def _why_not(self, node: Node) -> str | None:
         if node.op == "placeholder":

@@ -57,6 +57,21 @@ class Bounds:
             return number(value) if math.isfinite(value) else UNKNOWN
         return UNKNOWN
 
+    def is_permutation(self, value: Any, size: Any) -> bool:
+        """Whether a node has every number below `size` once."""
+        found = [o for o in self._origins(value) if isinstance(o, Node)]
+        if len(found) != 1 or found[0] in self._unknown or len(found[0].meta["val"].shape) != 1:
+            return False
+        (node,) = found
+        name = operator_name(node)
+        if name in _SEES_THROUGH:
+            return self.is_permutation(node.args[0], size)
+        if node.target is operator.getitem and node.args[1] == 1:
+            sorts = [o for o in self._origins(node.args[0]) if isinstance(o, Node)]
+            name = operator_name(sorts[0]) if len(sorts) == 1 else ""
+        is_one = name in ("argsort", "sort", "randperm")
+        return is_one and _expression(node.meta["val"].shape[0]) == _expression(size)
+
     def _of_node(self, node: Any) -> Interval:
         if not isinstance(node, Node):
             return self.of(node)
@@ -265,7 +280,16 @@ def _written(bounds: Bounds, node: Node, arguments: dict[str, Any]) -> Interval:
     if arguments.get("accumulate") or arguments.get("reduce"):
         return UNKNOWN
     written = next(arguments[n] for n in ("src", "values", "source", "value") if n in arguments)
+    if _replaces_all(bounds, node, arguments):
+        return _inexact(bounds.of(written))
     return join([_inexact(bounds.of(arguments["self"])), _inexact(bounds.of(written))])
+
+
+def _replaces_all(bounds: Bounds, node: Node, arguments: Mapping[str, Any]) -> bool:
+    """Whether every element is written: the index is a permutation, as in `inverse[order] = torch.arange(n)`."""
+    found = arguments.get("indices", [arguments.get("index")])
+    whole = arguments["self"].meta["val"].shape
+    return len(found) == 1 and len(whole) == 1 and bounds.is_permutation(found[0], whole[0])
 
 
 @_rule("masked_fill")

@@ -129,21 +129,31 @@ def test_a_target_less_one_has_a_range_with_its_ignored_value():
 
 
 class Positions(nn.Module):
-    """Words with their positions, which begin at 2."""
+    """Words with their positions, which `places` computes from their number."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: Callable[[int], Tensor]) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.randn(ROWS, 3))
+        self.table, self.places = nn.Parameter(torch.randn(ROWS, 3)), places
 
     def forward(self, i: Tensor) -> Tensor:
-        return self.table[i % ROWS] + self.table[torch.arange(i.shape[0]) + 2]
+        return self.table[i % ROWS] + self.table[self.places(i.shape[0])]
+
+
+def _indices_of(model: nn.Module, **options: Any) -> Indices:
+    inputs, optimizer = {"i": torch.zeros(4, dtype=torch.int64)}, torch.optim.SGD(model.parameters())
+    step = ig.TrainStep(model, lambda rows: rows.square().sum(), optimizer, inputs, **options)
+    return step_indices(capture(step))
+
+
+def test_an_index_that_depends_on_no_input_is_computed_at_compile_time():
+    found = _indices_of(Positions(lambda size: (torch.arange(1, size + 1).float().log2() * 3).ceil().long()))
+    assert {spec.how for spec in found.specs} == {PROVED}
+    with pytest.raises(CaptureError, match="index"):
+        _indices_of(Positions(lambda size: (torch.arange(1, size + 1).float().log2() * 4).ceil().long()))
 
 
 def test_positions_limit_the_sizes_of_a_call():
-    model, inputs = Positions(), {"i": torch.zeros(4, dtype=torch.int64)}
-    optimizer = torch.optim.SGD(model.parameters())
-    step = ig.TrainStep(model, lambda rows: rows.square().sum(), optimizer, inputs, dynamic={"i": {0: "T"}})
-    found = step_indices(capture(step))
+    found = _indices_of(Positions(lambda size: torch.arange(size) + 2), dynamic={"i": {0: "T"}})
     assert {spec.how for spec in found.specs} == {PROVED}
     (condition,) = found.conditions
     assert [bool(condition.subs(dict.fromkeys(condition.free_symbols, t))) for t in (5, 6)] == [True, False]

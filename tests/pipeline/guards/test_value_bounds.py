@@ -43,6 +43,12 @@ def _bounds(function: Callable[..., Tensor], known: Interval | None = None, **op
 
 TABLE = torch.tensor([3, 1, 4, 1, 5])
 
+
+def _inverse(i: Tensor, x: Tensor) -> Tensor:
+    order = i.flatten().argsort()
+    return torch.empty_like(order).index_put((order,), torch.arange(24))
+
+
 PROVED: dict[str, tuple[Callable[..., Tensor], float, float]] = {
     "clamp": (lambda i, x: i.clamp(2, 9), 2, 9),
     "clamp by tensors": (lambda i, x: i.clamp(torch.tensor(1), torch.tensor(7)), 1, 7),
@@ -90,6 +96,7 @@ PROVED: dict[str, tuple[Callable[..., Tensor], float, float]] = {
     "moves": (lambda i, x: (i % 7).t().reshape(2, 12)[1:].flip(0).to(torch.int32), 0, 6),
     "bytes": (lambda i, x: i.to(torch.uint8).long(), 0, 255),
     "tril": (lambda i, x: (i % 7 + 2).tril(), 0, 8),
+    "inverse of an order": (_inverse, 0, 23),
     "split": (lambda i, x: (i % 7).split(2)[1], 0, 6),
 }
 
@@ -115,6 +122,7 @@ UNPROVED: dict[str, Callable[..., Tensor]] = {
     "a product": lambda i, x: i * 2,
     "a remainder by an input": lambda i, x: i % i,
     "an integer that wraps around": lambda i, x: ((i % 100).to(torch.int8) * 100).long() * 10**17,
+    "uninitialised memory": lambda i, x: torch.empty_like(i[0]).index_put((i[0].argsort()[1:],), torch.arange(5)),
     "a sum with a scatter": lambda i, x: torch.zeros(4, 6, dtype=torch.int64).scatter_add(0, i % 4, i),
 }
 
