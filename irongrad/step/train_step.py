@@ -109,7 +109,7 @@ class TrainStep:
     @property
     def bucket_list(self) -> tuple[Bucket, ...]:
         """Every bucket, the one with the fewest elements first; empty for a step of fixed sizes."""
-        return combinations(self.buckets)
+        return combinations(self.buckets) if self.buckets else ()
 
     @property
     def conditions(self) -> tuple[Any, ...]:

@@ -91,6 +91,9 @@ def size_along(node: Node, dim: int) -> int | torch.SymInt:
 def _uses(node: Node) -> list[Use]:
     values = arguments_of(node)
     name = operator_name(node)
+    if "num_weights" in values:  # the gradient of a lookup
+        rows = values["num_weights"]
+        return [Use(node, values["indices"], rows.meta["val"] if isinstance(rows, Node) else rows)]
     if name == "embedding_bag" or name.startswith("_embedding_bag"):
         offsets = values.get("offsets")
         weight, indices = values["weight"], values["indices"]

@@ -23,6 +23,7 @@ from irongrad.pipeline.oracle.oracle import LARGE, golden_runs
 from irongrad.runtime.golden import Golden, Resting, key_of
 from irongrad.runtime.manifest import UNLIMITED, Role
 from irongrad.step.hyperparameters import Hyper, hyperparameters
+from irongrad.step.optimizer_slots import is_foreign
 from irongrad.step.train_step import TrainStep
 
 MOST = 12
@@ -173,7 +174,9 @@ def resting(captured: CapturedStep, graph: StepGraph, check: Callable[[], None] 
     variant = Variant(hypers, hyper_steps=frozenset({0, 3}), zero_steps=frozenset({0, 1}))
     names = {key_of("state", k, t.name): (k, t.name) for t in graph.state for k in range(1, 5)}
     parameters = {t.name: t.initial for t in graph.state if t.role is Role.PARAMETER}
-    moving: dict[str, None] = {}
+    # What an optimizer of another package does at rest may depend on the steps before, which these runs do not take.
+    is_known = not any(map(is_foreign, captured.step.optimizers))
+    moving: dict[str, None] = {} if is_known else dict.fromkeys(parameters)
     unbounded: dict[str, None] = {}
 
     def record(key: str, tensor: torch.Tensor) -> None:
