@@ -31,7 +31,7 @@ def refuse_sparse(module: nn.Module, inputs: Mapping[str, torch.Tensor]) -> None
         if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse and layer.weight.requires_grad:
             raise UnsupportedOpError(
                 f"{path} ({type(layer).__name__})\n  the layer has sparse gradients (sparse=True), and a compiled step "
-                "has dense ones only. Make it with sparse=False"
+                "has dense ones only. Make it with sparse=False, and use torch.optim.Adam in place of SparseAdam"
             )
 
 
