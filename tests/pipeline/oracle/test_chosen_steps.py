@@ -159,7 +159,8 @@ def test_what_at_rest_means_is_stored(tmp_path: Path) -> None:
 
 def test_many_steps_that_differ_from_single_ones_are_found() -> None:
     key = key_of("loss", 0)
-    session = SimpleNamespace(train_steps=lambda **_: np.array([1.5]), state=dict)
+    manifest = SimpleNamespace(state=())
+    session = SimpleNamespace(train_steps=lambda **_: np.array([1.5]), state=dict, manifest=manifest)
     golden = Golden(1, "float64", {}, {key: np.array(1.0)}, {key: 0.6})
     found: list[Any] = []
     _train_steps({key: np.array(0.8)}, session, golden, found)  # type: ignore[arg-type]
