@@ -30,11 +30,10 @@ from irongrad.diagnostics.refusals import refused_together
 from irongrad.diagnostics.stage_errors import reported
 from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.eager_control_flow import eager_control_flow
-from irongrad.graph.step_graph import Function, Range, StepGraph, Value
+from irongrad.graph.step_graph import Function, StepGraph, Value
 from irongrad.graph.subgraphs import check_control_flow
 from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.legalize.complex_numbers import in_reals, refuse_complex
-from irongrad.operators.legalize.constants import constants_as_state
 from irongrad.operators.legalize.legality import check_operators, check_values
 from irongrad.operators.legalize.retrace import interpret_eager, retrace
 from irongrad.operators.random import Draws
@@ -44,8 +43,7 @@ from irongrad.pipeline.capture.capture import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.repeatable import Program, Recorder, refuse_unrepeatable
 from irongrad.pipeline.capture.without_value_reads import ValueFree
-from irongrad.pipeline.guards.function_indices import function_indices
-from irongrad.pipeline.guards.range_checks import add_guards
+from irongrad.pipeline.guards.function_indices import function_indices, guarded
 from irongrad.pipeline.iree.compile_cached import compile_once
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.expected_values import Expected
@@ -115,11 +113,11 @@ def compile_function(
     flat = flat_function(fn, tuple(example_args), gradients=gradients)
     refuse_unrepeatable(Program("the function", fn, partial(_lent, fn, example_args), partial(_recorded, flat)))
     with refused_together():
-        graph, ranges = trace_function(flat, fn)
+        graph = trace_function(flat, fn)
         check_operators(graph)
     chosen = parse_target(target)
     graph, passes = optimised_function(graph, chosen)
-    interface = describe_function(graph, ranges)
+    interface = describe_function(graph)
     expected = Expected(golden_runs_of_function(flat, graph))
     with ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="irongrad-function-"))
@@ -218,7 +216,7 @@ def _located(fn: Callable[..., Any]) -> Iterator[None]:
         raise capture_errors.capture_error(error, fn) from error
 
 
-def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> tuple[StepGraph, list[Range]]:
+def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
     """Trace to a step graph with the function `call`, and with range checks of its arguments that are indices.
 
     Raises:
@@ -240,8 +238,7 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> tuple[StepGrap
     count = len(graph.graph.output_node().args[0])
     results = tuple(Value("output", f"result{i}") for i in range(count))
     step = StepGraph((), (), flat.examples, {}, functions={"call": Function(graph, arguments, results)})
-    step = add_guards(constants_as_state(step, "call"), indices, {"call": early} if early is not None else {})
-    return (constants_as_state(step, "check.call") if early is not None else step), list(indices.ranges)
+    return guarded(step, indices, early)
 
 
 def _functional(traced: GraphModule, examples: Sequence[torch.Tensor], *, decompose: bool = False) -> GraphModule:

@@ -73,13 +73,13 @@ def import_bundle(
     names = [target] if isinstance(target, str) else list(target)
     targets = parse_targets(names)
     bundle = read_bundle(Path(directory))
-    ranges = [
+    ranges = tuple(
         Range(s.name, s.minimum, s.maximum, s.exempt)
         for s in bundle.index.inputs
         if s.minimum is not None and s.maximum is not None
-    ]
-    graph = add_guards(step_graph(bundle), Indices(tuple(ranges)))
-    interface = describe(graph, ranges, entry_points)
+    )
+    graph = add_guards(step_graph(bundle), Indices(ranges))
+    interface = describe(graph, entry_points)
     graph = selected(graph, interface)
     with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
         scratch = Path(folder)

@@ -25,7 +25,6 @@ from irongrad.diagnostics.stage_errors import reported
 from irongrad.frontends.torch_call import TensorLike, TorchCall
 from irongrad.graph.step_graph import Function, StepGraph, Value
 from irongrad.operators.decompositions.registry import BeforeAutograd
-from irongrad.operators.legalize.constants import constants_as_state
 from irongrad.operators.legalize.legality import check_operators, check_values
 from irongrad.operators.legalize.retrace import interpret_eager, retrace
 from irongrad.operators.random import Draws, is_random
@@ -33,8 +32,7 @@ from irongrad.pipeline.assemble.interface import describe_function
 from irongrad.pipeline.backend import optimised_function, portable_function
 from irongrad.pipeline.capture.capture import plain_operators
 from irongrad.pipeline.guards.decisions import Indices
-from irongrad.pipeline.guards.function_indices import function_indices
-from irongrad.pipeline.guards.range_checks import add_guards
+from irongrad.pipeline.guards.function_indices import function_indices, guarded
 from irongrad.pipeline.iree.compile_cached import compile_once
 from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.runtime.manifest import SEED
@@ -147,7 +145,7 @@ class _Plan:
         check_operators(graph)
         graph, _ = optimised_function(graph, target)
         with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
-            interface = describe_function(graph, indices.ranges)
+            interface = describe_function(graph)
             module = portable_function(graph, interface, Path(scratch))
             binary = compile_once(default_store(), module, target, Path(scratch))
         return TorchCall(module, binary.vmfb, [TensorLike.of(n.meta["val"]) for n in wanted])
@@ -163,10 +161,7 @@ class _Plan:
         arguments = tuple(Value("input", n) for n in inputs)
         results = tuple(Value("output", f"result{i}") for i in range(count))
         graph = StepGraph((), (), inputs, {}, functions={"call": Function(made, arguments, results)})
-        if early is None:
-            return add_guards(constants_as_state(graph, "call"), indices)
-        checked = add_guards(constants_as_state(graph, "call"), indices, {"call": early})
-        return constants_as_state(checked, "check.call")
+        return guarded(graph, indices, early)
 
     def _run(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """Run the graph on tensors only; if it draws random numbers, the last tensor is the seed."""

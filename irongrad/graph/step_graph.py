@@ -143,8 +143,6 @@ class StepGraph:
         bucket_limits: the sizes that a call may have in every bucket; the buckets' own sizes limit it further.
         limits: the sizes that functions of any size accept; None if there are no such functions.
         output_sizes: the sizes of each result of `predict`, as numbers and expressions of named dimensions.
-        value_limits: for inputs whose values must be smaller than dynamic sizes, the largest values, as expressions of
-            named dimensions.
         ranges: the ranges of integer inputs that are indices.
         computed: the ranges of indices that `check.<name>` computes; `Range.input` is the name of its result.
         indices: a record of every index, and of what keeps it within its tensor.
@@ -164,10 +162,17 @@ class StepGraph:
     bucket_limits: Limits = field(default_factory=Limits)
     limits: Limits | None = None
     output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    value_limits: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     ranges: tuple[Range, ...] = ()
     computed: tuple[Range, ...] = ()
     indices: tuple[IndexSpec, ...] = ()
+
+    @property
+    def value_limits(self) -> dict[str, tuple[Any, ...]]:
+        """For inputs and computed indices that must be smaller than dynamic sizes: the largest values, as expressions.
+
+        The symbols of the expressions are the named dimensions.
+        """
+        return {r.input: r.limits for r in (*self.ranges, *self.computed) if r.limits}
 
     @property
     def forms(self) -> tuple[Bucket | None, ...]:

@@ -103,8 +103,8 @@ def _step_graph(step: TrainStep, targets: Sequence[Target]) -> StepGraph:
         return function(*arguments)
 
     with called_once(step), reported(lambda: f"the stage {current[0]!r}"):
-        graph, indices = front(stage("capture", capture, step), stage)
-        describe(graph, indices.ranges, None)
+        graph = front(stage("capture", capture, step), stage)
+        describe(graph, None)
         refuse(_float64(graph, targets))
     return graph
 

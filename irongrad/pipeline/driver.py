@@ -111,8 +111,8 @@ def build(step: TrainStep, options: Options) -> Build:
         if entry is not None and (found := entry.load(options.output)) is not None:
             return run.from_cache(*found, entry.key)
         keep_freed_memory()  # each run of the oracle and of the compiled step reuses the memory of the run before
-        graph, indices = front(captured, stage)
-        interface: Interface = describe(graph, indices.ranges, options.entry_points)
+        graph = front(captured, stage)
+        interface: Interface = describe(graph, options.entry_points)
         compiled = _compiled(run, captured, selected(graph, interface), interface, Path(directory))
         run.statistics |= {c.target.name: c.statistics for c in compiled.targets}
         choices = tuple(choice for record in run.records for choice in record.choices)
@@ -199,4 +199,4 @@ def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: BuildRun) -> Ste
 def step_graph(step: TrainStep) -> StepGraph:
     """The step graph before any pass."""
     with called_once(step):
-        return front(capture(step), plainly)[0]
+        return front(capture(step), plainly)

@@ -25,8 +25,8 @@ def plainly(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def front(captured: CapturedStep, stage: Stage) -> tuple[StepGraph, Indices]:
-    """Run the stages from `differentiate` to `guards`; return the step graph, and what was decided on its indices.
+def front(captured: CapturedStep, stage: Stage) -> StepGraph:
+    """Run the stages from `differentiate` to `guards`; return the step graph.
 
     Raises:
         CaptureError: an index is neither proved to be in range, nor can it be checked before a step begins.
@@ -39,4 +39,4 @@ def front(captured: CapturedStep, stage: Stage) -> tuple[StepGraph, Indices]:
         graph = cut(graph, captured.step.between)
         graph = stage("guards", add_guards, graph, indices, joint.checks)
         check_operators(graph)
-    return graph, indices
+    return graph

@@ -129,7 +129,7 @@ def check(proto: onnx.ModelProto, *inputs: torch.Tensor) -> StepGraph:
     def loss(*values: torch.Tensor) -> torch.Tensor:
         return sum((t * torch.linspace(1, 2, t.numel()).reshape(t.shape)).sum() for t in function(*values))
 
-    graph, _ = trace_function(flat_function(loss, tuple(a.detach() for a in arguments), gradients=True), loss)
+    graph = trace_function(flat_function(loss, tuple(a.detach() for a in arguments), gradients=True), loss)
     expected = loss(*arguments)
     gradients = torch.autograd.grad(expected, arguments, allow_unused=True, materialize_grads=True)
     found = graph.functions["call"].graph(*(a.detach() for a in arguments))
@@ -193,7 +193,7 @@ def test_a_loop_whose_end_depends_on_data_runs_without_gradients() -> None:
         with torch.no_grad():
             return model(*values)
 
-    graph, _ = trace_function(flat_function(function, inputs, gradients=False), function)
+    graph = trace_function(flat_function(function, inputs, gradients=False), function)
     assert control.while_loop in targets_of(graph)
     (found,) = graph.functions["call"].graph(torch.tensor([0.5, 0.25, 1.0]), torch.tensor(10.0))
     torch.testing.assert_close(found, function(torch.tensor([0.5, 0.25, 1.0]), torch.tensor(10.0)))

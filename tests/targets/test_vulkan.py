@@ -199,8 +199,8 @@ def normalised(x: torch.Tensor) -> torch.Tensor:
 def packaged(target: Target, directory: Path) -> Artifact:
     """The artifact that `ig.compile_function` makes of `normalised`, not loaded."""
     flat = flat_function(normalised, (torch.randn(4, 512),), gradients=False)
-    graph, ranges = trace_function(flat, normalised)
-    module = portable_function(graph, describe_function(graph, ranges), directory)
+    graph = trace_function(flat, normalised)
+    module = portable_function(graph, describe_function(graph), directory)
     compiled = compile_module(module, target, directory)
     origin = Origin([target.name], function=FunctionSpec(flat.arguments, flat.result))
     expected = Expected(golden_runs_of_function(flat, graph))

@@ -131,8 +131,7 @@ def value_limits(graph: StepGraph, sizes: Mapping[str, str], name: str) -> Gener
         left out.
     """
     found: dict[str, list[str]] = {}
-    every = {**graph.value_limits, **{r.input: r.limits for r in graph.computed if r.limits}}
-    for number, (input_name, limits) in enumerate(every.items()):
+    for number, (input_name, limits) in enumerate(graph.value_limits.items()):
         known = [m for m in limits if all(s.name in sizes for s in m.free_symbols)]
         found[input_name] = []
         for i, limit in enumerate(known):

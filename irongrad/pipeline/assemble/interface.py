@@ -100,13 +100,13 @@ class Interface:
         return any(e.name == name for e in self.entry_points)
 
 
-def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | None) -> Interface:
+def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
     """Describe all entry points of `graph`, or only the `chosen` ones.
 
     Raises:
         UserError: `chosen` has an unknown name, or only entry points that compute nothing.
     """
-    inputs = {n: _with_names(_spec(n, t, ranges), graph.dynamic.get(n, {})) for n, t in graph.inputs.items()}
+    inputs = {n: _with_names(_spec(n, t, graph.ranges), graph.dynamic.get(n, {})) for n, t in graph.inputs.items()}
     state = tuple(
         StateSpec(t.name, numpy_name(t.initial.dtype), tuple(t.initial.shape), t.role, t.aliases) for t in graph.state
     )
@@ -145,10 +145,10 @@ def describe(graph: StepGraph, ranges: Sequence[Range], chosen: Sequence[str] | 
     return Interface(points, state)
 
 
-def describe_function(graph: StepGraph, ranges: Sequence[Range]) -> Interface:
+def describe_function(graph: StepGraph) -> Interface:
     """Describe the single entry point of a compiled function, and the constants that it reads."""
     function = graph.functions["call"]
-    inputs = tuple(_spec(n, t, ranges) for n, t in graph.inputs.items())
+    inputs = tuple(_spec(n, t, graph.ranges) for n, t in graph.inputs.items())
     outputs = tuple(_output(graph, "call", r.name) for r in function.results)
     state = tuple(StateSpec(t.name, numpy_name(t.initial.dtype), tuple(t.initial.shape), t.role) for t in graph.state)
     return Interface((EntryPoint("call", inputs, (), outputs, SUMMARIES["call"]),), state)

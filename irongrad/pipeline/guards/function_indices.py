@@ -1,4 +1,4 @@
-"""Decide on the indices of a function's graph."""
+"""Decide on the indices of a function's graph, and add their checks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import torch
 from torch.fx import GraphModule, Node
 
 from irongrad.graph.flat_graph import FlatGraph
-from irongrad.graph.step_graph import Function, Value
+from irongrad.graph.step_graph import Function, StepGraph, Value
+from irongrad.operators.legalize.constants import constants_as_state
 from irongrad.operators.legalize.retrace import interpret_eager, retrace
 from irongrad.pipeline.guards.decisions import Checks, Decided, Decisions, Indices
 from irongrad.pipeline.guards.early_checks import Part, distances
 from irongrad.pipeline.guards.float_indices import clamp, float_indices
 from irongrad.pipeline.guards.index_ranges import View, verdicts_on
+from irongrad.pipeline.guards.range_checks import add_guards
 from irongrad.pipeline.guards.value_bounds import constant_bounds
 from irongrad.pipeline.guards.written_memory import written
 
@@ -51,6 +53,20 @@ def function_indices(
         early = _early(made, checks)
     clamp(float_indices(flat.nodes, flat.makers, opaque))
     return indices, early
+
+
+def guarded(graph: StepGraph, indices: Indices, early: Function | None) -> StepGraph:
+    """Add the checks of indices to the step graph of a function, and make its constants state.
+
+    Args:
+        graph: has the function `call` alone.
+        indices: what keeps its indices within their tensors.
+        early: computes indices at the start of a call; None if there is nothing to compute.
+    """
+    graph = constants_as_state(graph, "call")
+    if early is None:
+        return add_guards(graph, indices)
+    return constants_as_state(add_guards(graph, indices, {"call": early}), "check.call")
 
 
 def _early(made: Decided, checks: Checks) -> Function:

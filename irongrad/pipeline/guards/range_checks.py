@@ -41,16 +41,8 @@ def add_guards(graph: StepGraph, indices: Indices, early: Mapping[str, Function]
             made.append(computing[name])
         if made:
             checks[f"check.{name}"] = made[0] if len(made) == 1 else _joined(*made)
-    limits = {r.input: r.limits for r in ranges if r.limits}
     functions = {**graph.functions, **checks}
-    return replace(
-        graph,
-        functions=functions,
-        value_limits=limits,
-        ranges=indices.ranges,
-        computed=indices.computed,
-        indices=indices.specs,
-    )
+    return replace(graph, functions=functions, ranges=indices.ranges, computed=indices.computed, indices=indices.specs)
 
 
 def _refuse_unless_given(check: Function, taken: set[str], indices: Indices) -> None:

@@ -138,8 +138,10 @@ def _argument(
 def _resized_inputs(step: TrainStep, graph: StepGraph, sizes: Bucket) -> dict[str, torch.Tensor]:
     inputs = {name: _resized(tensor, step.dynamic.get(name, {}), sizes) for name, tensor in step.inputs.items()}
     known = {symbol(name): size for name, size in sizes.items()}
-    for name, limits in graph.value_limits.items():
-        inputs[name] = inputs[name].clamp(max=min(int(limit.xreplace(known)) for limit in limits))
+    for found in graph.ranges:
+        if found.limits:
+            most = min(int(limit.xreplace(known)) for limit in found.limits)
+            inputs[found.input] = inputs[found.input].clamp(max=most)
     return inputs
 
 

@@ -104,7 +104,7 @@ def _joint(run: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Joint:
     cotangents = tuple(torch.randn(o.shape, dtype=o.dtype, generator=generator) for o in wanted)
     eager = _with_product(run, len(inputs))
     function = flat_function(eager, (*inputs, *cotangents), gradients=False)
-    step, _ = trace_function(function, eager)
+    step = trace_function(function, eager)
     graph, constants = step.functions["call"].graph, [t.initial for t in step.state]
     return Joint(eager, lambda *values: list(graph(*values, *constants)), inputs, cotangents, differentiable)
 

@@ -25,7 +25,7 @@ def check(fn: Callable[..., Any], *args: torch.Tensor) -> None:
         return (out * torch.linspace(1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)).sum(), out.detach()
 
     flat = flat_function(loss, args, gradients=True)
-    step = trace_function(flat, loss)[0]
+    step = trace_function(flat, loss)
     constants = [t.initial for t in step.state]
     found = torch.fx.Interpreter(step.functions["call"].graph).run(*(a.clone() for a in args), *constants)
     for one, other in zip(found, flat.run(*args), strict=True):

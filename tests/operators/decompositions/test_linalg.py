@@ -164,7 +164,7 @@ def test_gradients_of_the_decomposed_graphs_match_autograd(functions):
         return sum((o * weights[tuple(map(slice, o.shape))]).sum() for o in outputs)
 
     flat = flat_function(run, (a,), gradients=True)
-    call = trace_function(flat, run)[0].functions["call"]
+    call = trace_function(flat, run).functions["call"]
     assert_close(call.graph(a), flat.run(a), rtol=1e-8, atol=1e-9)
 
 

@@ -116,7 +116,7 @@ def test_an_update_of_200_small_tensors_has_a_fifth_of_the_dispatches(step_of, t
     for passes in ([CommonSubexpressions()], [CommonSubexpressions(), MultiTensor()]):
         graph = run_passes(step, passes)
         graph = replace(graph, functions={"call": graph.functions["update"]})
-        module = portable_function(graph, describe_function(graph, []), tmp_path)
+        module = portable_function(graph, describe_function(graph), tmp_path)
         counts.append(compile_module(module, parse_target("llvm-cpu"), tmp_path).statistics.dispatches)
     before, after = counts
     assert before >= 200

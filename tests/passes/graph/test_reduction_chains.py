@@ -21,9 +21,9 @@ def kernels_fixture(tmp_path):
 
     def count(fn, *examples):
         target = parse_target("llvm-cpu")
-        graph, ranges = trace_function(flat_function(fn, examples, gradients=False), fn)
+        graph = trace_function(flat_function(fn, examples, gradients=False), fn)
         graph = run_passes(graph, passes_at(DEFAULT_LEVEL), [target.backend])
-        module = portable_function(graph, describe_function(graph, ranges), tmp_path)
+        module = portable_function(graph, describe_function(graph), tmp_path)
         source = tmp_path / "module.mlirbc"
         source.write_bytes(module.bytecode)
         with parsed(Compilation.of(source, target, [*COMMON_FLAGS, *target.flags]).to_flow()) as flow:

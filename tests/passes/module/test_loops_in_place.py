@@ -92,7 +92,7 @@ def test_what_is_read_again_is_not_written(function):
 def stream_of(function: Callable[..., object], scratch: Path) -> tuple[bytes, Compilation]:
     """The module of a function after the phase `stream`, and its compilation."""
     target = parse_target("llvm-cpu")
-    graph, _ = trace_function(flat_function(function, (X, ROWS), gradients=False), function)
+    graph = trace_function(flat_function(function, (X, ROWS), gradients=False), function)
     source = scratch / "step.mlirbc"
     source.write_bytes(import_functions(graph, scratch).modules.linalg)
     compilation = Compilation.of(source, target, [*COMMON_FLAGS, *target.flags])

@@ -29,7 +29,7 @@ from irongrad.runtime.errors import InternalError, UnsupportedOpError
 
 
 def linalg_of(function, *examples: torch.Tensor, scratch: Path, gradients: bool = False) -> str:
-    graph, _ = trace_function(flat_function(function, examples, gradients=gradients), function)
+    graph = trace_function(flat_function(function, examples, gradients=gradients), function)
     imported = import_functions(graph, scratch)
     return dict(readable(imported))[".linalg.mlir"]
 
@@ -154,7 +154,7 @@ def with_integers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def test_gradients_of_regions_that_pytorch_refuses(function):
     """Regions whose results have other strides, or are what they got, or are integers beside others."""
     x = torch.arange(9.0).reshape(3, 3)
-    graph, _ = trace_function(flat_function(function, (x,), gradients=True), function)
+    graph = trace_function(flat_function(function, (x,), gradients=True), function)
     exact = x.clone().requires_grad_()
     with eager_control_flow():
         value, *rest = torch.utils._pytree.tree_leaves(function(exact))
@@ -304,8 +304,8 @@ def test_an_index_from_either_branch_or_used_in_a_loop_has_its_range_checked():
 
     index = torch.tensor(0)
     flat = flat_function(function, (torch.ones(5, 3), index, index, torch.arange(2)), gradients=False)
-    _, ranges = trace_function(flat, function)
-    assert {r.input: r.maximum for r in ranges} == {"i": 4, "j": 4, "ks": 4}
+    graph = trace_function(flat, function)
+    assert {r.input: r.maximum for r in graph.ranges} == {"i": 4, "j": 4, "ks": 4}
 
 
 def test_a_scan_of_nested_states_runs_in_python():
