@@ -25,7 +25,8 @@ from irongrad.runtime.installed import PACKAGE
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _OURS = tuple(str(Path(p).resolve()) for p in (PACKAGE, Path(torch.__file__).parent))
 _PACKAGES = tuple({sysconfig.get_paths()[k] for k in ("purelib", "platlib")})
-_LIBRARIES = (*_PACKAGES, *{sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib")})
+_STANDARD = tuple({sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib")})
+_LIBRARIES = (*_PACKAGES, *_STANDARD)
 _LAYERS = str(Path(torch.__file__).parent / "nn")
 # The files that call the user's code: the model and the loss, functions, and optimizers.
 _CALLERS = ("pipeline/capture/capture.py", "frontends/compile_function.py", "pipeline/optimizer/trace.py")
@@ -38,6 +39,11 @@ _LOCATED = re.compile(r"\S*:\d+: |\(\w")  # a message that begins with a line, o
 def is_user_file(path: str) -> bool:
     """Whether `path` is neither of PyTorch, IronGrad, the standard library nor another installed package."""
     return not path.startswith("<") and not path.startswith(_OURS) and not path.startswith(_LIBRARIES)
+
+
+def is_standard_file(path: str) -> bool:
+    """Whether `path` is of the standard library, whose folder holds those of installed packages."""
+    return path.startswith(_STANDARD) and not path.startswith(_PACKAGES)
 
 
 def is_user_class(kind: type) -> bool:

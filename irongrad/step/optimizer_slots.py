@@ -7,7 +7,7 @@ and dictionaries inside of those. Each tensor or number is one slot.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,9 +99,9 @@ def _places(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Itera
     for key, held in optimizer.state.items():
         if isinstance(key, torch.Tensor) and id(key) in names:
             yield names[id(key)], held
-    yield "state", _Others(optimizer.state)
+    yield "state", _Part(optimizer.state, [k for k in optimizer.state if not isinstance(k, torch.Tensor)])
     for number, group in enumerate(optimizer.param_groups):
-        yield f"group{number}", _Group(group)
+        yield f"group{number}", _Part(group, [k for k in group if k != "params"])
     yield "self", own_attributes(optimizer)
 
 
@@ -110,28 +110,16 @@ def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {n: v for n, v in vars(optimizer).items() if n not in _BASE}
 
 
-class _Others(dict[Any, Any]):
-    """What an optimizer's state has for keys that are no parameters, written through."""
+class _Part(dict[Any, Any]):
+    """Some entries of a dictionary, written through to it."""
 
-    def __init__(self, state: dict[Any, Any]) -> None:
-        super().__init__({k: v for k, v in state.items() if not isinstance(k, torch.Tensor)})
-        self._state = state
+    def __init__(self, whole: dict[Any, Any], keys: Iterable[Any]) -> None:
+        super().__init__({k: whole[k] for k in keys})
+        self._whole = whole
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, value)
-        self._state[key] = value
-
-
-class _Group(dict[str, Any]):
-    """A parameter group without its parameters, whose entries are written through."""
-
-    def __init__(self, group: dict[str, Any]) -> None:
-        super().__init__({k: v for k, v in group.items() if k != "params"})
-        self._group = group
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, value)
-        self._group[key] = value
+        self._whole[key] = value
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -124,6 +124,11 @@ class TrainStep:
         return tuple(self.optimizer)
 
     @property
+    def trained(self) -> list[torch.nn.Parameter]:
+        """The parameters that the optimizers hold."""
+        return [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
+
+    @property
     def scaler(self) -> float | torch.amp.GradScaler | None:
         """The loss scale that `loss_scale` and `precision` select; None for none."""
         if self.loss_scale is None:
@@ -251,8 +256,7 @@ def _check_loss_scale(step: TrainStep) -> None:
         raise CaptureError(f"loss_scale is {scale}; it must be a positive number or a torch.amp.GradScaler")
     if not isinstance(scale, int | float | torch.amp.GradScaler | None):
         raise CaptureError(f"loss_scale is a {type(scale).__name__}; it must be a number or a torch.amp.GradScaler")
-    parameters = (p for o in step.optimizers for group in o.param_groups for p in group["params"])
-    if isinstance(step.scaler, torch.amp.GradScaler) and any(p.dtype == torch.float16 for p in parameters):
+    if isinstance(step.scaler, torch.amp.GradScaler) and any(p.dtype == torch.float16 for p in step.trained):
         raise CaptureError(
             "a GradScaler does not take float16 parameters: their gradients cannot be unscaled without overflow. Keep "
             "the model in float32, and set precision='f16'"

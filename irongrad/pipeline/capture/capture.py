@@ -97,7 +97,7 @@ class StepModule(nn.Module):
         self._call = call_of(step)
         self._names = tuple(step.inputs)
         self.autocast = step.autocast
-        trained = {id(p) for o in step.optimizers for group in o.param_groups for p in group["params"]}
+        trained = set(map(id, step.trained))
         named = self.named_parameters(remove_duplicate=False)
         self.untrained = frozenset(path for path, p in named if id(p) not in trained)
 
@@ -283,8 +283,9 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
         UnsupportedOpError: the step draws random numbers that a compiled step cannot draw.
     """
     hooks.refuse_hooks(step)
-    refuse_sparse(StepModule(step), step.inputs)
-    _check_repeatable(step, StepModule(step), inference)
+    module = StepModule(step)
+    refuse_sparse(module, step.inputs)
+    _check_repeatable(step, module, inference)
     try:
         with unchanged((step.model, step.loss)):  # a refused forward leaves behind what it has set
             return _capture(step, inference, watches=False)
@@ -425,15 +426,15 @@ def _export_predict(
 ) -> tuple[ExportedProgram | None, tuple[str, ...], tuple[str, ...]]:
     call = call_of(step)
     names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
+    values = tuple(step.inputs[n] for n in names)
     probe = PredictModule(module, names)
     with torch.no_grad(), plain_operators(), eager_control_flow():
         try:
-            outputs = _run_untouched(step, probe, tuple(step.inputs[n] for n in names))
+            outputs = _run_untouched(step, probe, values)
         except IndexError as error:  # tracing does not notice it, because it knows no values
             raise capture_errors.capture_error(error, step.model) from error
     if not outputs:
         return None, (), ()
-    values = tuple(step.inputs[n] for n in names)
     program = export(probe, values, _dynamic(step, names), multiples, use)
     return program, names, outputs
 

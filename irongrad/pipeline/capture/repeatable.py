@@ -10,7 +10,6 @@ from __future__ import annotations
 import pickle
 import random
 import sys
-import sysconfig
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -24,7 +23,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from irongrad.diagnostics.source_lines import is_of_a_model, is_user_file, source_line, where
+from irongrad.diagnostics.source_lines import is_of_a_model, is_standard_file, is_user_file, source_line, where
 from irongrad.runtime.errors import CaptureError
 from irongrad.step.borrow import Generator, Record, state_of
 
@@ -42,8 +41,6 @@ _NUMPY: Any = np.random.random_sample
 # The generators behind the functions of the modules `random` and `numpy.random`.
 _GLOBAL = {id(_PYTHON.__self__): "Python's random module", id(_NUMPY.__self__): "NumPy's global generator"}
 
-_LIBRARY = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")})
-_INSTALLED = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib")})
 _CLOCKS = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
 _LATER = 12_345.678  # seconds: other minutes and hours, too
 
@@ -222,7 +219,7 @@ class _Watch:
 
     def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
         path = frame.f_code.co_filename
-        watched = not self.place and is_of_a_model(path) and not path.startswith("<") and not _is_standard(path)
+        watched = not self.place and is_of_a_model(path) and not path.startswith("<") and not is_standard_file(path)
         return self._step if watched else None
 
     def _step(self, frame: FrameType, event: str, argument: object) -> Any:
@@ -249,8 +246,3 @@ def _line_of(frame: FrameType | None) -> tuple[str, int]:
         inner = inner.f_back
     found = inner if inner is not None and inner.f_code.co_filename != __file__ else frame
     return (found.f_code.co_filename, found.f_lineno) if found is not None else ("", 0)
-
-
-def _is_standard(path: str) -> bool:
-    """Whether a file is of the standard library, whose folder holds those of installed packages."""
-    return path.startswith(_LIBRARY) and not path.startswith(_INSTALLED)

@@ -30,14 +30,14 @@ def refuse_shared_memory(step: TrainStep, module: nn.Module, program: ExportedPr
         CaptureError: names both tensors.
     """
     named = dict(_named(module, program))
-    updated = {id(p) for o in step.optimizers for group in o.param_groups for p in group["params"]}
+    updated = set(map(id, step.trained))
     written = {name for name, tensor in named.items() if id(tensor) in updated} | written_state(program)
     ranges = sorted((*_range(tensor), name) for name, tensor in named.items() if _has_memory(tensor))
-    for number, (start, end, name) in enumerate(ranges):
+    for number, (_, end, name) in enumerate(ranges):
         for other_start, _, other in ranges[number + 1 :]:
             if other_start >= end:
                 break
-            if named[name] is not named[other] and {name, other} & written and start <= other_start:
+            if named[name] is not named[other] and {name, other} & written:
                 raise CaptureError(
                     f"{where(step.model)}: {_spelled(name)} and {_spelled(other)} share memory (one is an alias, or a "
                     "view, of the other). A compiled step keeps them apart, so a write into one would not show in the "

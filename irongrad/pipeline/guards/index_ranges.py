@@ -27,7 +27,7 @@ from irongrad.graph.movements import OF_ONE_TENSOR, Movement, names
 from irongrad.graph.step_graph import Range
 from irongrad.pipeline.guards.index_uses import Use, arguments_of, is_integer, operator_name, uses_of
 from irongrad.pipeline.guards.intervals import INFINITE, Interval, at_most, cut_above
-from irongrad.pipeline.guards.value_bounds import Bounds
+from irongrad.pipeline.guards.value_bounds import Bounds, expression_of
 from irongrad.runtime.manifest import UNLIMITED
 from irongrad.sizes.dimensions import Names, named_size
 from irongrad.sizes.expressions import in_dimensions, symbol, unit_of
@@ -121,11 +121,6 @@ def _held(use: Use, sources: Mapping[Node, Source], view: View) -> Source:
 def _is_held(use: Use, source: Source, view: View) -> bool:
     """Whether an index is in range if the inputs that it holds are in the ranges that it needs."""
     return is_within(use, _bounds_given(_ranges({use: source}, view.names), view))
-
-
-def expression_of(size: Any) -> Any:
-    """A size as a number or an expression."""
-    return sympy.sympify(size.node.expr) if isinstance(size, torch.SymInt) else size
 
 
 def _conditions(use: Use, bounds: Bounds, known: Names) -> list[Any]:

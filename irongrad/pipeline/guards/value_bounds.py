@@ -52,7 +52,7 @@ class Bounds:
         if isinstance(value, Node):
             return join(self._of_node(origin) for origin in self._origins(value))
         if isinstance(value, torch.SymInt):
-            return number(_expression(value))
+            return number(expression_of(value))
         if isinstance(value, bool | int | float):
             return number(value) if math.isfinite(value) else UNKNOWN
         return UNKNOWN
@@ -70,7 +70,7 @@ class Bounds:
             sorts = [o for o in self._origins(node.args[0]) if isinstance(o, Node)]
             name = operator_name(sorts[0]) if len(sorts) == 1 else ""
         is_one = name in ("argsort", "sort", "randperm")
-        return is_one and _expression(node.meta["val"].shape[0]) == _expression(size)
+        return is_one and expression_of(node.meta["val"].shape[0]) == expression_of(size)
 
     def _of_node(self, node: Any) -> Interval:
         if not isinstance(node, Node):
@@ -86,7 +86,7 @@ class Bounds:
     def _computed(self, node: Node) -> Interval:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
-            return number(_expression(value))
+            return number(expression_of(value))
         if node in self._unknown or not isinstance(value, torch.Tensor):
             return UNKNOWN
         if node.target is operator.getitem:
@@ -116,7 +116,8 @@ class Bounds:
         return _representable(made, value.dtype)
 
 
-def _expression(size: Any) -> Any:
+def expression_of(size: Any) -> Any:
+    """A size as a number or an expression."""
     return sympy.sympify(size.node.expr) if isinstance(size, torch.SymInt) else size
 
 
@@ -191,7 +192,7 @@ def _inexact(found: Interval) -> Interval:
 
 def _below(size: Any) -> Interval:
     """The places in a dimension."""
-    return Interval(0, _expression(size) - 1)
+    return Interval(0, expression_of(size) - 1)
 
 
 # Operators that return values, and their places in a dimension.
@@ -482,7 +483,7 @@ def _summed(bounds: Bounds, node: Node, arguments: dict[str, Any]) -> Interval:
     own, shape = bounds.of(arguments["self"]).whole(), arguments["self"].meta["val"].shape
     dims = arguments.get("dim")
     every = range(len(shape)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
-    count = math.prod(_expression(shape[d]) for d in every) if len(shape) else 1
+    count = math.prod(expression_of(shape[d]) for d in every) if len(shape) else 1
     found = times(own, number(count))
     if operator_name(node) == "cumsum":  # of one number, or of more
         found = join([_inexact(found), _inexact(own)]).whole()
@@ -535,12 +536,12 @@ def _random(bounds: Bounds, node: Node, arguments: dict[str, Any]) -> Interval:
 @_rule("randint randint_like random")
 def _random_integers(bounds: Bounds, node: Node, arguments: dict[str, Any]) -> Interval:
     low, high = arguments.get("low", arguments.get("from", 0)), arguments.get("high", arguments.get("to"))
-    return Interval(_expression(low), _expression(high) - 1) if high is not None else UNKNOWN
+    return Interval(expression_of(low), expression_of(high) - 1) if high is not None else UNKNOWN
 
 
 @_rule("randperm")
 def _permutation(bounds: Bounds, node: Node, arguments: dict[str, Any]) -> Interval:
-    return Interval(0, _expression(arguments["n"]) - 1)
+    return Interval(0, expression_of(arguments["n"]) - 1)
 
 
 @_rule("multinomial")
@@ -555,17 +556,17 @@ def _place(bounds: Bounds, node: Node, arguments: dict[str, Any]) -> Interval:
 
 @_rule("searchsorted")
 def _searched(bounds: Bounds, node: Node, arguments: dict[str, Any]) -> Interval:
-    return Interval(0, _expression(arguments["sorted_sequence"].meta["val"].shape[-1]))
+    return Interval(0, expression_of(arguments["sorted_sequence"].meta["val"].shape[-1]))
 
 
 @_rule("bucketize")
 def _bucket(bounds: Bounds, node: Node, arguments: dict[str, Any]) -> Interval:
-    return Interval(0, _expression(arguments["boundaries"].meta["val"].numel()))
+    return Interval(0, expression_of(arguments["boundaries"].meta["val"].numel()))
 
 
 @_rule("count_nonzero")
 def _count(bounds: Bounds, node: Node, arguments: dict[str, Any]) -> Interval:
-    return Interval(0, _expression(arguments["self"].meta["val"].numel()))
+    return Interval(0, expression_of(arguments["self"].meta["val"].numel()))
 
 
 @_rule("zeros zeros_like new_zeros")
@@ -589,10 +590,10 @@ def _constant(bounds: Bounds, node: Node, arguments: dict[str, Any]) -> Interval
 def _arange(bounds: Bounds, node: Node, arguments: dict[str, Any]) -> Interval:
     start, step = arguments.get("start", 0), arguments.get("step", 1)
     value = node.meta["val"]
-    first = _expression(start)
+    first = expression_of(start)
     if value.dtype.is_floating_point or not isinstance(step, int) or isinstance(start, float):
         return UNKNOWN
-    last = first + (_expression(value.shape[0]) - 1) * step
+    last = first + (expression_of(value.shape[0]) - 1) * step
     return Interval(*((first, last) if step > 0 else (last, first)), exact=True)
 
 

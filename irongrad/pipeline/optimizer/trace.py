@@ -101,7 +101,7 @@ def trace_update(joint: JointStep) -> Update:
     step = joint.captured.step
     names = {id(p): n for n, p in _named_parameters(joint)}
     with_gradient = {v.name for v in joint.joint.results if v.kind == "gradient"}
-    in_optimizer = {id(p) for o in step.optimizers for g in o.param_groups for p in g["params"]}
+    in_optimizer = set(map(id, step.trained))
     parameters = {n: p for n, p in _named_parameters(joint) if id(p) in in_optimizer and n in with_gradient}
     if not parameters:
         raise CaptureError(
@@ -112,7 +112,8 @@ def trace_update(joint: JointStep) -> Update:
         refuse_closures(optimizer)
     hypers = hyperparameters(step.optimizers)
     foreign = _foreign(step.optimizers, parameters, hypers)
-    hypers = [h for h in hypers if not any(_is_at(h, step.optimizers, s) for f in foreign.values() for s in f.slots)]
+    of_slots = {(s.optimizer, s.owner, s.path) for held in foreign.values() for s in held.slots}
+    hypers = [h for h in hypers if _place_of(h, step.optimizers) not in of_slots]
     initial = {**initial_state(step.optimizers, parameters), **_state_of(foreign)}
     clips = {
         name: Hyper(name, name, None, -1, float(value))
@@ -161,26 +162,21 @@ class _Foreign:
 def _foreign(
     optimizers: Sequence[torch.optim.Optimizer], parameters: Mapping[str, torch.nn.Parameter], hypers: Sequence[Hyper]
 ) -> dict[int, _Foreign]:
+    places = frozenset(_place_of(h, optimizers)[1:] for h in hypers)
     found: dict[int, _Foreign] = {}
     for number, optimizer in enumerate(optimizers):
         if is_foreign(optimizer):
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
             mine = {n: p for n, p in parameters.items() if id(p) in held}
-            places = frozenset(_place_of(h, optimizers) for h in hypers)
             found[number] = _Foreign(*foreign_state(number, optimizer, mine, places))
     return found
 
 
-def _place_of(hyper: Hyper, optimizers: Sequence[torch.optim.Optimizer]) -> tuple[str, tuple[Any, ...]]:
-    """The owner and the path of a hyperparameter, as slots have them."""
-    groups = groups_of(optimizers)
-    first = next(i for i, (o, _) in enumerate(groups) if o is groups[hyper.group][0])
-    return f"group{hyper.group - first}", (hyper.key,) if hyper.index is None else (hyper.key, hyper.index)
-
-
-def _is_at(hyper: Hyper, optimizers: Sequence[torch.optim.Optimizer], slot: Slot) -> bool:
-    of_optimizer = groups_of(optimizers)[hyper.group][0] is optimizers[slot.optimizer]
-    return of_optimizer and _place_of(hyper, optimizers) == (slot.owner, slot.path)
+def _place_of(hyper: Hyper, optimizers: Sequence[torch.optim.Optimizer]) -> tuple[int, str, tuple[Any, ...]]:
+    """The optimizer, the owner and the path of a hyperparameter, as slots have them."""
+    groups = [(number, group) for number, o in enumerate(optimizers) for group in range(len(o.param_groups))]
+    number, group = groups[hyper.group]
+    return number, f"group{group}", (hyper.key,) if hyper.index is None else (hyper.key, hyper.index)
 
 
 def _state_of(foreign: Mapping[int, _Foreign]) -> dict[tuple[str, str], StateTensor]:
@@ -346,6 +342,7 @@ def _trace(
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
     own = any(is_user_class(type(o)) for o in optimizers)  # PyTorch's own lines tell the user nothing
     own_code = [o for o in optimizers if is_foreign(o)]
+    runs_users_code = bool(own_code) or any(map(_hooks_of, optimizers))
     try:
         with (
             unchanged([*optimizers, step.model]),
@@ -362,7 +359,7 @@ def _trace(
     except UserError:
         raise
     except Exception as error:
-        if not own_code and not any(map(_hooks_of, optimizers)):
+        if not runs_users_code:
             raise
         raise _cannot_be_traced(error, optimizers) from error
     # Every parameter recomputes its group's bias corrections. Merging these here halves the time of the next stage.
@@ -370,7 +367,7 @@ def _trace(
     graph.graph.eliminate_dead_code()
     graph.recompile()
     if lost := [n.target for n in graph.graph.nodes if n.op == "get_attr"]:
-        if own_code or any(map(_hooks_of, optimizers)):
+        if runs_users_code:
             raise _reads_outside(optimizers)
         raise InternalError(f"tracing the optimizer's update turned values into constants: {lost}")
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]

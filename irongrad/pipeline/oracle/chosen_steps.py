@@ -27,10 +27,11 @@ from irongrad.step.optimizer_slots import is_foreign
 from irongrad.step.train_step import TrainStep
 
 MOST = 12
+MOST_OF_LARGE_STEPS = 2  # an eager step takes seconds
+
 # Equal values cancel in normalisations, which amplifies rounding: eager float32 errs by up to 1.3 of the tolerance that
 # noise derives there (BatchNorm over zeros). A wrong program errs by orders of magnitude.
 _WIDER = 4.0
-MOST_OF_LARGE_STEPS = 2  # an eager step takes seconds
 
 # Keys of parameter groups: those that must be zero for nothing to move, and those that may be zero.
 _MOVES = ("lr", "weight_decay")

@@ -213,11 +213,10 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
 
 
 def _clip(step: TrainStep) -> None:
-    parameters = [p for o in step.optimizers for g in o.param_groups for p in g["params"]]
     if step.clip_grad_value is not None:
-        clip_grad_value_(parameters, step.clip_grad_value)
+        clip_grad_value_(step.trained, step.clip_grad_value)
     if step.clip_grad_norm is not None:
-        clip_grad_norm_(parameters, step.clip_grad_norm)
+        clip_grad_norm_(step.trained, step.clip_grad_norm)
 
 
 def _draws(graph: StepGraph, number: int) -> AbstractContextManager[object]:
