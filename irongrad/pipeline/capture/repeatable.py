@@ -42,6 +42,7 @@ _NUMPY: Any = np.random.random_sample
 _GLOBAL = {id(_PYTHON.__self__): "Python's random module", id(_NUMPY.__self__): "NumPy's global generator"}
 
 _CLOCKS = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
+_SEED = 0x1D0C5EED
 _LATER = 12_345.678  # seconds: other minutes and hours, too
 
 
@@ -76,7 +77,7 @@ def refuse_unrepeatable(program: Program) -> None:
     drawn = {key for key in first.before if first.before[key] != first.after[key]}
     if not drawn and not program.twice:
         return
-    second = _run(program, advanced=drawn)
+    second = _run(program, reseeded=drawn)
     # A program that seeds a generator itself ends in the same state, from whichever state it began.
     if left := [key for key in drawn if first.after[key] != second.after.get(key)]:
         raise CaptureError(_drawn(program, left))
@@ -106,14 +107,14 @@ class _Run:
     after: dict[int, bytes]
 
 
-def _run(program: Program, advanced: Collection[int] = (), watch: _Watch | None = None, *, later: bool = True) -> _Run:
-    """Run a program; the generators in `advanced` are one number further than they were, and the clock may be later."""
+def _run(program: Program, reseeded: Collection[int] = (), watch: _Watch | None = None, *, later: bool = True) -> _Run:
+    """Run a program; the generators in `reseeded` start from another state, and the clock may be later."""
     values: list[torch.Tensor] = []
     with program.lend() as record, warnings.catch_warnings(), _later() if later else nullcontext():
         warnings.simplefilter("ignore")
         generators = _generators(record)
-        for key in advanced:
-            _advance(generators[key])
+        for key in reseeded:
+            _reseed(generators[key])
         before = _states(generators)
         with suppress(Exception), watch.over(generators) if watch is not None else nullcontext():
             program.run(lambda tensor: values.append(tensor.detach().clone()))
@@ -144,8 +145,13 @@ def _states(generators: dict[int, Generator]) -> dict[int, bytes]:
     return {key: pickle.dumps(state_of(generator)) for key, generator in generators.items()}
 
 
-def _advance(generator: Any) -> None:
-    (generator.random_sample if isinstance(generator, np.random.RandomState) else generator.random)()
+def _reseed(generator: Any) -> None:
+    """Give a generator an unrelated state. From a later one, draws that reject numbers could end at the same number."""
+    if isinstance(generator, random.Random):
+        generator.seed(_SEED)
+        return
+    bits = generator._bit_generator if isinstance(generator, np.random.RandomState) else generator.bit_generator
+    bits.state = type(bits)(_SEED).state
 
 
 def _difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> str:

@@ -134,6 +134,18 @@ def test_a_number_from_outside_of_pytorch_is_refused_at_its_line(body: Body) -> 
     assert (random.getstate(), OWN_NUMPY.bit_generator.state) == before
 
 
+@pytest.mark.parametrize("seed", [2, 22, 23])
+def test_a_draw_that_rejects_its_first_numbers_is_refused(seed: int) -> None:
+    """From two numbers later the draw would end at the same number."""
+    before = random.getstate()
+    random.seed(seed)
+    try:
+        with pytest.raises(CaptureError, match="random number"):
+            capture(of(a_choice))
+    finally:
+        random.setstate(before)
+
+
 def inner(y):
     return y * random.random()  # drawn
 
