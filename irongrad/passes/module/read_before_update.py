@@ -54,7 +54,7 @@ def _separate(update: Any) -> bool:
     kernel = chain[-1] if chain else None
     if kernel is None or not any(kernel.is_before_in_block(r) for r in _readers_before(update, target)):
         return False
-    if all(_is_read_after(result, update) for result in kernel.results):
+    if all(_is_unread_before(update, result) for result in kernel.results):
         for operation in reversed(chain):
             operation.move_before(update)
     elif not _rebuild(update):
@@ -99,7 +99,7 @@ def _readers_before(update: Any, value: Any) -> Iterator[Any]:
             yield own
 
 
-def _is_read_after(result: Any, update: Any) -> bool:
+def _is_unread_before(update: Any, result: Any) -> bool:
     """Whether nothing before `update` reads `result`, except for the views of it that `update` writes."""
     return not list(_readers_before(update, result))
 
