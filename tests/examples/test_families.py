@@ -161,8 +161,13 @@ def compiled(step: ig.TrainStep, output: Path) -> Session:
 
 
 def run_compiled(session: Session, batches: Sequence[Batch], **hypers: float) -> States:
-    """Return the state after each step, with the loss of the step under the name `loss`."""
-    return [{"loss": np.asarray(session.train_step(**b, **hypers)), **session.state()} for b in batches]
+    """Return the state after each step, with the loss of the step under the name `loss`, and tied tensors under one."""
+    result: States = []
+    for batch in batches:
+        loss = np.asarray(session.train_step(**batch, **hypers))
+        state = session.state()
+        result.append({"loss": loss, **{s.name: state[s.name] for s in session.manifest.state}})
+    return result
 
 
 def oracle(step: ig.TrainStep, session: Session, batches: Sequence[Batch]) -> tuple[States, list[States]]:
