@@ -87,7 +87,8 @@ def compile_function(
 ) -> CompiledFunction:
     """Compile a function of tensors, and verify it on the example arguments against eager float64.
 
-    The function may call `torch.func.grad`, `vjp`, `jvp`, `vmap` or `hessian`. A function that draws random numbers
+    The function runs in the caller's grad mode. It may call `torch.autograd.grad`, and `torch.func.grad`, `vjp`, `jvp`,
+    `vmap` or `hessian`. A function that draws random numbers
     becomes a function of a seed: `compiled(x, seed=3)`, 0 by default.
 
     Args:
@@ -142,7 +143,7 @@ def _lent(*roots: object) -> Iterator[Record]:
 
 
 def _recorded(flat: FlatFunction, record: Recorder) -> None:
-    with plain_operators(), eager_control_flow(), BeforeAutograd(eager=True), torch.no_grad():
+    with plain_operators(), eager_control_flow(), BeforeAutograd(eager=True):
         for output in flat.run(*(t.clone() for t in flat.examples.values())):
             record(output)
 
@@ -162,6 +163,9 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
         found[:] = [result]
         return outputs
 
+    def detached(*leaves: torch.Tensor) -> list[torch.Tensor]:
+        return [o.detach() if o.requires_grad else o for o in value(*leaves)]
+
     def value_and_gradients(*leaves: torch.Tensor) -> list[torch.Tensor]:
         """The results of `fn`, and the gradients of its first result for all floating-point and complex inputs."""
         inputs = [t.detach().requires_grad_(_is_differentiable(t)) for t in leaves]
@@ -175,7 +179,7 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
 
     names = _names(fn, structure)
     _check_dense(fn, dict(zip(names, tensors, strict=True)))
-    with _located(fn), torch.no_grad(), plain_operators(), eager_control_flow(), Draws(0, 0) as drawn:
+    with _located(fn), plain_operators(), eager_control_flow(), Draws(0, 0) as drawn:
         copies = [t.clone() for t in tensors]
         outputs = value(*copies)
     _check_unwritten(fn, dict(zip(names, copies, strict=True)))
@@ -187,7 +191,7 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
         _check_differentiable(tensors, fn)
         differentiable = iter(Structure("leaf") if _is_differentiable(t) else Structure("constant") for t in tensors)
         result = Structure("tuple", (result, _replaced(structure, differentiable)))
-    run = value_and_gradients if gradients else value
+    run = value_and_gradients if gradients else detached
     examples = dict(zip(names, tensors, strict=True))
     if drawn.used:
         run, examples[SEED] = _seeded(run), torch.tensor(0)
@@ -283,7 +287,7 @@ def _run(
     flat: FlatFunction, dtype: torch.dtype | None, names: Sequence[str], record: Callable[[str, torch.Tensor], None]
 ) -> None:
     values = flat.examples.values()
-    with plain_operators(), torch.no_grad(), BeforeAutograd(eager=True):
+    with plain_operators(), BeforeAutograd(eager=True):
         outputs = flat.run(*(t.to(dtype) if dtype and t.is_floating_point() else t.clone() for t in values))
     for name, output in zip(names, outputs, strict=True):
         record(name, output)

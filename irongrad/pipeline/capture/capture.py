@@ -26,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
 from irongrad.diagnostics import capture_errors, source_lines
+from irongrad.graph.derivatives import track_inputs
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.flat_graph import FlatGraph, is_inlined, regions_of
 from irongrad.graph.subgraphs import aliases_allowed
@@ -33,6 +34,8 @@ from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.random import Draws, draws, is_random, undrawable
 from irongrad.pipeline.capture import autograd_functions, hooks, repeatable, side_effects
 from irongrad.pipeline.capture.cumulative_averages import cumulative_averages
+from irongrad.pipeline.capture.derivatives import evaluated, recorded_derivatives
+from irongrad.pipeline.capture.function_transforms import expand_transforms
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
 from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm, recurrent_layers
@@ -350,9 +353,13 @@ def _check_repeatable(step: TrainStep, module: StepModule, inference: Collection
         for optimizer in step.optimizers:
             optimizer.step()
 
+    def evaluation() -> torch.Tensor:
+        with Draws(step.seed, 0), mode(module.model, training=False):
+            loss: torch.Tensor = module(*(t.clone() for t in step.inputs.values()))
+            return loss
+
     def evaluate(record: repeatable.Recorder) -> None:
-        with torch.no_grad(), Draws(step.seed, 0), mode(module.model, training=False):
-            record(module(*(t.clone() for t in step.inputs.values())))
+        record(evaluated(evaluation))
 
     programs = {"the training step": train} | ({"the evaluation": evaluate} if inference else {})
     for what, run in programs.items():
@@ -400,6 +407,7 @@ def export(
             known.of_buffers(module),
             ValueFree(module, known),
             kept_decisions(),
+            recorded_derivatives(),
         ):
             program = torch.export.export(
                 module, tuple(v.detach() for v in values), dynamic_shapes=symbolic(dynamic, multiples), strict=False
@@ -410,6 +418,8 @@ def export(
         if names := specialised(str(error), dynamic):
             raise CaptureError(f"{source_lines.where(getattr(module, 'model', module))}\n  {fixed(names)}") from error
         raise capture_errors.capture_error(error, getattr(module, "model", module)) from error
+    expand_transforms(program)
+    track_inputs(program)
     side_effects.check_graph(program, use.untrained)
     use.note_written(side_effects.written_state(program))
     as_strided_where_written(program)
@@ -428,9 +438,9 @@ def _export_predict(
     names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
     values = tuple(step.inputs[n] for n in names)
     probe = PredictModule(module, names)
-    with torch.no_grad(), plain_operators(), eager_control_flow():
+    with plain_operators(), eager_control_flow():
         try:
-            outputs = _run_untouched(step, probe, values)
+            outputs = evaluated(lambda: _run_untouched(step, probe, values))
         except IndexError as error:  # tracing does not notice it, because it knows no values
             raise capture_errors.capture_error(error, step.model) from error
     if not outputs:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -286,7 +287,8 @@ def _has_values(tensor: Tensor) -> bool:
 
 
 def _is_constant(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor and _has_values(tensor) and tensor.is_leaf and not tensor.requires_grad
+    plain = type(tensor) is Tensor and not is_functorch_wrapped_tensor(tensor)
+    return plain and _has_values(tensor) and tensor.is_leaf and not tensor.requires_grad
 
 
 def _is_mask(index: object) -> bool:

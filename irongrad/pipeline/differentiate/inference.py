@@ -15,6 +15,7 @@ from torch.export import ExportedProgram, default_decompositions, exported_progr
 from torch.export.graph_signature import InputKind, OutputKind
 
 from irongrad.diagnostics import source_lines
+from irongrad.graph.derivatives import with_gradients
 from irongrad.graph.flat_graph import interpret_regions
 from irongrad.graph.step_graph import Value
 from irongrad.operators.decompositions import is_ours
@@ -94,7 +95,7 @@ def inference_program(
     interpret_regions(program.graph_module)
     _untie_unused(program)
     with plain_operators(), source_lines.quiet_export(), composites_within_autocast(table):
-        program = program.run_decompositions(table)
+        program = with_gradients(program).run_decompositions(table)
     symbols = names_in_program(program, inputs, step.dynamic)
     arguments: list[Value] = []
     examples: list[torch.Tensor] = []

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_structure
 
 from irongrad.diagnostics.source_lines import quiet_export
+from irongrad.graph.derivatives import with_gradients
 from irongrad.graph.flat_graph import FlatGraph
 from irongrad.pipeline.capture.capture import CapturedStep, plain_operators
 from irongrad.pipeline.guards.decisions import Checks, Decided, Decisions, EarlyProgram, Indices
@@ -78,7 +79,7 @@ def _decided(program: ExportedProgram, inputs: Sequence[str], dynamic: Dynamic) 
     if not verdicts.open:
         return program, Decided(verdicts, view.inputs, known)
     with plain_operators(), quiet_export():
-        program = program.run_decompositions({})
+        program = with_gradients(program).run_decompositions({})
     known = names_in_program(program, inputs, dynamic)
     view = _view(program, inputs, FlatGraph(program.graph_module), known)
     verdicts = verdicts_on(view)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
@@ -14,6 +15,7 @@ from irongrad.graph.step_graph import StepGraph
 from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.random import Draws
 from irongrad.pipeline.capture.capture import CapturedStep, PiecesModule, PredictModule, StepModule, mode, name_of
+from irongrad.pipeline.capture.derivatives import evaluated
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler, Skips
@@ -25,6 +27,8 @@ from irongrad.step.hyperparameters import groups_of, hyperparameters, with_value
 from irongrad.step.loss_scale import loss_scale_of
 from irongrad.step.optimizer_slots import foreign_values
 from irongrad.step.train_step import TrainStep, micro_batches
+
+T = TypeVar("T")
 
 # Takes a loss, gradient, state tensor or prediction, with its golden key. Nothing writes to the tensor afterwards.
 Recorder = Callable[[str, torch.Tensor], None]
@@ -233,13 +237,15 @@ def _record_inference(
 ) -> None:
     """Record evaluation and prediction; a forward may write into buffers even in evaluation mode."""
     module = StepModule(captured.step)
-    if captured.eval is not None:
-        with borrowed(captured.step), torch.no_grad(), _draws(graph, 0), noise, mode(module.model, training=False):
-            record(key_of("eval", 0), module(*(t.clone() for t in inputs.values())))
-    if captured.predict is None:
-        return
     probe = PredictModule(module, captured.predict_inputs)
-    with borrowed(captured.step), torch.no_grad(), _draws(graph, 0), noise, mode(module.model, training=False):
-        outputs = probe.named(*(inputs[n].clone() for n in captured.predict_inputs))
+
+    def run(function: Callable[..., T], names: Iterable[str]) -> T:
+        with borrowed(captured.step), _draws(graph, 0), noise, mode(module.model, training=False):
+            return function(*(inputs[n].clone() for n in names))
+
+    if captured.eval is not None:
+        record(key_of("eval", 0), evaluated(lambda: run(module, inputs)))
+    if captured.predict is not None:
+        outputs = evaluated(lambda: run(probe.named, captured.predict_inputs))
         for name in captured.output_names:
             record(key_of("predict", 0, name), outputs[name].clone())

@@ -1,0 +1,131 @@
+"""Replace the transforms of `torch.func` in an exported graph by the operators that they come to.
+
+Before:
+    %open = irongrad_vmap_increment_nesting(8, "error")
+    %row = irongrad_add_batch_dim(%x, 0, 1)
+    %y = aten.sum.default(%row)
+    %z = irongrad_remove_batch_dim(%y, 1, 8, 0)
+    %close = irongrad_vmap_decrement_nesting()
+
+After:
+    %z = aten.sum.dim_IntList(%x, [1])
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
+
+from irongrad.diagnostics.source_lines import line_of
+from irongrad.graph.derivatives import CLOSE, OPEN, UNWRAP, gradients, renamed_outputs
+from irongrad.graph.flat_graph import regions_of
+from irongrad.runtime.errors import UnsupportedOpError
+
+
+@dataclass(frozen=True)
+class Region:
+    """A run of nodes that opens levels of `torch.func` and closes them.
+
+    Attributes:
+        nodes: the nodes, in order.
+        inputs: the nodes before it that it reads.
+        outputs: its nodes that others read.
+    """
+
+    nodes: Sequence[Node]
+    inputs: Sequence[Node]
+    outputs: Sequence[Node]
+
+
+def expand_transforms(program: ExportedProgram) -> None:
+    """Replace every run of nodes between levels of `torch.func`, in the program and in its regions.
+
+    Raises:
+        UnsupportedOpError: a transform makes a tensor that is no operator's result.
+    """
+    with renamed_outputs(program):
+        _expand(program.graph_module)
+
+
+def _expand(graph: GraphModule) -> None:
+    for node in graph.graph.nodes:
+        for region in regions_of(graph, node):
+            _expand(region)
+    while (region := _first_region(list(graph.graph.nodes))) is not None:
+        _replace(graph, region, _traced(graph, region))
+    graph.recompile()
+
+
+def _first_region(nodes: Sequence[Node]) -> Region | None:
+    first = next((i for i, node in enumerate(nodes) if node.target in OPEN), None)
+    if first is None:
+        return None
+    last, depth = first, 0
+    inside: set[Node] = set()
+    for place, node in enumerate(nodes[first:], start=first):
+        depth += (node.target in OPEN) - (node.target in CLOSE)
+        # A function that torch.func.vjp returns differentiates tensors of a level that is closed.
+        late = node.target in (gradients, operator.getitem) and not inside.isdisjoint(node.all_input_nodes)
+        if depth or late or node.target in CLOSE:
+            last = place
+        if node.target is gradients or (depth and node.target not in UNWRAP):
+            inside.add(node)
+    members = nodes[first : last + 1]
+    own = set(members)
+    inputs = dict.fromkeys(i for node in members for i in node.all_input_nodes if i not in own)
+    return Region(members, list(inputs), [node for node in members if not own.issuperset(node.users)])
+
+
+def _traced(graph: GraphModule, region: Region) -> GraphModule:
+    """The operators that a region comes to, recorded below autograd and `torch.func`."""
+    body = Graph()
+    copies = {node: body.placeholder(node.name) for node in region.inputs}
+    for node in region.nodes:
+        copies[node] = body.node_copy(node, copies.__getitem__)
+    body.output([copies[node] for node in region.outputs])
+    values = [node.meta["val"] for node in region.inputs]
+    run = Interpreter(GraphModule(graph, body)).run
+    mode = detect_fake_mode([v for v in values if isinstance(v, Tensor)])
+    with mode, enable_python_dispatcher(), preserve_node_meta():
+        traced = make_fx(run)(*values)
+    traced.graph.eliminate_dead_code()
+    return traced
+
+
+def _replace(graph: GraphModule, region: Region, traced: GraphModule) -> None:
+    """Put the nodes of `traced` where those of `region` are."""
+    own_detaches = {node.name for node in region.nodes if node.target is torch.ops.aten.detach.default}
+    copies: dict[Node, Any] = {}
+    placeholders = iter(region.inputs)
+    with graph.graph.inserting_before(region.nodes[0]):
+        for node in traced.graph.nodes:
+            if node.op == "placeholder":
+                copies[node] = next(placeholders)
+            elif node.op == "get_attr":
+                raise UnsupportedOpError(f"{line_of(region.nodes[0])}: torch.func makes a constant here")
+            elif node.target is torch.ops.aten.detach.default and not own_detaches.intersection(_sources(node)):
+                # Autograd saves a result through detach, which the derivative of this derivative must not see.
+                copies[node] = copies[node.args[0]]
+            elif node.op == "call_function":
+                copies[node] = graph.graph.node_copy(node, copies.__getitem__)
+    results = traced.graph.output_node().args[0]
+    for old, new in zip(region.outputs, results, strict=True):
+        old.replace_all_uses_with(copies[new])
+    for node in reversed(region.nodes):
+        graph.graph.erase_node(node)
+
+
+def _sources(node: Node) -> set[str]:
+    """The names of the nodes that `node` was traced from."""
+    return {source.name for source in node.meta.get("from_node", ())}
