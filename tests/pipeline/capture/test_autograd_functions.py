@@ -1,4 +1,4 @@
-"""Functions whose forward or backward writes into tensors."""
+"""A torch.autograd.Function whose forward or backward writes into tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Written(torch.autograd.Function):
 
 
 class Recorded(torch.autograd.Function):
-    """Runs any backward."""
+    """Its backward is the function that `apply` gets."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seen: torch.Tensor, module: nn.Module, backward: Backward) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a user's model and loss may be: outputs, inputs, state and modes, compiled and verified end to end."""
+"""Models and losses that can be captured: their outputs, inputs, state and modes, compiled and verified."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_predict(session: Session, step: ig.TrainStep, expected: dict[str, torc
 
 
 class Stateful(nn.Module):
-    """BatchNorm, one of them frozen in eval mode; buffers of every kind, updated in every way; a frozen parameter."""
+    """Two BatchNorms, one frozen in eval mode; buffers of every dtype, updated in every way; a frozen parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Logits(nn.Module):
 
 
 class ManyInputs(Logits):
-    """Inputs of every dtype, by keyword, of rank 0 too; several outputs, nested and of every dtype."""
+    """Inputs of every dtype, by keyword, also of rank 0; several outputs, nested and of every dtype."""
 
     def forward(self, x: torch.Tensor, *, keep: torch.Tensor, pixels: torch.Tensor, shift: torch.Tensor, scale=None):
         h = self.layer(torch.where(keep, x, 0.0)) * (pixels.float() / 255)[:, None] * scale + shift[:, None]
@@ -371,7 +371,7 @@ class TrainsOnly(Logits):
 
 
 @pytest.mark.parametrize("stage", ["capture", "optimizer"])
-def test_what_no_entry_point_runs_is_not_captured(stage: str, tmp_path: Path) -> None:
+def test_evaluation_is_captured_only_for_an_entry_point_that_runs_it(stage: str, tmp_path: Path) -> None:
     model = TrainsOnly()
     step = ig.TrainStep(model, cross_entropy, sgd(model), batch())
     build(step, make_options(tmp_path / "out", entry_points=("train_step",), stop_after=stage))
