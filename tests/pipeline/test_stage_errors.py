@@ -1,4 +1,4 @@
-"""No error of a stage reaches the user raw, and `check` says what `compile` says."""
+"""Every error of a stage names the stage or the user's line, and `check` reports the errors of `compile`."""
 
 from __future__ import annotations
 
