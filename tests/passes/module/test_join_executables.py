@@ -1,4 +1,4 @@
-"""Kernels share a few executables, and compute what they did."""
+"""Kernels share a few executables, and compute the same results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNT = EXECUTABLES + 3
 
 
 class SumsOfRows:
-    """A portable module with a kernel for each of some matrices: the sums of its rows."""
+    """A portable module with one kernel a matrix, which sums the rows."""
 
     entry_points = ()
     sizes = tuple(range(2, 2 + COUNT))
@@ -52,7 +52,7 @@ class SumsOfRows:
 
 
 def check_sums(vmfb: bytes) -> None:
-    """Whether what `SumsOfRows` was compiled to computes them."""
+    """Check that compiled `SumsOfRows` computes the sums."""
     given = [np.arange(3 * n, dtype=np.float32).reshape(3, n) for n in SumsOfRows.sizes]
     config = ireert.Config("local-sync")
     loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, vmfb), config)
@@ -80,7 +80,7 @@ def test_kernels_share_executables_and_compute_the_same(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(("two", "more", "libraries"), [(COUNT + 1, 2, 1), (COUNT, 3, 2), (2, 2, 4)])
-def test_of_many_kernels_there_are_several_libraries(
+def test_many_kernels_are_linked_into_several_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: int, more: int, libraries: int
 ) -> None:
     monkeypatch.setattr(join_executables, "FEWEST_OF_TWO_LIBRARIES", two)
@@ -91,7 +91,7 @@ def test_of_many_kernels_there_are_several_libraries(
 
 
 def test_there_is_one_library_where_kernels_stay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would be a library otherwise."""
+    """Otherwise each kernel would be a library of its own."""
     monkeypatch.setattr(join_executables, "FEWEST_OF_TWO_LIBRARIES", 2)
     same = "".join(_kernel(f"k{i}", f"g{i % (COUNT - 2)}") for i in range(COUNT))
     joined = _joined(same)
@@ -116,7 +116,7 @@ def _joined(text: str) -> bytes:
 
 
 def _counts(stream: bytes) -> tuple[int, int]:
-    """How many executables there are, and how many kernels."""
+    """The number of executables, and of kernels."""
     with ir.Context():
         module = ir.Module.parse(stream)
         assert module.operation.verify()

@@ -1,4 +1,4 @@
-"""Memory over a limit is kept from call to call, and no call sees what another wrote there."""
+"""Buffers over a limit are kept from call to call, and no call sees values that another call left there."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_calls_in_any_order_give_the_same_bits(tmp_path: Path, monkeypatch: pyte
 
 
 def _results(session: Session) -> dict[str, Any]:
-    """What all functions that compute give, one after the other, and the state that they leave."""
+    """The results of all entry points that compute, called in turn, and the final state."""
     x, y = (v.numpy() for v in make_step().inputs.values())
     found: dict[str, Any] = {}
     for turn in range(3):
@@ -99,7 +99,7 @@ class Large:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc what is allocated")
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_iree_still_keeps_no_memory_over_64_mib(tmp_path: Path, is_kept: bool) -> None:
-    """When the first fails, nothing need be kept here."""
+    """When the case without kept buffers fails, IREE keeps such memory, and `keep-buffers` can go."""
     target = parse_target("llvm-cpu")
     compiled = compile_module(Large(), target if is_kept else replace(target, largest_freed=None), tmp_path)
     config = ireert.Config("local-task")

@@ -17,7 +17,7 @@ from irongrad.pipeline.iree.compile import compile_module
 from irongrad.pipeline.iree.report.kernel_bytes import traffic_of
 from irongrad.targets import parse_target
 
-# Two parts of one tensor, and one of another size, each written into the middle of zeros.
+# Two slices of one tensor, and one of another size, each written into the middle of zeros.
 PARTS = """
 func.func @f(%x: tensor<4x9x8xf32>) -> (tensor<4x9x8xf32>, tensor<4x9x8xf32>, tensor<4x9x8xf32>) {
   %zero = arith.constant 0.0 : f32
@@ -36,7 +36,7 @@ func.func @f(%x: tensor<4x9x8xf32>) -> (tensor<4x9x8xf32>, tensor<4x9x8xf32>, te
 
 @dataclass(frozen=True)
 class Module:
-    """As much of a portable module as compiling takes."""
+    """The part of a portable module that compilation reads."""
 
     text: str
     entry_points: tuple[()] = ()

@@ -1,4 +1,4 @@
-"""Products of matrices are microkernels of IREE's where those are faster, and right in any case."""
+"""Matrix products use IREE's microkernels if those are faster, and compute the product."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Product:
     """A portable module with a product of two matrices.
 
     Attributes:
-        multiplied: the type of their elements.
+        multiplied: the type of the elements of both matrices.
     """
 
     multiplied: str
@@ -90,7 +90,7 @@ def test_products_are_right(tmp_path: Path, multiplied: str) -> None:
 
 
 def test_a_product_links_all_microkernels(tmp_path: Path) -> None:
-    """When the first of these fails, float32 may have its microkernel back, if that is as fast by then."""
+    """When the first assertion fails, float32 may have its microkernel back, if that is as fast by then."""
     flags = parse_target("llvm-cpu:cpu=x86-64-v3").flags
     linked = "--iree-llvmcpu-enable-ukernels=default"
     found = LIBRARY.findall(_linked_code(Product("f32"), tmp_path / "with", *flags, linked))
@@ -105,7 +105,7 @@ def _flow_of(product: Product, directory: Path, *flags: str) -> bytes:
 
 
 def _linked_code(product: Product, directory: Path, *flags: str) -> str:
-    """The LLVM code of a product and of what is linked to it."""
+    """The LLVM code of a product and of the libraries linked to it."""
     directory.mkdir()
     _compile(product, directory / "out.vmfb", f"--iree-hal-dump-executable-intermediates-to={directory}", *flags)
     return "".join(file.read_text() for file in directory.glob("*.linked.ll"))
