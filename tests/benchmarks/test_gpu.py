@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py: its code runs without a GPU on the CPU, and it says what is missing."""
+"""benchmarks/gpu.py runs on the CPU too, and reports a missing GPU."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ from irongrad.runtime.memory import clear_early, keep_freed_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype = libc.memset.restype = ctypes.c_void_p
 libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-libc.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: where all memory is on large pages, few faults are all there are
+libc.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: with large pages there would be few faults anyway
 keep_freed_memory()
 size = 2**27
 if sys.argv[1:]:
