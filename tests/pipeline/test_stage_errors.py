@@ -21,6 +21,7 @@ from irongrad.targets import parse_target
 HERE = str(Path(__file__).resolve())
 
 
+# Like the model of test_check_step.py: refusals have to name lines of the file of the test.
 class Model(nn.Module):
     def __init__(self, body: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()

@@ -305,21 +305,20 @@ def test_eval_mode_model_is_captured_in_training_mode() -> None:
 
 # --- Hugging Face -------------------------------------------------------------------------------------------------
 
+TINY = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 16,
+}
+
 
 def bert() -> tuple[nn.Module, dict[str, torch.Tensor], tuple[str, ...]]:
     from transformers import BertConfig, BertForSequenceClassification
 
-    config = BertConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        num_labels=3,
-    )
+    config = BertConfig(**TINY, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=3)
     ids, mask = torch.randint(0, 50, (4, 8)), torch.ones(4, 8, dtype=torch.int64)
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": torch.randint(0, 3, (4,))}
     return BertForSequenceClassification(config), inputs, ("input_ids", "attention_mask")
@@ -328,16 +327,7 @@ def bert() -> tuple[nn.Module, dict[str, torch.Tensor], tuple[str, ...]]:
 def llama() -> tuple[nn.Module, dict[str, torch.Tensor], tuple[str, ...]]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=16,
-        use_cache=False,
-    )
+    config = LlamaConfig(**TINY, num_key_value_heads=1, use_cache=False)
     ids = torch.randint(0, 50, (2, 8))
     return LlamaForCausalLM(config), {"input_ids": ids, "labels": ids.clone()}, ("input_ids",)
 
