@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-import iree.runtime as ireert
 import numpy as np
 import pytest
 from iree.compiler import ir
 
 from irongrad.mlir.walk import bytecode_of, inside
-from irongrad.passes.base import PassResult
 from irongrad.passes.module import join_executables
 from irongrad.passes.module.join_executables import EXECUTABLES, JoinExecutables, linking_flags
 from irongrad.pipeline.iree.compile import compile_module
 from irongrad.targets import parse_target
+from tests.fixtures.module_texts import TextModule, functions_of
 
 COUNT = EXECUTABLES + 3
 
 
-class SumsOfRows:
+class SumsOfRows(TextModule):
     """A portable module with one kernel a matrix, which sums the rows."""
 
-    entry_points = ()
     sizes = tuple(range(2, 2 + COUNT))
 
     @property
@@ -44,33 +43,19 @@ class SumsOfRows:
           return {results} : {kinds}
         }}"""
 
-    @property
-    def bytecode(self) -> bytes:
-        """The module as bytecode."""
-        with ir.Context():
-            return bytecode_of(ir.Module.parse(self.text))
-
 
 def check_sums(vmfb: bytes) -> None:
     """Check that compiled `SumsOfRows` computes the sums."""
     given = [np.arange(3 * n, dtype=np.float32).reshape(3, n) for n in SumsOfRows.sizes]
-    config = ireert.Config("local-sync")
-    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, vmfb), config)
+    loaded = functions_of(vmfb)
     for x, found in zip(given, loaded.f(*given), strict=True):
         np.testing.assert_array_equal(found.to_host(), x.sum(1))
 
 
-def test_kernels_share_executables_and_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: list[bytes] = []
-    run = JoinExecutables.run
-
-    def recorded(self: JoinExecutables, module: ir.Module) -> PassResult:
-        streams.append(bytecode_of(module))
-        result = run(self, module)
-        streams.append(bytecode_of(module))
-        return result
-
-    monkeypatch.setattr(JoinExecutables, "run", recorded)
+def test_kernels_share_executables_and_compute_the_same(
+    tmp_path: Path, around_pass: Callable[..., list[bytes]]
+) -> None:
+    streams = around_pass(JoinExecutables)
     compiled = compile_module(SumsOfRows(), parse_target("llvm-cpu"), tmp_path)
     before, after = map(_counts, streams)
     assert before == (COUNT, COUNT)

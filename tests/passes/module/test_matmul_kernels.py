@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import iree.runtime as ireert
 import numpy as np
 import pytest
 import torch
@@ -19,11 +18,12 @@ from iree.compiler import ir
 import irongrad as ig
 from irongrad.memory_model import product_tiles
 from irongrad.memory_model.product_tiles import AVX2, AVX512, Tile, tile_for
-from irongrad.mlir.walk import bytecode_of, found_in, inside, loops_around, name_of, parsed
+from irongrad.mlir.walk import found_in, inside, loops_around, name_of, parsed
 from irongrad.passes.module import matmul_kernels
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, compile_module
 from irongrad.targets import parse_target
+from tests.fixtures.module_texts import TextModule, Written, functions_of
 
 AVX512_TARGET, AVX2_TARGET = "llvm-cpu:cpu=x86-64-v4", "llvm-cpu:cpu=x86-64-v3"
 SIZES = {"b": 3, "r": 128, "c": 96, "k": 128}
@@ -46,7 +46,7 @@ CASES = {
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(TextModule):
     """A portable module with a product of two matrices, or of a batch of them.
 
     Attributes:
@@ -66,7 +66,6 @@ class Product:
     kind: str = "f32"
     is_square: bool = False
     beginning: float = 0.0
-    entry_points = ()
 
     @property
     def text(self) -> str:
@@ -102,12 +101,6 @@ class Product:
 
     def _type(self, letters: str) -> str:
         return f"tensor<{''.join(f'{self.sizes[x]}x' for x in letters)}{self.kind}>"
-
-    @property
-    def bytecode(self) -> bytes:
-        """The module as bytecode."""
-        with ir.Context():
-            return bytecode_of(ir.Module.parse(self.text))
 
 
 @pytest.fixture
@@ -161,8 +154,7 @@ def is_ours(product: Product, directory: Path, target: str) -> bool:
 
 def result_of(product: Product, directory: Path, target: str, *arguments: np.ndarray) -> np.ndarray:
     compiled = compile_module(product, parse_target(target), directory)
-    config = ireert.Config("local-sync")
-    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
+    loaded = functions_of(compiled.vmfb)
     return loaded.f(*arguments).to_host()
 
 
@@ -330,9 +322,7 @@ def test_a_right_operand_is_one_column_or_row_as_often_as_needed(
 
 @pytest.mark.usefixtures("far")
 def test_blocks_of_operands_that_a_loop_does_not_change_are_made_before_it(tmp_path: Path) -> None:
-    with ir.Context():
-        module = bytecode_of(ir.Module.parse(LOOP))
-    with parsed(_flow_of(module, tmp_path, AVX512_TARGET)) as flow:
+    with parsed(_flow_of(Written(LOOP).bytecode, tmp_path, AVX512_TARGET)) as flow:
         kernels = found_in(flow, "flow.dispatch")
         assert [bool(loops_around(kernel.block)) for kernel in kernels] == [False, True]
 

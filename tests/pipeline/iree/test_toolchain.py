@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch_mlir
-from iree.compiler import ir
 from torch import nn
 
 import irongrad as ig
 from irongrad.diagnostics.toolchain_errors import lowering_error, toolchain_error
 from irongrad.mlir.tools import run_tool
-from irongrad.mlir.walk import bytecode_of
 from irongrad.operators.decompositions import decomposition_table
 from irongrad.pipeline.driver import build
 from irongrad.pipeline.iree import tools
@@ -26,6 +24,7 @@ from irongrad.runtime.errors import ToolchainError, UnsupportedOpError, Verifica
 from irongrad.runtime.manifest import EntryPoint
 from irongrad.targets import DATA_TILING, parse_target
 from irongrad.targets.llvm_cpu import LARGE_VECTORS, LARGEST_STACK, STACK
+from tests.fixtures.module_texts import Written
 
 UNVERIFIED = tools.UNVERIFIED["iree-compile"]
 
@@ -199,23 +198,10 @@ def test_a_dispatch_may_still_need_more_stack_than_the_limit(tmp_path):
     """
     assert "exceeded stack allocation limit" in _compiled_for_avx512(WIDER, tmp_path).stderr
 
-    module = Module(WIDER, _bytecode(WIDER))
     target = replace(parse_target("llvm-cpu:cpu=x86-64-v4"), disabled_passes=("matmul-kernels",))
-    compiled = compile_module(module, target, tmp_path)
+    compiled = compile_module(Written(WIDER), target, tmp_path)
     assert LARGEST_STACK in compiled.flags
     assert STACK not in compiled.flags
-
-
-@dataclass(frozen=True)
-class Module:
-    text: str
-    bytecode: bytes
-    entry_points: tuple[EntryPoint, ...] = ()
-
-
-def _bytecode(text: str) -> bytes:
-    with ir.Context():
-        return bytecode_of(ir.Module.parse(text))
 
 
 def _compiled_for_avx512(text: str, directory: Path, without: str = "") -> subprocess.CompletedProcess[str]:
