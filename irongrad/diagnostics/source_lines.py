@@ -31,6 +31,7 @@ _LAYERS = str(Path(torch.__file__).parent / "nn")
 # The files that call the user's code: the model and the loss, functions, and optimizers.
 _CALLERS = (
     "pipeline/capture/capture.py",
+    "pipeline/capture/step_modules.py",
     "frontends/compile_function.py",
     "pipeline/optimizer/trace.py",
     "pipeline/optimizer/step_hooks.py",

@@ -29,9 +29,11 @@ from irongrad.graph.subgraphs import has_while_loop
 from irongrad.operators.legalize.complex_numbers import at_fixed_sizes, refuse_complex
 from irongrad.operators.legalize.random_state import random_state
 from irongrad.operators.legalize.retrace import interpret_eager
-from irongrad.pipeline.capture.capture import CapturedStep, StepModule, loss_node, plain_operators
+from irongrad.pipeline.capture.capture import CapturedStep, loss_node
 from irongrad.pipeline.capture.hooks import gradient_hooks
+from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.side_effects import written_state
+from irongrad.pipeline.capture.step_modules import StepModule
 from irongrad.pipeline.differentiate.inference import Table, inference_program, inference_table
 from irongrad.pipeline.differentiate.specialise import Interpret, Program, specialise
 from irongrad.pipeline.differentiate.state_names import StateNames

@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from irongrad.diagnostics.source_lines import is_user_class, user_frames
 from irongrad.graph.cleanup import merge_common_subexpressions
 from irongrad.graph.step_graph import StateTensor, Value
-from irongrad.pipeline.capture.capture import StepModule, name_of
+from irongrad.pipeline.capture.step_modules import StepModule, name_of
 from irongrad.pipeline.differentiate.differentiate import JointStep
 from irongrad.pipeline.optimizer.branches import along_all_ways
 from irongrad.pipeline.optimizer.foreign import foreign_state, refuse_closures

@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import irongrad as ig
-from irongrad.pipeline.capture.capture import capture, mode
+from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.capture.modes import mode
 from irongrad.runtime.errors import CaptureError
 
 
