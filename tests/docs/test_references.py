@@ -307,7 +307,7 @@ def floors_told(page: str, heading: str) -> list[set[str]]:
 @pytest.mark.parametrize(
     ("contract", "heading"), [("rooms", "## What a room may import"), ("stages", "The stages inside")]
 )
-def test_the_floors_are_those_of_the_contracts(contract: str, heading: str) -> None:
+def test_the_documented_floors_match_the_contracts(contract: str, heading: str) -> None:
     """A stage's folder has a floor; the files beside the stages have none of their own."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(c["layers"] for c in contracts if c["id"] == contract)

@@ -107,7 +107,7 @@ def _several(x: Tensor) -> tuple[Tensor, ...]:
     return doubled.t(), x, doubled.view(2, 12)[:, :3], doubled > 0, x.argmax(1), x + constant[:4]
 
 
-def test_results_are_what_eager_gives():
+def test_results_have_the_bits_and_strides_of_eager():
     """Results and gradients have eager's bits, and results have eager's strides."""
     made: list[list[Tensor]] = []
     for call in (torch.compile(_several, backend=ig.torch_backend), _several):

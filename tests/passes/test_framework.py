@@ -90,7 +90,7 @@ class Swap:
                     replace(node, new)
 
 
-def test_the_registry_holds_what_the_levels_name():
+def test_the_registry_has_the_passes_of_every_level():
     assert list(LEVELS) == [0, 1, 2, 3]
     for level in LEVELS:
         assert {p.name for p in passes_at(level)} <= set(registered())

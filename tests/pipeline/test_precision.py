@@ -78,7 +78,7 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("precision", HALVES)
-def test_loss_and_gradients_are_those_of_eager_autocast(precision: str) -> None:
+def test_loss_and_gradients_agree_with_eager_autocast(precision: str) -> None:
     """As close to float64 as eager autocast is, and no closer than half precision can be."""
     step = make_step(precision=precision, loss_scale=1.0)
     values = Running(graph_of(step)).step(**step.inputs)
@@ -235,7 +235,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_steps_are_those_of_grad_scaler(name: str) -> None:
+def test_steps_agree_with_grad_scaler(name: str) -> None:
     """In f16 with clipping: overflow in the first and in later steps, and growth after three steps without overflow."""
     options = {"init_scale": 1024.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 3}
     scaler = torch.amp.GradScaler("cpu", **options)

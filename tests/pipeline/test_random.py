@@ -82,7 +82,7 @@ def test_every_step_draws_anew(session: Session) -> None:
     assert not np.array_equal(session.predict(x=BATCH["x"]), session.predict(x=BATCH["x"]))
 
 
-def test_a_resumed_run_draws_what_it_would_have_drawn(session: Session, artifact: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_draws_the_same_numbers(session: Session, artifact: Path, tmp_path: Path) -> None:
     losses(session, 2)
     session.save(tmp_path / "two.safetensors")
     expected = losses(session, 3)

@@ -43,7 +43,7 @@ def test_a_check_without_an_oracle_is_judged() -> None:
     assert not of(Comparison("train_step, lr=0", "state/0/w", 0.0, 0.0)).unjudged
 
 
-def test_the_shares_are_those_of_values_with_a_bound() -> None:
+def test_tightness_counts_values_with_a_finite_tolerance() -> None:
     report = of(
         one("loss/0/", 0.1, 1.0, 10.0, 1),
         one("gradient/0/a", 0.1, 0.2, 10.0, 5),

@@ -49,7 +49,7 @@ def test_small_tensors_are_updated_as_one(update):
     assert counts["aten.slice.Tensor"] == 10
 
 
-def test_every_tensor_begins_where_a_vector_may(update):
+def test_every_tensor_starts_at_an_aligned_offset(update):
     done = update(MultiTensor(), momentum, *examples(SHAPES))
     starts = {n.args[2] for n in done.after.graph.nodes if n.target is torch.ops.aten.slice.Tensor}
     assert starts == {0, 16, 48, 64, 96}  # tensors that need no gap after them come first

@@ -194,7 +194,7 @@ def test_recomputed_masks_are_the_same() -> None:
         assert torch.equal(a, b)
 
 
-def test_copies_read_tied_values_and_the_backward_keeps_only_what_is_saved() -> None:
+def test_copies_read_tied_values_and_the_backward_keeps_only_saved_values() -> None:
     graph = joint(network, *arguments(2))
     saved = {n for n in graph.graph.nodes if n.target is aten.mm.default and not is_backward(n)}
     recompute(graph.graph, saved)

@@ -89,7 +89,7 @@ class Large(TextModule):
         }}"""
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc what is allocated")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads the allocation statistics of glibc")
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_iree_still_keeps_no_memory_over_64_mib(tmp_path: Path, is_kept: bool) -> None:
     """When the case without kept buffers fails, IREE keeps such memory, and `keep-buffers` can go."""

@@ -164,7 +164,7 @@ def integers(product: Product) -> list[np.ndarray]:
     return [np.random.default_rng(0).integers(-8, 8, shape).astype(np.float32) for shape in shapes]
 
 
-x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="code for x86")
+x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 CPU")
 
 
 @pytest.mark.parametrize("target", [AVX512_TARGET, AVX2_TARGET])
@@ -337,7 +337,7 @@ def test_a_bias_is_added_once(summands: int) -> None:
     np.testing.assert_array_equal(np.asarray(compiled(x, w, bias)), (x @ w + bias).numpy())
 
 
-def test_products_that_are_alike_share_a_kernel(flow_of: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_products_share_a_kernel(flow_of: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_kernels, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
     x, y, z = (torch.randn(128, 128) for _ in range(3))
     with parsed(flow_of(lambda x, y, z: (x @ y) @ z @ x.T, (x, y, z))) as module:

@@ -25,7 +25,7 @@ def make_step(clip: float | None = None) -> ig.TrainStep:
     return ig.TrainStep(model, nn.functional.mse_loss, optimizer, inputs, clip_grad_norm=clip)
 
 
-def test_packs_hold_what_the_update_concatenates():
+def test_packs_hold_the_tensors_that_the_update_concatenates():
     graph = run_passes(step_graph(make_step()), parse_passes("dce,fold,simplify,cse,dce,multi-tensor"))
     packed = pack_state(graph)
     assert {(next(iter(p.starts)).kind, len(p.starts)) for p in packed.packs} == {("state", 6), ("gradient", 6)}

@@ -94,7 +94,7 @@ def test_a_forward_that_writes_its_argument_is_refused_at_its_line(tmp_path: Pat
         compiled(Written, lambda ctx, gradient: gradient, tmp_path / "step")
 
 
-def test_a_backward_may_write_what_it_makes_and_what_it_is_given(tmp_path: Path) -> None:
+def test_a_backward_may_write_into_new_tensors_and_its_gradient(tmp_path: Path) -> None:
     """Compiling compares the gradients with eager PyTorch."""
 
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:

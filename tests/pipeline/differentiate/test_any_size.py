@@ -120,7 +120,7 @@ def test_reshapes_become_joined_and_split_dimensions(joint: tuple[ig.TrainStep, 
     assert any(n.target is torch.ops.prims.collapse.default for n in after.graph.nodes)
 
 
-def test_limits_are_intervals_where_they_can_be():
+def test_limits_become_intervals_if_they_can():
     limits = limits_of([sympy.Le(T, 96), sympy.Ge(T, 3), sympy.Ne(B, 1), sympy.Lt(B * T, 1000)], ["B", "T"])
     assert (limits.smallest, limits.largest) == ({"B": 2, "T": 3}, {"T": 96})
     assert limits.conditions == (sympy.Lt(B * T, 1000),)

@@ -96,7 +96,7 @@ HOW: dict[str, tuple[Callable[..., Tensor], set[str], list[Range]]] = {
 
 
 @pytest.mark.parametrize(("places", "how", "ranges"), HOW.values(), ids=HOW.keys())
-def test_what_keeps_an_index_in_range(places: Callable[..., Tensor], how: set[str], ranges: list[Range]):
+def test_how_an_index_is_kept_in_range(places: Callable[..., Tensor], how: set[str], ranges: list[Range]):
     found = _indices(places)
     assert {spec.how for spec in found.specs} == how
     assert list(found.ranges) == ranges
@@ -280,7 +280,7 @@ def test_an_index_computed_from_nan_stays_in_the_table(tmp_path: Path):
     assert all((row == table).all(1).any() for row in rows)
 
 
-def test_a_compiled_function_checks_what_it_computes():
+def test_a_compiled_function_checks_computed_indices():
     table = torch.randn(ROWS, 2)
     compiled = ig.compile_function(lambda i: table[3 * i], (torch.tensor([0, 1, -2]),))
     np.testing.assert_array_equal(compiled(np.array([2, -2, 1])), table[torch.tensor([6, -6, 3])].numpy())
@@ -288,7 +288,7 @@ def test_a_compiled_function_checks_what_it_computes():
         compiled(np.array([0, 3, 0]))
 
 
-def test_torch_compile_checks_what_it_computes():
+def test_torch_compile_checks_computed_indices():
     table = torch.randn(ROWS, 2)
     compiled = torch.compile(lambda i: table[3 * i], backend="irongrad")
     torch.testing.assert_close(compiled(torch.tensor([2, -2, 1])), table[[6, -6, 3]])

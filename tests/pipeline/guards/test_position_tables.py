@@ -77,7 +77,7 @@ def _arrays(batch: dict[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in batch.items()}
 
 
-def test_the_range_is_that_of_the_call():
+def test_the_range_depends_on_the_size_of_the_call():
     found = {r.input: r for r in step_indices(capture(_step())).ranges}
     assert found["last"] == Range("last", 0, UNLIMITED, limits=(symbol("T") - 1,))
     assert found["x"] == Range("x", 0, WORDS - 1)

@@ -172,7 +172,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> No
     ("make", "started"),
     [(make, False) for make in OPTIMIZERS] + [(make, True) for make in (StartsAsGradient, Counted, OfGroup, Nested)],
 )
-def test_it_trains_as_in_eager(make: type[Own], started: bool, tmp_path: Path) -> None:
+def test_an_optimizer_trains_as_in_eager(make: type[Own], started: bool, tmp_path: Path) -> None:
     model = network()
     step = step_of(make, model)
     for number in (7, 8) if started else ():

@@ -88,7 +88,7 @@ def joint() -> Function:
     return add_optimizer(differentiate(capture(_step()))).functions["joint"]
 
 
-def test_the_pieces_compute_what_the_whole_does(joint: Function):
+def test_the_pieces_compute_the_same_as_the_whole_step(joint: Function):
     forward, finish = pieces_of(joint)
     generator = torch.Generator().manual_seed(1)
     known: dict[Value, Tensor] = {}

@@ -102,7 +102,7 @@ def runs() -> Runs:
     return Runs(captured, graph, list(golden_runs(captured, graph, STEPS)))
 
 
-def test_every_run_allows_as_much_as_those_before(runs: Runs) -> None:
+def test_tolerances_never_shrink_with_more_runs(runs: Runs) -> None:
     goldens = runs.goldens
     assert len(goldens) == NOISY_RUNS + 1
     for one, other in itertools.pairwise(goldens):
