@@ -55,7 +55,7 @@ def test_sums_are_stacked_as_a_backward_computes_gradients_and_packs_last(apply)
     "fn",
     [
         lambda t: norm(t[:16], t[32:48]),  # with a gap
-        lambda t: norm(t[:16] * 2, t[16:32]),  # computed
+        lambda t: norm(t[:16] * 2, t[16:32]),  # a part is computed
         lambda t: (lambda a, b: norm_of(a, a, b))((t[:16] * t[:16]).sum(), (t[16:] * t[16:]).sum()),  # one twice
         lambda t: torch.stack([(t[:16] ** 2).sum(), (t[16:] ** 2).sum()]).sqrt().sum(),  # the sum of norms
         lambda t: torch.stack([(t[:16] * t[16:32]).sum(), (t[16:32] * t[:16]).sum()]).sqrt(),  # other products

@@ -64,7 +64,7 @@ def test_only_the_half_precision_operand_is_widened(apply):
     "fn",
     [
         lambda x, y: x.float() @ y.float(),  # widened last already
-        lambda x, y: (x.float() + 1).permute(0, 1) @ y.float(),  # something else is computed
+        lambda x, y: (x.float() + 1).permute(0, 1) @ y.float(),  # a sum on the way
         lambda x, y: x.float().sum(0) * y.float(),  # no product
     ],
 )

@@ -61,7 +61,7 @@ def test_operators_that_a_transpose_sinks_through(apply, fn):
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda x, y: y.permute(0, 2, 3, 1) + x,  # no majority
+        lambda x, y: y.permute(0, 2, 3, 1) + x,  # as many operands in one order as in the other
         lambda x, y: x.permute(TO_FIRST).cumsum(1) + y,
         lambda x, y: x.permute(3, 0, 1, 2)[:2].exp(),  # the rows are contiguous only after the transpose
     ],

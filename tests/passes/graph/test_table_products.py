@@ -128,12 +128,12 @@ def test_a_product_that_would_not_be_faster_stays(apply, given, item, target):
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda t, i, w, dy: rows_of(t, i).exp() @ w.mT,  # computed
+        lambda t, i, w, dy: rows_of(t, i).exp() @ w.mT,  # rows are changed before the product
         lambda t, i, w, dy: rows_of(t, i).view(2, 32, 64).permute(0, 2, 1).reshape(64, 64) @ w.mT,  # rows are cut
         lambda t, i, w, dy: rows_of(t, i).view(128, 32) @ w[:, :32],  # halves of rows
         lambda t, i, w, dy: t.index_put([i], dy @ w, True),  # not added to zeros
         lambda t, i, w, dy: aten.full.default([8, 64], 0.0).index_put([i], dy @ w),  # overwrites in place of adding
-        lambda t, i, w, dy: aten.full.default([8, 64], 0.0).index_put([i], (dy @ w).mT, True),  # columns
+        lambda t, i, w, dy: aten.full.default([8, 64], 0.0).index_put([i], (dy @ w).mT, True),  # adds columns
     ],
 )
 def test_others_stay(apply, fn):

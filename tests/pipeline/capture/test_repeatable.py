@@ -258,7 +258,7 @@ def test_a_large_model_runs_once_unless_it_draws(monkeypatch: pytest.MonkeyPatch
         return run(program, *args, **kwargs)
 
     monkeypatch.setattr(repeatable, "_run", counted)
-    monkeypatch.setattr(repeatable, "LARGE", 8)  # the model has 9
+    monkeypatch.setattr(repeatable, "LARGE", 8)  # the model has 9 elements
     capture(of(lambda model, y: y))
     assert runs == ["the training step", "the evaluation"]
     with pytest.raises(CaptureError, match="random number"):
