@@ -103,7 +103,7 @@ def torch_step(case: Case) -> Callable[[], object]:
     """A function that takes one step of PyTorch, eager or compiled."""
     import torch
 
-    from irongrad.pipeline.capture.capture import StepModule
+    from irongrad.pipeline.capture.step_modules import StepModule
 
     device = "cuda" if case.device == "cuda" else "cpu"
     torch.set_float32_matmul_precision("high" if case.precision == "tf32" else "highest")

@@ -80,7 +80,7 @@ def make_step(family: str, arguments: dict[str, object]):
 def torch_step(family: str, arguments: dict[str, object], *, compiled: bool) -> Callable[[], object]:
     """Return a function that takes one eager or torch.compile step."""
 
-    from irongrad.pipeline.capture.capture import StepModule
+    from irongrad.pipeline.capture.step_modules import StepModule
 
     step = make_step(family, arguments)
     module = StepModule(step)

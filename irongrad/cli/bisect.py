@@ -17,6 +17,8 @@ from irongrad.cli.common import (
     json_option,
     precision_option,
     print_json,
+    step_argument,
+    targets_option,
 )
 from irongrad.cli.compile import load_step
 from irongrad.pipeline.choices import OF_PASSES, Choices, completed
@@ -34,10 +36,8 @@ Example:
   irongrad bisect examples/digits.py:make_step --passes dce,cse,mine --precision bf16
 """
 )
-@click.argument("source", metavar="FILE:FUNCTION")
-@click.option(
-    "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What it would be compiled for."
-)
+@step_argument
+@targets_option
 @choice_options(*OF_PASSES)
 @precision_option
 @fallback_option

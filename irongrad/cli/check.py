@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from irongrad.cli.common import console, json_option, precision_option, print_json
+from irongrad.cli.common import console, json_option, precision_option, print_json, step_argument
 from irongrad.cli.compile import load_step
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Example:
   irongrad check examples/digits.py:make_step
 """
 )
-@click.argument("source", metavar="FILE:FUNCTION")
+@step_argument
 @click.option("--target", default="llvm-cpu", show_default=True, help="What it would be compiled for.")
 @precision_option
 @json_option

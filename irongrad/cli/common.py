@@ -36,6 +36,10 @@ fallback_option = click.option(
     type=click.Choice(["dynamic"]),
     help="A function of any size beside the buckets, for calls that fit into none of them.",
 )
+step_argument = click.argument("source", metavar="FILE:FUNCTION")
+targets_option = click.option(
+    "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for."
+)
 directory_argument = click.argument("directory", type=click.Path(path_type=Path))
 target_option = click.option("--target", help="Which of the artifact's targets; by default one that fits the device.")
 

@@ -20,6 +20,8 @@ from irongrad.cli.common import (
     json_option,
     precision_option,
     print_json,
+    step_argument,
+    targets_option,
 )
 from irongrad.cli.outcome import print_outcome
 from irongrad.cli.recorded import compile_or_repeat
@@ -37,11 +39,9 @@ Example:
   irongrad compile examples/digits.py:make_step -o build/digits --target llvm-cpu
 """
 )
-@click.argument("source", metavar="FILE:FUNCTION")
+@step_argument
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The artifact's directory.")
-@click.option(
-    "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for."
-)
+@targets_option
 @choice_options(*OF_PASSES)
 @click.option("--pass-report", is_flag=True, help="Show what every pass did, and how long it took.")
 @choice_options("entry_points")

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from irongrad.cli.common import choice_options, console, json_option, pairs, print_json, print_unjudged
+from irongrad.cli.common import (
+    choice_options,
+    console,
+    json_option,
+    pairs,
+    print_json,
+    print_unjudged,
+    targets_option,
+)
 from irongrad.cli.recorded import compile_or_repeat
 from irongrad.runtime.errors import UserError
 
@@ -32,9 +40,7 @@ Example:
 )
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The artifact's directory.")
-@click.option(
-    "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for."
-)
+@targets_option
 @choice_options("entry_points", "cache")
 @click.option("--data", type=click.Path(path_type=Path), help="ONNX: an .npz of inputs and targets, as for train.")
 @click.option("--batch-size", type=click.IntRange(1), help="ONNX: how many rows of the data make a batch.")

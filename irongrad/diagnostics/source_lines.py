@@ -29,7 +29,13 @@ _STANDARD = tuple({sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib")})
 _LIBRARIES = (*_PACKAGES, *_STANDARD)
 _LAYERS = str(Path(torch.__file__).parent / "nn")
 # The files that call the user's code: the model and the loss, functions, and optimizers.
-_CALLERS = ("pipeline/capture/capture.py", "frontends/compile_function.py", "pipeline/optimizer/trace.py")
+_CALLERS = (
+    "pipeline/capture/capture.py",
+    "pipeline/capture/step_modules.py",
+    "frontends/compile_function.py",
+    "pipeline/optimizer/trace.py",
+    "pipeline/optimizer/step_hooks.py",
+)
 _ENTRIES = tuple(str(PACKAGE / name) for name in _CALLERS)
 LONGEST = 300
 NODE = "\n\nWhile executing"  # torch.fx appends this to an exception, then the node and its stack trace

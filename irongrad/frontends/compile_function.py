@@ -39,7 +39,7 @@ from irongrad.operators.legalize.retrace import interpret_eager, retrace
 from irongrad.operators.random import Draws
 from irongrad.pipeline.assemble.interface import describe_function
 from irongrad.pipeline.backend import optimised_function, portable_function
-from irongrad.pipeline.capture.capture import plain_operators
+from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.repeatable import Program, Recorder, refuse_unrepeatable
 from irongrad.pipeline.capture.without_value_reads import ValueFree

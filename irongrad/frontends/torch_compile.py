@@ -30,7 +30,7 @@ from irongrad.operators.legalize.retrace import interpret_eager, retrace
 from irongrad.operators.random import Draws, is_random
 from irongrad.pipeline.assemble.interface import describe_function
 from irongrad.pipeline.backend import optimised_function, portable_function
-from irongrad.pipeline.capture.capture import plain_operators
+from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.guards.decisions import Indices
 from irongrad.pipeline.guards.function_indices import function_indices, guarded
 from irongrad.pipeline.iree.compile_cached import compile_once

@@ -187,13 +187,14 @@ def _retraced(program: core.ClosedJaxpr, arithmetic: Arithmetic) -> core.ClosedJ
     return traced
 
 
+def _cut(operands: list[Any], first: int, second: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """The first operands, the next ones, and the rest."""
+    return operands[:first], operands[first : first + second], operands[first + second :]
+
+
 def _scan(parameters: dict[str, Any], operands: list[Any], arithmetic: Arithmetic) -> Any:
     constants, carry = parameters["num_consts"], parameters["num_carry"]
-    fixed, initial, stacked = (
-        operands[:constants],
-        operands[constants : constants + carry],
-        operands[constants + carry :],
-    )
+    fixed, initial, stacked = _cut(operands, constants, carry)
 
     def body(carried: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
         results = evaluate(parameters["jaxpr"], [*fixed, *carried, *row], arithmetic)
@@ -207,11 +208,7 @@ def _scan(parameters: dict[str, Any], operands: list[Any], arithmetic: Arithmeti
 
 def _while(parameters: dict[str, Any], operands: list[Any], arithmetic: Arithmetic) -> Any:
     tested, looped = parameters["cond_nconsts"], parameters["body_nconsts"]
-    test_constants, body_constants, initial = (
-        operands[:tested],
-        operands[tested : tested + looped],
-        operands[tested + looped :],
-    )
+    test_constants, body_constants, initial = _cut(operands, tested, looped)
     return lax.while_loop(
         lambda carried: evaluate(parameters["cond_jaxpr"], [*test_constants, *carried], arithmetic)[0],
         lambda carried: evaluate(parameters["body_jaxpr"], [*body_constants, *carried], arithmetic),

@@ -84,6 +84,19 @@ def found_in(module: ir.Module, *names: str) -> list[Any]:
     return [op for function in functions_of(module) for op in inside(function) if op.name in names]
 
 
+def named_in(module: ir.Module, *names: str) -> list[ir.Operation]:
+    """All operations of a module whose name is one of `names`, each after the operations inside it."""
+    found: list[ir.Operation] = []
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name in names:
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
 def inside_block(block: Any) -> Iterator[Any]:
     """All operations inside `block`, in program order."""
     for inner in block:

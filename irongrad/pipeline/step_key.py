@@ -27,7 +27,8 @@ from irongrad.cache.machine import host, sha256, sources
 from irongrad.operators.decompositions.registry import LIBRARY, users_operators
 from irongrad.padding.registry import has_users_rules
 from irongrad.passes import Pass, spelled
-from irongrad.pipeline.capture.capture import CapturedStep, StepModule
+from irongrad.pipeline.capture.capture import CapturedStep
+from irongrad.pipeline.capture.step_modules import StepModule
 from irongrad.pipeline.described_values import UnknownValueError, described, described_program
 from irongrad.step.train_step import TrainStep
 

@@ -28,8 +28,11 @@ from irongrad.operators.legalize.complex_numbers import in_reals
 from irongrad.operators.legalize.legality import refusals
 from irongrad.operators.legalize.random_state import trace
 from irongrad.operators.legalize.retrace import Portable, interpret_eager, traced
-from irongrad.pipeline.capture.capture import StepModule, capture, mode, name_of, plain_operators
+from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.capture.modes import mode
+from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
+from irongrad.pipeline.capture.step_modules import StepModule, name_of
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.differentiate.differentiate import differentiate
 from irongrad.pipeline.optimizer.update import add_optimizer

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py: its code runs without a GPU on the CPU, and it says what is missing."""
+"""benchmarks/gpu.py runs on the CPU too, and reports a missing GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(*options: str, gpus: str | None = None) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-def test_it_measures_and_verifies_on_the_cpu():
+def test_the_benchmark_measures_and_verifies_on_the_cpu():
     chosen = ["--family", "mlp", "--precision", "f32", "--precision", "tf32", "--backend", "eager"]
     result = run(
         "--device", "local-task", "--size", "small", "--rounds", "2", "--json", *chosen, "--backend", "irongrad"
@@ -30,7 +30,7 @@ def test_it_measures_and_verifies_on_the_cpu():
     assert rows["tf32", "eager"]["worst"] is None
 
 
-def test_it_says_that_there_is_no_gpu():
+def test_a_missing_gpu_is_reported():
     result = run(gpus="")
     assert result.returncode == 1
     assert "no device 'cuda' was found: this benchmark needs an NVIDIA GPU" in result.stderr

@@ -119,7 +119,7 @@ def test_every_verb_has_help_with_an_example():
         assert "--json" in text
 
 
-def test_the_depfile_names_the_script_and_what_it_imports(project):
+def test_the_depfile_names_the_script_and_its_imports(project):
     text = (project / "step.d").read_text()
     assert str(project / "step.py") in text
     assert str(project / "sizes.py") in text
@@ -312,7 +312,7 @@ def test_check_finds_every_refusal_at_once(project):
     assert [r["operator"] for r in report["lowerings"] if r["how"] == "refused" and r["phase"] == "forward"]
 
 
-def test_check_reports_what_cannot_be_captured_and_unknown_targets(project):
+def test_check_reports_failed_captures_and_unknown_targets(project):
     assert f"step.py:{line_of('at fault')}" in irongrad_here("check", f"{project / 'step.py'}:make_branch", code=2)
     assert "did you mean" in irongrad_here("check", f"{project / 'step.py'}:make_step", "--target", "llvm", code=2)
 

@@ -113,7 +113,7 @@ def test_the_directory_runs_alone_and_elsewhere(mlp_artifact, tmp_path, monkeypa
 
 
 class Mixed(nn.Module):
-    """State, inputs and outputs of dtypes that .npy files or iree-run-module treat specially."""
+    """State, inputs and outputs with dtypes that .npy files or iree-run-module treat specially."""
 
     def __init__(self) -> None:
         super().__init__()

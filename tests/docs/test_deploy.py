@@ -1,8 +1,8 @@
-"""Every command of docs/deploy.md runs, in order, in one empty directory, and prints what the guide says it prints.
+"""Every command of docs/deploy.md runs, in order, in one empty directory, and prints the output in the guide.
 
-A fenced block is `python` (written to the file that its first line names), `sh` (run), or `text` (what the commands
-before it print, with `…` for anything). `sh fails` is to fail; `sh cuda` needs an NVIDIA GPU, and runs elsewhere up to
-the message that there is none.
+A fenced block is `python` (written to the file that its first line names), `sh` (run), or `text` (the output of the
+commands before it, with `…` for anything). `sh fails` must fail. `sh cuda` needs an NVIDIA GPU; without one, it must
+fail with the message that there is none.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from irongrad.runtime.devices import devices_of
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
 BOARD = Path(sys.prefix) / "aarch64"  # where scripts/test installs IREE's runtime for aarch64
 
-NO_GPU = ("no CUDA device was found", "libcuda.so")  # as IronGrad and as iree-run-module say it
+NO_GPU = ("no CUDA device was found", "libcuda.so")  # the messages of IronGrad and of iree-run-module
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of the guide: what kind it is, its line there, and its text."""
+    """A fenced block of the guide: its kind, its line in the guide, and its text."""
 
     kind: str
     line: int
@@ -46,7 +46,7 @@ def matches(pattern: str, text: str) -> bool:
 
 
 class Reader:
-    """Someone who does what the guide says, on a machine where PyTorch is gone once the step is compiled."""
+    """Runs the blocks of the guide. After `irongrad compile`, PyTorch can no longer be imported."""
 
     def __init__(self, place: Path, scratch: Path, wheels: Path) -> None:
         self.place = place
@@ -91,7 +91,7 @@ class Reader:
                 raise AssertionError(f"a block of unknown kind {block.kind!r}")
 
     def _run(self, text: str) -> int:
-        """Run shell commands where those before left off: in their directory, with what they exported."""
+        """Run shell commands in the directory and with the exported variables that the commands before left."""
         kept = shlex.quote(str(self._exports))
         script = f"set -eu\n. {kept}\n{text}\nexport -p >{kept}\nprintf 'cd %q\\n' \"$PWD\" >>{kept}\n"
         result = subprocess.run(
@@ -107,7 +107,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel that was unpacked into `BOARD`, for a pip without a network."""
+    """A folder with a wheel of the files in `BOARD`, for pip without a network."""
     assert BOARD.is_dir(), "scripts/test installs IREE's runtime for aarch64 there"
     (about,) = BOARD.glob("*.dist-info")
     folder = tmp_path_factory.mktemp("wheels")
@@ -155,7 +155,7 @@ def test_all_indented_or_fenced_code_is_run():
     ],
     ids=lambda b: f"{b.kind}: {b.text.splitlines()[0]}",
 )
-def test_what_does_not_work_is_noticed(reader, block):
+def test_a_block_that_does_not_work_is_noticed(reader, block):
     with pytest.raises(AssertionError):
         reader.do(block)
 

@@ -1,4 +1,4 @@
-"""The picture in docs/memory.md is of the figures in its tables."""
+"""The picture in docs/memory.md shows the figures of its tables."""
 
 from __future__ import annotations
 

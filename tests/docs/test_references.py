@@ -1,4 +1,4 @@
-"""What the documentation and the comments of the package name exists: paths, links, commands, options and modules."""
+"""Paths, links, commands, options and modules that the documentation and the package's comments name exist."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Text:
     """A text that names things.
 
     Attributes:
-        file: where it is.
-        line: its first line there.
+        file: the file with the text.
+        line: the first line of the text in the file.
         text: the text.
     """
 
@@ -63,12 +63,12 @@ class Text:
     text: str
 
     def at(self, offset: int) -> str:
-        """Where the character at `offset` is, for a message."""
+        """The file and line of the character at `offset`, for a message."""
         return f"{self.file.relative_to(ROOT)}:{self.line + self.text.count(chr(10), 0, offset)}"
 
 
 def texts_of(file: Path) -> Iterator[Text]:
-    """Yield a page as it is; of a Python file, its comments and strings."""
+    """Yield the whole text of a page, or the comments and strings of a Python file."""
     if file.suffix != ".py":
         yield Text(file, 1, file.read_text())
         return
@@ -97,7 +97,7 @@ def _value_of(literal: str) -> str:
 
 
 def problems_of(text: Text) -> Iterator[str]:
-    """Yield a line for everything that `text` names and that does not exist."""
+    """Yield a message for each name in `text` that does not exist."""
     for check in (_paths, _files, _modules, _commands):
         for offset, problem in check(text.text):
             yield f"{text.at(offset)}: {problem}"
@@ -129,7 +129,7 @@ def _is_prose(name: str) -> bool:
 
 
 def _files(text: str) -> Iterator[tuple[int, str]]:
-    """Files that are named without their folder: tests, and pages at the top of the repository."""
+    """Check files named without their folder: tests, and pages at the top of the repository."""
     for found in _FILE.finditer(text):
         if found[0] not in _known_files():
             yield found.start(), f"there is no file {found[0]}"
@@ -166,7 +166,7 @@ def resolves(name: str) -> bool:
 
 
 def _commands(text: str) -> Iterator[tuple[int, str]]:
-    joined = re.sub(r"\\\n", "  ", text)  # as long as before
+    joined = re.sub(r"\\\n", "  ", text)  # of the same length, so offsets stay right
     for found in _COMMAND.finditer(joined):
         if _PACKAGE_BEFORE.search(joined[: found.start()]):
             continue
@@ -214,7 +214,7 @@ def anchors_of(markdown: str) -> set[str]:
 
 
 @pytest.mark.parametrize("file", [*PAGES, *SOURCES], ids=lambda f: str(f.relative_to(ROOT)))
-def test_what_is_named_exists(file: Path) -> None:
+def test_every_name_exists(file: Path) -> None:
     problems = [problem for text in texts_of(file) for problem in problems_of(text)]
     assert not problems, "\n".join(problems)
 
@@ -236,12 +236,12 @@ def test_what_is_named_exists(file: Path) -> None:
         ("[here](README.md#gone)", "README.md has no heading #gone"),
     ],
 )
-def test_what_is_gone_is_noticed(text: str, problem: str) -> None:
+def test_a_name_that_is_gone_is_noticed(text: str, problem: str) -> None:
     page = Text(ROOT / "page.md", 1, f"# A page\n\n{text}\n")
     assert [p.partition(": ")[2] for p in problems_of(page)] == [problem]
 
 
-def test_what_is_there_is_not_reported() -> None:
+def test_names_that_exist_are_not_reported() -> None:
     text = """
 irongrad/pipeline/driver.py, `pipeline/iree/phases.py`, tests/passes/module/<pass>/*.mlir, examples/digits.py:make_step
 `irongrad.held`, irongrad.runtime.load, irongrad.pipeline.driver.compile and/or graph/step
@@ -262,7 +262,7 @@ def test_comments_and_strings_of_python_are_read(tmp_path: Path) -> None:
 
 
 def files_of_the_package() -> set[str]:
-    """Every file of the package that git knows or would add, but for `__init__.py`, for which its folder stands."""
+    """Every file of the package that git knows or would add. Headings of folders stand for `__init__.py`."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "irongrad"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     names = listed.stdout.splitlines() or [str(p.relative_to(ROOT)) for p in PACKAGE.rglob("*") if p.is_file()]
@@ -307,7 +307,7 @@ def floors_told(page: str, heading: str) -> list[set[str]]:
 @pytest.mark.parametrize(
     ("contract", "heading"), [("rooms", "## What a room may import"), ("stages", "The stages inside")]
 )
-def test_the_floors_are_those_of_the_contracts(contract: str, heading: str) -> None:
+def test_the_documented_floors_match_the_contracts(contract: str, heading: str) -> None:
     """A stage's folder has a floor; the files beside the stages have none of their own."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(c["layers"] for c in contracts if c["id"] == contract)

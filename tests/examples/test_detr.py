@@ -24,7 +24,7 @@ def detr(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("detr")
 
 
-def test_scenes_hold_what_their_boxes_say(detr: ModuleType):
+def test_scenes_match_their_boxes(detr: ModuleType):
     batch = next(detr.batches(8))
     assert set((batch["classes"] != detr.NONE).sum(1)) == {1, 2, 3}
     for image, classes, boxes in zip(batch["image"], batch["classes"], batch["boxes"], strict=True):

@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import irongrad as ig
 from irongrad.graph.step_graph import StateTensor, StepGraph
-from irongrad.pipeline.capture.capture import StepModule
+from irongrad.pipeline.capture.step_modules import StepModule
 from irongrad.pipeline.oracle.eager_run import eager_state
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
 from irongrad.runtime.session import Session

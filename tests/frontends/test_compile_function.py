@@ -25,7 +25,7 @@ ARRAY = X.numpy()
 
 
 def nested(pair, options):
-    """Containers in and out, constants, outputs that are inputs, repeated or fixed."""
+    """Nested inputs and outputs, constants, and outputs that are inputs, repeated or constant."""
     x, (y, scale) = pair
     total = x * scale + y
     total[0] += 1  # its own intermediate
@@ -44,7 +44,7 @@ def test_structures():
     np.testing.assert_array_equal(result["same"][1], ARRAY)
     np.testing.assert_array_equal(result["fixed"], [0, 1, 2])
     assert result["fixed"].dtype == np.int64
-    # Any strides, and no input is written into.
+    # Inputs may have any strides, and are not written.
     column_order, before = np.asfortranarray(ARRAY), ARRAY.copy()
     again = compiled((column_order, [y.numpy(), 2.0]), {"name": "n", "unused": None})
     np.testing.assert_array_equal(again["total"], expected["total"])
@@ -146,7 +146,7 @@ def writes(x):
         (lambda x: torch.from_numpy(x.numpy()), ".numpy()"),
     ],
 )
-def test_what_is_no_function_of_tensors(function, says):
+def test_functions_that_cannot_be_compiled_are_refused_at_their_line(function, says):
     with pytest.raises(CaptureError) as caught:
         ig.compile_function(function, [X])
     assert f"{__file__}:" in str(caught.value)
@@ -162,7 +162,7 @@ def test_gradients_need_a_scalar():
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module]:
-    """A module as a function; its weights are more than literals."""
+    """A saved module, whose weights are too large for literals."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2)).eval()
     directory = tmp_path_factory.mktemp("functions") / "model"

@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="irongrad")`: numbers, cache and refusals of the just-in-time front end."""
+"""`torch.compile(model, backend="irongrad")`: results, cache and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
 from irongrad.runtime.errors import GuardError
 from irongrad.runtime.tolerance import FACTOR, FLOOR_ULPS, NOISY_RUNS
 
-# Of Dynamo itself, where it goes on after a break with a tensor that has a gradient function.
+# Dynamo itself warns if it resumes after a graph break with a tensor that is no leaf.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def _fresh() -> Iterator[None]:
 
 
 class _Breaking(nn.Module):
-    """Its graph breaks at a number that decides which way it goes, and at a line that is printed."""
+    """Its graph breaks at a branch on a number, and at a print."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def _batch(number: int) -> tuple[Tensor, Tensor]:
 
 
 def _trained(model: nn.Module, call: Callable[[Tensor], Tensor], steps: int = 6) -> list[np.ndarray]:
-    """Every loss, and then the parameters and buffers, as float64."""
+    """Train; return the losses, and then the parameters and buffers, as float64."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for number in range(steps):
@@ -92,7 +92,7 @@ def test_a_model_that_breaks_its_graph_trains_as_eager_does(capsys: pytest.Captu
     exact = eager(torch.float64)
     samples = [eager(torch.float32, seed) for seed in (None, *range(NOISY_RUNS))]
     found = _trained(model, torch.compile(model, backend=counted))
-    assert len(graphs) >= 3  # before the number, and after it by both ways
+    assert len(graphs) >= 3  # before the branch, and after each of its two ways
     assert capsys.readouterr().out.count("between") == 6 * (2 + NOISY_RUNS + 1)
     for i, (made, expected) in enumerate(zip(found, exact, strict=True)):
         spread = max(np.abs(s[i] - expected).max() for s in samples)
@@ -101,14 +101,14 @@ def test_a_model_that_breaks_its_graph_trains_as_eager_does(capsys: pytest.Captu
 
 
 def _several(x: Tensor) -> tuple[Tensor, ...]:
-    """Results that are views, an argument, of other dtypes, and of a large constant; none rounds more than eager's."""
+    """Results that are views or an argument, have other dtypes, or use a large constant; rounding is as in eager."""
     doubled = x * 2
     constant = torch.arange(600.0).reshape(100, 6)
     return doubled.t(), x, doubled.view(2, 12)[:, :3], doubled > 0, x.argmax(1), x + constant[:4]
 
 
-def test_results_are_what_eager_gives():
-    """Bit by bit, and with eager's strides; gradients too."""
+def test_results_have_the_bits_and_strides_of_eager():
+    """Results and gradients have eager's bits, and results have eager's strides."""
     made: list[list[Tensor]] = []
     for call in (torch.compile(_several, backend=ig.torch_backend), _several):
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -121,7 +121,7 @@ def test_results_are_what_eager_gives():
         assert result.dtype == expected.dtype
 
 
-def test_what_is_written_in_place_is_written():
+def test_an_in_place_write_reaches_the_callers_tensor():
     def function(x: Tensor, total: Tensor) -> Tensor:
         total.add_(x)
         return total * 2
@@ -131,7 +131,7 @@ def test_what_is_written_in_place_is_written():
     for number in (1.0, 2.0):
         result = compiled(x, total)
         assert torch.equal(total, torch.full((3,), number))
-        result.zero_()  # results are the caller's own
+        result.zero_()  # the caller may write into results
     assert torch.equal(x, torch.ones(3))
 
 

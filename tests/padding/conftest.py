@@ -22,8 +22,10 @@ from irongrad.operators.random import Draws
 from irongrad.padding.interpreter import PaddedInterpreter, zeroed_in
 from irongrad.padding.layout import Layout
 from irongrad.padding.padded import Padded, Padding
-from irongrad.pipeline.capture.capture import CapturedStep, StepModule, capture, export
-from irongrad.pipeline.differentiate.differentiate import Programs, joint_program, programs
+from irongrad.pipeline.capture.capture import CapturedStep, capture, export
+from irongrad.pipeline.capture.step_modules import StepModule
+from irongrad.pipeline.differentiate.joint_program import joint_program
+from irongrad.pipeline.differentiate.programs import Programs, programs
 from irongrad.pipeline.differentiate.specialise import Program, padded_shape, padding_in, specialise
 from irongrad.pipeline.differentiate.state_names import StateNames
 from irongrad.pipeline.guards.decisions import Indices

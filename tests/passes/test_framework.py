@@ -1,4 +1,4 @@
-"""Registry, manager, verifier and bisection."""
+"""The registry, the manager and the verifier of passes, and bisection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Swap:
-    """Replace every ReLU by `operator`, in the graph as it is told to by `how`."""
+    """Replace every ReLU by another operator, and break the graph in the way that `how` names."""
 
     name: ClassVar[str] = "swap"
     how: str = "negative"
@@ -90,7 +90,7 @@ class Swap:
                     replace(node, new)
 
 
-def test_the_registry_holds_what_the_levels_name():
+def test_the_registry_has_the_passes_of_every_level():
     assert list(LEVELS) == [0, 1, 2, 3]
     for level in LEVELS:
         assert {p.name for p in passes_at(level)} <= set(registered())
@@ -185,7 +185,7 @@ def _step():
 
 @dataclass(frozen=True)
 class Says:
-    """Change the graph, and say `what`."""
+    """Change the graph, and return `what`."""
 
     name: ClassVar[str] = "says"
     what: object = None
@@ -202,20 +202,20 @@ class Says:
         (PassResult(True, {"a": "b"}), "its stats are no counts: {'a': 'b'}"),
     ],
 )
-def test_a_pass_that_says_nothing_of_use_is_named(step_of, what, message):
+def test_a_pass_with_a_wrong_result_is_named(step_of, what, message):
     with pytest.raises(InternalError, match="the pass 'says' failed on the function 'call'") as caught:
         run_passes(step_of(lambda x: x.relu(), torch.randn(3)), [Says(what)])
     assert message in str(caught.value)
 
 
-def test_bisection_finds_a_pass_that_says_it_changed_nothing(step_of):
+def test_bisection_finds_a_pass_that_reports_no_change(step_of):
     found = bisect(step_of(lambda x: x.relu(), torch.randn(3)), [CommonSubexpressions(), Says(PassResult(False))])
     assert (found[-1].name, found[-1].changes_numbers) == ("says", True)
 
 
 @dataclass(frozen=True)
 class Misnamed:
-    """Has another name than its entry point."""
+    """Its name differs from its entry point's."""
 
     name: ClassVar[str] = "other"
 
@@ -225,12 +225,12 @@ class Misnamed:
 
 @dataclass(frozen=True)
 class Impostor(Says):
-    """Has the name of another."""
+    """Has the name of another pass."""
 
 
 @dataclass(frozen=True)
 class Other(Misnamed):
-    """Has the name of one of IronGrad's."""
+    """Has the name of a pass of IronGrad."""
 
     name: ClassVar[str] = "dce"
 
@@ -249,14 +249,14 @@ def test_an_entry_point_that_is_no_pass_is_named(monkeypatch, value, message):
     monkeypatch.setitem(sys.modules, "test_framework_passes", sys.modules[__name__])
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
     monkeypatch.setattr(registry, "all_passes", registry.all_passes.__wrapped__)
-    assert passes_at(2)  # nothing else is stopped
+    assert passes_at(2)  # other passes still work
     assert parse_passes("dce") == (DeadCode(),)
     with pytest.raises(UserError, match="the pass 'mine'") as caught:
         parse_passes("dce,mine")
     assert message in str(caught.value)
 
 
-def test_of_two_passes_of_one_name_neither_is_taken_but_for_irongrads_own(monkeypatch):
+def test_of_two_passes_with_one_name_only_irongrads_own_is_registered(monkeypatch):
     monkeypatch.setitem(sys.modules, "test_framework_passes", sys.modules[__name__])
     values = {"says": ["Says", "Impostor"], "dce": ["Other"]}
     entries = [EntryPoint(n, f"test_framework_passes:{v}", registry.GROUP) for n, vs in values.items() for v in vs]
@@ -277,7 +277,7 @@ def test_bisection_finds_the_pass_and_the_function():
 
 
 def test_bisection_of_a_step_in_buckets():
-    """Of which one is smaller than the example, and one larger."""
+    """One bucket is smaller than the example, and one larger."""
     model = nn.Linear(4, 3)
     inputs = {"x": torch.randn(5, 4), "y": torch.tensor([0, 1, 2, 0, 1])}
     dynamic = {"x": {0: "B"}, "y": {0: "B"}}
@@ -290,15 +290,15 @@ def test_bisection_of_a_step_in_buckets():
     assert not any(f.changes_numbers for f in found)
 
 
-def test_fractions_of_integers_are_wide_too(step_of):
-    """So that rounding to float32 is not taken for a change."""
+def test_fractions_of_integers_are_float64_too(step_of):
+    """Otherwise bisection would report their rounding to float32 as a change."""
     graph = step_of(lambda i: i.exp() + i / 3, torch.tensor([1, 2])).functions["call"].graph
     (result,) = run_in_float64(graph, [torch.tensor([1, 2])])
     assert torch.equal(result, torch.tensor([1.0, 2.0], dtype=torch.float64).exp() + torch.tensor([1, 2]).double() / 3)
 
 
 def test_rounding_of_a_gradient_that_is_zero_changes_nothing(step_of):
-    """That of a bias before a normalisation: terms that cancel, and leave the rounding of their sum."""
+    """The gradient of a bias before a normalisation: its terms cancel, and only rounding errors remain."""
 
     def normalised(x, weight, bias):
         y = nn.functional.conv2d(x, weight, bias, padding=1)
@@ -352,7 +352,7 @@ _STEP = """
 
 
 def test_a_pass_of_another_package_is_found_and_bisected(tmp_path):
-    """Through an installed package's entry point and the command line."""
+    """From the entry point of an installed package, on the command line."""
     (tmp_path / "other.py").write_text(textwrap.dedent(_PACKAGE))
     metadata = tmp_path / "other-1.0.dist-info"
     metadata.mkdir()

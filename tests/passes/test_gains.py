@@ -1,4 +1,4 @@
-"""What each pass brings, in nodes, kernels, operations or bytes: one that brings nothing has to go."""
+"""The gain of each pass, in nodes, kernels, operations or bytes: a pass without a gain has to go."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nodes(step: StepGraph) -> int:
 
 
 def launches(step: StepGraph) -> int:
-    """Kernels, by the model of what IREE fuses."""
+    """Kernels, by the model of IREE's fusion."""
     return sum(len(kernels(f.graph.graph, packed=True).members) for f in step.functions.values())
 
 
@@ -48,12 +48,12 @@ def transposed(step: StepGraph) -> int:
 
 
 def memory(step: StepGraph) -> int:
-    """Bytes of transient values, by the model of what IREE stores."""
+    """Bytes of transients, by the model of IREE's memory."""
     return usage(step.functions["joint"].graph.graph).total
 
 
 def wide_operands(step: StepGraph) -> int:
-    """Operands of products that are float32 matrices, and not just widened."""
+    """Operands of products that are float32 matrices, other than widened half-precision ones."""
     cast = torch.ops.prims.convert_element_type.default
     operands = [o for n in calls(step) if n.target is torch.ops.aten.bmm.default for o in n.all_input_nodes]
     return sum(o.target is not cast for o in operands)
@@ -98,7 +98,7 @@ def bottleneck(step_of) -> StepGraph:
 
 @pytest.fixture(scope="module")
 def pooled(step_of) -> StepGraph:
-    """Maximum pooling, whose masks are computed from places."""
+    """Maximum pooling, whose masks are computed from positions."""
     return step_of(with_gradient(lambda x: F.max_pool2d(x, 3, 2, 1)), torch.randn(2, 4, 8, 8))
 
 
@@ -114,7 +114,7 @@ def attention(step_of) -> StepGraph:
 
 @pytest.fixture(scope="module")
 def cell(step_of) -> StepGraph:
-    """The gates of a recurrent cell, side by side, and what reads them."""
+    """The concatenated gates of a recurrent cell, and their reader."""
 
     def gates(x, y):
         return torch.cat([x.sigmoid(), y.tanh(), x * y, x - y], 1).exp()
@@ -124,7 +124,7 @@ def cell(step_of) -> StepGraph:
 
 @pytest.fixture(scope="module")
 def characters(step_of) -> StepGraph:
-    """A layer behind an embedding of fewer characters than there are in a text."""
+    """A layer after an embedding, with fewer characters in the table than in the text."""
     index = torch.arange(64) % 8
 
     def fn(table, weight):
@@ -135,14 +135,14 @@ def characters(step_of) -> StepGraph:
 
 @dataclass(frozen=True)
 class Gain:
-    """Where a pass brings something.
+    """The gain of a pass on a step.
 
     Attributes:
         step: the fixture of the step.
-        measure: what it makes less.
-        most: how much of that is left, at the most.
-        spelled: the pass and its options.
-        target: what is compiled for.
+        measure: the amount that the pass reduces.
+        most: the largest allowed fraction of the amount without the pass.
+        spelled: the pass and its options, if they differ from the name.
+        target: the target of the passes.
     """
 
     step: str
@@ -174,13 +174,13 @@ def optimised_fixture(request) -> Callable[[str, tuple[Pass, ...], str], StepGra
     return cache(lambda step, passes, target: run_passes(request.getfixturevalue(step), passes, [target]))
 
 
-def test_every_pass_is_here():
+def test_every_pass_has_a_gain():
     assert GAINS.keys() == registered().keys()
 
 
 @pytest.mark.parametrize("name", GAINS)
 def test_gain(name, optimised):
-    """What the default pipeline leaves with the pass, of what it leaves without it."""
+    """Compare the default pipeline with and without the pass."""
     gain = GAINS[name]
     standard = passes_at(DEFAULT_LEVEL)
     rest = without(standard, [name])

@@ -22,7 +22,7 @@ CONVOLUTIONS = {
 
 
 def convolution(r: random.Random, x: torch.Tensor) -> nn.Module:
-    """Any kernel, stride, padding, dilation and groups; what does not fit `x` raises as it is run."""
+    """A convolution of any kernel, stride, padding, dilation and groups. If it does not fit `x`, its call raises."""
     dims, channels = x.ndim - 2, x.shape[1]
     groups = r.choice([1, 1, channels, *(g for g in range(1, channels + 1) if channels % g == 0)])
     kernel, padding = ([r.randint(low, high) for _ in range(dims)] for low, high in ((1, 4), (0, 3)))
@@ -38,7 +38,7 @@ def convolution(r: random.Random, x: torch.Tensor) -> nn.Module:
 
 
 def between(r: random.Random, x: torch.Tensor) -> object:
-    """What stands between convolutions: norms, pools, pads, and whatever has to do with the order of dimensions."""
+    """A function between convolutions: norms, pools, pads, and functions that depend on the order of dimensions."""
     dims = x.ndim - 2
     pads = [r.randint(-1, 2) for _ in range(2 * dims)]
     return r.choice(
@@ -58,7 +58,7 @@ def between(r: random.Random, x: torch.Tensor) -> object:
 
 
 def network(seed: int) -> tuple[list[object], torch.Tensor]:
-    """Layers, and an input that they take."""
+    """Layers, and an input for them."""
     r = random.Random(seed)
     torch.manual_seed(seed)
     dims = r.choice([1, 2, 2, 3])

@@ -1,4 +1,4 @@
-"""Writing down what functions of tensors compute."""
+"""`record` traces functions of tensors to the same graphs as `make_fx`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def spelled(graph: GraphModule) -> list[tuple[Any, ...]]:
 
 
 def check(function: Callable[..., torch.Tensor], *kinds: tuple[Sequence[int], torch.dtype]) -> None:
-    """Compare with what `make_fx` writes down."""
+    """Compare the recorded graph with the graph that `make_fx` traces."""
     examples = [torch.empty(sizes, dtype=dtype) for sizes, dtype in kinds]
     expected = retrace(lambda *tensors: [function(*tensors)], examples)
     assert spelled(record(function, kinds)) == spelled(expected)
@@ -46,7 +46,7 @@ def check(function: Callable[..., torch.Tensor], *kinds: tuple[Sequence[int], to
 
 @pytest.mark.parametrize(("stride", "kernel", "groups"), [(1, 3, 1), (2, 3, 1), (2, 1, 1), (1, 3, 8), (1, 3, 2)])
 @pytest.mark.parametrize("kind", ["forward", "input", "weight"])
-def test_forms_of_convolutions_are_written_as_make_fx_writes_them(kind, stride, kernel, groups) -> None:
+def test_forms_of_convolutions_are_recorded_as_make_fx_traces_them(kind, stride, kernel, groups) -> None:
     pad = kernel // 2
     out = (8 + 2 * pad - kernel) // stride + 1
     window = Window((8, 8), (out, out), (kernel, kernel), (stride, stride), (pad, pad), (1, 1))
@@ -57,13 +57,13 @@ def test_forms_of_convolutions_are_written_as_make_fx_writes_them(kind, stride, 
         )
 
 
-def test_several_results_composites_in_decompositions_and_tensors_of_nothing() -> None:
+def test_several_results_composite_operators_and_empty_tensors() -> None:
     check(lambda x: torch.var_mean(x, 1)[0] + x.topk(2, 1)[0].sum(1), ((3, 4), torch.float32))
     check(lambda x: torch.nn.functional.gelu(x.chunk(2, 1)[1]), ((3, 4), torch.float32))
     check(lambda x, y: torch.cat([x, y.new_zeros(0, 4), y], 0), ((3, 4), torch.float32), ((2, 4), torch.float32))
 
 
-def test_what_is_made_of_no_tensor_is_made_on_the_cpu() -> None:
+def test_constants_are_made_on_the_cpu() -> None:
     graph = record(lambda x: torch.where(torch.arange(4) == 1, x, 0), [((3, 4), torch.float32)])
     x = torch.ones(3, 4)
     assert interpret(graph, [x])[0].tolist() == [[0, 1, 0, 0]] * 3

@@ -1,4 +1,4 @@
-"""The verifier compares control flow with its bodies: what these take with what it gives them, and the other way."""
+"""The verifier compares the operands and results of control flow with the arguments and results of its bodies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def each(x, y):
 
 @dataclass(frozen=True)
 class Breaks:
-    """Have `how` change the one node of control flow."""
+    """Break the node of control flow with `how`."""
 
     name: ClassVar[str] = "breaks"
     how: Callable[..., None]
@@ -51,7 +51,7 @@ class Breaks:
 
 
 def with_argument(place, new):
-    """Have the argument at `place` be what `new` makes of it."""
+    """Replace the argument at `place` by `new` of the node and that argument."""
 
     def change(graph, node):
         node.update_arg(place, new(node, node.args[place]))
@@ -68,7 +68,7 @@ def smaller(node, value):
 
 
 def body_with(place, change):
-    """Put a copy of the body at `place` in its place, under the same name, whose output is changed."""
+    """Replace the body at `place` by a copy with the same name, whose results `change` has changed."""
 
     def swap(graph, node):
         name = str(node.args[place].target)
@@ -88,7 +88,7 @@ def first_as_float64(graph, results):
 
 
 def with_value(change):
-    """Have `meta["val"]` be what `change` makes of it."""
+    """Replace `meta["val"]` by `change` of it."""
 
     def replace(graph, node):
         node.meta["val"] = change(list(node.meta["val"]))
@@ -131,7 +131,7 @@ def steps_fixture(step_of):
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_does_not_fit_its_bodies_is_named(steps, what):
+def test_control_flow_that_does_not_fit_its_bodies_is_named(steps, what):
     function, how, message = BROKEN[what]
     with pytest.raises(InternalError, match="the pass 'breaks' left a graph that is not well formed") as caught:
         run_passes(steps[function], [Breaks(how)])
@@ -139,5 +139,5 @@ def test_what_does_not_fit_its_bodies_is_named(steps, what):
 
 
 @pytest.mark.parametrize("function", [choice, loop, rows, each])
-def test_what_fits_is_not_refused(steps, function):
+def test_control_flow_that_fits_its_bodies_is_accepted(steps, function):
     run_passes(steps[function], [Breaks(lambda graph, node: None)])

@@ -1,4 +1,4 @@
-"""`TrainStep.accumulate`: what is captured, and what is refused."""
+"""`TrainStep.accumulate`: the micro-batches, their gradients, and refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_step(accumulate: int, **inputs: torch.Tensor) -> ig.TrainStep:
     )
 
 
-def test_parts_of_a_batch() -> None:
+def test_micro_batches_of_a_batch() -> None:
     x, scalar = torch.arange(6.0).reshape(6, 1), torch.tensor(2.0)
     parts = micro_batches({"x": x, "s": scalar}, 3)
     assert [p["x"].flatten().tolist() for p in parts] == [[0, 1], [2, 3], [4, 5]]
@@ -39,7 +39,7 @@ def test_parts_of_a_batch() -> None:
     assert micro_batches({"x": x}, 1)[0]["x"] is x
 
 
-def test_gradients_of_the_parts_add_up_to_those_of_the_batch() -> None:
+def test_gradients_of_micro_batches_add_up_to_those_of_the_batch() -> None:
     step = make_step(4)
     graph = add_optimizer(differentiate(capture(step)))
     joint = graph.functions["joint"]

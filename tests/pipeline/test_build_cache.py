@@ -1,4 +1,4 @@
-"""An unchanged build comes from the cache, byte for byte, and is made anew where anything is missing."""
+"""An unchanged build comes from the cache, byte for byte. Entries that are damaged or missing are built again."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_unchanged_build_is_the_same_one(first, compilations, tmp_path):
     assert np.isfinite(loss)
 
 
-def test_an_artifact_that_is_there_is_replaced(first, tmp_path):
+def test_an_older_artifact_is_replaced(first, tmp_path):
     store, directory, _ = first
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "manifest.json").write_text("{}")
@@ -134,7 +134,7 @@ def test_a_damaged_artifact_is_compiled_again_and_kept(first, damage, compilatio
         changed = files(tmp_path / "into") | {"state.irpa": b"other"}
         store.put(ARTIFACT, entry.path.name, changed)
     assert not run(store, tmp_path / "out").cached
-    assert compilations == []  # the compiled file is an entry of its own
+    assert compilations == []  # the compiled file has its own entry
     assert files(tmp_path / "out") == files(directory)
     assert run(store, tmp_path / "out").cached
 
@@ -156,8 +156,8 @@ def test_a_damaged_module_is_compiled_again(first, compilations, tmp_path):
     assert compilations == ["llvm-cpu"]
 
 
-def test_what_was_not_verified_is_not_kept(first, tmp_path):
-    """Another time it may be possible: the device may be there then."""
+def test_an_unverified_artifact_is_not_kept(first, tmp_path):
+    """The device may be available at the next build."""
     _, _, made = first
     artifact = made.artifact
     manifest = replace(
@@ -172,7 +172,7 @@ def test_what_was_not_verified_is_not_kept(first, tmp_path):
     assert loaded.manifest == artifact.manifest
 
 
-def test_a_record_keeps_what_json_cannot(tmp_path, first):
+def test_a_record_keeps_infinite_tolerances(tmp_path, first):
     _, _, made = first
     report = made.artifact.reports["llvm-cpu"]
     infinite = Report((replace(report.comparisons[0], allowed=float("inf")),), report.steps, report.oracle)

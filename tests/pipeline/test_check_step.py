@@ -1,4 +1,4 @@
-"""`irongrad check` says all that is refused of a step at once, also of one that cannot be captured."""
+"""`irongrad check` reports all refusals of a step at once, even if the step cannot be captured."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def of(model: nn.Module, optimizer: type[torch.optim.Optimizer] = torch.optim.SG
 
 
 def refused(report: Report, function: object) -> set[tuple[str, str]]:
-    """The operators, without their overloads, and the comments at the lines of `function`."""
+    """The refused operators, without their overloads, each with the comment at its line of `function`."""
     lines, start = inspect.getsourcelines(function)
     marks = {f"{__file__}:{start + i}": text.partition("# ")[2].strip() for i, text in enumerate(lines)}
     places = [(r.operator.partition(",")[0], ":".join(r.line.split(":")[:2])) for r in report.refusals]
@@ -94,15 +94,15 @@ CASES = [
 
 
 @pytest.mark.parametrize(("body", "expected"), CASES, ids=lambda c: getattr(c, "__name__", None))
-def test_all_of_a_forward_is_refused_at_once(body, expected):
+def test_all_refusals_of_a_forward_are_reported_at_once(body, expected):
     assert refused(of(Model(body)), body) == expected
 
 
-def test_what_is_refused_of_an_update_has_its_line_also_without_a_forward():
+def test_a_refusal_in_the_update_has_its_line_even_if_the_forward_is_refused():
     assert (FOREIGN, "the update") in refused(of(Model(lambda y: y * y.sum().item()), Own), Own)
 
 
-def test_a_complex_state_is_refused_with_all_else():
+def test_complex_state_is_refused_together_with_operators():
     class Turned(Model):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (foreign(x) @ self.w) * self.turn.real  # both
@@ -113,7 +113,7 @@ def test_a_complex_state_is_refused_with_all_else():
     assert refused(report, Turned) == {("state 'turn'", "elsewhere"), (FOREIGN, "both")}
 
 
-def test_compiling_says_all_at_once_too(tmp_path):
+def test_compilation_reports_all_refusals_at_once_too(tmp_path):
     model = Model(complex_ones)
     step = ig.TrainStep(model, lambda y: y.sum(), torch.optim.SGD(model.parameters()), {"x": torch.ones(3, 3)})
     with pytest.raises(UnsupportedOpError, match="^3 operators cannot be compiled") as caught:

@@ -1,4 +1,4 @@
-"""A budget of memory is held by what IREE allocates."""
+"""The transients that IREE allocates fit into the memory budget."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def record(before: int, after: int, function: str = "joint") -> PassRecord:
     return PassRecord("rematerialise", function, 0.0, (9, 9), True, stats)
 
 
-def test_a_step_takes_what_its_largest_bucket_does() -> None:
+def test_the_budget_is_that_of_the_largest_bucket() -> None:
     budget = budget_of(PASSES, [record(1000, 480), record(400, 300, "joint@n16")])
     assert budget is not None
     assert (budget.limit, budget.unlimited, budget.planned, budget.is_smallest) == (500, 1000, 480, False)
@@ -49,7 +49,7 @@ def test_only_entry_points_with_a_limit_are_compared() -> None:
     assert over.value.allocated == 520
 
 
-def test_the_next_plan_is_less_by_what_was_missed_and_the_last_the_smallest() -> None:
+def test_the_next_plan_shrinks_by_the_excess_and_the_last_is_the_smallest() -> None:
     budget = budget_of(PASSES, [record(1000, 480)])
     ratios = []
     for round_ in range(1, ROUNDS):
@@ -61,7 +61,7 @@ def test_the_next_plan_is_less_by_what_was_missed_and_the_last_the_smallest() ->
     assert ratios == [1.1] * (ROUNDS - 2) + [math.inf]
 
 
-def test_where_no_plan_is_smaller_the_least_that_was_reached_is_said() -> None:
+def test_if_no_plan_is_smaller_the_error_names_the_least_memory_that_was_reached() -> None:
     passes = (PASSES[0], Rematerialise("50%", ratio=1.2))
     budget = budget_of(passes, [record(100 * 1024, 42 * 1024)])
     assert budget is not None
@@ -71,7 +71,7 @@ def test_where_no_plan_is_smaller_the_least_that_was_reached_is_said() -> None:
 
 
 def make_step(**options: Any) -> ig.TrainStep:
-    """Layers whose backward can compute much again: GELU and normalisations between products."""
+    """Layers with much to recompute in the backward: GELU and normalisations between products."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)) for _ in range(3)]
     model = nn.Sequential(*layers, nn.Linear(32, 4))
@@ -80,7 +80,7 @@ def make_step(**options: Any) -> ig.TrainStep:
 
 
 def compiled(directory: Path, max_memory: str, step: ig.TrainStep | None = None) -> tuple[int, int, float]:
-    """Of a step under a budget: what IREE allocates, what it may, and the ratio of its last plan."""
+    """Compile a step under a budget: the bytes that IREE allocates, their limit, and the ratio of the last plan."""
     manifest = ig.compile(
         step or make_step(), directory, entry_points=("train_step",), max_memory=max_memory, cache=False
     ).manifest
@@ -117,7 +117,7 @@ def test_with_buckets_the_largest_fits(tmp_path: Path) -> None:
     assert limit / 2 < allocated <= limit
 
 
-def test_half_of_its_memory_is_enough_for_the_first_plans_of_the_largest_resnet(
+def test_the_first_plan_of_a_resnet_fits_into_half_of_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -1,4 +1,4 @@
-"""What is said of memory: predicted, allocated by IREE, and decided value by value."""
+"""The report of memory: the prediction, the bytes that IREE allocates, and the decision for each value."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_prediction_is_within_a_tenth_of_what_iree_allocates(artifact: Artifact)
 
 
 class Looped(nn.Module):
-    """A recurrence, and one of two layers."""
+    """A recurrence, and a branch to one of two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Looped(nn.Module):
         return torch.cond(state.sum() > 0, self.last, self.other, (state,))
 
 
-def test_what_has_a_loop_and_a_branch_is_predicted(tmp_path: Path) -> None:
+def test_the_memory_of_a_loop_and_a_branch_is_predicted(tmp_path: Path) -> None:
     model = Looped()
     step = ig.TrainStep(
         model,

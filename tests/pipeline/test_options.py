@@ -1,4 +1,4 @@
-"""What `ig.compile` takes by name."""
+"""The options of `ig.compile` and their flags."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_choice_reaches_the_options(tmp_path: Path):
         assert make_options(tmp_path / "out", **{name: value}) != plain, name
 
 
-def test_compile_says_that_it_does_not_know_a_name(mlp_step: ig.TrainStep, tmp_path: Path):
+def test_compile_refuses_an_unknown_option(mlp_step: ig.TrainStep, tmp_path: Path):
     with pytest.raises(TypeError, match=r"compile\(\) got an unexpected keyword argument 'stop_after'"):
         ig.compile(mlp_step, tmp_path / "out", stop_after="capture")  # type: ignore[call-arg]
 

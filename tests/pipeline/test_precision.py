@@ -1,4 +1,4 @@
-"""Mixed precision and loss scaling beside eager `torch.autocast` and `torch.amp.GradScaler`, on graphs run by eager."""
+"""Step graphs with mixed precision and loss scaling agree with eager `torch.autocast` and `torch.amp.GradScaler`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def graph_of(step: ig.TrainStep) -> StepGraph:
 
 
 class Running:
-    """A step graph as eager runs it: the state, and its functions one after the other."""
+    """Runs the functions of a step graph in eager, and keeps the state between steps."""
 
     def __init__(self, graph: StepGraph) -> None:
         self.graph = graph
@@ -49,7 +49,7 @@ class Running:
 
 
 class Net(nn.Module):
-    """Operators that autocast runs in half precision, in float32, and in whatever they get; a region without it."""
+    """Operators that autocast runs in half precision, in float32 and in their inputs' dtype; a region without it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,8 +78,8 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("precision", HALVES)
-def test_loss_and_gradients_are_those_of_eager_autocast(precision: str) -> None:
-    """As near to float64 as eager autocast is, and no nearer than half precision can be."""
+def test_loss_and_gradients_agree_with_eager_autocast(precision: str) -> None:
+    """As close to float64 as eager autocast is, and no closer than half precision can be."""
     step = make_step(precision=precision, loss_scale=1.0)
     values = Running(graph_of(step)).step(**step.inputs)
     model, exact = copy.deepcopy(step.model), copy.deepcopy(step.model).double()
@@ -98,8 +98,8 @@ def test_loss_and_gradients_are_those_of_eager_autocast(precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["f32", *HALVES])
-def test_values_are_of_the_users_lines(precision: str) -> None:
-    """Of the whole step under autocast, and of the region without it."""
+def test_products_keep_the_users_lines(precision: str) -> None:
+    """Under the autocast of the whole step, and in the region without it."""
     joint = differentiate(capture(make_step(precision=precision)))
     assert joint.eval is not None
     assert joint.predict is not None
@@ -113,7 +113,7 @@ def test_values_are_of_the_users_lines(precision: str) -> None:
 
 
 class Dtypes(TorchDispatchMode):
-    """The dtypes of what products, softmax and norms return, in order."""
+    """Records the operators that run and the dtypes of their results, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class Dtypes(TorchDispatchMode):
 
 @pytest.mark.parametrize("precision", HALVES)
 def test_operators_run_in_the_dtypes_of_autocast(precision: str) -> None:
-    """`precision` and a `torch.autocast` around the model are one thing, and so are their operators."""
+    """`precision` runs the same operators, in the same dtypes, as a `torch.autocast` around the model."""
     step = make_step(precision=precision)
     program = capture(step).train.module(check_guards=False)
     with Dtypes() as captured:
@@ -167,7 +167,7 @@ def test_an_autocast_region_of_the_users_own_is_kept() -> None:
 
 
 class Composite(nn.Module):
-    """Operators made of products: autocast has no rule for them, only for what they are made of."""
+    """Composite operators: autocast has rules only for the products that they consist of."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Composite(nn.Module):
 
 @pytest.mark.parametrize("precision", HALVES)
 def test_parts_of_composite_operators_run_as_in_eager_autocast(precision: str) -> None:
-    """In prediction too, and where a product gets one matrix in half precision and one in float32."""
+    """In prediction too, and in a product of one matrix in half precision and one in float32."""
     torch.manual_seed(0)
     model = Composite()
     inputs = {"x": torch.randn(12, 8), "y": torch.randint(0, 4, (12,))}
@@ -201,7 +201,7 @@ def test_parts_of_composite_operators_run_as_in_eager_autocast(precision: str) -
 
 
 def eager_steps(step: ig.TrainStep, scaler: torch.amp.GradScaler, batches: list[dict[str, torch.Tensor]]):
-    """Train as PyTorch's documentation does, and yield what there is after every step."""
+    """Train as PyTorch's documentation does; yield the loss, the model and the scaler after every step."""
     model, optimizers = copy.deepcopy((step.model, list(step.optimizers)))
     for batch in batches:
         for optimizer in optimizers:
@@ -235,8 +235,8 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_steps_are_those_of_grad_scaler(name: str) -> None:
-    """Overflow in the first step and between others, growth after every third, in f16 with clipping."""
+def test_steps_agree_with_grad_scaler(name: str) -> None:
+    """In f16 with clipping: overflow in the first and in later steps, and growth after three steps without overflow."""
     options = {"init_scale": 1024.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 3}
     scaler = torch.amp.GradScaler("cpu", **options)
     step = make_step(OPTIMIZERS[name], precision="f16", loss_scale=scaler, clip_grad_norm=0.5)
@@ -264,7 +264,7 @@ def test_steps_are_those_of_grad_scaler(name: str) -> None:
 
 
 def test_each_optimizer_skips_for_its_own_gradients() -> None:
-    """GradScaler skips the optimizer whose gradients overflow, and backs off for all."""
+    """GradScaler skips the optimizer whose gradients overflow, and reduces the scale for all."""
 
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Steps and functions that draw random numbers: verified against the oracle, repeatable, and resumed as they were."""
+"""Steps and functions that draw random numbers: verified against the oracle, repeatable, and resumable."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from irongrad.runtime.errors import GuardError, UnsupportedOpError, UserError
 from irongrad.runtime.manifest import DRAWS, SEED
 from tests.operators.random.test_random import KNOWN
 
-# An artifact that was never saved is deleted with its function.
+# A compiled function that was never saved deletes its artifact, with this warning.
 pytestmark = pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")
 
 
 class Drops(nn.Module):
-    """Attention with dropout, run again in the backward; a GRU; noise in evaluation."""
+    """Attention with dropout, which the backward recomputes; a GRU; noise, in evaluation too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ BATCH = {n: t.numpy() for n, t in make_step().inputs.items()}
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled, so verified over three steps of every entry point."""
+    """Compilation verifies three steps of every entry point."""
     directory = tmp_path_factory.mktemp("random") / "artifact"
     ig.compile(make_step(seed=7), directory)
     return directory
@@ -82,7 +82,7 @@ def test_every_step_draws_anew(session: Session) -> None:
     assert not np.array_equal(session.predict(x=BATCH["x"]), session.predict(x=BATCH["x"]))
 
 
-def test_a_resumed_run_draws_what_it_would_have_drawn(session: Session, artifact: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_draws_the_same_numbers(session: Session, artifact: Path, tmp_path: Path) -> None:
     losses(session, 2)
     session.save(tmp_path / "two.safetensors")
     expected = losses(session, 3)
@@ -144,7 +144,7 @@ def draw_everything(x: torch.Tensor) -> list[torch.Tensor]:
     ]
 
 
-def test_a_function_that_draws_is_one_of_a_seed(tmp_path: Path) -> None:
+def test_draws_of_a_function_depend_on_its_seed_alone(tmp_path: Path) -> None:
     x = torch.randn(8, 8)
     compiled = ig.compile_function(draw_everything, (x,))
     default, third = compiled(x.numpy()), compiled(x.numpy(), seed=3)
@@ -156,7 +156,7 @@ def test_a_function_that_draws_is_one_of_a_seed(tmp_path: Path) -> None:
         assert np.array_equal(a, d)
 
 
-def test_gradients_of_a_function_that_draws_and_is_run_again() -> None:
+def test_gradients_of_a_function_that_draws_and_is_recomputed() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         for _ in range(2):
             x = checkpoint(lambda h: functional.dropout(torch.tanh(h @ w), 0.5), x, use_reentrant=False)
@@ -173,6 +173,6 @@ def test_a_function_that_draws_nothing_takes_no_seed() -> None:
         compiled(np.ones(2, np.float32), seed=1)
 
 
-def test_a_function_that_cannot_be_drawn_is_refused() -> None:
+def test_an_unsupported_distribution_is_refused() -> None:
     with pytest.raises(UnsupportedOpError, match=r"test_random.py:\d+: .*aten.poisson"):
         ig.compile_function(lambda x: torch.poisson(x), (torch.ones(3),))

@@ -37,7 +37,7 @@ def run(*arguments: object) -> dict[str, object]:
 
 
 def replace_file(directory: Path, name: str, content: bytes) -> None:
-    """Another file, which the manifest takes for right."""
+    """Replace a file of the artifact, and its hash in the manifest."""
     (directory / name).write_bytes(content)
     manifest = read_manifest(directory)
     write_manifest(replace(manifest, files=manifest.files | {name: file_spec(directory / name)}), directory)
@@ -85,7 +85,7 @@ def test_wrong_numbers_leave_the_artifact_as_it_was(copy, monkeypatch):
 
 
 def _compiled_before(directory: Path):
-    """In place of iree-compile: the file that is there."""
+    """A stand-in for iree-compile that returns the compiled file of the artifact."""
 
     def compile_module(module, target, *arguments):
         (spec,) = read_manifest(directory).targets
@@ -115,7 +115,7 @@ def test_a_module_that_this_iree_cannot_read_is_a_toolchain_error(copy):
         rebuild(copy)
 
 
-def test_an_artifact_that_does_not_say_its_targets_needs_them(copy):
+def test_an_artifact_without_its_targets_requires_the_option(copy):
     manifest = read_manifest(copy)
     old = replace(manifest, targets=tuple(replace(t, asked="") for t in manifest.targets))
     write_manifest(old, copy)

@@ -58,7 +58,7 @@ ig.compile(net.make_step(), output, entry_points=("train_step",))
 
 
 def compiled(folder: Path, output: str, directory: Path, seed: str, before: int) -> dict[str, str]:
-    """Compile, after `before` other steps in the same process; what each file of the artifact hashes to."""
+    """Compile after `before` other steps in the same process; return the hash of each file of the artifact."""
     folder.mkdir(parents=True)
     directory.mkdir(exist_ok=True)
     (folder / "net.py").write_text(NET)

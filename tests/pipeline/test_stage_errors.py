@@ -1,4 +1,4 @@
-"""No error of a stage reaches the user raw, and `check` says what `compile` says."""
+"""Every error of a stage names the stage or the user's line, and `check` reports the errors of `compile`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from irongrad.targets import parse_target
 HERE = str(Path(__file__).resolve())
 
 
+# Like the model of test_check_step.py: refusals have to name lines of the file of the test.
 class Model(nn.Module):
     def __init__(self, body: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()

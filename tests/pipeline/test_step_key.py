@@ -169,7 +169,7 @@ def test_every_change_of_the_step_changes_its_key(options, plain):
 
 
 class AtLeast(Net):
-    """Decides on a size: `least` is in no graph."""
+    """Takes a Python decision on a size, with a number that is in no graph."""
 
     least = 2
 
@@ -204,7 +204,7 @@ def test_every_change_of_sizes_that_vary_changes_the_key(options):
 
 
 def test_the_line_of_an_operator_is_in_the_key(options):
-    """It is in the artifact too."""
+    """The artifact holds the line too."""
     source = "\n\ndef loss(a, b):\n    return (a - b).square().mean()\n"
     first, later = {}, {}
     exec(compile(source, "mine.py", "exec"), first)
@@ -218,7 +218,7 @@ def test_every_option_changes_the_key(options):
         {},
         {"targets": (parse_target("llvm-cpu:cpu=x86-64-v3"),)},
         {"passes": options.passes[:-1]},
-        {"passes": (*options.passes, Rematerialise("50%"))},  # as `max_memory` has it
+        {"passes": (*options.passes, Rematerialise("50%"))},  # the form in which `max_memory` adds it
         {"disabled_module_passes": ("drop-index-checks",)},
         {"tune": True},
         {"route": "stablehlo"},
@@ -300,7 +300,7 @@ class Double(torch.autograd.Function):
         return 2 * gradient
 
 
-def test_a_users_autograd_function_is_a_matter_of_its_step_alone(options):
+def test_an_autograd_function_removes_the_key_of_its_own_step_only(options):
     class Doubling(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return Double.apply(super().forward(x))
@@ -309,15 +309,15 @@ def test_a_users_autograd_function_is_a_matter_of_its_step_alone(options):
     assert key(make_step(), options) is not None
 
 
-def test_values_that_python_alone_can_tell_apart_are_unknown():
+def test_different_values_have_different_descriptions_and_functions_none():
     with pytest.raises(UnknownValueError, match="function"):
         described([lambda: None])
     values = [1, 1.0, True, "1", None, [1], (1,), {1: 1}, torch.ones(1), torch.ones(1, 1), torch.ones(1).double()]
     assert len({repr(described(v)) for v in values}) == len(values)
 
 
-def test_a_field_that_is_yet_to_come_is_in_the_key(options):
-    """Of a step or of the options: forgetting one there would hand out artifacts of another."""
+def test_a_field_added_later_is_in_the_key(options):
+    """A field of a step or of the options. If the key left it out, the cache would return another step's artifact."""
 
     @dataclass(frozen=True)
     class Later(ig.TrainStep):

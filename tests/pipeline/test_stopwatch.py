@@ -1,4 +1,4 @@
-"""Functions measured on this machine, each compiled by itself."""
+"""The stopwatch measures functions on this machine, each compiled alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_candidates_are_measured_once(tmp_path, monkeypatch):
 
 
 def test_the_fastest_round_counts_and_the_first_calls_do_not(monkeypatch):
-    """By a clock that only calls move, as other work on the machine moves the real one."""
+    """Only calls advance this clock; other work on the machine would disturb the real one."""
     now = 0.0
     took = {
         "steady": iter([9.0, *[2.0] * (1 + stopwatch.ROUNDS)]),

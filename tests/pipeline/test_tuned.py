@@ -1,4 +1,4 @@
-"""A step whose convolutions took the forms that were the fastest by measurement."""
+"""With `tune`, each convolution takes the form that is fastest by measurement."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_step():
 
 
 class Watch:
-    """Says that Winograd's forms are the fastest, and then what the table of costs does not take."""
+    """Reports Winograd's forms as the fastest, then forms that the table of costs would not choose."""
 
     def __init__(self, targets, store, on_start):
         self.on_start = on_start
@@ -50,7 +50,7 @@ def tuned_fixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifact, l
     return artifact, asked
 
 
-def test_the_manifest_says_what_was_chosen_from_what(tuned):
+def test_the_manifest_lists_the_chosen_forms_and_their_times(tuned):
     choices = {c.what: c for c in tuned[0].manifest.tuned}
     first = choices["forward 8x16x16x16 32x16x3x3 stride 1,1 padding 1,1 dilation 1,1"]
     assert first.chosen == "winograd"

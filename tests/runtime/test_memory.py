@@ -85,7 +85,7 @@ with open("/proc/self/smaps") as file:
 """
 
 
-@pytest.mark.skipif(not LEFT_TO_PROCESSES, reason="large pages are not left to processes here")
+@pytest.mark.skipif(not LEFT_TO_PROCESSES, reason="processes cannot choose large pages here")
 def test_malloc_places_memory_on_preferred_large_pages():
     found = [
         int(subprocess.run([sys.executable, "-c", ON_LARGE_PAGES, *preferred], capture_output=True, check=True).stdout)
@@ -105,7 +105,7 @@ from irongrad.runtime.memory import clear_early, keep_freed_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype = libc.memset.restype = ctypes.c_void_p
 libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-libc.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: where all memory is on large pages, few faults are all there are
+libc.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: with large pages there would be few faults anyway
 keep_freed_memory()
 size = 2**27
 if sys.argv[1:]:
@@ -117,7 +117,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks for glibc's malloc")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc's malloc")
 def test_memory_that_is_cleared_early_causes_no_later_page_faults() -> None:
     def faults(*arguments: str) -> int:
         command = [sys.executable, "-c", CLEARED, *arguments]

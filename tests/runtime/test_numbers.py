@@ -1,4 +1,4 @@
-"""Inputs of rank 0 that are given as numbers, and tied tensors of the state under all their names."""
+"""Inputs of rank 0 may be Python numbers, and the state has tied tensors under all their names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def number(dtype: str, value: Any) -> Any:
         ("complex64", 1 + 2j, 1 + 2j),
     ],
 )
-def test_a_number_that_the_dtype_holds_is_taken(dtype: str, value: Any, held: Any) -> None:
+def test_a_number_that_the_dtype_holds_is_accepted(dtype: str, value: Any, held: Any) -> None:
     array = number(dtype, value)
     assert (array.shape, array.dtype.name) == ((), dtype)
     assert array == held
@@ -104,7 +104,7 @@ def test_tied_tensors_have_all_their_names(tied: tuple[ig.TrainStep, Path], tmp_
     assert set(step.model.state_dict()) <= set(state)
     assert state["head.weight"] is state["embedding.weight"]
     np.testing.assert_array_equal(state["seen"], [1, 1, 1])
-    # Adam's counters, one tensor for the module, are no tensors of the model.
+    # In the module Adam's counters are one tensor. Only tensors of the model get all their names.
     assert "optimizer/step/head.weight" not in state
     session.save(tmp_path / "saved.safetensors")
     other = Session(directory)

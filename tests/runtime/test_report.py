@@ -1,4 +1,4 @@
-"""A report says how tight it is, and what it cannot judge."""
+"""A report states how tight its tolerances are, and which values it cannot judge."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_a_value_that_is_zero_but_for_rounding_is_judged_to_be_zero() -> None:
     assert exactly.tightness.tolerance_largest == pytest.approx(0.02)
     assert of(one("gradient/0/a", 0.0, 1e-7, 2.0), one("gradient/0/b", 1e-2, 0.1, 1e-17)).unjudged
     moments = of(one("state/1/optimizer/square/a", 0.0, 1e-9, 1e-9), one("state/1/a", 0.0, 1e-7, 3.0))
-    assert moments.unjudged_values == ("state/1/optimizer/square/a",)  # its kind is as small as it is
+    assert moments.unjudged_values == ("state/1/optimizer/square/a",)  # all values of this kind are as small
 
 
 def test_a_check_without_an_oracle_is_judged() -> None:
     assert not of(Comparison("train_step, lr=0", "state/0/w", 0.0, 0.0)).unjudged
 
 
-def test_the_shares_are_those_of_values_with_a_bound() -> None:
+def test_tightness_counts_values_with_a_finite_tolerance() -> None:
     report = of(
         one("loss/0/", 0.1, 1.0, 10.0, 1),
         one("gradient/0/a", 0.1, 0.2, 10.0, 5),
@@ -59,7 +59,7 @@ def test_the_shares_are_those_of_values_with_a_bound() -> None:
 GOLDEN = Golden(1, "float64", {}, {}, {})
 
 
-def test_an_error_of_what_cannot_be_judged_is_no_bug() -> None:
+def test_an_error_of_a_value_that_cannot_be_judged_is_no_bug() -> None:
     report = of(one("gradient/0/a", 3.0, 2.0), one("loss/0/", 0.1, 0.2))
     with pytest.raises(VerificationError, match="cannot be judged") as caught:
         check_report(report, GOLDEN)
@@ -67,7 +67,7 @@ def test_an_error_of_what_cannot_be_judged_is_no_bug() -> None:
     assert "bug" not in str(caught.value)
 
 
-def test_an_error_of_what_can_be_judged_is_one() -> None:
+def test_an_error_of_a_value_that_can_be_judged_is_a_bug() -> None:
     report = of(one("gradient/0/a", 3.0, 2.0), one("loss/0/", 0.3, 0.2))
     with pytest.raises(VerificationError, match="in 2 of 2 values") as caught:
         check_report(report, GOLDEN)

@@ -21,7 +21,7 @@ ig.compile_function(function, arguments, gradients=True)
 
 
 def test_a_gelu_after_a_product_runs_on_the_workers_stack():
-    """Runs in a new process: with 16 by 16 tiles and stacks of 128 KiB it ends with a segmentation fault."""
+    """In a new process, because a stack of 128 KiB ends in a segmentation fault (with 16 by 16 tiles)."""
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr)
 

@@ -27,7 +27,7 @@ def error_of_one(value: float, expected: float) -> float:
 
 
 @given(pairs=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=5), dtype=st.sampled_from(DTYPES[:4]))
-def test_the_largest_error_is_that_of_some_element(pairs: list[tuple[float, float]], dtype: type) -> None:
+def test_the_largest_error_is_the_maximum_over_elements(pairs: list[tuple[float, float]], dtype: type) -> None:
     value, expected = (np.array([p[i] for p in pairs], dtype) for i in (0, 1))
     wide = expected.astype(np.float64)
     errors = [error_of_one(float(v), float(e)) for v, e in zip(value, wide, strict=True)]

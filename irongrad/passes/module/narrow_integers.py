@@ -22,7 +22,7 @@ from iree.compiler import ir
 from irongrad.diagnostics.toolchain_errors import toolchain_error
 from irongrad.mlir.integer_bounds import upper_bound
 from irongrad.mlir.tools import run_tool
-from irongrad.mlir.walk import bytecode_of
+from irongrad.mlir.walk import bytecode_of, named_in
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModuleContext, ModulePass
 from irongrad.runtime.errors import UnsupportedOpError
@@ -126,9 +126,9 @@ def _graph_alone(bytecode: bytes) -> bytes:
     (declaration,) = declared.body.operations
     declaration.detach_from_parent()
     module.body.append(declaration)
-    for constant in _named(module, "arith.constant"):
+    for constant in named_in(module, "arith.constant"):
         _fit(constant)
-    for shift in _named(module, "arith.shrui", "arith.shrsi", "arith.shli"):
+    for shift in named_in(module, "arith.shrui", "arith.shrsi", "arith.shli"):
         _replace_high_word(shift)
     return bytecode_of(module)
 
@@ -157,18 +157,6 @@ def _replace_high_word(shift: ir.Operation) -> None:
         zero = ir.Operation.create("arith.constant", [wide], attributes={"value": ir.IntegerAttr.get(wide, 0)})
     shift.result.replace_all_uses_with(zero.result)
     shift.erase()
-
-
-def _named(module: ir.Module, *names: str) -> list[ir.Operation]:
-    found: list[ir.Operation] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name in names:
-            found.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return found
 
 
 def _fit(constant: ir.Operation) -> None:

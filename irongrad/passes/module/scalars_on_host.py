@@ -16,6 +16,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, func, tensor
 
 from irongrad.mlir.linalg import GENERIC
+from irongrad.mlir.walk import named_in
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModuleContext, ModulePass
 
@@ -87,7 +88,7 @@ class ScalarsOnHost(ModulePass):
             helper.detach_from_parent()
             module.body.append(helper)
         moved = 0
-        for operation in filter(_mentions_float64, _generics(module)):
+        for operation in filter(_mentions_float64, named_in(module, GENERIC, "linalg.fill")):
             with operation.location:
                 if _is_scalar(operation):
                     _compute_on_host(operation)
@@ -96,18 +97,6 @@ class ScalarsOnHost(ModulePass):
                     _round_operands(operation)
                     _round_constants(operation)
         return PassResult(True, {"moved": moved})
-
-
-def _generics(module: ir.Module) -> list[ir.Operation]:
-    found: list[ir.Operation] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name in (GENERIC, "linalg.fill"):
-            found.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return found
 
 
 def _mentions_float64(operation: ir.Operation) -> bool:

@@ -7,29 +7,22 @@ Capture detects both and reports the user's line.
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from unittest import mock
 
 import torch
 from torch import nn
 from torch._dynamo.exc import UncapturedHigherOrderOpError
-from torch._library import simple_registry
-from torch._library.effects import EffectHolder
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
 from irongrad.diagnostics import capture_errors, source_lines
 from irongrad.graph.derivatives import track_inputs
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.flat_graph import FlatGraph, is_inlined, regions_of
-from irongrad.graph.subgraphs import aliases_allowed
 from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.random import Draws, draws, is_random, undrawable
 from irongrad.pipeline.capture import autograd_functions, hooks, repeatable, side_effects
@@ -37,20 +30,20 @@ from irongrad.pipeline.capture.cumulative_averages import cumulative_averages
 from irongrad.pipeline.capture.derivatives import evaluated, recorded_derivatives
 from irongrad.pipeline.capture.function_transforms import expand_transforms
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
-from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
+from irongrad.pipeline.capture.modes import mode
+from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm, recurrent_layers
 from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
 from irongrad.pipeline.capture.size_decisions import kept_decisions
 from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_multiples
 from irongrad.pipeline.capture.sparse import refuse_sparse
+from irongrad.pipeline.capture.step_modules import PiecesModule, PredictModule, StepModule
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.capture.written_windows import as_strided_where_written
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
 from irongrad.step.borrow import borrowed, unchanged
 from irongrad.step.train_step import INFERENCE, Call, TrainStep, call_of, micro_batches
-
-MODEL_PREFIX = "model."
 
 
 @dataclass(frozen=True)
@@ -81,196 +74,6 @@ class CapturedStep:
     def programs(self) -> list[ExportedProgram]:
         """The programs that were exported."""
         return [p for p in (self.train, self.eval, self.predict) if p is not None]
-
-
-class StepModule(nn.Module):
-    """The model and its loss as one module that takes positional inputs, in the order of `TrainStep.inputs`.
-
-    Attributes:
-        untrained: the paths of parameters that no optimizer updates.
-    """
-
-    def __init__(self, step: TrainStep) -> None:
-        super().__init__()
-        self.model = step.model
-        self._loss = step.loss if not isinstance(step.loss, nn.Module) else None
-        if isinstance(step.loss, nn.Module):
-            self.loss = step.loss
-        self._inside = step.loss is None
-        self._call = call_of(step)
-        self._names = tuple(step.inputs)
-        self.autocast = step.autocast
-        trained = set(map(id, step.trained))
-        named = self.named_parameters(remove_duplicate=False)
-        self.untrained = frozenset(path for path, p in named if id(p) not in trained)
-
-    def outputs(self, inputs: dict[str, torch.Tensor]) -> object:
-        """Call the model with its own inputs, and return its output."""
-        call = self._call
-        keyword = {n: inputs[n] for n in call.keyword if n in inputs}
-        return self.model(*(inputs[n] for n in call.positional), **keyword)
-
-    def forward(self, *values: torch.Tensor) -> torch.Tensor:
-        """Return the loss, a scalar tensor."""
-        with self.autocast():
-            return self._evaluate(*values)
-
-    def _evaluate(self, *values: torch.Tensor) -> torch.Tensor:
-        inputs = dict(zip(self._names, values, strict=True))
-        return self.loss_of(self.outputs(inputs), inputs)
-
-    def loss_of(self, output: object, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Compute the loss from the model's output.
-
-        Raises:
-            CaptureError: the loss is not a tensor.
-        """
-        if self._inside:
-            return loss_of(output)
-        function = self._loss if self._loss is not None else self.loss
-        loss = function(output, *(inputs[n] for n in self._call.targets))
-        if not isinstance(loss, torch.Tensor):
-            raise CaptureError(
-                f"{source_lines.where(function)}: the loss is a {type(loss).__name__}, not a tensor. Return a scalar "
-                "tensor alone, such as loss.mean()"
-            )
-        return loss
-
-
-class PiecesModule(StepModule):
-    """The step module of a step in two pieces: returns the loss and the model's outputs, which Python reads."""
-
-    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the loss and the model's output tensors, detached."""
-        loss, outputs = self.named(*values)
-        return (loss, *outputs.values())
-
-    def named(self, *values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the loss, and the model's detached output tensors by name."""
-        inputs = dict(zip(self._names, values, strict=True))
-        with self.autocast():
-            output = self.outputs(inputs)
-            outputs = {name: tensor.detach() for name, tensor in flatten_outputs(output).items()}
-            return self.loss_of(output, inputs), outputs
-
-
-class PredictModule(nn.Module):
-    """The model alone: returns its outputs as a flat tuple of tensors, without a loss that it computes itself."""
-
-    def __init__(self, module: StepModule, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.model = module.model
-        self._module = (module,)  # the tuple hides its parameters from nn.Module, which would register them again
-        self._names = names
-
-    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the model's output tensors in the order of `output_names`."""
-        return tuple(self.named(*values).values())
-
-    def named(self, *values: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the model's output tensors by name."""
-        module = self._module[0]
-        with module.autocast():
-            outputs = flatten_outputs(module.outputs(dict(zip(self._names, values, strict=True))))
-        if module._inside:
-            outputs.pop("loss", None)
-        return outputs
-
-
-@contextmanager
-def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
-    """While open, `module` is in training or evaluation mode; on exit, each submodule gets its own mode back.
-
-    A module that is already in training mode keeps its submodules' modes. So a BatchNorm that the user froze with
-    `.eval()` stays frozen in the training graph.
-    """
-    before = [(m, m.training) for m in module.modules()]
-    if not training or not module.training:
-        with mock.patch.object(nn.Module, "train", _set_mode):
-            _set_mode_of(module, training)
-    try:
-        yield
-    finally:
-        for submodule, was in before:
-            submodule.training = was
-
-
-def _set_mode(module: nn.Module, mode: bool = True) -> nn.Module:
-    """Do what `nn.Module.train` does, but leave out a submodule's method of that name that does something else."""
-    module.training = mode
-    for child in module.children():
-        _set_mode_of(child, mode)
-    return module
-
-
-def _set_mode_of(module: nn.Module, mode: bool) -> None:
-    parameters = list(inspect.signature(module.train).parameters.values())
-    takes_mode = bool(parameters) and (parameters[0].name == "mode" or isinstance(parameters[0].default, bool))
-    others = [p for p in parameters[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if takes_mode and not others:
-        module.train(mode)
-    else:
-        _set_mode(module, mode)
-
-
-@contextmanager
-def plain_operators() -> Iterator[None]:
-    """While open, attention and recurrent layers run as plain operators, not as fused kernels of this machine's CPU.
-
-    Only the plain operators decompose into operators that have a backward and that every target compiles.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # mkldnn.flags warns about Intel GPUs on exit
-        with (
-            sdpa_kernel([SDPBackend.MATH]),
-            torch.backends.mkldnn.flags(enabled=False),
-            torch.backends.nnpack.flags(enabled=False),  # PyTorch chooses it by batch size, which adds a guard
-            mock.patch("torch.nn.modules.transformer._detect_is_causal_mask", _is_said_to_be_causal),
-            # AOTAutograd would order these checks with tokens: further arguments and results of the graph. A compiled
-            # step raises no error, so their order is irrelevant.
-            mock.patch.object(_errors_of_linalg(), "_effect", None),
-            aliases_allowed(),
-            _inactive_dropouts_are_their_arguments(),
-        ):
-            yield
-
-
-@contextmanager
-def _inactive_dropouts_are_their_arguments() -> Iterator[None]:
-    """While open, a dropout that drops nothing returns its argument itself when it is traced, as it does in eager.
-
-    torch 2.13's decomposition in Python returns a copy, so that a write into the result does not reach the argument.
-    """
-    operator = torch.ops.aten.dropout.default
-    before = dict(operator.py_kernels)
-
-    def kernel(key: torch._C.DispatchKey) -> Callable[..., torch.Tensor]:
-        def dropout(input: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
-            result: torch.Tensor = before[key](input, p, train) if train and p else input
-            return result
-
-        return dropout
-
-    operator.py_kernels.update({key: kernel(key) for key in before})
-    operator._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        operator.py_kernels.update(before)
-        operator._dispatch_cache.clear()
-
-
-def _errors_of_linalg() -> EffectHolder:
-    """Return torch 2.13's record that the error check of a factorisation has an effect, because it raises."""
-    return simple_registry.singleton.find("aten::_linalg_check_errors").effect
-
-
-def _is_said_to_be_causal(mask: object, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """Tell from the flag alone whether a mask is causal.
-
-    nn.Transformer reads the mask's values for this. For a causal mask it takes a faster kernel with the same result.
-    """
-    return is_causal is True
 
 
 def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> CapturedStep:
@@ -514,8 +317,3 @@ def _refuse_undrawable(graph: GraphModule, *, once: bool = True) -> None:
             reason = "draws random numbers in a branch or a loop. Draw them before it, and hand them in"
         if reason is not None:
             raise UnsupportedOpError(f"{source_lines.line_of(node)}: {node.target} {reason}")
-
-
-def name_of(path: str) -> str:
-    """Return the state name for an attribute path of `StepModule`: the model's own name."""
-    return path.removeprefix(MODEL_PREFIX)

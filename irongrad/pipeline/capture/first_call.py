@@ -15,7 +15,8 @@ import torch
 
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.operators.decompositions.registry import BeforeAutograd
-from irongrad.pipeline.capture.capture import StepModule, mode
+from irongrad.pipeline.capture.modes import mode
+from irongrad.pipeline.capture.step_modules import StepModule
 from irongrad.step.borrow import Addition, borrowed
 from irongrad.step.train_step import TrainStep, micro_batches
 

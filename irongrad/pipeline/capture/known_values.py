@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from irongrad.diagnostics.source_lines import here
+from irongrad.pipeline.capture.module_calls import around_calls
 from irongrad.runtime.errors import CaptureError
 
 LARGEST = 2**20  # the most elements of a twin
@@ -141,12 +142,8 @@ class KnownValues:
         def close(module: nn.Module, inputs: object, output: object) -> None:
             self._is_open = False
 
-        hooks = [module.register_forward_pre_hook(bind), module.register_forward_hook(close)]
-        try:
+        with around_calls(module, bind, close):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def answer(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a function returns that reads values; NotImplemented if it reads none, or they are unknown."""

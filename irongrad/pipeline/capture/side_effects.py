@@ -26,6 +26,7 @@ from irongrad.diagnostics.source_lines import here, is_user_class, is_user_file,
 from irongrad.graph.flat_graph import FlatGraph
 from irongrad.pipeline.capture.attributes import Attributes
 from irongrad.pipeline.capture.known_values import StateUse
+from irongrad.pipeline.capture.module_calls import around_calls
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -56,7 +57,7 @@ def refused(module: nn.Module, use: StateUse) -> Iterator[None]:
     def compare(module: nn.Module, inputs: object, output: object) -> None:
         _check_unchanged(module, before.pop(), attributes, use)
 
-    with _around_calls(module, record, compare), attributes.watched(module) if use.watches else nullcontext():
+    with around_calls(module, record, compare), attributes.watched(module) if use.watches else nullcontext():
         yield
 
 
@@ -104,19 +105,8 @@ def assignments_as_updates(module: nn.Module) -> Iterator[None]:
             old.copy_(new.detach())
             modules[path]._buffers[name] = old
 
-    with _around_calls(module, record, write):
+    with around_calls(module, record, write):
         yield
-
-
-@contextmanager
-def _around_calls(module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> Iterator[None]:
-    """While open, `before` and `after` run around every call of `module`."""
-    hooks = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _python_state(module: nn.Module) -> _Snapshot:

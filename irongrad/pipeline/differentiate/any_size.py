@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from irongrad.diagnostics.source_lines import line_of
 from irongrad.graph.subgraphs import check_control_flow
 from irongrad.operators.legalize.retrace import Portable, interpret_eager
-from irongrad.pipeline.capture.capture import plain_operators
+from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.sizes.dimensions import is_condition
 from irongrad.sizes.symbols import environment_of, names_in

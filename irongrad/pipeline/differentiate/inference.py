@@ -21,7 +21,7 @@ from irongrad.graph.step_graph import Value
 from irongrad.operators.decompositions import is_ours
 from irongrad.operators.legalize.complex_numbers import at_fixed_sizes
 from irongrad.operators.random import is_random
-from irongrad.pipeline.capture.capture import plain_operators
+from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.differentiate.specialise import Interpret, Program
 from irongrad.pipeline.differentiate.state_names import StateNames
 from irongrad.runtime.errors import CaptureError

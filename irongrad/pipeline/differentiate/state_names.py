@@ -7,7 +7,7 @@ from torch import nn
 
 from irongrad.graph.step_graph import StateTensor
 from irongrad.operators.legalize.complex_numbers import refuse_complex
-from irongrad.pipeline.capture.capture import StepModule, name_of
+from irongrad.pipeline.capture.step_modules import StepModule, name_of
 from irongrad.runtime.manifest import Role
 
 

@@ -19,9 +19,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from irongrad.graph.step_graph import Range
 from irongrad.operators.random import is_random
+from irongrad.pipeline.guards.bound_rules.registry import expression_of
 from irongrad.pipeline.guards.index_ranges import is_within
 from irongrad.pipeline.guards.index_uses import Use, uses_of
-from irongrad.pipeline.guards.value_bounds import Bounds, expression_of
+from irongrad.pipeline.guards.value_bounds import Bounds
 
 aten = torch.ops.aten
 

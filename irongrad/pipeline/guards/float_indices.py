@@ -14,9 +14,9 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.fx import Node
 
+from irongrad.pipeline.guards.bound_rules.positions import WITH_PLACES
 from irongrad.pipeline.guards.early_checks import within
 from irongrad.pipeline.guards.index_uses import Use, operator_name, uses_of
-from irongrad.pipeline.guards.value_bounds import WITH_PLACES
 
 # Results of these are places or counts, whatever floats they are made from.
 _PLACES = WITH_PLACES | {"argmax", "argmin", "argsort", "searchsorted", "bucketize", "multinomial", "count_nonzero"}

@@ -25,9 +25,10 @@ from torch.fx import Node
 
 from irongrad.graph.movements import OF_ONE_TENSOR, Movement, names
 from irongrad.graph.step_graph import Range
+from irongrad.pipeline.guards.bound_rules.registry import expression_of
 from irongrad.pipeline.guards.index_uses import Use, arguments_of, is_integer, operator_name, uses_of
 from irongrad.pipeline.guards.intervals import INFINITE, Interval, at_most, cut_above
-from irongrad.pipeline.guards.value_bounds import Bounds, expression_of
+from irongrad.pipeline.guards.value_bounds import Bounds
 from irongrad.runtime.manifest import UNLIMITED
 from irongrad.sizes.dimensions import Names, named_size
 from irongrad.sizes.expressions import in_dimensions, symbol, unit_of

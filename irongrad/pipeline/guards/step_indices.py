@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_structure
 from irongrad.diagnostics.source_lines import quiet_export
 from irongrad.graph.derivatives import with_gradients
 from irongrad.graph.flat_graph import FlatGraph
-from irongrad.pipeline.capture.capture import CapturedStep, plain_operators
+from irongrad.pipeline.capture.capture import CapturedStep
+from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.guards.decisions import Checks, Decided, Decisions, EarlyProgram, Indices
 from irongrad.pipeline.guards.early_checks import Part, distances
 from irongrad.pipeline.guards.float_indices import clamp, float_indices

@@ -14,9 +14,11 @@ from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.step_graph import StepGraph
 from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.random import Draws
-from irongrad.pipeline.capture.capture import CapturedStep, PiecesModule, PredictModule, StepModule, mode, name_of
+from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.derivatives import evaluated
+from irongrad.pipeline.capture.modes import mode
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
+from irongrad.pipeline.capture.step_modules import PiecesModule, PredictModule, StepModule, name_of
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler, Skips
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise

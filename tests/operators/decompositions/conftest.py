@@ -18,7 +18,7 @@ from irongrad.frontends.compile_function import flat_function, trace_function
 from irongrad.graph.recorder import Decomposition, Operator
 from irongrad.operators.decompositions import decomposition_table
 from irongrad.operators.legalize import retrace
-from irongrad.pipeline.capture.capture import plain_operators
+from irongrad.pipeline.capture.plain_operators import plain_operators
 
 aten = torch.ops.aten
 

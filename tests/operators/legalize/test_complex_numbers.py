@@ -14,7 +14,7 @@ from irongrad.diagnostics import source_lines
 from irongrad.frontends.compile_function import _trace
 from irongrad.operators.legalize.complex_numbers import in_reals
 from irongrad.operators.legalize.retrace import interpret
-from irongrad.pipeline.capture.capture import plain_operators
+from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.runtime.errors import UnsupportedOpError
 
 Z = Callable[[Tensor, Tensor], Tensor]

@@ -31,7 +31,7 @@ def test_one_number_everywhere_becomes_full(apply):
     ]  # fmt: skip
 
 
-def test_what_a_number_is_written_over_is_not_the_result(apply):
+def test_a_number_copied_over_a_constant_is_the_result(apply):
     def fn(x):
         return x + aten.copy.default(torch.zeros(3), torch.full((), 2.0)), x * 1
 
@@ -84,14 +84,14 @@ def test_equal_literals_are_one(apply):
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda x: x + torch.arange(3, dtype=torch.float32) * 0.1,  # elements that round are no float64 numbers
-        lambda x: x * (torch.arange(3) > 1),  # booleans are no literals
+        lambda x: x + torch.arange(3, dtype=torch.float32) * 0.1,  # rounded elements have no exact float64 value
+        lambda x: x * (torch.arange(3) > 1),  # boolean literals are not made
         lambda x: (
             x + torch.full((), 0.1, dtype=torch.float32) * 0.1 * 0.1
-        ),  # rounds three times, and no float64 rounds to that
+        ),  # rounds three times, to a value that no single float64 number rounds to
     ],
 )
-def test_what_has_no_one_value_stays(apply, fn):
+def test_a_constant_without_an_exact_value_stays(apply, fn):
     done = apply(ConstantFolding(), fn, torch.randn(3))
     assert not _literals(done.after)
     assert done.operators["aten.mul.Tensor"] + done.operators["aten.gt.Scalar"] >= 1
@@ -127,7 +127,7 @@ def test_random_and_undefined_values_are_not_folded(step_of):
     start=st.sampled_from([0.1, 1, -3, 0.5, 1e30, -0.0]),
     steps=st.lists(st.tuples(st.integers(0, 5), st.sampled_from([2, 0.1, -1, 3.0, 1e-30])), max_size=5),
 )
-@example(start=1e30, steps=[(2, 1e-30)])  # finite in float64 alone
+@example(start=1e30, steps=[(2, 1e-30)])  # finite in float64, infinite in float32
 def test_folded_numbers_are_those_of_eager(apply, start, steps):
     operators = [torch.add, torch.mul, torch.div, torch.sub, lambda x, c: x.exp() * c, lambda x, c: x.abs().sqrt() + c]
 
@@ -150,7 +150,7 @@ def test_literals_compile():
 
 
 def test_masks_of_constants_are_left_to_be_computed(apply):
-    """Triangles and permutations, as in LU; with literals IREE 3.13.0 fails on them, and this one compiled."""
+    """Masks of triangles and permutations, as in LU. IREE 3.13.0 fails on literals of them; computed masks compile."""
 
     def fn(x):
         rows = torch.arange(3)

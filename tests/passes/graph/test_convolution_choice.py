@@ -1,4 +1,4 @@
-"""Which form a convolution takes, by costs and by measurement."""
+"""The form that a convolution takes, by predicted cost or by measurement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_cheapest_form_is_taken():
 
 @pytest.mark.parametrize(("times", "expected"), [(1, ["gathered", "gathered"]), (5, ["direct", "direct"])])
 def test_all_images_have_one_layout(times, expected):
-    """Several convolutions that gain by channels that come first outweigh one that gains by the other order."""
+    """Several convolutions that gain from channels-first images outweigh one that gains from channels-last images."""
     one, other = problem(), problem(size=8)
     costs = {
         one: {by_name(one)["direct"]: 9.0, by_name(one)["gathered"]: 1.0},
@@ -62,7 +62,7 @@ def test_a_convolution_of_one_form_takes_it():
 
 
 class Watch:
-    """Says that the candidates take as long as they are named in `order`."""
+    """Reports times for the candidates that grow in the order of `order`."""
 
     def __init__(self, *order: str) -> None:
         self.order = order
@@ -111,8 +111,8 @@ def test_without_a_timer_nothing_is_measured(step_of):
 
 
 @pytest.mark.parametrize("kind", ["forward", "input", "weight"])
-def test_what_is_measured_computes_the_same(step_of, kind):
-    """Every candidate gives the form's own result, from images with their channels first or last."""
+def test_measured_candidates_compute_the_convolution(step_of, kind):
+    """Every measured candidate computes the convolution, from images with channels first or last."""
     mask = [kind == "input", kind == "weight", False]
 
     def function(grad, x, weight):

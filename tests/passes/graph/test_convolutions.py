@@ -1,4 +1,4 @@
-"""Forms of convolutions."""
+"""The pass convolutions: each form computes the convolution, and the pass chooses the right one."""
 
 from __future__ import annotations
 
@@ -88,20 +88,20 @@ def test_kernels_of_three_by_three_become_winograds(apply, sizes, padding):
     assert not done.operators["aten.convolution.default"]
 
 
-def test_a_kernel_of_one_place_is_one_product(apply):
+def test_a_one_by_one_kernel_is_one_product(apply):
     done = check(apply, kernel=1, channels=(64, 64), batch=8)
     assert done.operators["aten.mm.default"] == 3
     assert not done.operators["aten.constant_pad_nd.default"]
     assert not done.operators["aten.convolution.default"]
 
 
-def test_strides_of_a_kernel_of_one_place_skip_inputs(apply):
+def test_strides_of_a_one_by_one_kernel_skip_inputs(apply):
     done = check(apply, kernel=1, stride=2, channels=(64, 64), batch=16)
     assert done.operators["aten.mm.default"] == 3
     assert not done.operators["aten.convolution.default"]
 
 
-def test_places_that_meet_only_padding_are_left_out(apply):
+def test_taps_that_meet_only_padding_are_left_out(apply):
     done = check(apply, sizes=(1, 1), channels=(64, 64), batch=16, padding=1)
     assert done.operators["aten.mm.default"] == 3
     assert not done.operators["aten.convolution.default"]
@@ -212,7 +212,7 @@ def test_one_dimension_takes_part(apply, geometry, forms):
 
 
 @pytest.mark.parametrize("padded", [(3, 0), (0, 2), (1, 1)])
-def test_what_pads_one_dimension_is_part_of_its_convolution(apply, padded):
+def test_padding_of_one_dimension_becomes_part_of_its_convolution(apply, padded):
     done = apply(
         Convolutions(),
         lambda x, w: F.conv1d(F.pad(x, padded), w, padding=1),
@@ -286,7 +286,7 @@ def test_no_convolution_stays_on_the_route_over_stablehlo(apply):
     [(32, 64, 0.0, "winograd"), (32, 64, 3.5, "winograd"), (16, 128, 0.0, "winograd"), (16, 128, 3.5, "by-row")],
 )
 def test_winograd_is_for_gradients_of_weights_that_gain_enough(step_of, size, channels, least, form):
-    """Those of the first stage of ResNet-18 for CIFAR at batch 8, and of the second."""
+    """The sizes of the first and the second stage of ResNet-18 for CIFAR, at batch 8."""
 
     def fn(grad, x, w):
         window = [1, 1], [1, 1], [1, 1], False, [0, 0], 1

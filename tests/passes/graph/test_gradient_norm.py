@@ -1,4 +1,4 @@
-"""Sums of the squares of packed gradients."""
+"""The pass gradient-norm: one sum of squares for gradients that lie next to each other in a pack."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def random(*shape: int) -> torch.Tensor:
 
 
 def norm(*tensors: torch.Tensor) -> torch.Tensor:
-    """As torch.nn.utils.get_total_norm: the norm of the norms."""
+    """The norm of the norms, as torch.nn.utils.get_total_norm computes it."""
     return norm_of(*((t * t).sum() for t in tensors))
 
 
 def norm_of(*totals: torch.Tensor) -> torch.Tensor:
-    """Of tensors of which each has this sum of squares."""
+    """The norm of tensors whose sums of squares are `totals`."""
     roots = torch.stack(totals).sqrt()
     return (roots * roots).sum().sqrt()
 
@@ -54,8 +54,8 @@ def test_sums_are_stacked_as_a_backward_computes_gradients_and_packs_last(apply)
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda t: norm(t[:16], t[32:48]),  # no neighbours
-        lambda t: norm(t[:16] * 2, t[16:32]),  # computed
+        lambda t: norm(t[:16], t[32:48]),  # with a gap
+        lambda t: norm(t[:16] * 2, t[16:32]),  # a part is computed
         lambda t: (lambda a, b: norm_of(a, a, b))((t[:16] * t[:16]).sum(), (t[16:] * t[16:]).sum()),  # one twice
         lambda t: torch.stack([(t[:16] ** 2).sum(), (t[16:] ** 2).sum()]).sqrt().sum(),  # the sum of norms
         lambda t: torch.stack([(t[:16] * t[16:32]).sum(), (t[16:32] * t[:16]).sum()]).sqrt(),  # other products
@@ -75,14 +75,14 @@ def test_sums_that_are_read_stay(apply):
 
 
 def clipped(rate, *tensors):
-    """SGD with weight decay, of gradients that are scaled to a norm of one."""
+    """SGD with weight decay, with gradients scaled to a norm of one."""
     parameters, gradients = tensors[::2], tensors[1::2]
     scale = 1 / norm(*gradients)
     return [p * 0.9 - g * scale * rate for p, g in zip(parameters, gradients, strict=True)]
 
 
 def test_clipped_updates_are_packed_and_their_norm_is_read_from_the_pack(step_of):
-    """The decay does not depend on the norm, the rest of the update does."""
+    """Weight decay does not depend on the norm; the rest of the update does."""
     shapes = [(16,), (10,), (4, 8), (7,), (32,)]
     examples = [torch.tensor(0.1), *(random(*s) + i for s in shapes for i in range(2))]
     step = step_of(clipped, *examples, function="update")
@@ -94,7 +94,7 @@ def test_clipped_updates_are_packed_and_their_norm_is_read_from_the_pack(step_of
     difference = max(differences(before, after))
     assert difference < 1e-12
     concatenated = [n for n in done.functions["update"].graph.graph.nodes if n.target is aten.cat.default]
-    for node in concatenated:  # so that it can be stored as it is concatenated
+    for node in concatenated:  # a pack can store a concatenation if each part has no other reader
         assert all(len(_source(part).users) == 1 for part in node.args[0])
 
 

@@ -1,4 +1,4 @@
-"""Products of half-precision matrices read nothing but widened operands."""
+"""The pass half-products: products read half-precision matrices directly, widened to float32."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_scale_of_both_operands_is_applied_to_the_result(apply):
     assert scale.args[1] == pytest.approx(0.09)
 
 
-def test_one_half_precision_operand_of_two_stays_wide_alone(apply):
+def test_only_the_half_precision_operand_is_widened(apply):
     done = apply(
         HalfProducts(), lambda p, v: p.exp() @ v.float().permute(1, 0), torch.randn(3, 4), halves(5, 4), target="cuda"
     )
@@ -64,7 +64,7 @@ def test_one_half_precision_operand_of_two_stays_wide_alone(apply):
     "fn",
     [
         lambda x, y: x.float() @ y.float(),  # widened last already
-        lambda x, y: (x.float() + 1).permute(0, 1) @ y.float(),  # something else is computed
+        lambda x, y: (x.float() + 1).permute(0, 1) @ y.float(),  # a sum on the way
         lambda x, y: x.float().sum(0) * y.float(),  # no product
     ],
 )

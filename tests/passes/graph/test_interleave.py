@@ -1,4 +1,4 @@
-"""Concatenations of elementwise functions."""
+"""The pass interleave: one elementwise function in place of a concatenation of several."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def test_elementwise_parts_are_one_function(apply, fn):
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda a, b: torch.cat([a.exp(), b.sin()], 0),  # in one piece
-        lambda a, b: torch.cat([a, b.sin()], 1),  # computed elsewhere
+        lambda a, b: torch.cat([a.exp(), b.sin()], 0),  # each part is contiguous in the result
+        lambda a, b: torch.cat([a, b.sin()], 1),  # a part is an input
         lambda a, b: torch.cat([a.exp(), b[:, :2].sin()], 1),  # of different sizes
-        lambda a, b: torch.cat([a.exp()] * 5, 1),  # many
+        lambda a, b: torch.cat([a.exp()] * 5, 1),  # too many parts
     ],
 )
 def test_other_concatenations_stay(apply, fn):

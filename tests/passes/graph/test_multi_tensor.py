@@ -1,4 +1,4 @@
-"""Updating many small tensors as one."""
+"""The pass multi-tensor: one update for many small tensors."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_small_tensors_are_updated_as_one(update):
     assert counts["aten.slice.Tensor"] == 10
 
 
-def test_every_tensor_begins_where_a_vector_may(update):
+def test_every_tensor_starts_at_an_aligned_offset(update):
     done = update(MultiTensor(), momentum, *examples(SHAPES))
     starts = {n.args[2] for n in done.after.graph.nodes if n.target is torch.ops.aten.slice.Tensor}
-    assert starts == {0, 16, 48, 64, 96}  # those that need no gap first
+    assert starts == {0, 16, 48, 64, 96}  # tensors that need no gap after them come first
 
 
 def test_large_tensors_stay(update):
@@ -83,7 +83,7 @@ def test_tensors_of_different_dtypes_stay_apart(update):
     assert update(MultiTensor(), momentum, rate, *mixed).stats == {"tensors": 4, "updates": 2}
 
 
-def test_what_is_not_elementwise_stays(update):
+def test_an_update_that_is_not_elementwise_stays(update):
     def normalised(rate, *tensors):
         return [p - g / g.sum() * rate for p, g in zip(tensors[::2], tensors[1::2], strict=True)]
 
@@ -109,7 +109,7 @@ def adam(rate, *tensors):
 
 
 def test_an_update_of_200_small_tensors_has_a_fifth_of_the_dispatches(step_of, tmp_path):
-    """The bar that is set for this pass."""
+    """The goal of this pass."""
     shapes = [(16,), (32,), (10,)]
     step = step_of(adam, *examples([shapes[i % 3] for i in range(200)], 4), function="update")
     counts = []

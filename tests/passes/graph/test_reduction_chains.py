@@ -1,4 +1,4 @@
-"""How many kernels IREE makes of the chains of reductions that training consists of."""
+"""The number of kernels that IREE makes of chains of reductions in training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from irongrad.targets import parse_target
 
 @pytest.fixture(name="kernels")
 def kernels_fixture(tmp_path):
-    """How many kernels a function of tensors is, compiled as far as that shows."""
+    """Counts the kernels of a function, compiled up to the phase `flow`."""
 
     def count(fn, *examples):
         target = parse_target("llvm-cpu")
@@ -50,7 +50,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_kernels_of_a_chain(kernels, name):
-    """Fewer are better, and the figures here are to follow."""
+    """Fewer kernels are better: then lower the figures in `CHAINS`."""
     fn, shapes, forward, both = CHAINS[name]
     values = [torch.randn(s) for s in ((256, 64), *shapes)]
     assert kernels(fn, *values) == forward
@@ -58,7 +58,7 @@ def test_kernels_of_a_chain(kernels, name):
 
 
 def test_kernels_of_a_cross_entropy(kernels):
-    """Two of them check the targets' range."""
+    """Two of the kernels check the range of the targets."""
 
     def loss_and_slope(x, y):
         return torch.func.grad_and_value(functional.cross_entropy)(x, y)

@@ -1,4 +1,4 @@
-"""Rematerialisation: the same numbers in less memory, at nearly the least cost, under the memory that is asked for."""
+"""Rematerialisation: the same results in less memory, within the budget, at nearly the least cost."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def joint(loss: Step, *examples: torch.Tensor, decompose: bool = True) -> GraphM
 
 
 def network(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-    """Layers whose backward keeps much: GELU, softmax and products."""
+    """Layers whose backward needs many saved values: GELU, softmax and products."""
     for weight in weights:
         x = F.gelu(F.layer_norm(x @ weight, [weight.shape[1]]))
         x = x * torch.softmax(x, -1)
@@ -75,7 +75,7 @@ def test_same_numbers_in_half_the_memory(apply: Callable[..., Any], dtype: torch
     assert done.stats["bytes"] == after
     assert after <= before / 2
     for a, b in zip(interpret(done.before, examples), interpret(done.after, examples), strict=True):
-        assert torch.equal(a, b)  # bit for bit: a tied value is the value
+        assert torch.equal(a, b)  # bit for bit: a tied value has the bits of the value
 
 
 def test_nothing_is_tied_to_a_cast(apply: Callable[..., Any]) -> None:
@@ -102,15 +102,15 @@ def test_a_budget_that_is_met_already_changes_nothing(apply: Callable[..., Any])
     assert not apply(Rematerialise("100%"), with_gradients(network), *arguments(), function="joint").changed
 
 
-def test_where_nothing_can_be_made_again_a_budget_that_is_too_small_changes_nothing(apply: Callable[..., Any]) -> None:
-    """Whether the step fits is for the compiler to see."""
+def test_without_recomputable_values_a_small_budget_changes_nothing(apply: Callable[..., Any]) -> None:
+    """The compiler decides whether the step fits."""
     done = apply(Rematerialise("10%"), with_gradients(lambda x, w: (x @ w).sum()), *arguments(1), function="joint")
     assert not done.changed
     assert done.stats["bytes"] == done.stats["bytes before"] > done.stats["budget"]
 
 
 def test_bodies_of_loops_are_left_alone() -> None:
-    """A share is one of the whole step, and not of what a body takes."""
+    """A percentage is one of the memory of the whole step, not of a body."""
     graph = joint(network, *arguments(2))
     before = str(graph.graph)
     assert not Rematerialise("50%").run(graph, Context("joint")).changed
@@ -127,7 +127,7 @@ def test_a_budget_that_cannot_be_met_gives_the_smallest_plan(apply: Callable[...
     )
 
 
-def test_what_iree_allocates_beyond_the_prediction_is_taken_from_the_budget(apply: Callable[..., Any]) -> None:
+def test_the_ratio_of_allocated_to_predicted_memory_shrinks_the_plan(apply: Callable[..., Any]) -> None:
     stats = apply(Rematerialise("80%", ratio=1.2), with_gradients(network), *arguments(2), function="joint").stats
     assert stats["budget"] == int(0.8 * stats["bytes before"])
     assert stats["bytes"] <= stats["budget"] / 1.2
@@ -141,13 +141,13 @@ def test_amounts_of_memory(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0.0KiB"), (1000, "1.0KiB"), (2**20, "1.0MiB"), (1_500_000, "1.5MiB")])
-def test_amounts_are_said_so_that_they_suffice(count: int, text: str) -> None:
+def test_readable_amounts_are_rounded_up(count: int, text: str) -> None:
     assert readable(count) == text
     assert count <= bytes_in(text, 0)
 
 
 @pytest.mark.parametrize("text", ["", "much", "12 parsecs", "-1", "50 %%", "0.5"])
-def test_what_is_no_amount_is_refused(text: str) -> None:
+def test_a_text_that_is_no_amount_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="no amount of memory"):
         bytes_in(text, 200)
 
@@ -169,7 +169,7 @@ def test_a_tied_value_is_itself_whatever_it_is_tied_to() -> None:
         assert torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
-def test_masks_are_drawn_again_alike() -> None:
+def test_recomputed_masks_are_the_same() -> None:
     examples = [*arguments(3), torch.tensor(7), torch.tensor(0)]
 
     def dropped(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
@@ -194,13 +194,13 @@ def test_masks_are_drawn_again_alike() -> None:
         assert torch.equal(a, b)
 
 
-def test_copies_read_tied_values_and_the_backward_keeps_only_what_is_saved() -> None:
+def test_copies_read_tied_values_and_the_backward_keeps_only_saved_values() -> None:
     graph = joint(network, *arguments(2))
     saved = {n for n in graph.graph.nodes if n.target is aten.mm.default and not is_backward(n)}
     recompute(graph.graph, saved)
     graph.graph.eliminate_dead_code()
     graph.graph.lint()
-    merge_common_subexpressions(graph)  # as IREE does: it must not undo any of it
+    merge_common_subexpressions(graph)  # IREE does this too, and it must not merge a copy with its original
     forward = {n for n in graph.graph.nodes if n.op == "call_function" and not is_backward(n)} - saved
     grouping = kernels(graph.graph, packed=True)
     kept = {n for n in forward if n in grouping.leader and any(is_backward(u) for u in n.users)}
@@ -209,7 +209,7 @@ def test_copies_read_tied_values_and_the_backward_keeps_only_what_is_saved() -> 
 
 
 def brute_force(graph: GraphModule, budget: int) -> float | None:
-    """The least cost of any choice of saved values that fits; None where none does."""
+    """The least cost of all choices of saved values that fit; None if no choice fits."""
     problem = problem_of(graph.graph)
     costs = [
         plan.seconds
@@ -257,8 +257,8 @@ def test_sums_of_early_and_late_values_are_read_from_memory() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_several_results_of_one_operator_are_made_again_together() -> None:
-    """As a loop's are, and parts of a split: one copy of the operator, whose results are tied one by one."""
+def test_several_results_of_one_operator_are_recomputed_together() -> None:
+    """A loop or a split has several results. The pass copies the operator once, and ties each result."""
 
     def network(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         for weight in weights:

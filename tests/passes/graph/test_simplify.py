@@ -1,4 +1,4 @@
-"""Simplification: every rule with a proof, that it applies and that the numbers stay, infinities, nan and -0.0 too."""
+"""Simplification: each rule has a proof that it applies and keeps every value, infinities, nan and -0.0 too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-45, 3e38, 0.1
 
 @dataclass(frozen=True)
 class Source:
-    """What a proof draws its example from."""
+    """Draws the examples of a proof."""
 
     draw: Any
 
@@ -54,7 +54,7 @@ class Source:
         return [self.tensor(shape, (dtype,)) for _ in range(count)]
 
     def broadcast(self, dtypes=FLOATS):
-        """A shape, a tensor of it, and one of the same dtype that expands to it."""
+        """A shape, a tensor of that shape, and one of the same dtype that expands to it."""
         shape = self.shape(1)
         dtype = self.one_of(*dtypes)
         smaller = [s if self.draw(st.booleans()) else 1 for s in shape]
@@ -190,7 +190,7 @@ def _row_of_a_stack(s):
 
 
 def _joined(s):
-    """Parts that differ in the last dimension, and how long each is."""
+    """Parts that differ in the last dimension, and their lengths."""
     sizes = s.one_of([1, 2, 3], [2, 2], [3, 1])
     dtype = s.one_of(*NUMBERS)
     return [s.tensor([2, size], (dtype,)) for size in sizes], sizes
@@ -301,7 +301,7 @@ def test_every_proof_is_of_a_rule():
     assert set(PROOFS) == {r.name for r in RULES}
 
 
-def test_what_lies_in_two_parts_stays(apply):
+def test_a_slice_across_two_parts_stays(apply):
     def fn(x, y):
         whole = aten.cat.default([x, y], 0)
         first, second = aten.split_with_sizes.default(whole, [3, 5], 0)
@@ -323,7 +323,7 @@ def test_a_wrong_rule_is_found(step_of, monkeypatch):
         prove()
 
 
-def test_what_the_backward_of_a_linear_layer_leaves_goes(apply):
+def test_leftovers_of_the_backward_of_a_linear_layer_go(apply):
     def fn(x, w, b):
         y = aten.add.Tensor(aten.mul.Tensor(x @ w.t(), 1), aten.mul.Tensor(b, 1))
         return y.clone().view(5, 4).detach(), (x.t() @ y).t().t()
@@ -354,14 +354,14 @@ def test_a_rule_that_would_change_the_dtype_or_the_shape_does_not_apply(apply):
         lambda x, y: aten.constant_pad_nd.default(x, [1, -1]),
     ],
 )
-def test_what_is_no_identity_stays(apply, fn):
+def test_an_expression_that_is_no_identity_stays(apply, fn):
     assert not apply(Simplify(), fn, torch.randn(3, 3), torch.randn(3, 3), decompose=False).changed
 
 
 @pytest.mark.parametrize("x", [torch.arange(4), torch.tensor([True, False, True, False])])
 @pytest.mark.parametrize("y", [torch.tensor([0, 1, 128, 255], dtype=torch.uint8), torch.randn(4)])
-def test_a_negative_of_another_dtype_is_not_taken_away(apply, x, y):
-    """-y of an unsigned byte is a large one; and nothing is taken away from a boolean."""
+def test_adding_a_negative_of_another_dtype_stays(apply, x, y):
+    """For an unsigned byte, -y is large and positive; booleans have no subtraction."""
     assert not apply(Simplify(), lambda x, y: x + -y, x, y).changed
 
 

@@ -1,4 +1,4 @@
-"""Layout propagation."""
+"""The pass layout, which sinks transposes until they meet their inverses."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_two_transposes_are_one(apply):
         lambda x: (x * x.sum((2, 3), keepdim=True).expand(x.shape)).sum(1),
     ],
 )
-def test_what_a_transpose_sinks_through(apply, fn):
-    """Behind the sum, nothing is left to transpose; or it is small."""
+def test_operators_that_a_transpose_sinks_through(apply, fn):
+    """After the sum no transpose of the whole image is left, except to add it to the image."""
     done = apply(Layout(), lambda x: fn(x.permute(TO_FIRST)), image(2, 4, 5, 3))
     sizes = [n.meta["val"].numel() for n in done.after.graph.nodes if str(n.target) == "aten.permute.default"]
     assert sum(size == 120 for size in sizes) <= (done.operators["aten.add.Tensor"] > 0)
@@ -61,18 +61,18 @@ def test_what_a_transpose_sinks_through(apply, fn):
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda x, y: y.permute(0, 2, 3, 1) + x,  # no majority
+        lambda x, y: y.permute(0, 2, 3, 1) + x,  # as many operands in one order as in the other
         lambda x, y: x.permute(TO_FIRST).cumsum(1) + y,
-        lambda x, y: x.permute(3, 0, 1, 2)[:2].exp(),  # rows that lie together in the transposed alone
+        lambda x, y: x.permute(3, 0, 1, 2)[:2].exp(),  # the rows are contiguous only after the transpose
     ],
 )
-def test_what_a_transpose_stops_at(apply, fn):
+def test_operators_that_a_transpose_stops_at(apply, fn):
     done = apply(Layout(), fn, image(2, 4, 5, 3), image(2, 3, 4, 5))
     assert not done.changed
 
 
 def test_a_residual_block_keeps_one_layout(apply):
-    """Two sums of products, channels-last inside, and a normalisation between them."""
+    """Two products with channels last, and a normalisation between them."""
 
     def product(x, w):
         last = x.permute(TO_LAST)

@@ -1,4 +1,4 @@
-"""Products with rows of a table."""
+"""The pass table-products: multiply a small table, instead of the many rows that are looked up in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def places(*shape: int, rows: int = 8) -> torch.Tensor:
 
 
 def sizes(done, target) -> list[list[int]]:
-    """Of the results of an operator, after the pass."""
+    """The sizes of the results of an operator, after the pass."""
     return [list(n.meta["val"].shape) for n in done.after.graph.nodes if n.target is target]
 
 
@@ -36,7 +36,7 @@ def rows_of(table, index):
 
 
 def layer(table, index, weight, dy, move=torch.Tensor.contiguous):
-    """A linear layer behind an embedding, whose rows are moved on the way, and the gradients of both."""
+    """A linear layer after an embedding, with `move` between them, and the gradients of both."""
     width = table.shape[1]
     x = move(rows_of(table, index)).reshape(-1, width)
     _, back = torch.func.vjp(lambda rows: move(rows).reshape(-1, width), rows_of(table, index))
@@ -46,12 +46,12 @@ def layer(table, index, weight, dy, move=torch.Tensor.contiguous):
 
 
 def operands(*shape: int, width: int = 64) -> tuple[torch.Tensor, ...]:
-    """Of a layer: rows of 8 are taken."""
+    """The operands of `layer`, with a table of 8 rows."""
     index = places(*shape)
     return random(8, width), index, random(32, width), random(index.numel(), 32)
 
 
-def test_a_layer_behind_an_embedding_is_of_the_table(apply):
+def test_a_layer_after_an_embedding_multiplies_the_table(apply):
     done = apply(TableProducts(), layer, *operands(16, 4))
     assert done.stats == {"products": 3}
     assert sorted(sizes(done, aten.mm.default)) == [[8, 32], [8, 64], [32, 64]]
@@ -68,19 +68,19 @@ def test_the_gradient_may_be_the_transposed_one(apply):
     assert sizes(done, aten.mm.default) == [[64, 32]] * 2
 
 
-def test_what_multiplies_rows_may_be_no_transpose(apply):
+def test_the_matrix_before_the_rows_need_not_be_transposed(apply):
     done = apply(TableProducts(), lambda t, i, w, dy: dy.view(32, 64) @ rows_of(t, i), *operands(64))
     assert done.stats == {"products": 1}
     assert sizes(done, aten.index_put.default) == [[8, 32]]
 
 
 def time_first(rows):
-    """As recurrent layers have it."""
+    """Time comes first in recurrent layers."""
     return rows.transpose(0, 1)
 
 
 def test_both_gradients_read_the_same_sums_and_rows_are_moved_once(step_of):
-    """The index is, in their place."""
+    """The pass transposes the index instead of the rows."""
     step = step_of(partial(layer, move=time_first), *operands(16, 4))
     ((name, _),) = step.functions.items()
     nodes = run_passes(step, parse_passes("simplify,cse,table-products,cse,dce")).functions[name].graph.graph.nodes
@@ -92,7 +92,7 @@ def test_both_gradients_read_the_same_sums_and_rows_are_moved_once(step_of):
 
 @given(data=st.data())
 def test_rows_in_any_order_and_shape(apply, data):
-    """All is as it was, whatever views and permutations stand between a table and its product."""
+    """Views and permutations between a table and its product do not change the results."""
     shape = data.draw(st.sampled_from([(64,), (4, 16), (2, 8, 4), (2, 2, 4, 4)]))
     order = data.draw(st.permutations(range(len(shape))))
     again = data.draw(st.sampled_from([(64,), (16, 4), (8, 2, 4)]))
@@ -114,26 +114,26 @@ def test_long_sums_are_made_of_parts(apply):
 @pytest.mark.parametrize(
     ("given", "item", "target"),
     [
-        (operands(8), TableProducts(), "llvm-cpu"),  # as many rows in the table
-        (operands(64, width=16), TableProducts(), "llvm-cpu"),  # short rows: to add them up takes longer
-        (operands(97), TableProducts(chain=20), "llvm-cpu"),  # each of 97 rows would be a part of its own
+        (operands(8), TableProducts(), "llvm-cpu"),  # the table has as many rows as are looked up
+        (operands(64, width=16), TableProducts(), "llvm-cpu"),  # the sum of short rows takes longer
+        (operands(97), TableProducts(chain=20), "llvm-cpu"),  # 97 is prime, so each row would be its own part
         (tuple(o if o.dtype is torch.int64 else o.bfloat16() for o in operands(64)), TableProducts(), "llvm-cpu"),
         (operands(64), TableProducts(), "cuda"),
     ],
 )
-def test_what_does_not_pay_stays(apply, given, item, target):
+def test_a_product_that_would_not_be_faster_stays(apply, given, item, target):
     assert not apply(item, layer, *given, target=target).changed
 
 
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda t, i, w, dy: rows_of(t, i).exp() @ w.mT,  # computed
-        lambda t, i, w, dy: rows_of(t, i).view(2, 32, 64).permute(0, 2, 1).reshape(64, 64) @ w.mT,  # cut
-        lambda t, i, w, dy: rows_of(t, i).view(128, 32) @ w[:, :32],  # halves
-        lambda t, i, w, dy: t.index_put([i], dy @ w, True),  # no zeros
-        lambda t, i, w, dy: aten.full.default([8, 64], 0.0).index_put([i], dy @ w),  # the last of them alone
-        lambda t, i, w, dy: aten.full.default([8, 64], 0.0).index_put([i], (dy @ w).mT, True),  # columns
+        lambda t, i, w, dy: rows_of(t, i).exp() @ w.mT,  # rows are changed before the product
+        lambda t, i, w, dy: rows_of(t, i).view(2, 32, 64).permute(0, 2, 1).reshape(64, 64) @ w.mT,  # rows are cut
+        lambda t, i, w, dy: rows_of(t, i).view(128, 32) @ w[:, :32],  # halves of rows
+        lambda t, i, w, dy: t.index_put([i], dy @ w, True),  # not added to zeros
+        lambda t, i, w, dy: aten.full.default([8, 64], 0.0).index_put([i], dy @ w),  # overwrites in place of adding
+        lambda t, i, w, dy: aten.full.default([8, 64], 0.0).index_put([i], (dy @ w).mT, True),  # adds columns
     ],
 )
 def test_others_stay(apply, fn):

@@ -1,9 +1,9 @@
-"""Each pass over IREE's module on small modules: `*.mlir` beside this file, with `// RUN:` and `// CHECK:` lines.
+"""Each pass over IREE's module on small modules: `*/*.mlir` here, with `// RUN:` and `// CHECK:` lines.
 
 The lines are those of LLVM's FileCheck (https://llvm.org/docs/CommandGuide/FileCheck.html), which the package
-`filecheck` reads. A RUN line is an `irongrad` command, run in this process; `%s` is the file. `not irongrad` is for a
-command that fails, and what is matched then is its error. A file with the line `// UNCHANGED` also says that its
-command prints the module as it is in the file, comments aside.
+`filecheck` reads. A RUN line is an `irongrad` command, run in this process; `%s` is the file. `not irongrad` expects a
+failure, and the CHECK lines match the error. With the line `// UNCHANGED` the command must print the module of the file
+unchanged, comments aside.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _UNCHANGED = "\n// UNCHANGED\n"
 
 def run_case(file: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether every command of `file` prints what its CHECK lines match."""
-    monkeypatch.setattr("sys.stdout", io.StringIO())  # filecheck prints what does not match
+    monkeypatch.setattr("sys.stdout", io.StringIO())  # filecheck prints a mismatch
     text = file.read_text()
     for fails, command in _RUN.findall(text):
         arguments = [str(file) if part == "%s" else part for part in shlex.split(command)]
@@ -62,7 +62,7 @@ def _printed(text: str) -> str:
 
 
 @pytest.mark.parametrize("file", CASES, ids=lambda f: f"{f.parent.name}/{f.stem}")
-def test_the_pass_makes_what_the_file_says(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_of_the_pass_matches_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = file.read_text()
     assert text.startswith("// "), "no title"
     commands = [command for _, command in _RUN.findall(text)]

@@ -1,4 +1,4 @@
-"""Elementwise operations that several read are one kernel, and no products are spoiled by what is read beside them."""
+"""Elementwise operations with several readers share a kernel; products stay apart from readers of many operands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGE = torch.randn(128, 128), torch.randn(128, 128)
 
 
 def chain(x: torch.Tensor, y: torch.Tensor) -> Tensors:
-    """Each value is a result, and is read by several."""
+    """Each value is a result, and has several readers."""
     values = [x * y, x + y]
     for _ in range(4):
         values.append((values[-1] * values[-2]).tanh() + values[0])
@@ -33,7 +33,7 @@ def chain(x: torch.Tensor, y: torch.Tensor) -> Tensors:
 
 
 def softmax(x: torch.Tensor, y: torch.Tensor) -> Tensors:
-    """A chain of which a reduction reads what another result is computed of too."""
+    """A chain whose last value a reduction and another result read."""
     values = chain(x, y)
     return values[-1].softmax(-1), values[-1] * values[-2]
 
@@ -54,13 +54,13 @@ def kernels(flow: bytes) -> int:
 
 
 def test_a_chain_is_one_kernel_and_iree_still_makes_several(flow_of, without):
-    """When the second fails, IREE fuses as far itself, and so need we not."""
+    """When the second assertion fails, IREE fuses as much, and the pass can go."""
     assert kernels(flow_of(chain, (X, Y))) == 1
     without(FuseElementwise)
     assert kernels(flow_of(chain, (X, Y))) > 1
 
 
-def test_what_a_reduction_reads_is_left_to_iree(flow_of, without):
+def test_operands_of_a_reduction_are_left_to_iree(flow_of, without):
     fused = kernels(flow_of(softmax, (X, Y)))
     without(FuseElementwise)
     assert fused <= kernels(flow_of(softmax, (X, Y)))
@@ -72,8 +72,8 @@ def test_large_results_are_left_to_iree(flow_of, without):
     assert fused == flow_of(chain, LARGE)
 
 
-def test_what_becomes_state_is_computed_with_what_reads_it(tmp_path, without):
-    """However large it is: it is written in any case."""
+def test_new_state_is_computed_in_the_kernel_of_its_readers(tmp_path, without):
+    """Even a large state, because the step writes it in any case."""
     model = torch.nn.Linear(128, 128, bias=False)
     inputs = {"x": torch.randn(4, 128), "y": torch.randn(4, 128)}
     step = ig.TrainStep(model, torch.nn.functional.mse_loss, torch.optim.Adam(model.parameters()), inputs)
@@ -102,7 +102,7 @@ util.func public @f(%x: tensor<4x8xf32>) -> (tensor<4x8xf32>, tensor<8x4xf32>) {
 
 
 def test_iree_still_transposes_one_of_several_results_wrongly(tmp_path):
-    """When this fails, elementwise operations may be made one when the module is assembled, for all targets at once."""
+    """When this fails, the pass may fuse in the assembled module, once for all targets."""
     (tmp_path / "module.mlir").write_text(TRANSPOSED)
     passes = "builtin.module(util.func(iree-global-opt-propagate-linalg-transpose))"
     command = [find_tool("iree-opt"), f"--pass-pipeline={passes}", str(tmp_path / "module.mlir")]
@@ -123,5 +123,5 @@ def test_products_stay_apart_from_readers_of_much(flow_of, without, function, ap
     ("function", "given"), [(chain, (X, Y)), (chain, LARGE), (softmax, (X, Y)), (gated, (X, Y, Z)), (scaled, (X, Y, Z))]
 )
 def test_results_are_right(function: Callable[..., object], given: Tensors):
-    """Compiling verifies them."""
+    """Compilation verifies the results."""
     ig.compile_function(function, given)

@@ -1,4 +1,4 @@
-"""Lookups of rows stay before the loop that reads the rows, and the packing of what does not change before any loop."""
+"""Lookups of rows, and the packing of operands that a loop does not change, stay before the loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def turned_round(
 
 
 def twice(places: torch.Tensor, table: torch.Tensor, weight: torch.Tensor, state: torch.Tensor, bias: torch.Tensor):
-    """A loop in a loop; both have products with a matrix from around both."""
+    """A loop in a loop; both multiply by matrices from outside of both."""
 
     def step(state: torch.Tensor, row: torch.Tensor) -> Tensors:
         inner, _ = scan(_step(weight), state, row[:3, None] * bias)
@@ -56,7 +56,7 @@ GIVEN = (PLACES, TABLE, WEIGHT, STATE, BIAS)
 
 
 def in_loops(flow: bytes, name: str, element: str = "") -> int:
-    """How many operations in loops read a value of such elements from around the loop."""
+    """The number of operations in loops that read a value with such elements from outside of the loop."""
     with parsed(flow) as module:
         found = found_in(module, name)
         return sum(any(_is_from_around(v, op) and element in str(v.type) for v in op.operands) for op in found)
@@ -67,7 +67,7 @@ def _is_from_around(value: Any, operation: Any) -> bool:
 
 
 def test_rows_are_looked_up_before_the_loop_and_iree_still_would_not(flow_of):
-    """When the second fails, IREE leaves lookups where they are, and so can we."""
+    """When the last assertion fails, IREE leaves lookups where they are, and the pass can go."""
     flow = flow_of(looked_up, GIVEN, HoistLookups().run)
     assert in_loops(flow, "flow.tensor.slice", "xi64") == 0
     assert b"optimization_barrier" not in flow
@@ -75,14 +75,14 @@ def test_rows_are_looked_up_before_the_loop_and_iree_still_would_not(flow_of):
 
 
 def test_rows_that_are_no_lookups_stay_in_the_loop(flow_of):
-    """They would cost memory before it."""
+    """Before the loop they would take memory."""
     edited, plain = (flow_of(turned_round, GIVEN, *edit) for edit in ([HoistLookups().run], []))
     assert edited == plain
 
 
 @pytest.mark.parametrize("function", [looked_up, twice])
 def test_operands_are_packed_before_loops_and_iree_still_would_not(function, flow_of, without):
-    """When the second fails, IREE packs what does not change once, and so need we not."""
+    """When the second assertion fails, IREE packs before loops itself, and `pack-before-loops` can go."""
     assert in_loops(flow_of(function, GIVEN, HoistLookups().run), "flow.tensor.encode") == 0
     without(PackBeforeLoops)
     assert in_loops(flow_of(function, GIVEN, HoistLookups().run), "flow.tensor.encode") > 0
@@ -90,13 +90,13 @@ def test_operands_are_packed_before_loops_and_iree_still_would_not(function, flo
 
 @pytest.mark.parametrize("function", [looked_up, turned_round, twice])
 def test_results_are_right(function):
-    """Compiling verifies them."""
+    """Compilation verifies the results."""
     ig.compile_function(function, GIVEN)
 
 
 @pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
 def test_layers_over_a_lookup_train_in_the_memory_that_is_predicted(cell, tmp_path):
-    """Compiling verifies the steps."""
+    """Compilation verifies the steps."""
 
     class Layers(nn.Module):
         def __init__(self) -> None:

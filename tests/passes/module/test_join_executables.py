@@ -1,28 +1,27 @@
-"""Kernels share a few executables, and compute what they did."""
+"""Kernels share a few executables, and compute the same results."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-import iree.runtime as ireert
 import numpy as np
 import pytest
 from iree.compiler import ir
 
 from irongrad.mlir.walk import bytecode_of, inside
-from irongrad.passes.base import PassResult
 from irongrad.passes.module import join_executables
 from irongrad.passes.module.join_executables import EXECUTABLES, JoinExecutables, linking_flags
 from irongrad.pipeline.iree.compile import compile_module
 from irongrad.targets import parse_target
+from tests.fixtures.module_texts import TextModule, functions_of
 
 COUNT = EXECUTABLES + 3
 
 
-class SumsOfRows:
-    """A portable module with a kernel for each of some matrices: the sums of its rows."""
+class SumsOfRows(TextModule):
+    """A portable module with one kernel a matrix, which sums the rows."""
 
-    entry_points = ()
     sizes = tuple(range(2, 2 + COUNT))
 
     @property
@@ -44,33 +43,19 @@ class SumsOfRows:
           return {results} : {kinds}
         }}"""
 
-    @property
-    def bytecode(self) -> bytes:
-        """The module as bytecode."""
-        with ir.Context():
-            return bytecode_of(ir.Module.parse(self.text))
-
 
 def check_sums(vmfb: bytes) -> None:
-    """Whether what `SumsOfRows` was compiled to computes them."""
+    """Check that compiled `SumsOfRows` computes the sums."""
     given = [np.arange(3 * n, dtype=np.float32).reshape(3, n) for n in SumsOfRows.sizes]
-    config = ireert.Config("local-sync")
-    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, vmfb), config)
+    loaded = functions_of(vmfb)
     for x, found in zip(given, loaded.f(*given), strict=True):
         np.testing.assert_array_equal(found.to_host(), x.sum(1))
 
 
-def test_kernels_share_executables_and_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: list[bytes] = []
-    run = JoinExecutables.run
-
-    def recorded(self: JoinExecutables, module: ir.Module) -> PassResult:
-        streams.append(bytecode_of(module))
-        result = run(self, module)
-        streams.append(bytecode_of(module))
-        return result
-
-    monkeypatch.setattr(JoinExecutables, "run", recorded)
+def test_kernels_share_executables_and_compute_the_same(
+    tmp_path: Path, around_pass: Callable[..., list[bytes]]
+) -> None:
+    streams = around_pass(JoinExecutables)
     compiled = compile_module(SumsOfRows(), parse_target("llvm-cpu"), tmp_path)
     before, after = map(_counts, streams)
     assert before == (COUNT, COUNT)
@@ -80,7 +65,7 @@ def test_kernels_share_executables_and_compute_the_same(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(("two", "more", "libraries"), [(COUNT + 1, 2, 1), (COUNT, 3, 2), (2, 2, 4)])
-def test_of_many_kernels_there_are_several_libraries(
+def test_many_kernels_are_linked_into_several_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: int, more: int, libraries: int
 ) -> None:
     monkeypatch.setattr(join_executables, "FEWEST_OF_TWO_LIBRARIES", two)
@@ -91,7 +76,7 @@ def test_of_many_kernels_there_are_several_libraries(
 
 
 def test_there_is_one_library_where_kernels_stay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would be a library otherwise."""
+    """Otherwise each kernel would be a library of its own."""
     monkeypatch.setattr(join_executables, "FEWEST_OF_TWO_LIBRARIES", 2)
     same = "".join(_kernel(f"k{i}", f"g{i % (COUNT - 2)}") for i in range(COUNT))
     joined = _joined(same)
@@ -116,7 +101,7 @@ def _joined(text: str) -> bytes:
 
 
 def _counts(stream: bytes) -> tuple[int, int]:
-    """How many executables there are, and how many kernels."""
+    """The number of executables, and of kernels."""
     with ir.Context():
         module = ir.Module.parse(stream)
         assert module.operation.verify()

@@ -1,25 +1,23 @@
-"""Memory over a limit is kept from call to call, and no call sees what another wrote there."""
+"""Buffers over a limit are kept from call to call, and no call sees values that another call left there."""
 
 from __future__ import annotations
 
 import ctypes
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import iree.runtime as ireert
 import numpy as np
 import pytest
 import torch
-from iree.compiler import ir
 from torch import nn
 
 import irongrad as ig
-from irongrad.mlir.walk import bytecode_of
 from irongrad.pipeline.iree.compile import compile_module
 from irongrad.runtime import Session
 from irongrad.targets import llvm_cpu, parse_target
+from tests.fixtures.module_texts import TextModule, functions_of
 
 
 def make_step() -> ig.TrainStep:
@@ -45,7 +43,7 @@ def test_calls_in_any_order_give_the_same_bits(tmp_path: Path, monkeypatch: pyte
 
 
 def _results(session: Session) -> dict[str, Any]:
-    """What all functions that compute give, one after the other, and the state that they leave."""
+    """The results of all entry points that compute, called in turn, and the final state."""
     x, y = (v.numpy() for v in make_step().inputs.values())
     found: dict[str, Any] = {}
     for turn in range(3):
@@ -72,17 +70,14 @@ class Allocated(ctypes.Structure):
     ] + [(name, ctypes.c_size_t) for name in ("uordblks", "fordblks", "keepcost")]
 
 
-@dataclass(frozen=True)
-class Large:
+class Large(TextModule):
     """A portable module with an intermediate value of 128 MiB."""
 
-    entry_points = ()
-
     @property
-    def bytecode(self) -> bytes:
-        """The module as bytecode."""
+    def text(self) -> str:
+        """The module."""
         left, right, product, sums = (f"tensor<{s}xf32>" for s in ("4096x32", "32x8192", "4096x8192", "4096"))
-        text = f"""func.func @f(%a: {left}, %b: {right}) -> {sums} {{
+        return f"""func.func @f(%a: {left}, %b: {right}) -> {sums} {{
           %zero = arith.constant 0.0 : f32
           %room = tensor.empty() : {product}
           %zeros = linalg.fill ins(%zero : f32) outs(%room : {product}) -> {product}
@@ -92,18 +87,15 @@ class Large:
           %sums = linalg.reduce {{ arith.addf }} ins(%c : {product}) outs(%none : {sums}) dimensions = [1]
           return %sums : {sums}
         }}"""
-        with ir.Context():
-            return bytecode_of(ir.Module.parse(text))
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc what is allocated")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads the allocation statistics of glibc")
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_iree_still_keeps_no_memory_over_64_mib(tmp_path: Path, is_kept: bool) -> None:
-    """When the first fails, nothing need be kept here."""
+    """When the case without kept buffers fails, IREE keeps such memory, and `keep-buffers` can go."""
     target = parse_target("llvm-cpu")
     compiled = compile_module(Large(), target if is_kept else replace(target, largest_freed=None), tmp_path)
-    config = ireert.Config("local-task")
-    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
+    loaded = functions_of(compiled.vmfb, "local-task")
     a, b = np.ones((4096, 32), np.float32), np.ones((32, 8192), np.float32)
     before = _bytes_in_use()
     np.testing.assert_array_equal(loaded.f(a, b).to_host(), 32.0 * 8192)

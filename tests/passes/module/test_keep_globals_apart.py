@@ -1,4 +1,4 @@
-"""Globals that loops store stay apart from those that they do not store: the state of frozen and trained parameters."""
+"""IREE must not fuse the global of a frozen parameter with that of a trained one, which a loop or branch stores."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_public_globals_are_not_fused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry_points", [("train_steps",), None])
 def test_a_frozen_layer_before_trained_ones_in_a_loop_of_buckets(tmp_path: Path, entry_points) -> None:
-    """Compiling verifies `train_steps` against eager PyTorch; training goes on from the state that it leaves."""
+    """Compilation compares `train_steps` with eager PyTorch. The test then trains on from the resulting state."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].requires_grad_(False)

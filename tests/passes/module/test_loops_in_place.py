@@ -1,4 +1,4 @@
-"""Loops that write what they carry in place, and what IREE must not write."""
+"""Loops update their carries in place, but not values that are read again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def recurrence(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def written_around(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Each iteration changes its own copy of a value from around the loop."""
+    """Each iteration changes its own copy of a value from outside of the loop."""
     table, places = x * 2, torch.tensor([1, 3])
 
     def step(state: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,7 +40,7 @@ def written_around(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, .
 
 
 def rows_written_around(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Each iteration changes a row of its own copy of a value from around the loop, and of zeros."""
+    """Each iteration changes a row of its own copy of a value from outside of the loop, and a row of zeros."""
     table = x * 2
 
     def step(state: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -51,7 +51,7 @@ def rows_written_around(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tens
 
 
 def begun_twice(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Two carries that begin with one value, of which each is changed in its own way."""
+    """Two carries that start as one value; each changes in its own way."""
     start = x * 2
 
     def step(carries: tuple[torch.Tensor, ...], row: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
@@ -64,7 +64,7 @@ def begun_twice(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]
 
 
 def begun_around(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """A loop in a loop that begins with a value from around both."""
+    """A loop in a loop; the inner carry starts as a value from outside of both."""
     start = x * 2
 
     def step(state: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,8 +84,8 @@ def read_after(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("function", [written_around, rows_written_around, begun_twice, begun_around, read_after])
-def test_what_is_read_again_is_not_written(function):
-    """Compiling verifies the results."""
+def test_a_value_that_is_read_again_is_not_overwritten(function):
+    """Compilation verifies the results."""
     ig.compile_function(function, (X, ROWS))
 
 
@@ -105,14 +105,14 @@ def copies(stream: bytes) -> int:
         return sum(op.name == "stream.cmd.copy" for f in functions_of(module) for op in inside(f))
 
 
-def test_nothing_is_copied_and_iree_still_would(tmp_path, without):
-    """When the second fails, IREE leaves out transfers between places that are one, and so can we."""
+def test_carries_are_not_copied_and_iree_still_would_copy_them(tmp_path, without):
+    """When the second assertion fails, IREE elides copies of a buffer onto itself, and the pass can go."""
     assert copies(stream_of(recurrence, tmp_path)[0]) == 0
     without(LoopsInPlace)
     assert copies(stream_of(recurrence, tmp_path)[0]) > 0
 
 
-def test_without_what_we_change_the_parts_are_the_whole_phase(tmp_path, without, is_the_whole_phase):
+def test_without_our_passes_the_parts_are_the_whole_phase(tmp_path, without, is_the_whole_phase):
     for kind in (LoopsInPlace, AllocateApart, PlaceTransients):
         without(kind)
     is_the_whole_phase(*stream_of(recurrence, tmp_path))
@@ -154,7 +154,7 @@ TWICE = (
 
 @pytest.mark.parametrize("body", [AROUND, TWICE], ids=["around", "twice"])
 def test_iree_still_leaves_out_a_copy_that_is_needed(body, tmp_path):
-    """When this fails, what `LoopsInPlace` keeps from IREE's analysis is to be looked at again."""
+    """When this fails, `LoopsInPlace` may no longer need to hide values from IREE's analysis."""
     source = tmp_path / "loop.mlir"
     source.write_text(f"util.func public @f(%part: !stream.resource<*>) -> !stream.resource<*> {{{body}}}")
     run = [find_tool("iree-opt"), "--iree-stream-elide-async-copies", str(source)]

@@ -1,4 +1,4 @@
-"""Large products of float32 have kernels of our own on a CPU of the architecture x86, and are right in any case."""
+"""The pass matmul-kernels writes the kernels of large float32 products for x86 CPUs, and they compute the product."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import iree.runtime as ireert
 import numpy as np
 import pytest
 import torch
@@ -19,16 +18,17 @@ from iree.compiler import ir
 import irongrad as ig
 from irongrad.memory_model import product_tiles
 from irongrad.memory_model.product_tiles import AVX2, AVX512, Tile, tile_for
-from irongrad.mlir.walk import bytecode_of, found_in, inside, loops_around, name_of, parsed
+from irongrad.mlir.walk import found_in, inside, loops_around, name_of, parsed
 from irongrad.passes.module import matmul_kernels
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, compile_module
 from irongrad.targets import parse_target
+from tests.fixtures.module_texts import TextModule, Written, functions_of
 
 AVX512_TARGET, AVX2_TARGET = "llvm-cpu:cpu=x86-64-v4", "llvm-cpu:cpu=x86-64-v3"
 SIZES = {"b": 3, "r": 128, "c": 96, "k": 128}
 
-# The letters of each operand as a product reads it, and of the left one as it lies in memory.
+# The dimensions of both operands as the product reads them, and of the left operand as it lies in memory.
 CASES = {
     "matrices": ("rk", "kc", "rk"),
     "a transposed left operand": ("kr", "kc", "kr"),
@@ -46,17 +46,17 @@ CASES = {
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(TextModule):
     """A portable module with a product of two matrices, or of a batch of them.
 
     Attributes:
-        left: letters, as in `CASES`.
-        right: letters of the right operand.
-        given: letters of the left operand as the module is given it.
-        sizes: by letter.
-        kind: of the elements.
-        is_square: whether the left operand has the squares of what the module is given.
-        beginning: what the product is added to.
+        left: the dimensions of the left operand, as in `CASES`.
+        right: the dimensions of the right operand.
+        given: the dimensions of the module's first argument, from which it makes the left operand.
+        sizes: the size of each dimension.
+        kind: the type of the elements.
+        is_square: whether the module squares the elements of its first argument.
+        beginning: the initial value of the sums.
     """
 
     left: str
@@ -66,7 +66,6 @@ class Product:
     kind: str = "f32"
     is_square: bool = False
     beginning: float = 0.0
-    entry_points = ()
 
     @property
     def text(self) -> str:
@@ -103,22 +102,16 @@ class Product:
     def _type(self, letters: str) -> str:
         return f"tensor<{''.join(f'{self.sizes[x]}x' for x in letters)}{self.kind}>"
 
-    @property
-    def bytecode(self) -> bytes:
-        """The module as bytecode."""
-        with ir.Context():
-            return bytecode_of(ir.Module.parse(self.text))
-
 
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No operand is so small that it is read where it lies."""
+    """No operand is small enough to be read without blocks."""
     monkeypatch.setattr(product_tiles, "_NEAR", 0)
 
 
 @pytest.fixture(params=["in blocks", "where they lie"])
 def read(request: pytest.FixtureRequest) -> str:
-    """How operands are read."""
+    """Whether the kernels read operands in blocks, or in their own layout."""
     if request.param == "in blocks":
         request.getfixturevalue("far")
     return request.param
@@ -147,7 +140,7 @@ def _flow_of(module: bytes, directory: Path, target: str) -> bytes:
 
 
 def launched(module: ir.Module) -> list[str]:
-    """The kernels of ours that a module launches, by name."""
+    """The names of the pass's kernels that a module launches."""
     ours = {name_of(op.operation) for op in module.body.operations if op.operation.name == "stream.executable"}
     entry_points = [ir.ArrayAttr(op.attributes["entry_points"]) for op in found_in(module, "flow.dispatch")]
     names = [ir.SymbolRefAttr(first).value[0] for (first,) in entry_points]
@@ -161,18 +154,17 @@ def is_ours(product: Product, directory: Path, target: str) -> bool:
 
 def result_of(product: Product, directory: Path, target: str, *arguments: np.ndarray) -> np.ndarray:
     compiled = compile_module(product, parse_target(target), directory)
-    config = ireert.Config("local-sync")
-    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
+    loaded = functions_of(compiled.vmfb)
     return loaded.f(*arguments).to_host()
 
 
 def integers(product: Product) -> list[np.ndarray]:
-    """What a module may be given, of which sums are exact."""
+    """Arguments whose sums are exact."""
     shapes = ([product.sizes[x] for x in letters] for letters in (product.given, product.right))
     return [np.random.default_rng(0).integers(-8, 8, shape).astype(np.float32) for shape in shapes]
 
 
-x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="code for x86")
+x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 CPU")
 
 
 @pytest.mark.parametrize("target", [AVX512_TARGET, AVX2_TARGET])
@@ -231,7 +223,7 @@ def test_other_products_are_left_to_iree(tmp_path: Path, changed: dict[str, int]
     assert not is_ours(Product("brk", "bkc", "brk", SIZES | changed, kind), tmp_path, target)
 
 
-def test_what_is_added_to_something_is_left_to_iree(tmp_path: Path) -> None:
+def test_a_product_added_to_a_constant_is_left_to_iree(tmp_path: Path) -> None:
     assert not is_ours(Product(*CASES["matrices"], SIZES, beginning=1.0), tmp_path, AVX512_TARGET)
 
 
@@ -241,21 +233,21 @@ def test_rows_of_a_transposed_left_operand_need_not_divide(tmp_path: Path) -> No
 
 
 def heads(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The gradient of a weight that makes heads."""
+    """The gradient of a weight whose product is split into heads."""
     return x.permute(1, 3, 0, 2, 4).reshape(512, 384).T @ y
 
 
 def copies_in_no_order(flow: ir.Module) -> int:
-    """How many kernels copy in loops that are neither in the order of what they read nor of what they write."""
+    """The number of kernels that copy in neither the order of their source nor the order of their result."""
     generics = [op for op in inside(flow.operation) if op.name == "linalg.generic"]
     maps = [[m.value for m in ir.ArrayAttr(op.attributes["indexing_maps"])] for op in generics]
     return sum(all(m != ir.AffineMap.get_identity(m.n_dims) for m in of_one) for of_one in maps)
 
 
-def test_what_is_turned_is_held_where_it_was_transposed(
+def test_the_transpose_of_an_operand_is_not_fused_with_another(
     flow_of: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the second fails, IREE leaves two transposes apart, or in an order, and nothing need be held."""
+    """When the last assertion fails, IREE handles two transposes well, and `hold_behind` can go."""
     monkeypatch.setattr(matmul_kernels, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
     given = torch.randn(3, 4, 2, 128, 64), torch.randn(512, 384)
     with parsed(flow_of(heads, given)) as module:
@@ -267,7 +259,7 @@ def test_what_is_turned_is_held_where_it_was_transposed(
 
 
 def kernels_of(product: Product, directory: Path) -> int:
-    """How many kernels a product takes."""
+    """The number of kernels of a product."""
     with parsed(_flow_of(product.bytecode, directory, AVX512_TARGET)) as module:
         return len(found_in(module, "flow.dispatch"))
 
@@ -285,7 +277,7 @@ def kernels_of(product: Product, directory: Path) -> int:
         ("a transposed right operand", {}, 2),
     ],
 )
-def test_operands_of_half_a_mebibyte_are_read_where_they_lie(
+def test_operands_up_to_half_a_mebibyte_are_read_without_blocks(
     tmp_path: Path, case: str, sizes: dict[str, int], kernels: int
 ) -> None:
     assert kernels_of(Product(*CASES[case], SIZES | sizes), tmp_path) == kernels
@@ -294,7 +286,7 @@ def test_operands_of_half_a_mebibyte_are_read_where_they_lie(
 @pytest.mark.parametrize(
     ("added", "kernels"),
     [
-        (lambda y, row, x: y + row, 2),  # blocks, and the product with the sum
+        (lambda y, row, x: y + row, 2),  # one makes blocks, one multiplies and adds
         (lambda y, row, x: row + y, 2),
         (lambda y, row, x: y * row, 3),
         (lambda y, row, x: y + x, 3),
@@ -321,7 +313,7 @@ def test_a_product_adds_its_bias(
 def test_a_right_operand_is_one_column_or_row_as_often_as_needed(
     flow_of: Callable[..., bytes], spread: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the gradient of a sum over columns is."""
+    """The gradient of a sum over columns is such an operand."""
     monkeypatch.setattr(matmul_kernels, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
     examples = torch.randn(128, 128), torch.randn(128)
     with parsed(flow_of(lambda x, v: x @ spread(v), examples)) as module:
@@ -329,10 +321,8 @@ def test_a_right_operand_is_one_column_or_row_as_often_as_needed(
 
 
 @pytest.mark.usefixtures("far")
-def test_blocks_of_what_a_loop_leaves_as_it_is_are_made_before_it(tmp_path: Path) -> None:
-    with ir.Context():
-        module = bytecode_of(ir.Module.parse(LOOP))
-    with parsed(_flow_of(module, tmp_path, AVX512_TARGET)) as flow:
+def test_blocks_of_operands_that_a_loop_does_not_change_are_made_before_it(tmp_path: Path) -> None:
+    with parsed(_flow_of(Written(LOOP).bytecode, tmp_path, AVX512_TARGET)) as flow:
         kernels = found_in(flow, "flow.dispatch")
         assert [bool(loops_around(kernel.block)) for kernel in kernels] == [False, True]
 
@@ -347,7 +337,7 @@ def test_a_bias_is_added_once(summands: int) -> None:
     np.testing.assert_array_equal(np.asarray(compiled(x, w, bias)), (x @ w + bias).numpy())
 
 
-def test_products_that_are_alike_share_a_kernel(flow_of: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_products_share_a_kernel(flow_of: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_kernels, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
     x, y, z = (torch.randn(128, 128) for _ in range(3))
     with parsed(flow_of(lambda x, y, z: (x @ y) @ z @ x.T, (x, y, z))) as module:
@@ -374,7 +364,7 @@ def test_threads_compute_nearly_equal_parts(batch: int, rows: int, columns: int,
     work = strips * panels * tile.rows * tile.columns * sizes.summands
     largest = strips == min(512 // tile.rows, kernel.strips) and panels == min(768 // tile.columns, kernel.panels)
     assert parts <= 16 or work >= 1 << 18 or largest
-    if batch == 1 and work >= 1 << 19:  # then two threads have nearly equally much
+    if batch == 1 and work >= 1 << 19:  # then two threads finish at nearly the same time
         at_a_time = 1 if parts < 16 else 8
         longest = at_a_time * -(-parts // (2 * at_a_time)) * strips * panels
         assert longest <= 0.75 * kernel.strips * kernel.panels

@@ -1,4 +1,4 @@
-"""64-bit integers in 32 bits: the same signature and numbers, and a refusal where 32 bits are too few."""
+"""64-bit integers become 32-bit ones: same signature and results, and a refusal if 32 bits are too few."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_numbers_of_32_bits_are_the_same():
             np.testing.assert_array_equal(a, b)
 
 
-def test_what_is_out_of_range_stays_so():
+def test_a_value_out_of_range_saturates():
     after = narrowed(bytecode(100))
     _, high, small = run(after, [0] * 5, 2**32 + 5)
     assert (high, small.astype(bool)) == (2**31 - 1, False)
@@ -105,7 +105,7 @@ COUNTER = """
 
 
 def test_the_high_word_of_a_counter_of_elements_is_zero():
-    """So JAX numbers the elements of its random tensors."""
+    """JAX numbers the elements of its random tensors with such a counter."""
 
     def counted(times: int) -> bytes:
         text = MODULE.replace("CONSTANT", str(2**31 - 1)).replace("%m = arith.maxsi %in, %t", HIGH_WORD)

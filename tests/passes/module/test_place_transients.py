@@ -1,4 +1,4 @@
-"""Where in memory intermediate values lie."""
+"""The placement of transients in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from irongrad.targets import Target, parse_target
 
 
 class Chain(nn.Module):
-    """Values of many sizes, of which each is there for another time."""
+    """Values of many sizes, each with another live range."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def make_step(dynamic: bool = False) -> ig.TrainStep:
 
 @pytest.fixture(scope="module")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The module of a step, as IREE is given it."""
+    """The portable module of a step."""
     directory = tmp_path_factory.mktemp("step")
     return ig.compile(make_step(), directory / "step").directory.joinpath("step.mlirbc").read_bytes()
 
@@ -62,7 +62,7 @@ def compilation_of(portable: bytes, target: Target, directory: Path) -> Compilat
 
 @pytest.mark.parametrize("name", ["llvm-cpu", "llvm-cpu:arch=aarch64", "vulkan:profile=desktop", "cuda"])
 def test_without_a_placement_the_two_halves_are_the_whole_phase(portable, tmp_path, name, is_the_whole_phase):
-    """When this fails, IREE's phase `stream` is made of other pipelines than `_SCHEDULE` and `_LOWER` name."""
+    """When this fails, IREE's phase `stream` consists of other pipelines than `_SCHEDULE` and `_LOWER`."""
     target = replace(
         parse_target(name), state_in_place=False, disabled_passes=("place-transients", "keep-globals-apart")
     )
@@ -84,8 +84,8 @@ def test_values_take_less_than_as_iree_places_them(portable, tmp_path, name, wit
 
 
 @pytest.mark.parametrize(("name", "within"), [("llvm-cpu", 0.01), ("cuda", 0.1)])
-def test_what_is_placed_is_what_was_predicted(tmp_path, name, within):
-    """Also where operands are not packed for products: this step would be predicted with too much."""
+def test_the_placement_takes_the_predicted_memory(tmp_path, name, within):
+    """Also for CUDA, which does not pack operands: a prediction with packing would be too high."""
     made = build(make_step(), make_options(tmp_path / "step", name, entry_points=("train_step",), cache=False))
     (target,) = made.statistics.values()
     assert made.artifact.manifest.memory.predicted["train_step"] == pytest.approx(

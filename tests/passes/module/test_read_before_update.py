@@ -1,4 +1,4 @@
-"""Steps in which IREE updates a tensor before its other readers have read it, and would compute wrong gradients."""
+"""Steps in which IREE would update a tensor before its other readers, and compute wrong gradients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Recurrent(nn.Module):
 
 
 def compiled(model: nn.Module, shape: tuple[int, ...], directory: Path) -> None:
-    """Compile a step, which compares it with eager PyTorch."""
+    """Compile a step; compilation compares its results with eager PyTorch."""
     inputs = {"x": torch.randn(shape), "y": torch.randn(shape)}
     step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
     ig.compile(step, directory / "step", entry_points=("train_step",), cache=False)

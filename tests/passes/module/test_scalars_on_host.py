@@ -1,4 +1,4 @@
-"""float64 scalars leave the device: same numbers, and no float64 in what is left for it."""
+"""float64 scalars are computed on the host: same results, and no float64 left for the device."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ func.func @number(%x: tensor<i1>) -> tensor<f64> {
 
 
 def test_flags_become_float64():
-    """Whether this is the first step, say, of SGD's momentum."""
+    """SGD's momentum has such a flag, for its first step."""
     device, module, context = load(edited(FIRST))
     number = ireert.FunctionInvoker(context, device, module.lookup_function("number"))
     assert [float(number(np.array(flag)).to_host()) for flag in (True, False)] == [1.0, 0.0]
@@ -120,7 +120,7 @@ def test_the_virtual_machine_still_makes_float32_of_a_flag():
 
 @pytest.fixture(scope="module")
 def rounded():
-    """float64 -> float32 as the virtual machine does it."""
+    """The conversion of float64 to float32 in the virtual machine."""
     helper = text_of(edited("module {}"))
     _, module, context = load(helper.replace("private @float32_of", "@float32_of"))
     function = module.lookup_function("float32_of")

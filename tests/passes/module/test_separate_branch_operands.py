@@ -1,4 +1,4 @@
-"""Which modules have their branches made safe: those with control flow that hands values on."""
+"""The pass separate-branch-operands is for modules whose control flow passes values on."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ from irongrad.pipeline.iree.compile import has_branches
         ("", False),
     ],
 )
-def test_only_what_hands_on_values_is_a_branch(operation: str, hands_on: bool) -> None:
+def test_only_control_flow_that_passes_values_on_is_a_branch(operation: str, hands_on: bool) -> None:
     with parsed(f"util.func public @f(%flag: i1, %i: index) {{ {operation} util.return }}".encode()) as flow:
         assert has_branches(flow) is hands_on

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
-import iree.runtime as ireert
 import numpy as np
-import pytest
-from iree.compiler import ir
 
-from irongrad.mlir.walk import bytecode_of, inside, parsed
-from irongrad.passes.base import PassResult
+from irongrad.mlir.walk import inside, parsed
 from irongrad.passes.module.share_kernels import ShareKernels
 from irongrad.pipeline.iree.compile import compile_module
 from irongrad.pipeline.iree.report.kernel_bytes import traffic_of
 from irongrad.targets import parse_target
+from tests.fixtures.module_texts import Written, functions_of
 
-# Two parts of one tensor, and one of another size, each written into the middle of zeros.
+# Two slices of one tensor, and one of another size, each written into the middle of zeros.
 PARTS = """
 func.func @f(%x: tensor<4x9x8xf32>) -> (tensor<4x9x8xf32>, tensor<4x9x8xf32>, tensor<4x9x8xf32>) {
   %zero = arith.constant 0.0 : f32
@@ -34,45 +31,23 @@ func.func @f(%x: tensor<4x9x8xf32>) -> (tensor<4x9x8xf32>, tensor<4x9x8xf32>, te
 """
 
 
-@dataclass(frozen=True)
-class Module:
-    """As much of a portable module as compiling takes."""
-
-    text: str
-    entry_points: tuple[()] = ()
-
-    @property
-    def bytecode(self) -> bytes:
-        """The module as bytecode."""
-        with ir.Context():
-            return bytecode_of(ir.Module.parse(self.text))
-
-
 def _traffic(flow: bytes) -> dict[str, int]:
     with parsed(flow) as module:
         return traffic_of(module)
 
 
-def test_the_kernels_of_one_size_are_one_and_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flows: list[bytes] = []
-    run = ShareKernels.run
-
-    def recorded(self: ShareKernels, flow: ir.Module) -> PassResult:
-        flows.append(bytecode_of(flow))
-        result = run(self, flow)
-        flows.append(bytecode_of(flow))
-        return result
-
-    monkeypatch.setattr(ShareKernels, "run", recorded)
-    compiled = compile_module(Module(PARTS), parse_target("llvm-cpu"), tmp_path)
+def test_the_kernels_of_one_size_are_one_and_compute_the_same(
+    tmp_path: Path, around_pass: Callable[..., list[bytes]]
+) -> None:
+    flows = around_pass(ShareKernels)
+    compiled = compile_module(Written(PARTS), parse_target("llvm-cpu"), tmp_path)
     before, after = flows
     assert _kernels(before) - _kernels(after) == 1
     assert _traffic(before) == _traffic(after)
     x = np.arange(4 * 9 * 8, dtype=np.float32).reshape(4, 9, 8)
     p, q, r = (np.zeros_like(x) for _ in range(3))
     p[:, :5, 2:5], q[:, 1:6, 2:5], r[:, 1:5, 2:5] = x[:, 1:6, 2:5], x[:, 3:8, 4:7], x[:, 3:7, 4:7]
-    config = ireert.Config("local-sync")
-    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
+    loaded = functions_of(compiled.vmfb)
     for found, expected in zip(loaded.f(x), (p, q, r), strict=True):
         np.testing.assert_array_equal(found.to_host(), expected)
 

@@ -1,4 +1,4 @@
-"""New state lies where the old one did where nothing can tell, and elsewhere where something could."""
+"""New state overwrites the old state where no other reader can see it, and has its own buffer elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_step() -> ig.TrainStep:
 
 
 def state_stored(stream: bytes, function: str) -> int:
-    """How many globals with memory a function stores."""
+    """The number of globals with buffers that a function stores."""
     with parsed(stream) as module:
         (found,) = [op for op in inside(module.operation) if op.name == "util.func" and name_of(op) == function]
         stores = [op for op in inside(found) if op.name == "util.global.store"]
@@ -36,7 +36,7 @@ def state_stored(stream: bytes, function: str) -> int:
 
 
 def stream_of(directory: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> bytes:
-    """A step's module as it is after IREE's phase `stream`."""
+    """The module of a step after IREE's phase `stream`."""
     found: list[bytes] = []
     run = Compilation.to_stream
 
@@ -50,7 +50,7 @@ def stream_of(directory: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) 
 
 
 def test_a_step_stores_no_state_and_iree_still_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the second fails, IREE writes state in place, and need not be helped."""
+    """When the second assertion fails, IREE writes state in place, and the pass can go."""
     assert state_stored(stream_of(tmp_path / "a", monkeypatch), "train_step") == 0
     without = stream_of(tmp_path / "b", monkeypatch, disable_passes=("state-in-place",))
     assert state_stored(without, "train_step") > 0
@@ -66,7 +66,7 @@ def test_every_function_gives_the_same_bits(tmp_path: Path) -> None:
 
 
 def results(session: ig.runtime.Session, directory: Path) -> dict[str, Any]:
-    """What functions give in turn, the state among it as it was when they gave it."""
+    """The results of entry points called in turn, with the state after each."""
     x, y = (v.numpy() for v in make_step().inputs.values())
     found: dict[str, Any] = {}
 

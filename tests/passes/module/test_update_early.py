@@ -1,4 +1,4 @@
-"""Updates are listed behind what they need, and gradients are in memory no longer than that."""
+"""Each update comes directly after its inputs, so that gradients take memory for a shorter time."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def make_step(**options: Any) -> ig.TrainStep:
     "options", [{}, {"clip_grad_norm": 0.5}, {"accumulate": 2}], ids=["alone", "clipped", "summed"]
 )
 def test_steps_give_the_same_bits_in_less_memory(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Where gradients wait for their norm, or are summed in a loop, memory may be the same.
+    """If gradients wait for their norm, or are summed in a loop, memory may stay the same.
 
-    When the first takes less without us, IREE runs updates early.
+    When the case `alone` fails because both take the same memory, IREE runs updates early, and the pass can go.
     """
     ig.compile(make_step(**options), tmp_path / "early", cache=False)
     ig.compile(make_step(**options), tmp_path / "late", cache=False, disable_passes=("update-early",))

@@ -1,4 +1,4 @@
-"""Products of matrices are microkernels of IREE's where those are faster, and right in any case."""
+"""Matrix products use IREE's microkernels if those are faster, and compute the product."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import iree.compiler.tools.binaries as iree_binaries
-import iree.runtime as ireert
 import ml_dtypes
 import numpy as np
 import pytest
-from iree.compiler import ir
 
 from irongrad.mlir.device import has_microkernels
-from irongrad.mlir.walk import bytecode_of, parsed
+from irongrad.mlir.walk import parsed
 from irongrad.passes.module.use_microkernels import UseMicrokernels
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, compile_module
 from irongrad.targets import parse_target
+from tests.fixtures.module_texts import TextModule, functions_of
 
 SIZE = 64
 SUM = {"bf16": "f32", "f16": "f32", "f32": "f32", "i8": "i32"}
@@ -26,15 +25,14 @@ LIBRARY = re.compile(r"iree_uk_mmt4d_tile_\w+")
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(TextModule):
     """A portable module with a product of two matrices.
 
     Attributes:
-        multiplied: the type of their elements.
+        multiplied: the type of the elements of both matrices.
     """
 
     multiplied: str
-    entry_points = ()
 
     @property
     def text(self) -> str:
@@ -48,12 +46,6 @@ class Product:
           %product = linalg.matmul ins(%a, %b : {given}, {given}) outs(%zeros : {result}) -> {result}
           return %product : {result}
         }}"""
-
-    @property
-    def bytecode(self) -> bytes:
-        """The module as bytecode."""
-        with ir.Context():
-            return bytecode_of(ir.Module.parse(self.text))
 
 
 @pytest.mark.parametrize(
@@ -84,13 +76,12 @@ def test_products_are_right(tmp_path: Path, multiplied: str) -> None:
     dtype = np.float32 if multiplied == "f32" else ml_dtypes.bfloat16
     a, b = (np.random.default_rng(i).integers(-8, 8, (SIZE, SIZE)).astype(dtype) for i in (0, 1))
     compiled = compile_module(Product(multiplied), parse_target("llvm-cpu"), tmp_path)
-    config = ireert.Config("local-sync")
-    loaded = ireert.load_vm_module(ireert.VmModule.copy_buffer(config.vm_instance, compiled.vmfb), config)
+    loaded = functions_of(compiled.vmfb)
     np.testing.assert_array_equal(loaded.f(a, b).to_host(), a.astype(np.float32) @ b.astype(np.float32))
 
 
 def test_a_product_links_all_microkernels(tmp_path: Path) -> None:
-    """When the first of these fails, float32 may have its microkernel back, if that is as fast by then."""
+    """When the first assertion fails, float32 may have its microkernel back, if that is as fast by then."""
     flags = parse_target("llvm-cpu:cpu=x86-64-v3").flags
     linked = "--iree-llvmcpu-enable-ukernels=default"
     found = LIBRARY.findall(_linked_code(Product("f32"), tmp_path / "with", *flags, linked))
@@ -105,7 +96,7 @@ def _flow_of(product: Product, directory: Path, *flags: str) -> bytes:
 
 
 def _linked_code(product: Product, directory: Path, *flags: str) -> str:
-    """The LLVM code of a product and of what is linked to it."""
+    """The LLVM code of a product and of the libraries linked to it."""
     directory.mkdir()
     _compile(product, directory / "out.vmfb", f"--iree-hal-dump-executable-intermediates-to={directory}", *flags)
     return "".join(file.read_text() for file in directory.glob("*.linked.ll"))

@@ -1,4 +1,4 @@
-"""State that is updated together is stored together."""
+"""Tensors that the update concatenates are stored as one pack."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_step(clip: float | None = None) -> ig.TrainStep:
     return ig.TrainStep(model, nn.functional.mse_loss, optimizer, inputs, clip_grad_norm=clip)
 
 
-def test_packs_hold_what_the_update_concatenates():
+def test_packs_hold_the_tensors_that_the_update_concatenates():
     graph = run_passes(step_graph(make_step()), parse_passes("dce,fold,simplify,cse,dce,multi-tensor"))
     packed = pack_state(graph)
     assert {(next(iter(p.starts)).kind, len(p.starts)) for p in packed.packs} == {("state", 6), ("gradient", 6)}
@@ -37,7 +37,7 @@ def test_packs_hold_what_the_update_concatenates():
     assert packed.functions["joint"] is graph.functions["joint"]
 
 
-def test_gradients_are_put_in_as_they_are_computed():
+def test_gradients_lie_in_the_pack_in_the_order_of_the_backward():
     graph = run_passes(step_graph(make_step()), parse_passes("dce,fold,simplify,cse,dce,multi-tensor"))
     (pack,) = (p for p in pack_state(graph).packs if Value("gradient", "0.weight") in p.starts)
     assert list(pack.starts)[-1].name.startswith("0.")
@@ -58,7 +58,7 @@ def test_without_the_pass_nothing_is_packed():
 
 
 def test_a_packed_step_trains_and_keeps_its_state(tmp_path: Path):
-    """The compiler verifies every entry point's numbers; here is what lasts between calls."""
+    """Compilation verifies the results of every entry point; this test checks the state between calls."""
     step = make_step()
     options = make_options(tmp_path / "packed", entry_points=("train_step", "predict", "reset"))
     made = build(step, options)

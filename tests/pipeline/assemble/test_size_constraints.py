@@ -1,4 +1,4 @@
-"""Relations of sizes, checked in the module: by a multiple that the model needs, and by what the user says."""
+"""The module checks constraints on sizes: the multiple that the model needs, and the user's own constraints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Run = Callable[[list[str]], subprocess.CompletedProcess[str]]
 
 
 class _Blocks(nn.Module):
-    """Looks at words in blocks of four, so that their number is a multiple of that."""
+    """Splits sentences into blocks of four words, so the number of words must be a multiple of four."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("sizes", "message"), REFUSALS)
-def test_a_refusal_says_the_relation_and_what_was_given(
+def test_a_refusal_names_the_constraint_and_the_value(
     artifact: Path, session: Session, iree_run: Run, sizes: tuple[int, int], message: str
 ):
     session.reset()
@@ -135,7 +135,7 @@ def test_a_refusal_says_the_relation_and_what_was_given(
     assert "INVALID_ARGUMENT" in alone.stderr
 
 
-def test_the_golden_checks_break_every_relation(artifact: Path, session: Session, iree_run: Run, tmp_path: Path):
+def test_the_golden_checks_break_every_constraint(artifact: Path, session: Session, iree_run: Run, tmp_path: Path):
     assert {c.text for c in session.manifest.constraints} == {"T a multiple of 4", "B < T"}
     assert all(c.broken for c in session.manifest.constraints)
     plan = make_plan(session.manifest, read_golden(artifact / GOLDEN), initial_state(artifact))

@@ -1,4 +1,4 @@
-"""Bisection finds passes that are wrong in one way each, and none that only round in another way."""
+"""Bisection names a wrong pass, whatever its error, and no pass that only rounds differently."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def graph_fixture():
 
 @dataclass(frozen=True)
 class Wrong:
-    """Change the nodes that call `operator` in the function called `function`, every one as `how` says."""
+    """A wrong pass: it applies its method `how` to every node that calls `operator` in the function `function`."""
 
     name: ClassVar[str] = "wrong"
     how: str
@@ -80,7 +80,7 @@ class Wrong:
         node.args = (start + 1, end + 1, *rest)
 
     def later(self, graph, node, context):
-        """Double it, but not where no step was made before."""
+        """Double the result, except in the first step."""
         names = [a.name for a in context.arguments]
         steps = [n for n in graph.nodes if n.op == "placeholder"][names.index("irongrad/draws")]
         sign = call(graph, aten.sign.default, steps, like=node)
@@ -90,7 +90,7 @@ class Wrong:
         self._behind(graph, node, aten.mul.Tensor, factor)
 
     def reorders(self, graph, node, context):
-        """Sum the terms the other way round, in float32: another rounding, and no fewer digits."""
+        """Sum the terms in reverse order, in float32: the rounding differs, the precision does not."""
         left, right = node.args
         with graph.inserting_before(node):
             flipped = [call(graph, aten.flip.default, a, [d], like=node) for a, d in ((left, 1), (right, 0))]
@@ -119,14 +119,14 @@ def test_a_pass_that_is_wrong_is_found(graph, what):
     assert found[-1].stats["changed"] > 0
 
 
-def test_a_sum_in_another_order_is_not(graph):
+def test_a_sum_in_another_order_is_not_reported(graph):
     found = bisect(graph, [Wrong("reorders")])
     assert [f.function for f in found] == ["joint"]
     assert not found[0].changes_numbers
 
 
-def test_what_a_step_in_half_precision_rounds_itself_is_not():
-    """A whole pipeline on it is right, and rounding what is rounded already, too; a lost sign is not."""
+def test_rounding_to_the_half_precision_of_the_step_is_not_reported():
+    """Bisection accepts all passes, and a rounding to bfloat16 that the step does itself. It finds a lost sign."""
     graph = step_graph(_step("bf16"))
     assert not any(f.changes_numbers for f in bisect(graph, passes_at(2)))
     assert not any(f.changes_numbers for f in bisect(graph, [Wrong("rounds")]))

@@ -1,4 +1,4 @@
-"""Functions whose forward or backward writes into tensors."""
+"""A torch.autograd.Function whose forward or backward writes into tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Written(torch.autograd.Function):
 
 
 class Recorded(torch.autograd.Function):
-    """Runs any backward."""
+    """Its backward is the function that `apply` gets."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seen: torch.Tensor, module: nn.Module, backward: Backward) -> torch.Tensor:
@@ -94,7 +94,7 @@ def test_a_forward_that_writes_its_argument_is_refused_at_its_line(tmp_path: Pat
         compiled(Written, lambda ctx, gradient: gradient, tmp_path / "step")
 
 
-def test_a_backward_may_write_what_it_makes_and_what_it_is_given(tmp_path: Path) -> None:
+def test_a_backward_may_write_into_new_tensors_and_its_gradient(tmp_path: Path) -> None:
     """Compiling compares the gradients with eager PyTorch."""
 
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a user's model and loss may be: outputs, inputs, state and modes, compiled and verified end to end."""
+"""Models and losses that can be captured: their outputs, inputs, state and modes, compiled and verified."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_predict(session: Session, step: ig.TrainStep, expected: dict[str, torc
 
 
 class Stateful(nn.Module):
-    """BatchNorm, one of them frozen in eval mode; buffers of every kind, updated in every way; a frozen parameter."""
+    """Two BatchNorms, one frozen in eval mode; buffers of every dtype, updated in every way; a frozen parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Logits(nn.Module):
 
 
 class ManyInputs(Logits):
-    """Inputs of every dtype, by keyword, of rank 0 too; several outputs, nested and of every dtype."""
+    """Inputs of every dtype, by keyword, also of rank 0; several outputs, nested and of every dtype."""
 
     def forward(self, x: torch.Tensor, *, keep: torch.Tensor, pixels: torch.Tensor, shift: torch.Tensor, scale=None):
         h = self.layer(torch.where(keep, x, 0.0)) * (pixels.float() / 255)[:, None] * scale + shift[:, None]
@@ -305,21 +305,20 @@ def test_eval_mode_model_is_captured_in_training_mode() -> None:
 
 # --- Hugging Face -------------------------------------------------------------------------------------------------
 
+TINY = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 16,
+}
+
 
 def bert() -> tuple[nn.Module, dict[str, torch.Tensor], tuple[str, ...]]:
     from transformers import BertConfig, BertForSequenceClassification
 
-    config = BertConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        num_labels=3,
-    )
+    config = BertConfig(**TINY, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=3)
     ids, mask = torch.randint(0, 50, (4, 8)), torch.ones(4, 8, dtype=torch.int64)
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": torch.randint(0, 3, (4,))}
     return BertForSequenceClassification(config), inputs, ("input_ids", "attention_mask")
@@ -328,16 +327,7 @@ def bert() -> tuple[nn.Module, dict[str, torch.Tensor], tuple[str, ...]]:
 def llama() -> tuple[nn.Module, dict[str, torch.Tensor], tuple[str, ...]]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=16,
-        use_cache=False,
-    )
+    config = LlamaConfig(**TINY, num_key_value_heads=1, use_cache=False)
     ids = torch.randint(0, 50, (2, 8))
     return LlamaForCausalLM(config), {"input_ids": ids, "labels": ids.clone()}, ("input_ids",)
 
@@ -371,7 +361,7 @@ class TrainsOnly(Logits):
 
 
 @pytest.mark.parametrize("stage", ["capture", "optimizer"])
-def test_what_no_entry_point_runs_is_not_captured(stage: str, tmp_path: Path) -> None:
+def test_evaluation_is_captured_only_for_an_entry_point_that_runs_it(stage: str, tmp_path: Path) -> None:
     model = TrainsOnly()
     step = ig.TrainStep(model, cross_entropy, sgd(model), batch())
     build(step, make_options(tmp_path / "out", entry_points=("train_step",), stop_after=stage))

@@ -1,4 +1,4 @@
-"""What only the first call makes, and attributes that a forward only sets; what a later call reads is refused."""
+"""Attributes that only the first forward makes, or that a forward only sets. Reads of an earlier call are refused."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def step_of(model: Remembers) -> ig.TrainStep:
 
 
 @pytest.mark.parametrize("kind", [Caches, Grows])
-def test_what_only_the_first_call_makes_is_there_before_the_capture(kind: type[Remembers], compiled: Compile) -> None:
+def test_values_that_the_first_call_caches_exist_before_the_capture(kind: type[Remembers], compiled: Compile) -> None:
     torch.manual_seed(0)
     model = kind()
     compiled(step_of(model), "train_step", "eval_step")
@@ -130,7 +130,7 @@ class SetsInEvaluation(Remembers):
         (SetsInEvaluation, "self.mask"),
     ],
 )
-def test_what_depends_on_which_call_is_the_first_is_refused(kind: type[Remembers], name: str) -> None:
+def test_a_value_that_an_earlier_call_set_is_refused(kind: type[Remembers], name: str) -> None:
     step = step_of(kind())
     with called_once(step), pytest.raises(CaptureError, match=name):
         capture(step)

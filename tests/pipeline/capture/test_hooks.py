@@ -135,7 +135,7 @@ def test_a_hook_that_decides_on_values_is_refused_with_its_line() -> None:
     assert f"{__file__}:" in message
 
 
-def test_a_checkpoint_that_saves_tensors_its_own_way_is_no_hook_of_the_user(tmp_path: Path) -> None:
+def test_the_hooks_of_a_checkpoint_are_no_hooks_of_the_user(tmp_path: Path) -> None:
     class Checkpointed(HookInside):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.utils.checkpoint.checkpoint(self.linear, x, use_reentrant=False)

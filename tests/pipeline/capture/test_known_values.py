@@ -1,4 +1,4 @@
-"""Decisions on values that depend on no input and that no step changes are taken at capture, as eager takes them."""
+"""Capture takes Python decisions on constants as eager does, and refuses decisions on values that a step may change."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class OfParameter(Known):
     "kind",
     [OfInput, OfDraw, OfGarbage, OfChangingBuffer, OfBufferChangedInTraining, OfBufferChangedInEvaluation, OfParameter],
 )
-def test_what_a_step_may_change_has_no_values_during_the_capture(
+def test_a_decision_on_a_value_that_a_step_may_change_is_refused(
     kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("irongrad.pipeline.capture.capture._check_repeatable", lambda *arguments: None)

@@ -1,4 +1,4 @@
-"""Methods of a user's own under names that PyTorch knows: they are left alone, or refused by name."""
+"""User methods under names of PyTorch's own methods, such as `train`: left alone, or refused by name."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import irongrad as ig
-from irongrad.pipeline.capture.capture import capture, mode
+from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.capture.modes import mode
 from irongrad.runtime.errors import CaptureError
 
 
 class Fits(nn.Linear):
-    """A layer whose `train` is another thing than a mode."""
+    """A layer whose `train` fits data, and sets no mode."""
 
     def train(self, data: torch.Tensor, rate: float = 0.1) -> torch.Tensor:  # type: ignore[override]
         raise AssertionError(f"called with {data} and {rate}")

@@ -1,4 +1,4 @@
-"""What cannot be captured is refused with the user's own line and what to write instead, in a few lines of text."""
+"""A refusal of the capture names the user's line and says what to write instead, in at most two lines."""
 
 from __future__ import annotations
 
@@ -477,7 +477,7 @@ class Masked(nn.Module):
 
 
 def packaged() -> tuple[str, dict[str, type[nn.Module]]]:
-    """The path and the names of a module as if an installed package held it."""
+    """The path and the classes of a module that appears to lie in an installed package."""
     path = f"{sysconfig.get_paths()['purelib']}/some_package/layers.py"
     linecache.cache[path] = len(PACKAGED), None, PACKAGED.splitlines(keepends=True), path
     names: dict[str, type[nn.Module]] = {}

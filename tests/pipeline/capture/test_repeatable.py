@@ -1,4 +1,4 @@
-"""A step that changes from run to run is refused with the line that draws; one that does not is captured."""
+"""A step whose runs differ is refused at the line that draws a random number; a repeatable step is captured."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def of(body: Body, **settings: Any) -> ig.TrainStep:
 
 
 def marked(function: object) -> str:
-    """The place of the line of `function` with the comment `drawn`."""
+    """`file:line: ` of the line in `function` that ends with `# drawn`."""
     lines, start = inspect.getsourcelines(function)
     return next(f"{__file__}:{start + i}: " for i, text in enumerate(lines) if text.rstrip().endswith("# drawn"))
 
@@ -136,7 +136,7 @@ def test_a_number_from_outside_of_pytorch_is_refused_at_its_line(body: Body) -> 
 
 @pytest.mark.parametrize("seed", [2, 22, 23])
 def test_a_draw_that_rejects_its_first_numbers_is_refused(seed: int) -> None:
-    """From two numbers later the draw would end at the same number."""
+    """With these seeds, a run that starts two numbers later chooses the same element, as `choice` rejects numbers."""
     before = random.getstate()
     random.seed(seed)
     try:
@@ -209,7 +209,7 @@ def test_a_draw_in_the_loss_is_refused() -> None:
     ],
     ids=["urandom", "uuid", "time", "minute", "counter", "system"],
 )
-def test_what_changes_otherwise_is_refused(number: Callable[[], float]) -> None:
+def test_a_number_that_no_generator_draws_and_that_differs_is_refused(number: Callable[[], float]) -> None:
     with pytest.raises(CaptureError, match="two eager runs of the training step") as caught:
         capture(of(lambda model, y: y * number()))
     assert str(caught.value).startswith(f"{__file__}:")
@@ -258,7 +258,7 @@ def test_a_large_model_runs_once_unless_it_draws(monkeypatch: pytest.MonkeyPatch
         return run(program, *args, **kwargs)
 
     monkeypatch.setattr(repeatable, "_run", counted)
-    monkeypatch.setattr(repeatable, "LARGE", 8)  # the model has 9
+    monkeypatch.setattr(repeatable, "LARGE", 8)  # the model has 9 elements
     capture(of(lambda model, y: y))
     assert runs == ["the training step", "the evaluation"]
     with pytest.raises(CaptureError, match="random number"):

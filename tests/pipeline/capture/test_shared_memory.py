@@ -54,7 +54,7 @@ def test_an_attribute_that_is_a_view_of_a_parameter_is_refused() -> None:
     assert "share memory" in refused(model)
 
 
-def test_views_of_what_nothing_writes_are_compiled(tmp_path: Path) -> None:
+def test_views_of_a_tensor_that_nothing_writes_are_compiled(tmp_path: Path) -> None:
     model = Pair()
     model.register_buffer("other", model.table[3:6])
     ig.compile(step_of(model), tmp_path / "step", entry_points=["train_step"])

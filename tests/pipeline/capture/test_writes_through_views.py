@@ -1,4 +1,4 @@
-"""In-place writes through views, and through results that are in eager the argument itself."""
+"""In-place writes through views, and through results that alias the argument in eager."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Writer(nn.Module):
 
 
 def compiled(view: View, directory: Path, *, into_view: bool = True) -> None:
-    """Compile a step, which compares it with eager PyTorch."""
+    """Compile a step; compilation compares its results with eager PyTorch."""
     model = Writer(view, into_view=into_view)
     inputs = {"x": torch.randn(8, 4), "y": torch.randn(8, 8)}
     step = ig.TrainStep(model, functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)

@@ -1,4 +1,4 @@
-"""Writes of a forward into buffers, into parameters that no optimizer updates, and through `.data`: as in eager."""
+"""A forward writes into buffers and into parameters that no optimizer updates, also through `.data`, as in eager."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def step_of(model: Written, loss: Callable[..., torch.Tensor] = mse_loss) -> ig.
 
 
 @pytest.mark.parametrize("kind", [AverageInPlace, AverageByData, AssignedData, SameData])
-def test_a_forward_writes_into_what_no_optimizer_updates(kind: type[Written], compiled: Compile) -> None:
+def test_a_forward_writes_into_tensors_that_no_optimizer_updates(kind: type[Written], compiled: Compile) -> None:
     torch.manual_seed(0)
-    compiled(step_of(kind()), "train_step", "eval_step")  # compared with the step itself in eager
+    compiled(step_of(kind()), "train_step", "eval_step")  # compilation compares the results with eager
 
 
 def test_a_loss_reads_and_writes_data(compiled: Compile) -> None:

@@ -1,4 +1,4 @@
-"""Steps of which named dimensions have no fixed size: one graph, one compiled function, for all of them."""
+"""Steps whose named dimensions have no fixed size: one graph and one compiled function serve every size."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAMES = {"x": {0: "B", 1: "T"}, "y": {0: "B", 1: "T"}}
 
 
 class _Tagger(nn.Module):
-    """Attention between tokens, positions, and a batch norm over all of them: sums of every kind."""
+    """Attention between tokens, position embeddings, and a batch norm over all tokens: sums over every dimension."""
 
     def __init__(self, *, attends: bool = True) -> None:
         super().__init__()
@@ -99,7 +99,9 @@ def test_one_graph_is_right_at_every_size(joint: tuple[ig.TrainStep, Function], 
     state = {**dict(step.model.named_parameters()), **dict(step.model.named_buffers())}
     given = [batch[a.name] if a.kind == "input" else state[a.name].detach() for a in function.arguments]
     graph = write(function.graph)
-    made = dict(zip(function.results, interpret_eager(graph, given), strict=True))  # nothing has strides
+    made = dict(
+        zip(function.results, interpret_eager(graph, given), strict=True)
+    )  # it ignores the graph's strides, which belong to the example's sizes
     torch.testing.assert_close(made[Value("output", "loss")].double(), loss.detach(), rtol=1e-5, atol=1e-6)
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
@@ -108,7 +110,7 @@ def test_one_graph_is_right_at_every_size(joint: tuple[ig.TrainStep, Function], 
         torch.testing.assert_close(made[Value("state", name)].double(), buffer.double(), rtol=1e-5, atol=1e-6)
 
 
-def test_reshapes_are_of_joined_and_split_dimensions(joint: tuple[ig.TrainStep, Function]):
+def test_reshapes_become_joined_and_split_dimensions(joint: tuple[ig.TrainStep, Function]):
     aten = torch.ops.aten
     before = [n for n in joint[1].graph.graph.nodes if n.target is aten.view.default]
     after = joined_and_split(joint[1].graph)
@@ -118,7 +120,7 @@ def test_reshapes_are_of_joined_and_split_dimensions(joint: tuple[ig.TrainStep, 
     assert any(n.target is torch.ops.prims.collapse.default for n in after.graph.nodes)
 
 
-def test_limits_are_intervals_where_they_can_be():
+def test_limits_become_intervals_if_they_can():
     limits = limits_of([sympy.Le(T, 96), sympy.Ge(T, 3), sympy.Ne(B, 1), sympy.Lt(B * T, 1000)], ["B", "T"])
     assert (limits.smallest, limits.largest) == ({"B": 2, "T": 3}, {"T": 96})
     assert limits.conditions == (sympy.Lt(B * T, 1000),)
@@ -138,7 +140,7 @@ def test_a_multiple_is_a_condition_in_words():
     assert spelled(condition) == "T a multiple of 8"
 
 
-def test_what_asks_for_a_size_is_refused_with_its_line():
+def test_an_operator_that_needs_a_fixed_size_is_refused_at_its_line():
     model = nn.Sequential(nn.Conv1d(3, 3, 1), nn.AdaptiveAvgPool1d(4))
     inputs = {"x": torch.randn(2, 3, 10)}
     step = ig.TrainStep(
@@ -177,7 +179,7 @@ def test_the_route_over_stablehlo_needs_known_sizes(tmp_path: Path):
         ig.compile(_step(), tmp_path / "artifact", route="stablehlo")
 
 
-def test_a_dimension_is_not_called_as_the_steps_are():
+def test_the_name_of_the_dimension_of_steps_is_reserved():
     with pytest.raises(CaptureError, match="'K', as the steps of train_steps are called; rename it"):
         _step(dynamic={"x": {1: "K"}, "y": {1: "K"}})
 
@@ -233,7 +235,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("shapes", "message"), REFUSALS)
-def test_a_refusal_says_what_was_given_wherever_it_is_run(
+def test_a_session_and_iree_run_module_refuse_in_the_same_words(
     artifact: Path, session: Session, iree_run: Run, shapes: dict[str, tuple[int, int]], message: str
 ):
     session.reset()

@@ -106,7 +106,7 @@ def test_capture_changes_nothing_in_the_model(joint: JointStep) -> None:
 
 
 def test_evaluation_of_operators_that_the_dispatcher_would_expand() -> None:
-    """RMSNorm is one, which ATen expands with a write into a tensor."""
+    """RMSNorm is one: ATen expands it into operators that write into a tensor."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.RMSNorm(4), nn.Upsample(scale_factor=2), nn.BatchNorm1d(3))
     inputs = {"x": torch.randn(2, 3, 4), "t": torch.randn(2, 3, 8)}
@@ -121,7 +121,7 @@ def test_evaluation_of_operators_that_the_dispatcher_would_expand() -> None:
 
 
 class Solver(nn.Module):
-    """Factorisations, whose checks for errors PyTorch has as effects, and an identity matrix."""
+    """Factorisations, whose error checks are side effects in PyTorch, and an identity matrix."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Several index tensors of unknown sizes, read and written: one graph for every size."""
+"""Reads and writes with several index tensors of unknown sizes: one graph serves every size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 class _Places(nn.Module):
-    """Everything that `x` has at some places, read in every order of dimensions, and written."""
+    """Reads elements of `x` at computed positions, with the dimensions in every order, and writes them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,8 +81,8 @@ def test_one_graph_reads_and_writes_at_every_size(joint: tuple[nn.Module, Functi
         torch.testing.assert_close(made[Value("gradient", "scale")], model.scale.grad)
 
 
-def test_indices_of_unknown_sizes_are_single_ones(joint: tuple[nn.Module, Function]):
-    """torch-mlir takes several of known sizes only."""
+def test_an_operator_takes_one_index_tensor_of_unknown_size(joint: tuple[nn.Module, Function]):
+    """torch-mlir lowers several index tensors only if their sizes are known."""
     found = [n.args[1] for n in joint[1].graph.graph.nodes if n.target in (aten.index.Tensor, aten.index_put.default)]
     given = [[i for i in indices if i is not None] for indices in found]
     assert max(map(len, given)) == 2

@@ -1,4 +1,4 @@
-"""Indices that a step computes: right numbers in range, a refusal that changes nothing where eager refuses."""
+"""Indices that a step computes. In range, results are right. Where eager raises, the step refuses before any change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = 7
 
 
 class Lookup(nn.Module):
-    """Looks up rows of a table at places that `places` computes."""
+    """Looks up rows of a table at the indices that `places` computes."""
 
     def __init__(self, places: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ HOW: dict[str, tuple[Callable[..., Tensor], set[str], list[Range]]] = {
 
 
 @pytest.mark.parametrize(("places", "how", "ranges"), HOW.values(), ids=HOW.keys())
-def test_what_keeps_an_index_in_range(places: Callable[..., Tensor], how: set[str], ranges: list[Range]):
+def test_how_an_index_is_kept_in_range(places: Callable[..., Tensor], how: set[str], ranges: list[Range]):
     found = _indices(places)
     assert {spec.how for spec in found.specs} == how
     assert list(found.ranges) == ranges
@@ -129,7 +129,7 @@ def test_a_target_less_one_has_a_range_with_its_ignored_value():
 
 
 class Positions(nn.Module):
-    """Words with their positions, which `places` computes from their number."""
+    """Adds words and positions; `places` computes the positions from the number of words."""
 
     def __init__(self, places: Callable[[int], Tensor]) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ def test_each_micro_batch_is_checked(tmp_path: Path):
 
 
 class Words(nn.Module):
-    """Words and their places, from tables that are indexed with computed numbers."""
+    """Looks up words, and the last word of each sentence, with computed indices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ def _batch(b: int, t: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("sizes", [{"buckets": {"B": [4], "T": [4, 8]}}, {}], ids=["buckets", "any size"])
 def test_sizes_that_vary(sizes: dict[str, Any], tmp_path: Path):
-    """Padding is zeros, which is neither a target nor leads to an index in range here."""
+    """Padding is zeros. Here zero is no valid target, and the last word that it leads to is out of range."""
     torch.manual_seed(0)
     model = Words()
     names = {n: {0: "B", 1: "T"} for n in "xy"}
@@ -272,7 +272,7 @@ def test_sizes_that_vary(sizes: dict[str, Any], tmp_path: Path):
     assert _unchanged(session, before)
 
 
-def test_floats_that_are_not_numbers_stay_in_the_table(tmp_path: Path):
+def test_an_index_computed_from_nan_stays_in_the_table(tmp_path: Path):
     step = _step(lambda m, i: (i.sigmoid() * 6).long(), torch.tensor([0.1, 0.5]))
     session = ig.compile(step, tmp_path / "a", opt_level=0, entry_points=("predict",)).load()
     rows = session.predict(i=np.array([np.nan, 0.5], np.float32))
@@ -280,7 +280,7 @@ def test_floats_that_are_not_numbers_stay_in_the_table(tmp_path: Path):
     assert all((row == table).all(1).any() for row in rows)
 
 
-def test_a_compiled_function_checks_what_it_computes():
+def test_a_compiled_function_checks_computed_indices():
     table = torch.randn(ROWS, 2)
     compiled = ig.compile_function(lambda i: table[3 * i], (torch.tensor([0, 1, -2]),))
     np.testing.assert_array_equal(compiled(np.array([2, -2, 1])), table[torch.tensor([6, -6, 3])].numpy())
@@ -288,7 +288,7 @@ def test_a_compiled_function_checks_what_it_computes():
         compiled(np.array([0, 3, 0]))
 
 
-def test_torch_compile_checks_what_it_computes():
+def test_torch_compile_checks_computed_indices():
     table = torch.randn(ROWS, 2)
     compiled = torch.compile(lambda i: table[3 * i], backend="irongrad")
     torch.testing.assert_close(compiled(torch.tensor([2, -2, 1])), table[[6, -6, 3]])

@@ -109,7 +109,7 @@ def test_manifest_has_the_ranges(session: Session) -> None:
 
 
 class Uses(nn.Module):
-    """A linear layer's output, from which `use` takes what `i` says."""
+    """Applies `use` to the output of a linear layer and the index `i`."""
 
     def __init__(self, use: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def ranges_of(use: Callable[..., torch.Tensor], index: torch.Tensor | None = Non
     return list(step_indices(capture(step)).ranges)
 
 
-# For h of shape [4, 6], i of shape [4], m.table of 9 rows; a negative minimum only where eager takes one.
+# h has shape [4, 6], i has shape [4], m.table has 9 rows. The minimum is negative if eager takes negative indices.
 USES: dict[str, tuple[Callable[..., torch.Tensor], int, int]] = {
     "index": (lambda m, h, i: h[i], -4, 3),
     "index second dimension": (lambda m, h, i: h[:, i], -6, 5),
@@ -159,7 +159,7 @@ def test_ignored_index() -> None:
     assert ranges_of(lambda m, h, i: functional.nll_loss(h.log_softmax(-1), i, ignore_index=7)) == [Range("i", 0, 5, 7)]
 
 
-def test_what_is_no_index_has_no_range() -> None:
+def test_an_input_that_is_no_index_has_no_range() -> None:
     assert ranges_of(lambda m, h, i: h * i[:, None]) == []
     assert ranges_of(lambda m, h, i: h * i[:, None], torch.tensor([True, False, True, True])) == []
 
@@ -201,7 +201,7 @@ def test_a_check_measures_a_value_that_is_out_of_range(values: list[int], low: i
     assert not wrong or found in wrong
 
 
-def test_the_check_of_an_input_is_as_small_for_several_dimensions(tmp_path: Path) -> None:
+def test_the_check_of_a_three_dimensional_input_takes_two_kernels(tmp_path: Path) -> None:
     model = nn.Embedding(WORDS, 8)
     inputs = {"tokens": torch.randint(0, WORDS, (2, 3, 4))}
     step = ig.TrainStep(model, torch.sum, torch.optim.SGD(model.parameters(), lr=0.1), inputs)

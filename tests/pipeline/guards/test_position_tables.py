@@ -1,4 +1,4 @@
-"""Indices into a dimension that varies, such as the place of a last word: limited by the size in each call."""
+"""Indices into a named dimension, such as the position of a last word: their range depends on the size of the call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS, B, T = 9, 3, 5
 
 
 class _LastWord(nn.Module):
-    """Classifies sentences by what it has at their last words."""
+    """Classifies sentences by the features at their last words."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,14 +77,14 @@ def _arrays(batch: dict[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in batch.items()}
 
 
-def test_the_range_is_that_of_the_call():
+def test_the_range_depends_on_the_size_of_the_call():
     found = {r.input: r for r in step_indices(capture(_step())).ranges}
     assert found["last"] == Range("last", 0, UNLIMITED, limits=(symbol("T") - 1,))
     assert found["x"] == Range("x", 0, WORDS - 1)
 
 
 @pytest.mark.parametrize("t", [1, 3, 8])
-def test_every_place_of_a_call_is_taken(session: Session, of_any_size: Session, t: int):
+def test_every_index_within_the_size_of_the_call_is_accepted(session: Session, of_any_size: Session, t: int):
     batch = _batch(B, t)
     model = _step().model
     expected = model(batch["x"], batch["last"]).detach().numpy()
@@ -98,7 +98,7 @@ def test_every_place_of_a_call_is_taken(session: Session, of_any_size: Session, 
 
 @pytest.mark.parametrize("t", [3, 8])
 @pytest.mark.parametrize("entry", ["train_step", "train_steps", "predict"])
-def test_a_place_behind_the_last_is_refused(session: Session, entry: str, t: int):
+def test_an_index_past_the_end_is_refused(session: Session, entry: str, t: int):
     batch = _arrays(_batch(B, t))
     batch["last"][1] = t
     if entry == "predict":
@@ -116,7 +116,7 @@ def test_a_place_behind_the_last_is_refused(session: Session, entry: str, t: int
 
 @pytest.mark.parametrize("word", [WORDS, 1 << 40, -(1 << 40)])
 def test_nothing_is_read_before_the_checks(artifact: Path, session: Session, word: int):
-    """An embedding's gradient is added where the index says, and so far away there is no memory."""
+    """The gradient of an embedding is added at the index, which would be far outside of the buffer here."""
     batch = _arrays(_batch(B, T))
     expected = Session(artifact).train_step(**batch)
     with pytest.raises(GuardError, match=r"x: every value must be in \[0, 8\]"):
@@ -125,8 +125,8 @@ def test_nothing_is_read_before_the_checks(artifact: Path, session: Session, wor
 
 
 @pytest.mark.parametrize("t", [1, 40])
-def test_steps_of_any_size_take_places_too(of_any_size: Session, t: int):
-    """A slice of stacked vectors is a part of the caller's buffer in IREE, that of stacked matrices is a copy."""
+def test_steps_of_any_size_accept_every_index_in_range(of_any_size: Session, t: int):
+    """In IREE a slice of stacked vectors aliases the caller's buffer; a slice of stacked matrices is a copy."""
     model, batches = _step().model.double(), [_batch(B, t), _batch(B, t)]
     batches[1]["x"] = batches[1]["x"].flip(0)
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
@@ -141,7 +141,7 @@ def test_steps_of_any_size_take_places_too(of_any_size: Session, t: int):
     np.testing.assert_allclose(of_any_size.train_steps(**stack), losses, rtol=1e-5)
 
 
-def test_a_place_behind_the_last_is_refused_at_any_size(of_any_size: Session):
+def test_an_index_past_the_end_is_refused_at_any_size(of_any_size: Session):
     batch = _arrays(_batch(B, 40))
     batch["last"][1] = 40
     with pytest.raises(GuardError, match=r"last: every value must be in \[0, T - 1\]; .* expected 39 but have 40;"):

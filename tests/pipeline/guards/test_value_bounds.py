@@ -1,4 +1,4 @@
-"""Bounds hold every value that a node can have, and are tight where an index is proved by them."""
+"""Bounds contain every value that a node can have, and are tight enough to prove indices in range."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Run(torch.nn.Module):
 
 
 def _bounds(function: Callable[..., Tensor], known: Interval | None = None, **options: object) -> Interval:
-    """The bounds of a function of integers of shape [4, 6], of which `known` are the bounds, and of floats."""
+    """The bounds of a function of integers, which have the bounds `known`, and of floats, both of shape [4, 6]."""
     examples = torch.arange(24).reshape(4, 6), torch.randn(4, 6)
     program = torch.export.export(_Run(function), examples, strict=False, **options)
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
@@ -128,7 +128,7 @@ UNPROVED: dict[str, Callable[..., Tensor]] = {
 
 
 @pytest.mark.parametrize("function", UNPROVED.values(), ids=UNPROVED.keys())
-def test_what_has_no_bounds(function: Callable[..., Tensor]):
+def test_values_without_bounds(function: Callable[..., Tensor]):
     found = _bounds(function)
     assert (found.low, found.high) == (-INF, INF)
 

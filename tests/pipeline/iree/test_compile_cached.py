@@ -1,4 +1,4 @@
-"""Several targets compile side by side, and make what each makes by itself."""
+"""Targets compile in parallel, to the same results as one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from irongrad.runtime.errors import ToolchainError
 from irongrad.runtime.manifest import EntryPoint
 from irongrad.targets import parse_target
 
-# With locations, for IREE would write its own of this text, which have the path of the file, into what it makes.
+# Without locations in the text IREE adds its own, which hold the path of the file, so that outputs would differ.
 TEXT = """
 module {
   func.func @twice(%x: tensor<4xf32> loc("twice.py":1:1)) -> tensor<4xf32> {
@@ -35,7 +35,7 @@ class Module:
     entry_points: tuple[EntryPoint, ...] = ()
 
 
-def test_targets_make_what_each_makes_by_itself(tmp_path: Path) -> None:
+def test_targets_compiled_in_parallel_equal_targets_compiled_alone(tmp_path: Path) -> None:
     targets = [parse_target(text) for text in ("llvm-cpu:cpu=x86-64-v3", "llvm-cpu:cpu=x86-64-v2", "vulkan")]
     together = compile_all(None, Module(), targets, tmp_path)
     alone = tmp_path / "alone"

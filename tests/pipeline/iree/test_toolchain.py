@@ -1,22 +1,20 @@
-"""What IREE and torch-mlir say when they fail, and their bugs that the compiler routes around."""
+"""What IREE and torch-mlir report when they fail, and the bugs of theirs that the compiler works around."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch_mlir
-from iree.compiler import ir
 from torch import nn
 
 import irongrad as ig
 from irongrad.diagnostics.toolchain_errors import lowering_error, toolchain_error
 from irongrad.mlir.tools import run_tool
-from irongrad.mlir.walk import bytecode_of
 from irongrad.operators.decompositions import decomposition_table
 from irongrad.pipeline.driver import build
 from irongrad.pipeline.iree import tools
@@ -26,6 +24,7 @@ from irongrad.runtime.errors import ToolchainError, UnsupportedOpError, Verifica
 from irongrad.runtime.manifest import EntryPoint
 from irongrad.targets import DATA_TILING, parse_target
 from irongrad.targets.llvm_cpu import LARGE_VECTORS, LARGEST_STACK, STACK
+from tests.fixtures.module_texts import Written
 
 UNVERIFIED = tools.UNVERIFIED["iree-compile"]
 
@@ -47,7 +46,7 @@ def test_an_operator_that_torch_mlir_cannot_lower_is_refused_at_the_users_line(t
         assert "with the types (t) -> t" in str(error)
 
 
-def test_what_else_fails_is_a_toolchain_error_that_keeps_the_module(tmp_path):
+def test_any_other_failure_is_a_toolchain_error_that_keeps_the_module(tmp_path):
     (tmp_path / "module.mlir").write_text("module {}")
     error = lowering_error(failed("error: out of cheese"), tmp_path / "module.mlir")
     assert type(error) is ToolchainError
@@ -61,7 +60,7 @@ def test_a_crash_is_a_toolchain_error(tmp_path):
     assert "crashed with signal 11" in str(toolchain_error("iree-compile", result, tmp_path / "module.mlir"))
 
 
-def test_what_fails_is_compiled_again_with_a_verifier(tmp_path, monkeypatch):
+def test_a_failed_compilation_is_repeated_with_the_verifier(tmp_path, monkeypatch):
     runs = []
 
     def fail(tool: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -75,7 +74,7 @@ def test_what_fails_is_compiled_again_with_a_verifier(tmp_path, monkeypatch):
     assert [UNVERIFIED in r for r in runs] == [True, False]
 
 
-def test_what_a_phase_is_given_is_verified(tmp_path):
+def test_the_input_of_a_phase_is_verified(tmp_path):
     (tmp_path / "module.mlir").write_text('func.func @f(%x: f32) { %y = "arith.addf"(%x) : (f32) -> f32 return }')
     result = run_tool(
         "iree-compile", [UNVERIFIED, "--compile-to=flow", str(tmp_path / "module.mlir"), "-o", os.devnull]
@@ -114,7 +113,7 @@ def test_threads_serve_several_functions_and_the_code_is_the_same_without(tmp_pa
 
 
 def test_a_wrong_number_is_never_written(tmp_path, monkeypatch):
-    """A compiled step that computes something else than the model is refused, and an older artifact stays."""
+    """A step that computes other values than the model is refused, and the older artifact stays."""
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     step = ig.TrainStep(
@@ -133,7 +132,7 @@ def test_a_wrong_number_is_never_written(tmp_path, monkeypatch):
 
 
 def product_with(*functions: str) -> str:
-    """A product of matrices, and functions of it, each with one of two other matrices."""
+    """A matrix product, and elementwise functions of it and one of two other matrices."""
     kind = "tensor<2048x2048xf32>"
     count, kinds = len(functions), ", ".join([kind] * len(functions))
     computed = "\n".join(f"      %r{i} = arith.{name} %a, %b{i % 2} : f32" for i, name in enumerate(functions))
@@ -184,7 +183,7 @@ func.func @f(%x: tensor<1024x256xf32>, %w: tensor<256x1024xf32>, %y: tensor<1024
 
 
 def test_two_results_of_a_product_still_need_large_vectors(tmp_path):
-    """When the first fails, the flag can go from `irongrad.targets.llvm_cpu`."""
+    """When the first assertion fails, the flag can go from `irongrad.targets.llvm_cpu`."""
     refused = _compiled_for_avx512(TWO_RESULTS, tmp_path, without=LARGE_VECTORS)
     assert "large vector sizes" in refused.stderr
     assert _compiled_for_avx512(TWO_RESULTS, tmp_path).returncode == 0
@@ -192,29 +191,17 @@ def test_two_results_of_a_product_still_need_large_vectors(tmp_path):
 
 @pytest.mark.slow
 def test_a_dispatch_may_still_need_more_stack_than_the_limit(tmp_path):
-    """When the first fails, `irongrad.pipeline.iree.compile` needs no larger limit; the second is what it makes of it.
+    """When the first assertion fails, `irongrad.pipeline.iree.compile` needs no larger limit; the rest tests it.
 
-    That product would have a kernel of ours, and nothing else in it; others, of sizes that do not fit, are not.
+    The pass matmul-kernels would move this product into a kernel of its own. It leaves products of other sizes alone,
+    so the test disables it.
     """
     assert "exceeded stack allocation limit" in _compiled_for_avx512(WIDER, tmp_path).stderr
 
-    module = Module(WIDER, _bytecode(WIDER))
     target = replace(parse_target("llvm-cpu:cpu=x86-64-v4"), disabled_passes=("matmul-kernels",))
-    compiled = compile_module(module, target, tmp_path)
+    compiled = compile_module(Written(WIDER), target, tmp_path)
     assert LARGEST_STACK in compiled.flags
     assert STACK not in compiled.flags
-
-
-@dataclass(frozen=True)
-class Module:
-    text: str
-    bytecode: bytes
-    entry_points: tuple[EntryPoint, ...] = ()
-
-
-def _bytecode(text: str) -> bytes:
-    with ir.Context():
-        return bytecode_of(ir.Module.parse(text))
 
 
 def _compiled_for_avx512(text: str, directory: Path, without: str = "") -> subprocess.CompletedProcess[str]:
@@ -233,9 +220,9 @@ def test_a_wide_linear_layer_compiles(tmp_path):
 
 
 def test_iree_still_crashes_on_some_products_with_data_tiling():
-    """IREE 3.13.0, in MaterializeEncoding. Where this fails, `check_remedies` in remedies.py has one case less.
+    """IREE 3.13.0 crashes in MaterializeEncoding. When this fails, `check_remedies` in remedies.py can drop a case.
 
-    It depends on the CPU: for skylake-avx512, for one, the same module compiles. And three runs of four crash.
+    The crash depends on the CPU: for skylake-avx512 the same module compiles. About three of four runs crash.
     """
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -258,7 +245,7 @@ func.func @f(%x: !torch.vtensor<[4],f32>) -> !torch.vtensor<[4],i1> {
 
 
 def test_packed_booleans_are_still_wrong(monkeypatch):
-    """When the second fails, products that booleans choose from may have data tiling."""
+    """When the second compilation passes, products that a boolean mask selects from may have data tiling."""
     torch.manual_seed(0)
     given = (torch.randn(16, 16), torch.randn(16, 16), torch.rand(16, 16) > 0.5)
 
@@ -283,7 +270,7 @@ def test_a_gather_with_torch_mlirs_checks_still_takes_a_kernel_more(tmp_path):
 
 
 def test_torch_mlir_still_takes_a_value_for_equal_to_itself(tmp_path):
-    """When this fails, it is fixed: `ControlFlowImporter._import_torch_op_overload` can go."""
+    """When this fails, torch-mlir is fixed: `ControlFlowImporter._import_torch_op_overload` can go."""
     (tmp_path / "equal.mlir").write_text(SELF_EQUALITY)
     tool = Path(torch_mlir.__path__[0]) / "_mlir_libs" / "torch-mlir-opt"
     command = [str(tool), "--canonicalize", str(tmp_path / "equal.mlir")]
@@ -291,7 +278,7 @@ def test_torch_mlir_still_takes_a_value_for_equal_to_itself(tmp_path):
     assert "torch.aten.eq.Tensor" not in result.stdout
 
 
-def test_what_is_not_a_number_is_found():
+def test_isfinite_and_a_comparison_with_itself_find_nan():
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.isfinite(), x == x
 

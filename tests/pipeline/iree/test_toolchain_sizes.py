@@ -1,4 +1,4 @@
-"""Bugs of torch-mlir and IREE with sizes that are not known, which the compiler routes around."""
+"""Bugs of torch-mlir and IREE with unknown sizes, which the compiler works around."""
 
 from __future__ import annotations
 

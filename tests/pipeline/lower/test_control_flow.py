@@ -1,4 +1,4 @@
-"""torch.cond, while_loop, scan and map as structured control flow, against eager float64 (which compiling checks)."""
+"""torch.cond, while_loop, scan and map become structured control flow. Compilation compares them with eager float64."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_while_loop_runs_as_often_as_its_values_say():
 
 
 def test_a_while_loop_whose_first_condition_is_a_constant_ends(tmp_path):
-    """torch-mlir 20261001 lowers it to a loop without a condition where it folds the first one to true."""
+    """If torch-mlir 20261001 folds the first condition to true, it lowers the loop to one without a condition."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))
@@ -109,7 +109,7 @@ def test_while_loops_in_a_scan_and_in_a_while_loop():
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_branches_in_a_scan_of_other_sizes_than_the_scan_before(size):
-    """Dynamo, which traces regions, remembers the sizes of earlier ones in the process."""
+    """Dynamo traces the bodies, and remembers the sizes of earlier bodies in the process."""
 
     def step(state: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         new = torch.cond(row.sum() > 0, lambda s, r: s + r, lambda s, r: s * 0.5, (state, row))
@@ -120,7 +120,7 @@ def test_branches_in_a_scan_of_other_sizes_than_the_scan_before(size):
 
 
 def test_a_while_loop_that_may_not_end_is_refused():
-    """Both branches of a cond in a loop run."""
+    """In a loop both branches of a cond run, so a while_loop in the branch not taken might never end."""
 
     def step(state: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         def halve(r: torch.Tensor) -> torch.Tensor:
@@ -151,8 +151,8 @@ def with_integers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("function", [strided, as_they_came, with_integers])
-def test_gradients_of_regions_that_pytorch_refuses(function):
-    """Regions whose results have other strides, or are what they got, or are integers beside others."""
+def test_gradients_of_bodies_that_pytorch_refuses(function):
+    """Bodies whose results have other strides, or are their arguments, or are integers beside floats."""
     x = torch.arange(9.0).reshape(3, 3)
     graph = trace_function(flat_function(function, (x,), gradients=True), function)
     exact = x.clone().requires_grad_()
@@ -164,7 +164,7 @@ def test_gradients_of_regions_that_pytorch_refuses(function):
 
 
 def test_constants_from_both_branches_are_lowered(tmp_path):
-    """torch-mlir 20261001 makes an `arith.select` of them, and has no lowering for it."""
+    """torch-mlir 20261001 turns the constants into an `arith.select`, which it cannot lower."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return torch.cond(x.sum() > 0, lambda a: (a * 2, torch.ones(2)), lambda a: (a.sin(), torch.zeros(2)), (x,))
@@ -174,7 +174,7 @@ def test_constants_from_both_branches_are_lowered(tmp_path):
 
 @pytest.mark.slow
 def test_scans_both_ways_maps_and_nestings_with_gradients():
-    """Compiling verifies the value and all gradients."""
+    """Compilation verifies the value and all gradients."""
 
     def step(state: torch.Tensor, row: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         new = torch.cond(row.sum() > 0, lambda s, r: torch.tanh(s @ weight + r), lambda s, r: s * 0.5, (state, row))
@@ -206,7 +206,7 @@ def test_a_scan_of_many_rows():
 
 
 def test_large_products_in_a_scan():
-    """They have kernels of ours, in a loop too."""
+    """The pass matmul-kernels writes their kernels in a loop too."""
 
     def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         _, rows = scan(lambda s, r: cell(s, r, weight), torch.zeros(32, 256), x)
@@ -237,7 +237,7 @@ def test_the_module_does_not_grow_with_the_length(tmp_path):
         linalg_of(function, torch.ones(n, 3), torch.ones(3, 3), scratch=tmp_path, gradients=True) for n in (300, 4000)
     )
     assert "scf.for" in short
-    assert len(long) < 1.2 * len(short)  # sums in one more level
+    assert len(long) < 1.2 * len(short)  # longer sums have one more level
     assert long.count("math.tanh") == short.count("math.tanh")
 
 
@@ -247,7 +247,7 @@ def test_a_condition_is_structured_control_flow(tmp_path):
 
 
 def test_one_tensor_in_two_places_stays_two_in_the_body():
-    """torch 2.13 traces a scan that starts with one tensor twice as if it had one state (`clone_input`)."""
+    """If both initial carries are one tensor, torch 2.13 traces a scan with one carry (`clone_input`)."""
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         zero = torch.zeros(3)
@@ -285,7 +285,7 @@ def make_step() -> ig.TrainStep:
 
 
 def test_a_training_step(tmp_path):
-    """Compiling compares three steps with eager float64."""
+    """Compilation compares three steps with eager float64."""
     ig.compile(make_step(), tmp_path / "out", entry_points=("train_step",))
     Session(tmp_path / "out")
 
@@ -321,7 +321,7 @@ def test_a_scan_of_nested_states_runs_in_python():
 
 
 class Doubling(nn.Module):
-    """A layer whose input is doubled until it is large, which needs no gradient."""
+    """Doubles its input until it is large, which needs no gradient, and applies a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -348,7 +348,7 @@ def test_a_step_has_a_while_loop_that_no_gradient_goes_through():
 
 
 class Sums(nn.Module):
-    """Sums of rows that have gone through a layer."""
+    """Applies a layer to each row, and sums the rows in a loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -377,8 +377,8 @@ def test_the_gradient_of_a_while_loop_is_refused():
         ig.compile_function(function, (torch.ones(3),), gradients=True)
 
 
-def test_a_region_takes_nothing_from_around_it():
-    """As a decomposition might; what PyTorch captures is lifted to the operator's inputs."""
+def test_a_body_that_captures_a_tensor_is_an_internal_error():
+    """A decomposition might capture a tensor. PyTorch itself lifts captured tensors to inputs of the operator."""
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         return list(torch.ops.higher_order.while_loop(lambda y: y.sum() < 10, lambda y: (y + x,), (x,), ()))

@@ -1,4 +1,4 @@
-"""Constants of several elements in functions whose modules are compiled in two steps, because they have loops."""
+"""Constants of several elements beside a loop, which makes IREE compile the module in two steps."""
 
 from __future__ import annotations
 

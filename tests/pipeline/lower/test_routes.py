@@ -1,4 +1,4 @@
-"""The route over StableHLO: the same numbers, verified as any, and what it cannot do refused by name."""
+"""The route over StableHLO: verified results, and refusals of the operators that it cannot lower."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_step() -> ig.TrainStep:
 
 
 def test_a_step_over_stablehlo_trains(tmp_path):
-    """Compiling compares three steps with eager float64, as on the other route."""
+    """Compilation compares three steps with eager float64, as on the other route."""
     step = make_step()
     artifact = ig.compile(step, tmp_path / "out", route="stablehlo", entry_points=("train_step",))
     assert artifact.manifest.route == "stablehlo"
@@ -82,7 +82,7 @@ def test_an_unknown_route_is_refused(tmp_path):
         make_options(tmp_path / "out", route="tosa")
 
 
-def test_what_has_no_stablehlo_is_refused_with_the_other_route(tmp_path):
+def test_an_operator_without_stablehlo_is_refused_with_the_other_route(tmp_path):
     def branches(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.exp(), (x,))
 
@@ -93,8 +93,8 @@ def test_what_has_no_stablehlo_is_refused_with_the_other_route(tmp_path):
         import_functions(graph, tmp_path, "stablehlo")
 
 
-def test_a_shift_by_a_number_is_one_by_a_tensor_there(tmp_path):
-    """When the first fails, torch-mlir lowers it: `irongrad.pipeline.lower.stablehlo` can go."""
+def test_the_route_turns_a_shift_by_a_number_into_one_by_a_tensor(tmp_path):
+    """When the first `raises` fails, torch-mlir lowers the shift: `irongrad.pipeline.lower.stablehlo` can go."""
 
     def shifted(x: torch.Tensor) -> torch.Tensor:
         return x >> 3
@@ -106,7 +106,7 @@ def test_a_shift_by_a_number_is_one_by_a_tensor_there(tmp_path):
     with pytest.raises(ToolchainError, match="failed to legalize"):
         to_stablehlo(module, tmp_path)
     assert b"stablehlo.shift_right_arithmetic" in import_functions(graph, tmp_path, "stablehlo").modules.stablehlo
-    # The graph stays as it is.
+    # The route rewrites a copy of the graph.
     assert "__rshift__.Scalar" in dict(readable(import_functions(graph, tmp_path)))[".torch.mlir"]
 
 
@@ -127,7 +127,7 @@ func.func @g(%x: !torch.vtensor<[4],f32>) -> !torch.vtensor<[4],f32> {
 
 
 def test_torch_mlir_still_wants_a_main(tmp_path):
-    """When this fails, it takes several functions: `_add_main` and `_without_main` can go."""
+    """When this fails, torch-mlir takes several functions: `_add_main` and `_without_main` can go."""
     with pytest.raises(ToolchainError, match="no more than one function or a `main` function"):
         to_stablehlo(TWO_FUNCTIONS, tmp_path)
 

@@ -1,4 +1,4 @@
-"""Optimizers from outside torch.optim train as in eager, whatever they keep and wherever they keep it."""
+"""Optimizers from outside torch.optim train as in eager, whatever their state is and wherever they keep it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from irongrad.runtime.errors import CaptureError
 
 
 class Own(torch.optim.Optimizer):
-    """An optimizer of the user's own; subclasses update one parameter."""
+    """A user's optimizer; subclasses define the update of one parameter."""
 
     def __init__(self, parameters: Any, lr: float = 0.1) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -172,7 +172,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> No
     ("make", "started"),
     [(make, False) for make in OPTIMIZERS] + [(make, True) for make in (StartsAsGradient, Counted, OfGroup, Nested)],
 )
-def test_it_trains_as_in_eager(make: type[Own], started: bool, tmp_path: Path) -> None:
+def test_an_optimizer_trains_as_in_eager(make: type[Own], started: bool, tmp_path: Path) -> None:
     model = network()
     step = step_of(make, model)
     for number in (7, 8) if started else ():
@@ -238,7 +238,7 @@ class Outside(Own):
         (torch.optim.SparseAdam, "SparseAdam updates from sparse gradients"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_by_name(make: Any, words: str) -> None:
+def test_an_optimizer_that_cannot_be_compiled_is_refused_by_name(make: Any, words: str) -> None:
     with pytest.raises(CaptureError, match=words):
         ig.compile(step_of(make, network()), "unwritten")
 

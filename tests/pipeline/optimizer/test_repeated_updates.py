@@ -1,4 +1,4 @@
-"""Parameters that are updated alike."""
+"""The update is traced once for all parameters that are updated alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from irongrad.pipeline.optimizer.state import initial_state
 
 
 class Foreign(torch.optim.SGD):
-    """A subclass, which may do anything."""
+    """A subclass, which may update parameters in any way."""
 
 
 def network() -> nn.Sequential:
@@ -59,7 +59,7 @@ def test_parameters_with_other_step_counts_are_not_alike() -> None:
     assert found["2.weight"] == "1.weight"
 
 
-def test_what_another_optimizer_does_is_traced_for_every_parameter() -> None:
+def test_the_update_of_a_subclass_is_traced_for_every_parameter() -> None:
     model = network()
     found = grouped(Foreign(model.parameters(), lr=0.1), model)
     assert all(name == first for name, first in found.items())

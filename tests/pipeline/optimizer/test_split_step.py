@@ -1,4 +1,4 @@
-"""Steps in two pieces: the same numbers as in one, and borders that refuse what does not belong together."""
+"""Split steps compute the same as whole ones, and refuse a second piece that does not match the first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from irongrad.runtime.session import initial_state
 
 
 class _Slots(nn.Module):
-    """Four guesses an image, from BatchNorm and dropout: what a forward draws and measures must reach its backward."""
+    """Four guesses an image. The backward needs the statistics of BatchNorm and the draws of dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def _loss(outputs: dict[str, Tensor], y: Tensor, match: Tensor) -> Tensor:
 
 
 def _match(outputs: dict[str, Any], y: Any) -> dict[str, Any]:
-    """Each row's targets go to its guesses in the order of their size."""
+    """Match the targets of each row to its guesses in ascending order."""
     guess = np.asarray(outputs["guess"])
     return {"match": np.argsort(guess, axis=1)[:, : y.shape[1]].astype(np.int64)}
 
@@ -88,7 +88,7 @@ def joint() -> Function:
     return add_optimizer(differentiate(capture(_step()))).functions["joint"]
 
 
-def test_the_pieces_compute_what_the_whole_does(joint: Function):
+def test_the_pieces_compute_the_same_as_the_whole_step(joint: Function):
     forward, finish = pieces_of(joint)
     generator = torch.Generator().manual_seed(1)
     known: dict[Value, Tensor] = {}
@@ -105,8 +105,8 @@ def test_the_pieces_compute_what_the_whole_does(joint: Function):
         assert torch.equal(made, expected), value
 
 
-def test_the_second_piece_goes_on_from_the_first(joint: Function):
-    """Nothing is computed twice but views and constants, and the border is where the model ends."""
+def test_the_pieces_share_no_work(joint: Function):
+    """Only views and constants are computed twice, and the first piece ends where the model ends."""
     forward, finish = pieces_of(joint)
     assert {a.name for a in forward.arguments if a.kind == "input"} == {"x"}
     assert {a.name for a in finish.arguments if a.kind == "input"} == {"y", "match"}
@@ -120,7 +120,7 @@ def _work(function: Function) -> int:
 
 
 def test_pieces_train_as_eager_does(session: Session):
-    """With BatchNorm, and with dropout that draws the same in both pieces, against float64."""
+    """Against float64, with BatchNorm, and with dropout that draws the same in both pieces."""
     step = _step()
     model = step.model.double().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -150,7 +150,7 @@ def test_a_forward_changes_nothing(session: Session):
     _check_equal(once, again)
 
 
-def test_what_does_not_belong_together_is_refused(session: Session):
+def test_a_second_piece_that_does_not_match_the_first_is_refused(session: Session):
     batch = {n: t.numpy() for n, t in _batch(2).items()}
     rest = {"y": batch["y"], "match": np.zeros((5, 2), np.int64)}
     before = session.state()
@@ -166,7 +166,7 @@ def test_what_does_not_belong_together_is_refused(session: Session):
     refused(stale, "ticket: it is that of an earlier forward")
     refused(ticket, r"match: every value must be in \[0, 3\]", match=np.full((5, 2), 4))
     refused(ticket, "y", y=np.zeros((5, 3), np.float32))
-    session.finish_step(ticket, **rest)  # a refusal leaves it open
+    session.finish_step(ticket, **rest)  # a refusal leaves the forward open
     before = session.state()
     refused(ticket, "no forward is open")
 
@@ -203,7 +203,7 @@ def _check_equal(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndar
     ("between", "message"),
     [([], "between is empty"), (["x"], "between names 'x'"), (["z"], "between names 'z'")],
 )
-def test_what_is_between_is_an_input_of_the_loss(between: list[str], message: str):
+def test_between_names_inputs_of_the_loss(between: list[str], message: str):
     step = replace(_step(), between=())
     with pytest.raises(CaptureError, match=message):
         ig.pieces(step, between)

@@ -1,4 +1,4 @@
-"""What an optimizer holds before its next step, found without touching the user's own."""
+"""The state of an optimizer before its next step, found without a change to the user's optimizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = resource.getpagesize()
 
 
 class Shrinking(optim.SGD):
-    """Writes to its parameters and gradients in `step` itself, where no function of torch.optim stands."""
+    """Writes into its parameters and gradients in `step` itself, outside of torch.optim's functions."""
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:
@@ -68,7 +68,7 @@ def test_hooks_of_the_user_are_not_called() -> None:
 
 
 def test_only_the_state_takes_memory() -> None:
-    """Not copies of parameters, nor gradients."""
+    """The search for the state copies neither parameters nor gradients."""
     parameter = nn.Parameter(torch.zeros(2**22))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     initial_state([optim.SGD([parameter], lr=0.1, momentum=0.9)], {"a": parameter})

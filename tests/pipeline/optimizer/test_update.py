@@ -1,4 +1,4 @@
-"""Every optimizer of torch.optim against eager float64, and what may change at run time."""
+"""Every optimizer of torch.optim against eager float64, and the hyperparameters that may change at run time."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ RARER: dict[str, Make] = {
     "adafactor_decay": lambda p: optim.Adafactor(p, lr=0.01, weight_decay=0.1, d=1.5),
     "muon_rms": lambda p: _muon(p, nesterov=False, adjust_lr_fn="match_rms_adamw"),
 }
-TOGETHER = 4  # optimizers in one step: most of the time to compile one is in the networks and in what each step has
+TOGETHER = 4  # optimizers in one step: most of the time to compile a step is not spent on its update
 
 
 def together(makes: dict[str, Make]) -> list[dict[str, Make]]:
@@ -79,7 +79,7 @@ def together(makes: dict[str, Make]) -> list[dict[str, Make]]:
 
 
 class Towers(nn.Module):
-    """Networks alike on one input, each for an optimizer of its own."""
+    """Equal networks on one input, each with its own optimizer."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def sum_of_losses(outputs: list[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_follows_eager(makes: dict[str, Make], compiled: Compile) -> None:
-    """Loss, gradients and state after each of `STEPS` steps; what one optimizer does reaches its own network alone."""
+    """Loss, gradients and state agree after each of `STEPS` steps. Each optimizer updates its own network only."""
     torch.manual_seed(0)
     model = Towers(makes)
     made = [make(list(model.towers[name].parameters())) for name, make in makes.items()]
@@ -131,7 +131,7 @@ def test_every_optimizer_of_torch_is_covered() -> None:
 def train(
     step: ig.TrainStep, values: list[dict[str, float]], dtype: torch.dtype, seed: int | None = None
 ) -> dict[str, torch.Tensor]:
-    """Train an eager copy with the hyperparameters of each step set in every group; its parameters and losses."""
+    """Train an eager copy, with the hyperparameters of each step in every group; return its parameters and losses."""
     twin = twin_of(step, dtype)
     inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in twin.inputs.items()}
     losses = []
@@ -152,7 +152,7 @@ def train(
 
 
 def check_run(artifact: Artifact, step: ig.TrainStep, values: list[dict[str, float]], agree: Agree) -> None:
-    """One artifact, other hyperparameters at every step, against eager."""
+    """Compare one artifact with eager, with other hyperparameters at every step."""
     session = artifact.load()
     losses = [session.train_step(**arrays(step), **hypers) for hypers in values]
     exact = train(step, values, torch.float64)

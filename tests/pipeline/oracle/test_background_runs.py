@@ -1,4 +1,4 @@
-"""The first runs of the oracle, in a thread of their own, are those that the main thread would make."""
+"""The first runs of the oracle, in a background thread, equal the runs of the main thread."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     return found
 
 
-def test_they_are_the_same_as_in_this_thread(
+def test_background_runs_equal_runs_in_this_thread(
     captured: CapturedStep, graph: StepGraph, threads: list[threading.Thread]
 ) -> None:
     here = Expected(golden_runs(captured, graph, STEPS))
@@ -70,17 +70,17 @@ def test_they_are_the_same_as_in_this_thread(
     assert own.golden.allowed == here.golden.allowed
     for key, value in own.golden.expected.items():
         np.testing.assert_array_equal(value, here.golden.expected[key])
-    # The rest of the runs are made here, when the thread has ended.
+    # The thread has ended, so this thread makes the other runs.
     assert own.widest().allowed == here.widest().allowed
 
 
-def test_they_end_where_a_stage_fails(captured: CapturedStep, graph: StepGraph) -> None:
-    """Else this would take years."""
+def test_background_runs_end_when_a_stage_fails(captured: CapturedStep, graph: StepGraph) -> None:
+    """Without an end the runs would take years."""
     with pytest.raises(ZeroDivisionError), first_runs(captured, graph, 10**9):
         raise ZeroDivisionError
 
 
-def test_an_error_of_theirs_is_raised_where_they_are_asked_for(
+def test_an_error_in_the_background_is_raised_when_the_runs_are_read(
     captured: CapturedStep, graph: StepGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def golden_runs(*arguments: object) -> object:
@@ -91,7 +91,7 @@ def test_an_error_of_theirs_is_raised_where_they_are_asked_for(
         runs()
 
 
-def test_a_build_begins_them_once_its_passes_have_run(
+def test_a_build_starts_background_runs_after_its_passes(
     tmp_path: Path, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages: list[str] = []

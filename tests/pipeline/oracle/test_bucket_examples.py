@@ -1,4 +1,4 @@
-"""Every bucket is verified, in sizes that run in it."""
+"""Every bucket is verified, with an example of sizes that run in it."""
 
 from __future__ import annotations
 

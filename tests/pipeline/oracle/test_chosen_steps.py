@@ -1,4 +1,4 @@
-"""Verification looks where numbers break: at rest, at the edges of hyperparameters, and at equal and extreme inputs."""
+"""Verification at chosen steps: learning rate 0, edges of hyperparameters, equal and extreme inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import irongrad as ig
 from irongrad.graph.step_graph import Range
 from irongrad.pipeline import driver
 from irongrad.pipeline.capture.capture import capture
-from irongrad.pipeline.optimizer import trace
+from irongrad.pipeline.optimizer import optimizer_step
 from irongrad.pipeline.oracle import eager_run
 from irongrad.pipeline.oracle.chosen_steps import choices, chosen_steps, resting
 from irongrad.runtime.errors import VerificationError
@@ -42,7 +42,7 @@ def abouts(step: ig.TrainStep, *ranges: Range) -> list[str]:
 
 def test_an_update_that_divides_by_the_learning_rate_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The capturable form of Adam gives NaN at a learning rate of 0 for a gradient of 0."""
-    monkeypatch.setattr(trace, "_BRANCHING", (torch.optim.Adam,))
+    monkeypatch.setattr(optimizer_step, "_BRANCHING", (torch.optim.Adam,))
     with pytest.raises(VerificationError, match="gradients=0, lr=0") as caught:
         ig.compile(dense(), tmp_path / "out", cache=False)
     assert "error inf" in str(caught.value)
@@ -62,14 +62,14 @@ def test_a_step_at_rest_passes_and_the_report_says_what_was_chosen(tmp_path: Pat
 def test_a_hyperparameter_that_is_wrong_at_its_edge_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain = eager_run._set_hypers
     monkeypatch.setattr(eager_run, "_set_hypers", lambda step, v: None if "momentum" in v else plain(step, v))
-    # One step does not tell one momentum from another, but a weight decay.
+    # A single step shows a wrong weight decay, but no wrong momentum.
     monkeypatch.setattr(eager_run, "_set_hypers", lambda step, v: None if len(v) == 1 else plain(step, v))
     with pytest.raises(VerificationError, match="at weight_decay = 0 in "):
         ig.compile(dense(torch.optim.SGD, momentum=0.9, weight_decay=0.1), tmp_path / "out", cache=False)
 
 
 class Tied(nn.Module):
-    """A ReLU whose gradient at 0 is 1 where it is exported; eager's is 0."""
+    """A ReLU whose gradient at 0 is 1 in the exported program and 0 in eager."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def test_every_kind_of_input_has_its_choices() -> None:
     assert {t for t in found if " keep " in t} == {"all of keep 0", "all of keep 1", "the first row of keep 0"}
     assert {t for t in found if " x " in t} == {"all of x 0.0", "the first row of x 0.0"}
     assert found[-2:] == ["beta1 = 0", "beta2 = 0"]
-    assert "all of i 1" in abouts(step)  # without a range, the example's own ends
+    assert "all of i 1" in abouts(step)  # without a range, the extremes of the example
 
 
 def test_a_choice_that_eager_does_not_survive_is_skipped_with_the_reason() -> None:
@@ -134,7 +134,7 @@ def test_a_choice_that_eager_does_not_survive_is_skipped_with_the_reason() -> No
     assert chosen.skipped[0].startswith("all of x 0.0: eager gives NaN or infinity, in ")
 
 
-def test_what_eager_moves_at_a_learning_rate_of_zero_may_move() -> None:
+def test_a_parameter_that_eager_moves_at_a_learning_rate_of_zero_may_move() -> None:
     step = dense()
 
     def shrink(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
@@ -149,7 +149,7 @@ def test_what_eager_moves_at_a_learning_rate_of_zero_may_move() -> None:
     assert torch.equal(step.model[0].weight, before)
 
 
-def test_what_at_rest_means_is_stored(tmp_path: Path) -> None:
+def test_golden_values_keep_the_resting_hyperparameters(tmp_path: Path) -> None:
     golden = Golden(1, "float64", {}, {}, {}, resting=Resting({"lr": 0.0}, ("w",), ("v",)))
     write_golden(golden, tmp_path / "golden")
     assert read_golden(tmp_path / "golden").resting == golden.resting
@@ -168,7 +168,7 @@ def test_many_steps_that_differ_from_single_ones_are_found() -> None:
 
 
 class AtItsEdge(nn.Module):
-    """Whole numbers are cast exactly at the edge, so rounding changes them by one."""
+    """Casts values next to whole numbers to integers, so a rounding error changes the result by one."""
 
     def __init__(self) -> None:
         super().__init__()

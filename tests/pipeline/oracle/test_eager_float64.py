@@ -37,7 +37,7 @@ MADE: dict[str, Callable[[], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_it_is_float64(name: str) -> None:
+def test_the_oracle_makes_float64_tensors(name: str) -> None:
     with eager_float64():
         assert MADE[name]().dtype is torch.float64
     if name != "like":

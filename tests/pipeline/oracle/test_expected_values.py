@@ -1,4 +1,4 @@
-"""As many runs as it takes: the verdict is that of all runs, and what is stored leaves room for other devices."""
+"""As few eager runs as settle the verdict of all runs; stored tolerances are those of all runs, for other devices."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def make_step(wrong: str = "") -> ig.TrainStep:
 
 @dataclass(frozen=True)
 class Runs:
-    """A step, its graph, and what each number of runs allows."""
+    """A step, its graph, and the golden values after each number of eager runs."""
 
     captured: CapturedStep
     graph: StepGraph
@@ -102,7 +102,7 @@ def runs() -> Runs:
     return Runs(captured, graph, list(golden_runs(captured, graph, STEPS)))
 
 
-def test_every_run_allows_as_much_as_those_before(runs: Runs) -> None:
+def test_tolerances_never_shrink_with_more_runs(runs: Runs) -> None:
     goldens = runs.goldens
     assert len(goldens) == NOISY_RUNS + 1
     for one, other in itertools.pairwise(goldens):
@@ -115,13 +115,13 @@ def worst(errors: Mapping[str, float], golden: Golden) -> float:
     return max(Comparison("", key, error, golden.allowed[key]).ratio for key, error in errors.items())
 
 
-def test_the_first_run_is_enough_for_what_is_right(runs: Runs) -> None:
+def test_the_first_run_is_enough_for_a_right_step(runs: Runs) -> None:
     errors = runs.errors_of(make_step())
     assert {key_of("loss", 0), key_of("state", 3, "inner.weight"), key_of("gradient", 2, "outer.bias")} <= errors.keys()
     assert worst(errors, runs.goldens[0]) <= SETTLED
 
 
 @pytest.mark.parametrize("wrong", ["epsilon", "rounded", "constant"])
-def test_no_number_of_runs_allows_what_is_wrong(runs: Runs, wrong: str) -> None:
+def test_no_number_of_runs_allows_a_wrong_step(runs: Runs, wrong: str) -> None:
     errors = runs.errors_of(make_step(wrong))
     assert min(worst(errors, golden) for golden in runs.goldens) > 1.0

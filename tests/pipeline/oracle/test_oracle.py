@@ -1,4 +1,4 @@
-"""Eager runs beside the compiler, and the golden values that come of them."""
+"""Eager runs beside the compiler, and the golden values that they make."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_golden_values_that_are_not_stored_as_computed_are_refused(
 def test_an_artifact_keeps_the_golden_values_of_its_verification(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of tensors that it keeps samples of; they are compared whole, each step once."""
+    """Of a large tensor it keeps samples, but verification compares the whole tensor, once a step."""
     torch.manual_seed(0)
     model = nn.Linear(80, 60)
     inputs = {"x": torch.randn(2, 80), "y": torch.randn(2, 60)}
@@ -73,7 +73,7 @@ def test_an_artifact_keeps_the_golden_values_of_its_verification(
 
 
 @pytest.mark.parametrize(("large", "steps"), [(10, 2), (1000, 3)])
-def test_large_steps_are_verified_over_fewer_of_them(
+def test_a_step_with_large_state_is_verified_over_fewer_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int, steps: int
 ) -> None:
     monkeypatch.setattr(oracle, "LARGE", large)
@@ -86,7 +86,7 @@ def test_large_steps_are_verified_over_fewer_of_them(
 
 
 def test_all_runs_are_made_for_a_target_that_cannot_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever verifies it later has what all of them allow; here the first is enough."""
+    """A later verification gets the tolerances of all runs. Verification here needs the first run only."""
     monkeypatch.setattr(chosen_steps, "MOST", 0)
     model = nn.Linear(3, 2)
     inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 2)}
@@ -110,8 +110,8 @@ def test_all_runs_are_made_for_a_target_that_cannot_run_here(tmp_path: Path, mon
     assert seeds == [*range(NOISY_RUNS), None]
 
 
-def test_a_noisy_run_may_leave_what_an_operator_takes() -> None:
-    """Binary cross-entropy takes no probability and no target above 1."""
+def test_noise_may_move_values_out_of_the_domain_of_an_operator() -> None:
+    """Noise moves probabilities and targets above 1, which binary cross-entropy refuses."""
 
     def loss(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.binary_cross_entropy((x * 20).sigmoid(), (x > 0).float())

@@ -1,4 +1,4 @@
-"""What the oracle allows of a mixed-precision step: the right graph passes, wrong scales and casts do not."""
+"""Tolerances of the oracle for a mixed-precision step: the right graph passes, wrong scales and casts do not."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def unchanged(function: str, values: dict[Value, torch.Tensor]) -> None:
 
 
 def worst(golden: Golden, graph: StepGraph, change: Change = unchanged) -> float:
-    """The largest error of a run of `graph`, as a fraction of what is allowed.
+    """The largest error of a run of `graph`, as a fraction of its tolerance.
 
-    `change` may spoil what there is before each function, and at the end of a step (as the function `end`).
+    `change` may spoil the values before each function, and after each step (as the function `end`).
     """
     inputs: Mapping[Value, torch.Tensor] = {Value("input", n): t for n, t in graph.inputs.items()}
     values = {**inputs, **{Value("state", t.name): t.initial for t in graph.state}}
@@ -91,7 +91,7 @@ def test_the_right_graph_passes(made: tuple[torch.dtype, Golden, StepGraph]) -> 
 
 
 def test_an_lstm_in_float16_has_eager_runs_on_every_cpu() -> None:
-    """oneDNN's, which eager would take, needs instructions for float16 (AVX512-FP16)."""
+    """Eager would take the LSTM of oneDNN, which needs instructions for float16 (AVX512-FP16)."""
 
     class Reader(nn.Module):
         def __init__(self) -> None:
@@ -110,7 +110,7 @@ def test_an_lstm_in_float16_has_eager_runs_on_every_cpu() -> None:
 
 @pytest.mark.parametrize(("key", "is_said"), [(f"state/1/{SKIPPED}", True), ("state/1/0.weight", False)])
 def test_a_disagreement_on_skipped_updates_says_what_to_try(key: str, is_said: bool) -> None:
-    """Overflow within the last bits of a gradient is no bug: another scale is not as near to float16's largest."""
+    """A gradient next to float16's largest value may overflow by rounding, which is no bug; another scale avoids it."""
     golden = Golden(1, "float64", {}, {key: np.ones(())}, {key: 0.0})
     report = Report((Comparison("train_step", key, 1.0, 0.0),), 1, golden.oracle)
     with pytest.raises(VerificationError) as error:
@@ -119,7 +119,7 @@ def test_a_disagreement_on_skipped_updates_says_what_to_try(key: str, is_said: b
 
 
 def test_half_precision_parameters_are_found(made: tuple[torch.dtype, Golden, StepGraph]) -> None:
-    """Updates into rounded parameters, in place of float32 ones that are rounded for the forward."""
+    """The change rounds the parameters after the update. A right step rounds them for the forward only."""
     dtype, golden, graph = made
 
     def rounding(function: str, values: dict[Value, torch.Tensor]) -> None:
@@ -130,7 +130,7 @@ def test_half_precision_parameters_are_found(made: tuple[torch.dtype, Golden, St
 
 
 def test_a_wrong_scale_is_found(made: tuple[torch.dtype, Golden, StepGraph]) -> None:
-    """Gradients twice as large as they should be, whether by a scale or by a factor in the backward pass."""
+    """The change doubles the gradients, as a wrong scale or a wrong factor in the backward would."""
     _, golden, graph = made
 
     def doubling(function: str, values: dict[Value, torch.Tensor]) -> None:
@@ -141,7 +141,7 @@ def test_a_wrong_scale_is_found(made: tuple[torch.dtype, Golden, StepGraph]) -> 
 
 
 def test_an_overflow_is_part_of_the_golden_steps() -> None:
-    """A scale so large that the first steps are skipped; the float64 run, which cannot overflow, skips the same."""
+    """The scale overflows, so the first steps are skipped. The float64 run cannot overflow, but skips them too."""
     golden, graph = golden_and_graph(make_step("f16", 2.0**22))
     scales = [float(golden.expected[key_of("state", n, SCALE)]) for n in range(1, STEPS + 1)]
     skips = [int(golden.expected[key_of("state", n, SKIPPED)][0]) for n in range(1, STEPS + 1)]

@@ -1,4 +1,4 @@
-"""Noise in the last places of what eager PyTorch computes."""
+"""Rounding noise in the last bits of the values that eager PyTorch computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EPS = torch.finfo(torch.float32).eps
 
 @pytest.mark.parametrize("shape", [(), (7,), (3, 50, 1000), (2, 1 << 18), (0, 4)])
 def test_noise_is_in_the_last_places_of_every_element(shape: tuple[int, ...]) -> None:
-    """However large a tensor is, and in whatever order it lies in memory."""
+    """For tensors of every size and memory layout."""
     tensor = torch.ones(shape)
     for start in (tensor, tensor.transpose(0, -1) if shape else tensor):
         with RoundingNoise(0):
@@ -23,7 +23,7 @@ def test_noise_is_in_the_last_places_of_every_element(shape: tuple[int, ...]) ->
         assert (off != 0).double().mean() > 0.8 or off.numel() < 2
 
 
-def test_noise_spares_what_is_exact() -> None:
+def test_noise_leaves_exact_results_alone() -> None:
     count, values = torch.tensor(3.0), torch.arange(1000.0)
     with RoundingNoise(0):
         count.add_(1)

@@ -1,4 +1,4 @@
-"""Reading what the kernels of a compiled module read and write."""
+"""The bytes that the kernels of a compiled module read and write."""
 
 from __future__ import annotations
 

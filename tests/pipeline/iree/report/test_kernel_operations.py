@@ -1,4 +1,4 @@
-"""Counting what kernels compute, and the device that is chosen by it."""
+"""The number of operations in the kernels of a module, and the device that it chooses."""
 
 from __future__ import annotations
 

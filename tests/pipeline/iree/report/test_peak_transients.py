@@ -1,4 +1,4 @@
-"""Reading what a compiled module allocates."""
+"""The peak memory of the transients that a compiled module allocates."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ util.func private @helper() {
 """
 
 
-def test_the_most_at_once_of_public_functions_what_they_call_and_transient_values_alone() -> None:
+def test_the_peak_counts_called_functions_and_transients_only() -> None:
     with parsed(STREAM.encode()) as stream:
         assert transients_of(stream) == {"step": 1072}

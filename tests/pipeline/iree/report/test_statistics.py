@@ -1,4 +1,4 @@
-"""Reading the compiler's own counts."""
+"""Reading IREE's statistics of a compiled module."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_statistics_file_is_read(tmp_path: Path):
 
 
 def test_a_step_is_counted(tmp_path: Path):
-    """The loop makes the compiler run twice, of which only the first run counts; its core is that of `train_step`."""
+    """`train_steps` makes IREE run twice; only the first run counts. It shares the core function of `train_step`."""
     model = torch.nn.Linear(4, 2)
     inputs = {"x": torch.randn(3, 4), "y": torch.randn(3, 2)}
     step = ig.TrainStep(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters()), inputs)

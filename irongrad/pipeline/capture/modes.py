@@ -1,0 +1,46 @@
+"""Training and evaluation mode of a module, for the time of a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from torch import nn
+
+
+@contextmanager
+def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """While open, `module` is in training or evaluation mode; on exit, each submodule gets its own mode back.
+
+    A module that is already in training mode keeps its submodules' modes. So a BatchNorm that the user froze with
+    `.eval()` stays frozen in the training graph.
+    """
+    before = [(m, m.training) for m in module.modules()]
+    if not training or not module.training:
+        with mock.patch.object(nn.Module, "train", _set_mode):
+            _set_mode_of(module, training)
+    try:
+        yield
+    finally:
+        for submodule, was in before:
+            submodule.training = was
+
+
+def _set_mode(module: nn.Module, mode: bool = True) -> nn.Module:
+    """Do what `nn.Module.train` does, but leave out a submodule's method of that name that does something else."""
+    module.training = mode
+    for child in module.children():
+        _set_mode_of(child, mode)
+    return module
+
+
+def _set_mode_of(module: nn.Module, mode: bool) -> None:
+    parameters = list(inspect.signature(module.train).parameters.values())
+    takes_mode = bool(parameters) and (parameters[0].name == "mode" or isinstance(parameters[0].default, bool))
+    others = [p for p in parameters[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if takes_mode and not others:
+        module.train(mode)
+    else:
+        _set_mode(module, mode)

@@ -1,0 +1,112 @@
+"""The model and its loss as one module, in the forms that capture exports and that eager runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from irongrad.diagnostics import source_lines
+from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
+from irongrad.runtime.errors import CaptureError
+from irongrad.step.train_step import TrainStep, call_of
+
+MODEL_PREFIX = "model."
+
+
+class StepModule(nn.Module):
+    """The model and its loss as one module that takes positional inputs, in the order of `TrainStep.inputs`.
+
+    Attributes:
+        untrained: the paths of parameters that no optimizer updates.
+    """
+
+    def __init__(self, step: TrainStep) -> None:
+        super().__init__()
+        self.model = step.model
+        self._loss = step.loss if not isinstance(step.loss, nn.Module) else None
+        if isinstance(step.loss, nn.Module):
+            self.loss = step.loss
+        self._inside = step.loss is None
+        self._call = call_of(step)
+        self._names = tuple(step.inputs)
+        self.autocast = step.autocast
+        trained = set(map(id, step.trained))
+        named = self.named_parameters(remove_duplicate=False)
+        self.untrained = frozenset(path for path, p in named if id(p) not in trained)
+
+    def outputs(self, inputs: dict[str, torch.Tensor]) -> object:
+        """Call the model with its own inputs, and return its output."""
+        call = self._call
+        keyword = {n: inputs[n] for n in call.keyword if n in inputs}
+        return self.model(*(inputs[n] for n in call.positional), **keyword)
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        """Return the loss, a scalar tensor."""
+        with self.autocast():
+            return self._evaluate(*values)
+
+    def _evaluate(self, *values: torch.Tensor) -> torch.Tensor:
+        inputs = dict(zip(self._names, values, strict=True))
+        return self.loss_of(self.outputs(inputs), inputs)
+
+    def loss_of(self, output: object, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Compute the loss from the model's output.
+
+        Raises:
+            CaptureError: the loss is not a tensor.
+        """
+        if self._inside:
+            return loss_of(output)
+        function = self._loss if self._loss is not None else self.loss
+        loss = function(output, *(inputs[n] for n in self._call.targets))
+        if not isinstance(loss, torch.Tensor):
+            raise CaptureError(
+                f"{source_lines.where(function)}: the loss is a {type(loss).__name__}, not a tensor. Return a scalar "
+                "tensor alone, such as loss.mean()"
+            )
+        return loss
+
+
+class PiecesModule(StepModule):
+    """The step module of a step in two pieces: returns the loss and the model's outputs, which Python reads."""
+
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the loss and the model's output tensors, detached."""
+        loss, outputs = self.named(*values)
+        return (loss, *outputs.values())
+
+    def named(self, *values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the loss, and the model's detached output tensors by name."""
+        inputs = dict(zip(self._names, values, strict=True))
+        with self.autocast():
+            output = self.outputs(inputs)
+            outputs = {name: tensor.detach() for name, tensor in flatten_outputs(output).items()}
+            return self.loss_of(output, inputs), outputs
+
+
+class PredictModule(nn.Module):
+    """The model alone: returns its outputs as a flat tuple of tensors, without a loss that it computes itself."""
+
+    def __init__(self, module: StepModule, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model = module.model
+        self._module = (module,)  # the tuple hides its parameters from nn.Module, which would register them again
+        self._names = names
+
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the model's output tensors in the order of `output_names`."""
+        return tuple(self.named(*values).values())
+
+    def named(self, *values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the model's output tensors by name."""
+        module = self._module[0]
+        with module.autocast():
+            outputs = flatten_outputs(module.outputs(dict(zip(self._names, values, strict=True))))
+        if module._inside:
+            outputs.pop("loss", None)
+        return outputs
+
+
+def name_of(path: str) -> str:
+    """Return the state name for an attribute path of `StepModule`: the model's own name."""
+    return path.removeprefix(MODEL_PREFIX)

@@ -1,0 +1,83 @@
+"""The programs of a step: its functions before they are traced at a bucket's sizes or for any size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from irongrad.graph.step_graph import StateTensor
+from irongrad.operators.legalize.complex_numbers import refuse_complex
+from irongrad.pipeline.capture.capture import CapturedStep
+from irongrad.pipeline.capture.step_modules import StepModule
+from irongrad.pipeline.differentiate.inference import Table, inference_program, inference_table
+from irongrad.pipeline.differentiate.joint_program import joint_program
+from irongrad.pipeline.differentiate.specialise import Interpret, Program
+from irongrad.pipeline.differentiate.state_names import StateNames
+from irongrad.pipeline.guards.decisions import EarlyProgram, Indices
+from irongrad.pipeline.guards.range_checks import farthest
+from irongrad.pipeline.guards.step_indices import with_clamped_indices
+from irongrad.step.train_step import TrainStep
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The functions of a step before they are traced at a bucket's sizes or for any size.
+
+    Attributes:
+        state: the tensors of the model, and of a loss that is a module, by name.
+        joint: as in `JointStep`.
+        eval: as in `JointStep`.
+        predict: as in `JointStep`.
+        checks: as in `JointStep`, for functions of any bucket.
+        conditions: relations between named dimensions under which all indices that depend on sizes alone are in range.
+    """
+
+    state: Mapping[str, StateTensor]
+    joint: Program
+    eval: Program | None
+    predict: Program | None
+    checks: Mapping[str, Program] = field(default_factory=dict)
+    conditions: tuple[Any, ...] = ()
+
+
+def programs(captured: CapturedStep, indices: Indices) -> Programs:
+    """Build the programs of a step; a parameter that no gradient reaches has no gradient among the results.
+
+    Raises:
+        CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
+    """
+    captured, step = with_clamped_indices(captured), captured.step
+    names = StateNames(StepModule(step))
+    refuse_complex({**step.inputs, **{n: t.initial for n, t in names.state.items()}})
+    joint = joint_program(captured, names)
+    evaluation, predict = None, None
+    table = inference_table(dynamic=bool(step.dynamic)) if captured.eval or captured.predict or indices.early else {}
+    if captured.eval is not None:
+        evaluation = inference_program(captured.eval, names, step, table, tuple(step.inputs), ("loss",))
+    if captured.predict is not None:
+        predict = inference_program(
+            captured.predict, names, step, table, captured.predict_inputs, captured.output_names
+        )
+    checks = {
+        name: _check_program(early, names, step, table, step.accumulate if name == "joint" else 1)
+        for name, early in indices.early.items()
+    }
+    return Programs(names.state, joint, evaluation, predict, checks, indices.conditions)
+
+
+def _check_program(early: EarlyProgram, names: StateNames, step: TrainStep, table: Table, count: int) -> Program:
+    """The program of a check; that of a step with `count` micro-batches runs on each of them."""
+    program = inference_program(early.program, names, step, table, early.inputs, early.results)
+    if count == 1:
+        return program
+
+    def run(interpret: Interpret, *values: torch.Tensor) -> list[torch.Tensor]:
+        is_cut = [a.kind == "input" and v.ndim > 0 for a, v in zip(program.arguments, values, strict=True)]
+        parts = [v.chunk(count) if cut else [v] * count for v, cut in zip(values, is_cut, strict=True)]
+        rows = [program.run(interpret, *part) for part in zip(*parts, strict=True)]
+        return [farthest(torch.stack(list(same))) for same in zip(*rows, strict=True)]
+
+    return replace(program, run=run)

@@ -1,0 +1,91 @@
+"""Let the Python code of optimizers from outside torch.optim run on symbolic numbers."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from inspect import unwrap
+from typing import Any
+from unittest import mock
+
+import torch
+
+_MATH: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
+    getattr(math, name): getattr(torch, name)
+    for name in ("sqrt", "exp", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tanh", "floor", "ceil", "erf")
+}
+
+
+def _on_symbols(function: Callable[..., Any], form: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    def apply(x: Any) -> Any:
+        if isinstance(x, torch.SymFloat | torch.SymInt):
+            return form(torch.full((), x, dtype=torch.float64)).item()
+        return function(x)
+
+    return apply
+
+
+def _either(function: Callable[..., Any], symbolic: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def apply(*values: Any, **options: Any) -> Any:
+        if len(values) == 2 and any(isinstance(v, torch.SymFloat | torch.SymInt) for v in values):
+            return symbolic(*values)
+        return function(*values, **options)
+
+    return apply
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x=0.0: x if isinstance(x, torch.SymFloat) else function(x)
+
+
+def _pow(x: Any, y: Any) -> Any:
+    return x**y
+
+
+_REPLACED: dict[Any, Callable[..., Any]] = {
+    **{function: _on_symbols(function, form) for function, form in _MATH.items()},
+    math.pow: _pow,
+    min: _either(min, torch.sym_min),
+    max: _either(max, torch.sym_max),
+    float: _as_it_is(float),
+}
+
+
+_BUILTINS: dict[str, Any] = {"min": min, "max": max, "float": float}
+
+
+@contextmanager
+def symbolic_numbers(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """While open, `math`'s functions, min, max and float keep symbolic numbers symbolic in the optimizers' own code."""
+    replaced = types.SimpleNamespace(**vars(math))
+    for name, function in vars(math).items():
+        if _is_replaced(function):
+            setattr(replaced, name, _REPLACED[function])
+    with ExitStack() as stack:
+        for names in _namespaces(optimizers):
+            changed: dict[str, Any] = {n: _REPLACED[b] for n, b in _BUILTINS.items() if n not in names}
+            changed |= {n: replaced for n, v in names.items() if v is math}
+            changed |= {n: _REPLACED[v] for n, v in names.items() if callable(v) and _is_replaced(v)}
+            stack.enter_context(mock.patch.dict(names, changed))
+        yield
+
+
+def _is_replaced(value: Any) -> bool:
+    try:
+        return value in _REPLACED
+    except TypeError:
+        return False
+
+
+def _namespaces(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    for optimizer in optimizers:
+        for cls in type(optimizer).__mro__:
+            for value in vars(cls).values():
+                function: Any = unwrap(value) if callable(value) else value
+                names = getattr(function, "__globals__", None)
+                if names is not None and not str(names.get("__name__")).startswith("torch."):
+                    found[id(names)] = names
+    return list(found.values())
