@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -92,6 +92,19 @@ def load_step(source: str, precision: str | None = None, bucket_fallback: str | 
     """
     from irongrad.step.train_step import TrainStep
 
+    step = load_function(source)()
+    if not isinstance(step, TrainStep):
+        raise UserError(f"{source} returned a {type(step).__name__}; it must return an irongrad.TrainStep")
+    fallback = step.bucket_fallback if bucket_fallback is None else bucket_fallback
+    return replace(step, precision=precision or step.precision, bucket_fallback=fallback)
+
+
+def load_function(source: str) -> Callable[..., Any]:
+    """Import FILE, and return FUNCTION.
+
+    Raises:
+        UserError: the file or function does not exist.
+    """
     path, _, name = source.rpartition(":")
     if not path or not name:
         raise UserError(f"{source!r} is not FILE:FUNCTION; write for instance examples/digits.py:make_step")
@@ -106,15 +119,11 @@ def load_step(source: str, precision: str | None = None, bucket_fallback: str | 
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     spec.loader.exec_module(module)
-    function = getattr(module, name, None)
+    function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         there = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise UserError(f"{path} has no function {name!r}; it has {', '.join(there)}")
-    step = function()
-    if not isinstance(step, TrainStep):
-        raise UserError(f"{source} returned a {type(step).__name__}; it must return an irongrad.TrainStep")
-    fallback = step.bucket_fallback if bucket_fallback is None else bucket_fallback
-    return replace(step, precision=precision or step.precision, bucket_fallback=fallback)
+    return function
 
 
 def _seed() -> None:

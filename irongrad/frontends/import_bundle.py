@@ -78,7 +78,7 @@ def import_bundle(
         for s in bundle.index.inputs
         if s.minimum is not None and s.maximum is not None
     )
-    graph = add_guards(step_graph(bundle), Indices(ranges))
+    graph = add_guards(step_graph(bundle), Indices(ranges, specs=bundle.index.indices))
     interface = describe(graph, entry_points)
     graph = selected(graph, interface)
     with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:

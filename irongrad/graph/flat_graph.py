@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,25 @@ from torch.utils._pytree import tree_leaves
 _INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
 
 
+@dataclass(frozen=True)
+class Carry:
+    """What a placeholder of a loop's body holds: at first the initial value, then what an iteration hands on.
+
+    Attributes:
+        initial: the initial value.
+        handed: what the body hands on.
+        condition: what the loop asks before each iteration; None if it asks nothing.
+        asked: the placeholder of the condition that holds the same value.
+        trips: the number of iterations; None if it is not known.
+    """
+
+    initial: Any
+    handed: Any
+    condition: Any = None
+    asked: Node | None = None
+    trips: int | None = None
+
+
 class FlatGraph:
     """The nodes of a graph, with every region replaced by the nodes inside it.
 
@@ -24,11 +44,13 @@ class FlatGraph:
         nodes: all nodes in order of execution. Both branches of a cond are listed, one after the other, and a loop's
             body once.
         carried: the placeholders of loop bodies whose values one iteration hands on to the next.
+        carries: what they hold, for while_loop and scan.
     """
 
     def __init__(self, graph: GraphModule) -> None:
         self.nodes: list[Node] = []
         self.carried: set[Node] = set()
+        self.carries: dict[Node, Carry] = {}
         self._origins: dict[Node, list[Any]] = {}
         self._results: dict[Node, list[list[Any]]] = {}
         self._add(graph)
@@ -68,6 +90,8 @@ class FlatGraph:
             self._origins |= {p: [value] for p, value in zip(placeholders, inputs, strict=False)}
             self.carried |= set(placeholders[:carried])
             self._add(region)
+        if call.target in _HANDS_ON:
+            self.carries |= _carries(regions, inputs, carried)
         alternatives = regions if call.target is torch.ops.higher_order.cond else regions[-1:]
         results = [list(same) for same in zip(*map(_outputs, alternatives), strict=True)]
         if call.target in _HANDS_ON:
@@ -89,6 +113,20 @@ def _carried(call: Node, inputs: Sequence[Any]) -> int:
         return 0
     first = next(a for a in call.args if isinstance(a, list | tuple))
     return len(first)
+
+
+def _carries(regions: Sequence[GraphModule], inputs: Sequence[Any], count: int) -> dict[Node, Carry]:
+    """The carries of a while_loop, which has a condition and a body, or of a scan, which has a body."""
+    *conditions, body = regions
+    held = [n for n in body.graph.nodes if n.op == "placeholder"][:count]
+    values = zip(held, inputs, _outputs(body), strict=False)
+    if not conditions:
+        rows = inputs[count].meta["val"].shape[0] if len(inputs) > count else None
+        trips = rows if isinstance(rows, int) else None
+        return {p: Carry(initial, handed, trips=trips) for p, initial, handed in values}
+    asked = [n for n in conditions[0].graph.nodes if n.op == "placeholder"][:count]
+    (answer,) = _outputs(conditions[0])
+    return {p: Carry(initial, handed, answer, a) for (p, initial, handed), a in zip(values, asked, strict=True)}
 
 
 def _outputs(region: GraphModule) -> Sequence[Any]:

@@ -25,9 +25,10 @@ from irongrad.runtime.arrays import Array
 from irongrad.runtime.checkpoint import arrays_of
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.golden import Golden, read_golden, write_golden
-from irongrad.runtime.manifest import HyperSpec, StateSpec, TensorSpec
+from irongrad.runtime.manifest import HyperSpec, IndexSpec, StateSpec, TensorSpec
 
-FORMAT_VERSION = 1
+# 2: programs have no index that may be out of range.
+FORMAT_VERSION = 2
 INDEX = "bundle.json"
 STATE = "state.safetensors"
 GOLDEN = "golden.safetensors"
@@ -77,6 +78,7 @@ class Index:
         programs: `step`, and `eval` and `predict` if the user gave them.
         versions: the versions of Python and of the packages that made the bundle.
         stablehlo: the version of StableHLO in which the modules are written.
+        indices: a record of every index, for the manifest.
     """
 
     format_version: int
@@ -86,6 +88,7 @@ class Index:
     programs: dict[str, Program]
     versions: dict[str, str] = field(default_factory=dict)
     stablehlo: str = ""
+    indices: tuple[IndexSpec, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,18 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend import core
 from jaxlib.mlir.dialects import stablehlo
 
 from irongrad.jax.bundle import FORMAT_VERSION, Bundle, Index, Program, write_bundle
 from irongrad.jax.flat import FlatProgram, check_dtype, flat_function, flat_state, flat_step, placeholder
 from irongrad.jax.golden import golden_of
+from irongrad.jax.indices import index_rules
+from irongrad.jax.pooling import pooling_rules
+from irongrad.jax.programs import rewritten
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.installed import VERSION
-from irongrad.runtime.manifest import HyperSpec, TensorSpec
+from irongrad.runtime.manifest import HyperSpec, IndexSpec, TensorSpec
 
 # Custom calls that every StableHLO consumer accepts without a definition: sharding annotations, which mean nothing
 # here.
@@ -71,13 +75,15 @@ def export_step(
         if function is not None:
             programs[name] = flat_function(function, name, flat, specs)
     modules, kept = {}, {}
+    indices: dict[IndexSpec, None] = {}
     for name, program in programs.items():
-        modules[name], kept[name] = _exported(name, program, stablehlo_version)
+        modules[name], kept[name] = _exported(name, program, stablehlo_version, lambda spec: indices.setdefault(spec))
     with jax.default_device(jax.devices("cpu")[0]):
         golden = golden_of(programs, flat, arrays, {h.name: h.default for h in numbers})
     versions = {"irongrad": VERSION, "python": platform.python_version()}
     versions |= {package: version(package) for package in ("jax", "jaxlib", "numpy")}
-    index = Index(FORMAT_VERSION, flat.specs, tuple(specs), numbers, kept, versions, _version_of(modules["step"]))
+    stablehlo = _version_of(modules["step"])
+    index = Index(FORMAT_VERSION, flat.specs, tuple(specs), numbers, kept, versions, stablehlo, tuple(indices))
     state_arrays = dict(zip((s.name for s in flat.specs), flat.arrays, strict=True))
     write_bundle(Bundle(index, modules, state_arrays, golden), Path(path))
 
@@ -107,9 +113,12 @@ def _spec(name: str, array: np.ndarray[Any, Any], ranges: Mapping[str, tuple[int
     return TensorSpec(name, array.dtype.name, array.shape, low, high)
 
 
-def _exported(name: str, program: FlatProgram, stablehlo_version: str | None) -> tuple[bytes, Program]:
+def _exported(
+    name: str, program: FlatProgram, stablehlo_version: str | None, record: Callable[[IndexSpec], object]
+) -> tuple[bytes, Program]:
     """Return a program's module, and the arguments that the module takes: JAX drops arguments that nothing reads."""
-    exported = jax.export.export(jax.jit(program.run), platforms=["cpu"])(*map(placeholder, program.arguments))
+    run = core.jaxpr_as_fun(rewritten(program.traced, index_rules(record) | pooling_rules()))
+    exported = jax.export.export(jax.jit(run), platforms=["cpu"])(*map(placeholder, program.arguments))
     text = exported.mlir_module()
     _check_calls(text)
     data = exported.mlir_module_serialized

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
 from irongrad.jax.bundle import Port
+from irongrad.jax.programs import check_operations, without_prints
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.manifest import STEPS, HyperSpec, Role, StateSpec, TensorSpec
 
 # The dtypes that an artifact can hold, by numpy's name.
@@ -53,18 +56,14 @@ class FlatProgram:
     """One function over flat lists of arrays.
 
     Attributes:
-        run: the function, arrays -> arrays.
+        traced: the function, arrays -> arrays.
         arguments: its arguments, in order.
         results: its results, in order.
     """
 
-    run: Callable[..., list[Any]]
+    traced: core.ClosedJaxpr
     arguments: tuple[Port, ...]
     results: tuple[Port, ...]
-
-    def traced(self) -> Any:
-        """Trace the program to a jaxpr."""
-        return jax.make_jaxpr(self.run)(*map(placeholder, self.arguments))
 
 
 def placeholder(port: Port) -> jax.ShapeDtypeStruct:
@@ -150,9 +149,9 @@ def flat_step(
             raise CaptureError(f"the loss is {_shown(loss)}; it must be one floating-point number")
         return [jnp.asarray(loss), *_new_state(new, state)]
 
-    loss = jax.eval_shape(run, *map(placeholder, ports))[0]
-    results = (Port("output", "loss", loss.dtype.name, ()), *_state_ports(state))
-    return FlatProgram(run, ports, results)
+    program = _traced(run, "step", ports)
+    results = (Port("output", "loss", program.out_avals[0].dtype.name, ()), *_state_ports(state))
+    return FlatProgram(program, ports, results)
 
 
 def flat_function(function: Callable[..., Any], what: str, state: State, inputs: Sequence[TensorSpec]) -> FlatProgram:
@@ -168,11 +167,30 @@ def flat_function(function: Callable[..., Any], what: str, state: State, inputs:
         names[:] = ["loss"] if what == "eval" else [_output_name(p) for p, _ in paths]
         return [jnp.asarray(leaf) for _, leaf in paths]
 
-    returned = jax.eval_shape(run, *map(placeholder, ports))
+    program = _traced(run, what, ports)
+    returned = program.out_avals
     if what == "eval" and [m.shape for m in returned] != [()]:
         raise CaptureError(f"eval must return the loss alone, one number; it returned {len(returned)} arrays")
     results = tuple(Port("output", n, m.dtype.name, m.shape) for n, m in zip(names, returned, strict=True))
-    return FlatProgram(run, ports, results)
+    return FlatProgram(program, ports, results)
+
+
+def _traced(run: Callable[..., list[Any]], what: str, ports: Sequence[Port]) -> core.ClosedJaxpr:
+    """Trace a function, without what prints; a collective outside of its devices has no meaning for JAX either."""
+    try:
+        program = jax.make_jaxpr(run)(*map(placeholder, ports))
+    except NameError as error:
+        if "axis name" not in str(error):
+            raise
+        raise UnsupportedOpError(
+            f"the {what} calls a collective (such as psum): {error}. That is for several devices, and an artifact runs "
+            "on one"
+        ) from None
+    check_operations(program, what)
+    program, dropped = without_prints(program)
+    if dropped:
+        warnings.warn("the artifact does not print: " + "; ".join(dropped), stacklevel=4)
+    return program
 
 
 def _output_name(path: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
 from irongrad.jax.bundle import Port
 from irongrad.jax.evaluate import Noise, Wide, evaluate, is_float, noise_table
@@ -30,7 +31,7 @@ def golden_of(
     programs: Mapping[str, FlatProgram], state: State, inputs: Mapping[str, Array], hypers: Mapping[str, float]
 ) -> Golden:
     """Run the step unchanged, in float64 and with random rounding; return expected values and their tolerances."""
-    traced = {name: program.traced() for name, program in programs.items()}
+    traced = {name: program.traced for name, program in programs.items()}
     arguments = {**inputs, **hypers}
 
     def values(runs: Runs, wide: bool) -> dict[str, Array]:
@@ -39,7 +40,7 @@ def golden_of(
     with jax.enable_x64(True):
         wide = {n: jax.jit(lambda *a, t=t: evaluate(t, a, Wide()), compiler_options=_QUICK) for n, t in traced.items()}
         exact = values(wide, True)
-    own = {n: jax.jit(p.run, compiler_options=_QUICK) for n, p in programs.items()}
+    own = {n: jax.jit(core.jaxpr_as_fun(t), compiler_options=_QUICK) for n, t in traced.items()}
     noisy = {
         n: jax.jit(lambda table, *a, t=t: evaluate(t, a, Noise(table)), compiler_options=_QUICK)
         for n, t in traced.items()

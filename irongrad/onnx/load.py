@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeAlias
 
 import onnx
 import torch
@@ -16,7 +19,7 @@ from torch import nn
 from irongrad.diagnostics.stage_errors import reported
 from irongrad.onnx.dtypes import torch_dtype
 from irongrad.onnx.graphs import Reader, names_of
-from irongrad.onnx.model import OnnxModel, Shape, module_of
+from irongrad.onnx.model import Input, OnnxModel, module_of
 from irongrad.onnx.registry import DOMAINS, Node, Static, operator_of, tensor, with_inner
 from irongrad.runtime.errors import UserError
 
@@ -31,8 +34,15 @@ _NO_WEIGHTS = {
     "Resize": {1, 2},
     "RotaryEmbedding": {1, 2},
     "Upsample": {1},
-    "Where": {1, 2},
+    "SoftmaxCrossEntropyLoss": {2},
+    "NegativeLogLikelihoodLoss": {2},
 }
+# By operator, the positions of inputs whose numbers must be known without data.
+_OPTIONS = {"Resize": {1, 2}, "Upsample": {1}}
+# What the exporter of PyTorch says about an initialiser: `PARAMETER`, `BUFFER`, `CONSTANT_TENSOR`, or what it folded.
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
+_PARAMETER = "PARAMETER"
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -42,9 +52,10 @@ def load(
 ) -> OnnxModel:
     """Load an ONNX file as a module that can be trained.
 
-    Its parameters are the floating-point initialisers. Statistics of BatchNormalization and other constants are
-    buffers. Training mode restores what a model exported in evaluation mode leaves out, if the file still has these
-    nodes: BatchNormalization uses and collects statistics of the batch, and Dropout drops.
+    Its parameters are what PyTorch's exporter calls parameters. If a file does not say what is one, they are the
+    floating-point initialisers; statistics of BatchNormalization, class weights and other constants are buffers.
+    Training mode restores what a model exported in evaluation mode leaves out, if the file still has these nodes:
+    BatchNormalization uses and collects statistics of the batch, and Dropout drops.
 
     Args:
         path: the ONNX file.
@@ -78,26 +89,45 @@ def from_proto(
     for node in with_inner(nodes):
         operator_of(node)
     arrays, constants = reader.initializers, reader.constants
-    statics = {n: a for n, a in (arrays | constants).items() if _is_static(a) or (n in constants and a.size == 1)}
+    said = _said_of(graph)
+    uses = _uses(nodes)
+    statics = {
+        n: a
+        for n, a in (arrays | constants).items()
+        if (_is_static(a) and said.get(n) != _PARAMETER) or (n in constants and a.size == 1) or _is_option(uses[n])
+    }
     tensors: dict[str, torch.Tensor] = {}
     for name, array in (arrays | constants).items():
         if name in statics:
             continue
         value = _tensor(array, name, file)
-        trained = name in arrays and _is_weight(name, value, nodes) and not any(fnmatchcase(name, p) for p in freeze)
+        weight = said[name] == _PARAMETER if name in said else _is_weight(value, uses[name])
+        trained = name in arrays and weight and value.dtype in _FLOATS and not any(fnmatchcase(name, p) for p in freeze)
         tensors[name] = nn.Parameter(value) if trained else value
-    inputs = {i.name: _shape(i) for i in graph.input if i.name not in arrays}
+    _warn_of_folded(file, [n for n in tensors if said.get(n) == _FOLDED])
+    inputs = {i.name: _input(i) for i in graph.input if i.name not in arrays}
     read = {name for node in nodes for name in node.reads} | set(results)
-    inputs = {n: shape for n, shape in inputs.items() if n in read}
+    inputs = {n: taken for n, taken in inputs.items() if n in read}
     tensors = {n: t for n, t in tensors.items() if n in read}
     return module_of(file, inputs, nodes, results, statics, tensors)
 
 
-def _shape(value: onnx.ValueInfoProto) -> Shape:
+def _input(value: onnx.ValueInfoProto) -> Input:
     tensor_type = value.type.tensor_type
-    if not tensor_type.HasField("shape"):
-        return None
-    return tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor_type.shape.dim)
+    sizes = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor_type.shape.dim)
+    return Input(sizes if tensor_type.HasField("shape") else None, torch_dtype(tensor_type.elem_type))
+
+
+def _said_of(graph: onnx.GraphProto) -> dict[str, str]:
+    """What the exporter says about initialisers, by name; what it folded from others is none of its parameters."""
+    found = {}
+    for value in graph.value_info:
+        about = {p.key: p.value for p in value.metadata_props}
+        if _KIND in about:
+            found[value.name] = about[_KIND]
+        elif _FOLDED in about:
+            found[value.name] = _FOLDED
+    return found
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -118,9 +148,36 @@ def _tensor(array: Static, name: str, file: str) -> torch.Tensor:
     return tensor(array)
 
 
-def _is_weight(name: str, value: torch.Tensor, nodes: Sequence[Node]) -> bool:
+def _warn_of_folded(file: str, names: Sequence[str]) -> None:
+    if names:
+        warnings.warn(
+            f"{file}: the exporter computed {', '.join(names)} from other tensors, and it is not trained. If one of "
+            "them is a parameter, export with torch.onnx.export(…, optimize=False)",
+            stacklevel=3,
+        )
+
+
+Uses: TypeAlias = Sequence[tuple[str, int]]
+
+
+def _uses(nodes: Sequence[Node]) -> Mapping[str, Uses]:
+    """For each value, the operators and positions where it is an input."""
+    found = defaultdict[str, list[tuple[str, int]]](list)
+    for node in with_inner(nodes):
+        for place, name in enumerate(node.inputs):
+            found[name].append((node.operator, place))
+    return found
+
+
+def _is_option(uses: Uses) -> bool:
+    """Return whether a tensor is nothing but an option of operators."""
+    return bool(uses) and all(place in _OPTIONS.get(operator, ()) for operator, place in uses)
+
+
+def _is_weight(value: torch.Tensor, uses: Uses) -> bool:
     """Return whether an initialiser can be trained: finite numbers that a node uses as more than an option."""
     if value.dtype not in _FLOATS or not bool(torch.isfinite(value).all()):
         return False
-    uses = [(n.operator, i) for n in with_inner(nodes) for i, given in enumerate(n.inputs) if given == name]
-    return any(i not in _NO_WEIGHTS.get(operator, ()) for operator, i in uses)
+    if value.numel() == 1 and all(operator == "Where" for operator, _ in uses):
+        return False  # a number for what is masked
+    return any(place not in _NO_WEIGHTS.get(operator, ()) for operator, place in uses)

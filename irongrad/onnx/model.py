@@ -5,7 +5,9 @@ from __future__ import annotations
 import keyword
 import linecache
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -18,8 +20,18 @@ from irongrad.onnx.registry import Call, Node, Static, Value, operator_of, tenso
 from irongrad.onnx.static import RULES
 from irongrad.runtime.errors import UserError
 
-# The sizes of an input, None for a size that varies. The whole shape is None if the file does not give one.
-Shape = tuple[int | None, ...] | None
+
+@dataclass(frozen=True)
+class Input:
+    """An input of a graph.
+
+    Attributes:
+        shape: its sizes, None for a size that varies; None if the file does not give them.
+        dtype: the type of its elements; None if the file does not give it, or PyTorch has none for it.
+    """
+
+    shape: tuple[int | None, ...] | None
+    dtype: torch.dtype | None
 
 
 class OnnxModel(nn.Module):
@@ -31,10 +43,14 @@ class OnnxModel(nn.Module):
     Attributes:
         nodes: the nodes of the graph, in order.
         results: the names of the graph's outputs.
+        inputs: the inputs of the graph.
+        arguments: the argument of `forward` for each input of the graph.
     """
 
     nodes: tuple[Node, ...]
     results: tuple[str, ...]
+    inputs: Mapping[str, Input]
+    arguments: Mapping[str, str]
 
     def __init__(
         self,
@@ -42,10 +58,10 @@ class OnnxModel(nn.Module):
         results: Sequence[str],
         statics: Mapping[str, Static],
         tensors: Mapping[str, torch.Tensor],
-        inputs: Mapping[str, Shape],
+        inputs: Mapping[str, Input],
     ) -> None:
         super().__init__()
-        self._inputs = dict(inputs)
+        self.inputs = dict(inputs)
         self.nodes, self.results = tuple(nodes), tuple(results)
         self._statics = dict(statics)
         self._has_float64 = any(t.dtype is torch.float64 for t in tensors.values())
@@ -75,10 +91,10 @@ class OnnxModel(nn.Module):
         """Return the values that are known before the first node.
 
         Raises:
-            UserError: an input has other sizes than those that are fixed in the file.
+            UserError: an input has other sizes than those that are fixed in the file, or a type that would lose values.
         """
         for name, value in inputs.items():
-            _check_shape(name, value, self._inputs[name])
+            _check_input(name, value, self.inputs[name])
         values: dict[str, Value] = dict(self._statics)
         for name, path in self._paths.items():
             owner, _, last = path.rpartition(".")
@@ -114,7 +130,14 @@ class OnnxModel(nn.Module):
         return next(iter(found.values())) if len(found) == 1 else found
 
 
-def _check_shape(name: str, value: torch.Tensor, wanted: Shape) -> None:
+def _check_input(name: str, value: torch.Tensor, about: Input) -> None:
+    wanted, dtype = about.shape, about.dtype
+    if dtype is not None and not torch.can_cast(value.dtype, dtype):
+        given, made_for = (str(d).removeprefix("torch.") for d in (value.dtype, dtype))
+        raise UserError(
+            f"the input {name!r} is {given}, and the ONNX file is made for {made_for}, which cannot hold it. Convert "
+            f"it to {made_for}"
+        )
     if wanted is None:
         return
     pairs = zip(value.shape, wanted, strict=False)
@@ -128,7 +151,7 @@ def _check_shape(name: str, value: torch.Tensor, wanted: Shape) -> None:
 
 def module_of(
     file: str,
-    inputs: Mapping[str, Shape],
+    inputs: Mapping[str, Input],
     nodes: Sequence[Node],
     results: Sequence[str],
     statics: Mapping[str, Static],
@@ -136,7 +159,7 @@ def module_of(
 ) -> OnnxModel:
     """Return a module of a class of its own, whose `forward` names the inputs and has a line for every node."""
     lines = [f"    self.compute({i}, v)" for i in range(len(nodes))] + ["    return self.end(v)"]
-    names = {name: identifier(name) for name in inputs}
+    names = arguments_of(inputs)
     given = ", ".join(f"{name!r}: {as_}" for name, as_ in names.items())
     lines[0] = f"    v = self.begin(**{{{given}}}); {lines[0].strip()}"
     source = "\n".join([f"def forward(self, {', '.join(names.values())}):", *lines])
@@ -145,9 +168,21 @@ def module_of(
     forward = FunctionType(code.replace(co_firstlineno=0), {"__name__": __name__})
     shown = [f"{node}\n" for node in nodes] + [f"return {', '.join(results)}\n"]
     linecache.cache[file] = (sum(map(len, shown)), None, shown, file)
-    subclass = type("OnnxModel", (OnnxModel,), {"forward": forward, "__doc__": f"The graph in {file}."})
+    about = {"forward": forward, "arguments": names, "__doc__": f"The graph in {file}."}
+    subclass = type("OnnxModel", (OnnxModel,), about)
     result: OnnxModel = subclass(nodes, results, statics, tensors, inputs)
     return result
+
+
+def arguments_of(names: Iterable[str]) -> dict[str, str]:
+    """The argument of each input; inputs whose names would be one in Python get a number, except for the one as is."""
+    names = list(names)
+    found = {name: name for name in names if identifier(name) == name}
+    for name in names:
+        plain = identifier(name)
+        numbered = (plain if i == 1 else f"{plain}_{i}" for i in count(1))
+        found.setdefault(name, next(n for n in numbered if n not in found.values()))
+    return {name: found[name] for name in names}
 
 
 def identifier(name: str) -> str:

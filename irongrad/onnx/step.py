@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,17 +18,21 @@ from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import UserError
 from irongrad.step.train_step import TrainStep
 
+Function: TypeAlias = Callable[..., Any]
+
 
 def make_step(
     path: Path,
     data: Mapping[str, Array],
     batch: int,
     *,
-    loss: str,
-    optimizer: str,
+    loss: str | Function,
+    optimizer: str | Function,
     options: Mapping[str, Any],
     freeze: Iterable[str] = (),
     output: str | None = None,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    buckets: Mapping[str, Sequence[int]] | None = None,
 ) -> TrainStep:
     """Return the step that trains the model in `path` on the arrays of `data`.
 
@@ -37,30 +41,48 @@ def make_step(
         data: the model's inputs by name, then the loss's arguments after the model's output. The first rows are the
             example batch.
         batch: the number of rows in a batch.
-        loss: a function of torch.nn.functional or a class of torch.nn, such as `cross_entropy` or `CrossEntropyLoss`.
-        optimizer: a class of torch.optim, such as `AdamW`.
+        loss: a function of torch.nn.functional or a class of torch.nn, such as `cross_entropy` or `CrossEntropyLoss`;
+            or a function of the output and the other arrays.
+        optimizer: a class of torch.optim, such as `AdamW`; or a function of parameters and options.
         options: the options of the optimizer, such as `lr`.
         freeze: patterns of names of initialisers that are not trained.
         output: the model's output that the loss takes; None for all, as a dictionary if there are several.
+        dynamic: as in `TrainStep`, by the names in `data`.
+        buckets: as in `TrainStep`.
 
     Raises:
-        UserError: there is no such loss or optimizer, or an input is missing.
+        UserError: there is no such loss or optimizer, or an input is missing, or its type would lose values.
     """
     model = load(path, freeze=freeze, outputs=[output] if output is not None else None)
-    rows = {identifier(name): array[:batch] for name, array in data.items()}
+    named = {name: model.arguments.get(name, identifier(name)) for name in data}
+    rows = {named[name]: array[:batch] for name, array in data.items()}
     wanted = list(inspect.signature(model.forward).parameters)
     if missing := [n for n in wanted if n not in rows]:
         raise UserError(f"the model takes {', '.join(wanted)}; the data has {', '.join(rows)}, and not {missing[0]}")
     if short := [n for n, a in rows.items() if len(a) < batch]:
         raise UserError(f"the data has {len(rows[short[0]])} rows of {short[0]}, fewer than a batch of {batch}")
+    for name, argument in model.arguments.items():
+        _check_dtype(name, rows[argument], model)
     inputs = {n: torch.from_numpy(np.array(rows[n])) for n in (*wanted, *(n for n in rows if n not in wanted))}
     return TrainStep(
         model=model,
-        loss=_loss(loss),
+        loss=_loss(loss) if isinstance(loss, str) else loss,
         optimizer=_optimizer(optimizer, model, options),
         inputs=inputs,
         model_inputs=wanted,
+        dynamic={named.get(name, name): dims for name, dims in (dynamic or {}).items()},
+        buckets=buckets or (),
     )
+
+
+def _check_dtype(name: str, array: Array, model: OnnxModel) -> None:
+    wanted = model.inputs[name].dtype
+    made_for = str(wanted).removeprefix("torch.")
+    if wanted not in (None, torch.bfloat16) and not np.can_cast(array.dtype, made_for, "safe"):
+        raise UserError(
+            f"the data has {array.dtype} for the input {name!r}, and the ONNX file is made for {made_for}, which does "
+            f"not hold every {array.dtype}. Convert the data: array.astype({made_for!r})"
+        )
 
 
 def _loss(name: str) -> Callable[..., torch.Tensor]:
@@ -78,16 +100,20 @@ def _loss(name: str) -> Callable[..., torch.Tensor]:
     )
 
 
-def _optimizer(name: str, model: OnnxModel, options: Mapping[str, Any]) -> torch.optim.Optimizer:
-    found_class = getattr(torch.optim, name, None)
-    if not (isinstance(found_class, type) and issubclass(found_class, torch.optim.Optimizer)):
+def _optimizer(name: str | Function, model: OnnxModel, options: Mapping[str, Any]) -> torch.optim.Optimizer:
+    found_class = getattr(torch.optim, name, None) if isinstance(name, str) else None
+    if isinstance(name, str) and not (isinstance(found_class, type) and issubclass(found_class, torch.optim.Optimizer)):
         raise UserError(f"there is no optimizer {name!r} in torch.optim; it has AdamW, SGD and others")
     if not list(model.parameters()):
         raise UserError("the model has nothing to train: no initialiser in floating point is left")
+    make: Any = name if found_class is None else found_class
     try:
-        built: torch.optim.Optimizer = found_class(model.parameters(), **options)
+        built: torch.optim.Optimizer = make(model.parameters(), **options)
     except (TypeError, ValueError) as error:
-        raise UserError(f"torch.optim.{name} does not take these options: {error}") from None
+        shown = f"torch.optim.{name}" if found_class is not None else getattr(name, "__name__", str(name))
+        raise UserError(f"{shown} does not take these options: {error}") from None
+    if not isinstance(built, torch.optim.Optimizer):
+        raise UserError(f"{make.__name__} returned a {type(built).__name__}; it must return a torch.optim.Optimizer")
     return built
 
 

@@ -48,7 +48,7 @@ def export(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], file: Path,
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            torch.onnx.export(model, inputs, file, dynamo=True, optimize=False, external_data=False, **options)
+            torch.onnx.export(model, inputs, file, dynamo=True, external_data=False, **({"optimize": False} | options))
     finally:
         logging.disable(disabled)
 

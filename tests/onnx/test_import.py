@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from onnx import helper, numpy_helper
 
 from irongrad.cli.main import cli
 from irongrad.onnx.step import make_step, options_of
@@ -84,6 +86,62 @@ def test_wrong_names_are_refused(changed: dict[str, Any], said: str, family: Cal
     assert set(make_step(family("mlp").file, **right).inputs) == {"input", "label"}
     with pytest.raises(UserError, match=said):
         make_step(family("mlp").file, **(right | changed))
+
+
+def test_data_of_a_type_that_would_lose_values_is_refused(family: Callable[[str], Any], data: Path) -> None:
+    with np.load(data) as file:
+        arrays = {"input": file["input"].astype(np.float64), "label": file["label"]}
+    with pytest.raises(UserError, match="has float64 for the input 'input', and the ONNX file is made for float32"):
+        make_step(family("mlp").file, arrays, 16, loss="cross_entropy", optimizer="SGD", options={"lr": 0.1})
+
+
+OWN = """
+import torch
+
+def smoothed(output, label):
+    return torch.nn.functional.cross_entropy(output, label, label_smoothing=0.1)
+
+def slow(parameters, lr):
+    return torch.optim.SGD(parameters, lr=lr / 10)
+
+def nothing(parameters, lr):
+    return lr
+"""
+
+
+def test_a_loss_and_an_optimizer_of_ones_own_and_sizes_that_vary(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    weight = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    given, made = (helper.make_tensor_value_info(n, 1, ["n", k]) for n, k in (("x", 3), ("y", 4)))
+    graph = helper.make_graph(nodes, "g", [given], [made], [numpy_helper.from_array(weight, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "m.onnx")
+    x, label = np.random.default_rng(1).standard_normal((8, 3)).astype(np.float32), np.arange(8) % 4
+    np.savez(tmp_path / "data.npz", x=x, label=label)
+    (tmp_path / "own.py").write_text(OWN)
+    options = ["--data", str(tmp_path / "data.npz"), "--batch-size", "4", "--loss", f"{tmp_path}/own.py:smoothed"]
+    options += ["--lr", "1", "--dynamic", "x=0:B", "--dynamic", "label:0=B", "--entry-point", "train_step"]
+    options += ["--optimizer", f"{tmp_path}/own.py:slow", "--opt-level", "1"]
+    result = run(tmp_path / "m.onnx", tmp_path / "out", *options)
+    assert result.exit_code == 0, result.output
+    session, w = load(tmp_path / "out"), torch.from_numpy(weight).requires_grad_()
+    for size in (4, 2, 8):
+        loss = torch.nn.functional.cross_entropy(
+            torch.from_numpy(x[:size]) @ w, torch.from_numpy(label[:size]), label_smoothing=0.1
+        )
+        (gradient,) = torch.autograd.grad(loss, w)
+        w = (w - 0.1 * gradient).detach().requires_grad_()
+        assert abs(session.train_step(x=x[:size], label=label[:size]) - loss.item()) < 1e-5
+    options[options.index(f"{tmp_path}/own.py:slow")] = f"{tmp_path}/own.py:nothing"
+    assert "nothing returned a float" in str(run(tmp_path / "m.onnx", tmp_path / "no", *options).exception)
+
+
+@pytest.mark.parametrize("given", [("--dynamic", "x0B"), ("--bucket", "B=many")])
+def test_badly_written_sizes_are_refused(
+    given: tuple[str, str], family: Callable[[str], Any], data: Path, tmp_path: Path
+) -> None:
+    named = ["--data", str(data), "--batch-size", "16", "--loss", "cross_entropy", "--optimizer", "SGD", "--lr", "1"]
+    result = run(family("mlp").file, tmp_path / "out", *named, *given)
+    assert f"{given[0]} {given[1]!r} is not" in str(result.exception)
 
 
 def test_options_are_python_literals() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 import irongrad as ig
 import irongrad.onnx
 from irongrad.onnx.load import from_proto
+from irongrad.onnx.model import arguments_of
 from irongrad.pipeline.capture.capture import capture
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 
@@ -153,6 +155,96 @@ def test_weights_are_trained_and_statistics_and_constants_are_not() -> None:
     assert (model.get_buffer("norm.mean") == before).all()
 
 
+class Kinds(nn.Module):
+    """Parameters, buffers and constants in places where a file alone does not tell what is what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+        self.token, self.scale = nn.Parameter(torch.randn(1, 4)), nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("table", torch.rand(4) + 0.5)
+        self.offset = torch.rand(4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        h = torch.where(mask[:, None], self.token, self.linear(x))
+        return h * self.table * self.scale.exp() + self.offset
+
+
+def test_the_exporter_says_what_is_trained(tmp_path: Path, export_model: Callable[..., None]) -> None:
+    """A mask token and a parameter of rank 0 are; buffers and constants are not."""
+    model, x, mask = Kinds(), torch.randn(5, 3), torch.tensor([True, False, True, False, False])
+    export_model(copy.deepcopy(model), (x, mask), tmp_path / "a.onnx")
+    loaded = irongrad.onnx.load(tmp_path / "a.onnx")
+    assert {n for n, _ in loaded.named_parameters()} == {n for n, _ in model.named_parameters()}
+    assert {n for n, _ in loaded.named_buffers()} == {"table", "offset"}
+    torch.testing.assert_close(loaded(x, mask), model(x, mask))
+    frozen = irongrad.onnx.load(tmp_path / "a.onnx", freeze=["scale", "token"])
+    assert {n for n, _ in frozen.named_parameters()} == {"linear.weight", "linear.bias"}
+
+
+def test_what_the_exporter_computed_is_not_trained_and_is_named(
+    tmp_path: Path, export_model: Callable[..., None]
+) -> None:
+    class Folded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.gain, self.table = nn.Linear(3, 4), nn.Parameter(torch.ones(4)), torch.rand(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) + self.gain * self.table
+
+    export_model(Folded(), (torch.randn(5, 3),), tmp_path / "a.onnx", optimize=True)
+    with pytest.warns(UserWarning, match="the exporter computed mul from other tensors, and it is not trained"):
+        loaded = irongrad.onnx.load(tmp_path / "a.onnx")
+    assert {n for n, _ in loaded.named_parameters()} == {"linear.weight", "linear.bias"}
+
+
+@pytest.mark.parametrize(("token", "trained"), [(np.ones((1, 3), np.float32), {"w", "t"}), (np.ones(1, "f"), {"w"})])
+def test_a_mask_token_is_trained_and_a_fill_value_is_not(token: np.ndarray, trained: set[str]) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Greater", ["x", "x"], ["m"]),
+        helper.make_node("Where", ["m", "t", "a"], ["y"]),
+    ]
+    model = from_proto(small(nodes, {"w": np.ones((3, 3), np.float32), "t": token}, [4, 3]))
+    assert {n for n, _ in model.named_parameters()} == trained
+
+
+def test_options_in_initialisers_are_known_without_data() -> None:
+    nodes = [helper.make_node("Mul", ["x", "w"], ["a"]), helper.make_node("Resize", ["a", "", "scales"], ["y"])]
+    arrays = {"w": np.ones((1, 1, 2, 3), np.float32), "scales": np.array([1, 1, 2, 3], np.float32)}
+    model = from_proto(small(nodes, arrays, [1, 1, 2, 3]))
+    assert [n for n, _ in model.named_parameters()] == ["w"]
+    assert model(torch.ones(1, 1, 2, 3)).shape == (1, 1, 4, 9)
+
+
+def test_class_weights_are_not_trained() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("SoftmaxCrossEntropyLoss", ["a", "labels", "weights"], ["y"]),
+    ]
+    arrays = {"w": np.ones((3, 2), np.float32), "weights": np.array([1, 3], np.float32), "labels": np.array([0, 1])}
+    assert [n for n, _ in from_proto(small(nodes, arrays, [2, 3])).named_parameters()] == ["w"]
+
+
+def test_inputs_whose_names_are_one_in_python() -> None:
+    assert arguments_of(["x.1", "x_1", "x-1", "x_1_2", "self"]) == {
+        "x.1": "x_1_3",
+        "x_1": "x_1",
+        "x-1": "x_1_4",
+        "x_1_2": "x_1_2",
+        "self": "_self",
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_a_type_that_would_lose_values_is_refused(dtype: torch.dtype) -> None:
+    model = from_proto(small([helper.make_node("Relu", ["x"], ["y"])], {}, [3]))
+    model.inputs["x"] = replace(model.inputs["x"], dtype=torch.bool)
+    with pytest.raises(UserError, match=f"'x' is {str(dtype)[6:]}, and the ONNX file is made for bool"):
+        model(torch.ones(3, dtype=dtype))
+
+
 def test_dropout_drops_in_training_mode_only() -> None:
     model = from_proto(small([helper.make_node("Dropout", ["x"], ["y"])], {}, [100]))
     x = torch.ones(100)
@@ -225,3 +317,30 @@ def test_recurrent_layers_have_pytorchs_gradients(kind: str, directions: int, tm
         ]
     )
     np.testing.assert_allclose(model.get_parameter("r").grad, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_a_reversed_layer_is_the_layer_on_the_reversed_sequence(kind: str) -> None:
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    rng = np.random.default_rng(0)
+    arrays = {"w": rng.normal(size=(1, 4 * gates, 3)), "r": rng.normal(size=(1, 4 * gates, 4))}
+    options = {"hidden_size": 4} | ({"linear_before_reset": 1} if kind == "GRU" else {})
+    forward, backward = (
+        from_proto(small([helper.make_node(kind, ["x", "w", "r"], ["y"], direction=d, **options)], arrays, [5, 2, 3]))
+        for d in ("forward", "reverse")
+    )
+    x = torch.randn(5, 2, 3, dtype=torch.float64)
+    torch.testing.assert_close(backward(x), forward(x.flip(0)).flip(0))
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_a_recurrent_layer_is_captured_as_a_loop(direction: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.normal(0, 0.3, size=(1, 16, k)).astype(np.float32) for n, k in (("w", 3), ("r", 4))}
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=4, direction=direction)
+    model = from_proto(small([node], arrays, [100, 2, 3]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(
+        model=model, loss=lambda y: (y**2).mean(), optimizer=optimizer, inputs={"x": torch.ones(100, 2, 3)}
+    )
+    assert sum("recurrent" in str(n.target) for n in capture(step).train.graph.nodes) == 1

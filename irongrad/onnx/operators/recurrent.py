@@ -72,7 +72,7 @@ def _activations(call: Call) -> list[str]:
 def _has_torch_layer(call: Call, peepholes: Value | None) -> bool:
     """Return whether PyTorch has exactly this layer."""
     layer, names = call.node.operator, _activations(call)
-    if call.get("direction", "forward") == "reverse" or peepholes is not None:
+    if peepholes is not None:
         return False
     if layer == "GRU" and not call.get("linear_before_reset", 0):
         return False
@@ -102,14 +102,22 @@ def _flat_weights(call: Call, w: Tensor, r: Tensor, b: Value | None) -> list[Ten
 
 
 def _by_torch(call: Call, x: Tensor, initial: Sequence[Tensor], weights: list[Tensor]) -> Sequence[Tensor]:
+    """Call PyTorch's layer as `nn.LSTM` does, so that capture finds it; from the last step to the first if reversed."""
+    if call.get("direction", "forward") == "reverse":
+        steps, *last = _forwards(call, x.flip(0), initial, weights)
+        return [steps.flip(0), *last]
+    return _forwards(call, x, initial, weights)
+
+
+def _forwards(call: Call, x: Tensor, initial: Sequence[Tensor], weights: list[Tensor]) -> Sequence[Tensor]:
     layer, directions = call.node.operator, initial[0].shape[0]
     options = (len(weights) == 4 * directions, 1, 0.0, call.training, directions == 2, False)
     if layer == "LSTM":
-        outputs: Sequence[Tensor] = torch.lstm(x, list(initial), weights, *options)
+        outputs: Sequence[Tensor] = torch._VF.lstm(x, list(initial), weights, *options)
         return outputs
-    function: Any = torch.gru
+    function: Any = torch._VF.gru
     if layer == "RNN":
-        function = torch.rnn_relu if "Relu" in _activations(call) else torch.rnn_tanh
+        function = torch._VF.rnn_relu if "Relu" in _activations(call) else torch._VF.rnn_tanh
     outputs = function(x, initial[0], weights, *options)
     return outputs
 

@@ -39,8 +39,8 @@ _NAMES = r"(?:flow\.executable private|flow\.executable\.export public|func\.fun
 _BEGINNINGS = r"(dispatch\.tensor\.(?:load|store) [^\n]*?)offsets = \[[^]]*\]"
 _DIFFERENT = re.compile(f"{_NAMES}|{_BEGINNINGS}")
 
-# IREE 3.13.0 loads no kernel with over 64 constants: "dispatch requiring 240 constants exceeds limit of 64". A number has
-# 64 bits, and a constant 32. Test: tests/passes/module/test_share_kernels.py::test_iree_still_limits_constants.
+# IREE 3.13.0 loads no kernel with over 64 constants: "dispatch requiring 240 constants exceeds limit of 64". A number
+# has 64 bits, and a constant 32. Test: tests/passes/module/test_share_kernels.py::test_iree_still_limits_constants.
 _MOST_NUMBERS = 32
 
 Offsets: TypeAlias = tuple[int, ...]

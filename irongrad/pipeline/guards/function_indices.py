@@ -80,7 +80,9 @@ def _early(made: Decided, checks: Checks) -> Function:
 
 
 def _view(graph: GraphModule, inputs: Sequence[str], flat: FlatGraph) -> View:
-    opaque = written(flat) | flat.carried
+    changed = written(flat)
+    opaque = changed | flat.carried
+    carries = {node: carry for node, carry in flat.carries.items() if node not in changed}
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     tensors = {n: name for n, name in zip(placeholders, inputs, strict=True) if _is_tensor(n)}
     constants = {
@@ -89,7 +91,7 @@ def _view(graph: GraphModule, inputs: Sequence[str], flat: FlatGraph) -> View:
         if n.op == "get_attr" and n not in opaque
         if isinstance(value := getattr(graph, str(n.target), None), torch.Tensor)
     }
-    return View(flat.nodes, tensors, constants, {}, flat.makers, opaque)
+    return View(flat.nodes, tensors, constants, {}, flat.makers, opaque, carries)
 
 
 def _is_tensor(node: Node) -> bool:

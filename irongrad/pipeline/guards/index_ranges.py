@@ -23,6 +23,7 @@ import sympy
 import torch
 from torch.fx import Node
 
+from irongrad.graph.flat_graph import Carry
 from irongrad.graph.movements import OF_ONE_TENSOR, Movement, names
 from irongrad.graph.step_graph import Range
 from irongrad.pipeline.guards.bound_rules.registry import expression_of
@@ -53,6 +54,7 @@ class View:
         names: the symbols in sizes, as expressions of named dimensions.
         origins: the nodes that compute a value, inside or outside of a region.
         opaque: nodes whose values may change after them, or from one iteration of a loop to the next.
+        carries: what the latter hold, if nothing writes into them.
     """
 
     nodes: Sequence[Node]
@@ -61,6 +63,12 @@ class View:
     names: Names = field(default_factory=dict)
     origins: Callable[[Any], list[Any]] = lambda value: [value]
     opaque: Collection[Node] = ()
+    carries: Mapping[Node, Carry] = field(default_factory=dict)
+
+    def bounds(self, known: Mapping[Node, Interval] | None = None) -> Bounds:
+        """The bounds of the program's nodes, with those of further nodes known."""
+        unknown = {node for node in self.opaque if node not in self.carries}
+        return Bounds({**self.known, **(known or {})}, self.origins, unknown, self.carries)
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class Verdicts:
 def verdicts_on(view: View) -> Verdicts:
     """Decide on every use of an index in a program."""
     uses = [use for node in view.nodes for use in uses_of(node)]
-    plain = Bounds(view.known, view.origins, view.opaque)
+    plain = view.bounds()
     proved = [use for use in uses if is_within(use, plain)]
     sized = {use: asked for use in uses if use not in proved and (asked := _conditions(use, plain, view.names))}
     rest = [use for use in uses if use not in proved and use not in sized]
@@ -239,7 +247,7 @@ def merged(found: Iterable[Range]) -> list[Range]:
 def _bounds_given(ranges: Mapping[str, Range], view: View) -> Bounds:
     """The bounds of nodes if the inputs are within `ranges`."""
     known = {node: _assumed(ranges[name], view.names) for node, name in view.inputs.items() if name in ranges}
-    return Bounds({**view.known, **known}, view.origins, view.opaque)
+    return view.bounds(known)
 
 
 def _assumed(limit: Range, known: Names) -> Interval:

@@ -91,10 +91,12 @@ def _decided(program: ExportedProgram, inputs: Sequence[str], dynamic: Dynamic) 
 def _view(program: ExportedProgram, inputs: Sequence[str], flat: FlatGraph, known: Names) -> View:
     by_name = dict(zip(program.graph_signature.user_inputs, inputs, strict=True))
     top = [n for n in program.graph.nodes if n.op == "placeholder"]
-    opaque = written(flat) | flat.carried
+    changed = written(flat)
+    opaque = changed | flat.carried
+    carries = {node: carry for node, carry in flat.carries.items() if node not in changed}
     constants = {node: constant_bounds(value) for node, value in _constants(program) if node not in opaque}
     placeholders = {node: by_name[node.name] for node in top if node.name in by_name}
-    return View(flat.nodes, placeholders, constants, known, flat.makers, opaque)
+    return View(flat.nodes, placeholders, constants, known, flat.makers, opaque, carries)
 
 
 def _constants(program: ExportedProgram) -> Iterator[tuple[Node, torch.Tensor]]:

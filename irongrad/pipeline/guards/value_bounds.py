@@ -1,7 +1,8 @@
 """Interval analysis of an exported graph: the least and the largest value of each node.
 
 Constants have the bounds of their values, inputs and parameters those of their dtype. Sizes may be symbols. Whatever a
-rule does not know has no bounds, and so do the values that a loop hands on from one iteration to the next.
+rule does not know has no bounds. An integer that a loop hands on from one iteration to the next has bounds that hold at
+first, and again after an iteration from a value within them.
 """
 
 from __future__ import annotations
@@ -15,15 +16,20 @@ import numpy as np
 import torch
 from torch.fx import Node
 
+from irongrad.graph.flat_graph import Carry
 from irongrad.graph.movements import Movement, names
 from irongrad.pipeline.guards import intervals
 from irongrad.pipeline.guards.bound_rules import bound_rules
+from irongrad.pipeline.guards.bound_rules.conditions import comparisons, limited, plain
 from irongrad.pipeline.guards.bound_rules.positions import POOLS_WITH_PLACES, WITH_PLACES, places
 from irongrad.pipeline.guards.bound_rules.registry import SEES_THROUGH, below, expression_of, inexact, is_symbol
 from irongrad.pipeline.guards.index_uses import arguments_of, operator_name
 from irongrad.pipeline.guards.intervals import INFINITE, UNKNOWN, Interval, clamped, join, number
 
 _DEEPEST = 150  # further operators up from an index, a node has no bounds
+
+# How many carries have assumed bounds at once.
+_MOST_ASSUMED = 2
 
 
 class Bounds:
@@ -32,7 +38,8 @@ class Bounds:
     Args:
         known: the bounds of some nodes: constants, and inputs with a range.
         origins: the nodes that compute a value, inside or outside of a region.
-        unknown: nodes without bounds, because something writes into their memory, or a loop hands them on.
+        unknown: nodes without bounds, because something writes into their memory.
+        carries: the values that loops hand on.
     """
 
     def __init__(
@@ -40,10 +47,13 @@ class Bounds:
         known: Mapping[Node, Interval],
         origins: Callable[[Any], list[Any]] = lambda value: [value],
         unknown: Collection[Node] = (),
+        carries: Mapping[Node, Carry] | None = None,
     ) -> None:
         self._found: dict[Node, Interval] = dict(known)
         self._origins = origins
         self._unknown = unknown
+        self._carries = carries or {}
+        self._assumed = 0
         self._depth = 0
 
     def of(self, value: Any) -> Interval:
@@ -88,11 +98,54 @@ class Bounds:
             return number(expression_of(value))
         if node in self._unknown or not isinstance(value, torch.Tensor):
             return UNKNOWN
+        if node in self._carries:
+            return self._handed_on(node, value.dtype)
         if node.target is operator.getitem:
             return self._part(node, value)
         rule = bound_rules().get(operator_name(node)) if isinstance(node.target, torch._ops.OpOverload) else None
         found = rule(self, node, arguments_of(node)) if rule is not None else UNKNOWN
         return _representable(found, value.dtype)
+
+    def _handed_on(self, node: Node, dtype: torch.dtype) -> Interval:
+        """The bounds of a carry: they hold at first, and again after an iteration."""
+        every = _representable(UNKNOWN, dtype)
+        if dtype.is_floating_point or dtype.is_complex or self._assumed == _MOST_ASSUMED:
+            return every
+        start, widest = self.of(self._carries[node].initial), self._after(node, every)
+        if -INFINITE in (start.low, -start.high):
+            return _representable(widest, dtype)
+        kept = Interval(
+            widest.low if widest.low != -INFINITE else start.low, widest.high if widest.high != INFINITE else start.high
+        )
+        made = self._after(node, kept)
+        if intervals.at_most(kept.low, made.low) and intervals.at_most(made.high, kept.high):
+            return kept
+        return self._counted(node, start) or _representable(widest, dtype)
+
+    def _counted(self, node: Node, start: Interval) -> Interval | None:
+        """The bounds of a counter, to which each of a known number of iterations adds something; None if it is none."""
+        carry = self._carries[node]
+        handed = plain(carry.handed)
+        if carry.trips is None or not isinstance(handed, Node) or operator_name(handed) != "add":
+            return None
+        step = self.of(handed.args[1])
+        is_fixed = isinstance(step.low, int) and step.low == step.high and not handed.kwargs
+        if plain(handed.args[0]) is not node or not is_fixed:
+            return None
+        turns = max(carry.trips - 1, 0)
+        return Interval(start.low + min(0, step.low) * turns, start.high + max(0, step.high) * turns)
+
+    def _after(self, node: Node, assumed: Interval) -> Interval:
+        """The bounds of a carry at the start of an iteration, if they were `assumed` at the start of the one before."""
+        carry, found = self._carries[node], dict(self._found)
+        self._found[node] = assumed
+        self._assumed += 1
+        made = join([self.of(carry.initial), self.of(carry.handed)])
+        if carry.asked is not None:
+            made = limited(self, made, comparisons(carry.condition, carry.asked, holds=True))
+        self._assumed -= 1
+        self._found = found
+        return made
 
     def _part(self, node: Node, value: torch.Tensor) -> Interval:
         """The bounds of one of several results."""

@@ -17,6 +17,7 @@ from irongrad.passes.module.allocate_apart import AllocateApart
 from irongrad.passes.module.check_device import CheckDevice
 from irongrad.passes.module.drop_barriers import DropBarriers
 from irongrad.passes.module.drop_index_checks import DropIndexChecks
+from irongrad.passes.module.even_loops import EvenLoops
 from irongrad.passes.module.fuse_elementwise import FuseElementwise
 from irongrad.passes.module.hide_globals import HideGlobals
 from irongrad.passes.module.hoist_lookups import HoistLookups
@@ -24,6 +25,7 @@ from irongrad.passes.module.join_executables import JoinExecutables
 from irongrad.passes.module.keep_buffers import KeepBuffers
 from irongrad.passes.module.keep_globals_apart import KeepGlobalsApart
 from irongrad.passes.module.keep_products_apart import KeepProductsApart
+from irongrad.passes.module.keep_state import KeepState
 from irongrad.passes.module.loops_in_place import LoopsInPlace
 from irongrad.passes.module.matmul_kernels import MatmulKernels
 from irongrad.passes.module.narrow_integers import NarrowIntegers
@@ -65,7 +67,7 @@ GLOBAL_OPTIMIZATION = Phase(
 FLOW = Phase(
     "flow",
     "iree-compile; the module lists its kernels",
-    (UseMicrokernels, ShareKernels, PackBeforeLoops, UpdateEarly, DropBarriers, ReadBeforeUpdate),
+    (UseMicrokernels, ShareKernels, PackBeforeLoops, UpdateEarly, DropBarriers, ReadBeforeUpdate, KeepState, EvenLoops),
 )
 RESOURCES = Phase(
     "resources", "iree-opt, for a module with loops; values are buffers", (LoopsInPlace, KeepGlobalsApart)

@@ -194,7 +194,7 @@ def _mean_function(joint: JointStep, update: Update) -> Function:
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
         *sums, count = tensors
-        return [total / count for total in sums]
+        return [(total / count).to(total.dtype) for total in sums]  # of rank 0 they would become the count's float64
 
     examples = _examples(joint, update)
     results = tuple(Value("gradient", n) for n in update.parameters)

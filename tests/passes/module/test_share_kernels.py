@@ -1,58 +1,49 @@
-"""Kernels that differ only in their offsets become one."""
+"""Kernels that read at so many offsets that they cannot be shared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
+from torch import nn
 
-from irongrad.mlir.walk import inside, parsed
-from irongrad.passes.module.share_kernels import ShareKernels
-from irongrad.pipeline.iree.compile import compile_module
-from irongrad.pipeline.iree.report.kernel_bytes import traffic_of
-from irongrad.targets import parse_target
-from tests.fixtures.module_texts import Written, functions_of
-
-# Two slices of one tensor, and one of another size, each written into the middle of zeros.
-PARTS = """
-func.func @f(%x: tensor<4x9x8xf32>) -> (tensor<4x9x8xf32>, tensor<4x9x8xf32>, tensor<4x9x8xf32>) {
-  %zero = arith.constant 0.0 : f32
-  %empty = tensor.empty() : tensor<4x9x8xf32>
-  %zeros = linalg.fill ins(%zero : f32) outs(%empty : tensor<4x9x8xf32>) -> tensor<4x9x8xf32>
-  %a = tensor.extract_slice %x[0, 1, 2] [4, 5, 3] [1, 1, 1] : tensor<4x9x8xf32> to tensor<4x5x3xf32>
-  %b = tensor.extract_slice %x[0, 3, 4] [4, 5, 3] [1, 1, 1] : tensor<4x9x8xf32> to tensor<4x5x3xf32>
-  %c = tensor.extract_slice %x[0, 3, 4] [4, 4, 3] [1, 1, 1] : tensor<4x9x8xf32> to tensor<4x4x3xf32>
-  %p = tensor.insert_slice %a into %zeros[0, 0, 2] [4, 5, 3] [1, 1, 1] : tensor<4x5x3xf32> into tensor<4x9x8xf32>
-  %q = tensor.insert_slice %b into %zeros[0, 1, 2] [4, 5, 3] [1, 1, 1] : tensor<4x5x3xf32> into tensor<4x9x8xf32>
-  %r = tensor.insert_slice %c into %zeros[0, 1, 2] [4, 4, 3] [1, 1, 1] : tensor<4x4x3xf32> into tensor<4x9x8xf32>
-  return %p, %q, %r : tensor<4x9x8xf32>, tensor<4x9x8xf32>, tensor<4x9x8xf32>
-}
-"""
+import irongrad as ig
+from irongrad.passes.module import share_kernels
+from irongrad.runtime.errors import ArtifactError
 
 
-def _traffic(flow: bytes) -> dict[str, int]:
-    with parsed(flow) as module:
-        return traffic_of(module)
+class Recurrence(nn.Module):
+    """A loop in Python over the columns of `x`, which a trace unrolls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4, 4), 0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.zeros(4)
+        for column in range(x.shape[1]):
+            hidden = torch.tanh(self.weight @ hidden + x[:, column])
+        return hidden
 
 
-def test_the_kernels_of_one_size_are_one_and_compute_the_same(
-    tmp_path: Path, around_pass: Callable[..., list[bytes]]
-) -> None:
-    flows = around_pass(ShareKernels)
-    compiled = compile_module(Written(PARTS), parse_target("llvm-cpu"), tmp_path)
-    before, after = flows
-    assert _kernels(before) - _kernels(after) == 1
-    assert _traffic(before) == _traffic(after)
-    x = np.arange(4 * 9 * 8, dtype=np.float32).reshape(4, 9, 8)
-    p, q, r = (np.zeros_like(x) for _ in range(3))
-    p[:, :5, 2:5], q[:, 1:6, 2:5], r[:, 1:5, 2:5] = x[:, 1:6, 2:5], x[:, 3:8, 4:7], x[:, 3:7, 4:7]
-    loaded = functions_of(compiled.vmfb)
-    for found, expected in zip(loaded.f(x), (p, q, r), strict=True):
-        np.testing.assert_array_equal(found.to_host(), expected)
+def made() -> ig.TrainStep:
+    torch.manual_seed(0)
+    model = Recurrence()
+    inputs = {"x": torch.randn(4, 60), "y": torch.randn(4)}
+    return ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
 
 
-def _kernels(flow: bytes) -> int:
-    with parsed(flow) as module:
-        assert module.operation.verify()
-        return sum(op.name == "flow.executable" for op in inside(module.operation))
+def test_a_long_unrolled_loop_trains_as_eager_does(tmp_path: Path) -> None:
+    step = made()
+    session = ig.compile(step, tmp_path / "step", entry_points=("train_step",)).load()
+    loss = nn.functional.mse_loss(step.model(step.inputs["x"]), step.inputs["y"])
+    found = session.train_step(**{n: t.numpy() for n, t in step.inputs.items()})
+    np.testing.assert_allclose(found, loss.item(), rtol=1e-5)
+
+
+def test_iree_still_limits_constants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share_kernels, "_MOST_NUMBERS", 1000)
+    with pytest.raises(ArtifactError, match="constants exceeds limit of 64"):
+        ig.compile(made(), tmp_path / "step", entry_points=("train_step",), cache=False)

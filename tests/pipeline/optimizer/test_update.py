@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -276,6 +277,15 @@ class Scalars(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.a * x + self.b * self.w
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
+def test_scalar_parameters_are_updated_from_accumulated_gradients(kind: type[optim.Optimizer], tmp_path: Path) -> None:
+    """Their mean gradients keep their dtype, also if nothing else in the update casts them."""
+    model = Scalars()
+    inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 3)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, kind(model.parameters(), lr=0.01), inputs)
+    ig.compile(step, tmp_path / "step", entry_points=("grad_step", "apply_step"), cache=False)
 
 
 def test_scalar_parameters(compiled: Compile) -> None:

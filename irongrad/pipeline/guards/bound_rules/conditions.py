@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,7 +42,12 @@ def _refined(bounds: Known, condition: Any, value: Any, *, holds: bool) -> Inter
     found = bounds.of(value)
     if not isinstance(value, Node) or value.meta["val"].dtype.is_floating_point:
         return found
-    for name, limit in _comparisons(condition, value, holds=holds):
+    return limited(bounds, found, comparisons(condition, value, holds=holds))
+
+
+def limited(bounds: Known, found: Interval, known: Sequence[tuple[str, Any]]) -> Interval:
+    """The part of an interval for which comparisons hold."""
+    for name, limit in known:
         other = bounds.of(limit).whole()
         if (isinstance(limit, Node) and limit.meta["val"].dtype.is_floating_point) or isinstance(limit, float):
             continue
@@ -58,27 +64,28 @@ def clamped_to(found: Interval, low: Any = -INFINITE, high: Any = INFINITE) -> I
     return Interval(intervals.cut_below(found.low, low), intervals.cut_above(found.high, high))
 
 
-def _comparisons(condition: Any, value: Node, *, holds: bool) -> list[tuple[str, Any]]:
+def comparisons(condition: Any, value: Node, *, holds: bool) -> list[tuple[str, Any]]:
     """The comparisons of `value` that are true where `condition` holds, or where it does not."""
     if not isinstance(condition, Node) or not isinstance(condition.target, torch._ops.OpOverload):
         return []
     name, arguments = operator_name(condition), list(condition.args)
     if name in ("logical_not", "bitwise_not"):
-        return _comparisons(arguments[0], value, holds=not holds)
+        return comparisons(arguments[0], value, holds=not holds)
     if name in (("logical_and", "bitwise_and", "mul", "__and__") if holds else ("logical_or", "bitwise_or", "__or__")):
-        return [found for a in arguments[:2] for found in _comparisons(a, value, holds=holds)]
+        return [found for a in arguments[:2] for found in comparisons(a, value, holds=holds)]
     if name in SEES_THROUGH:
-        return _comparisons(arguments[0], value, holds=holds)
+        return comparisons(arguments[0], value, holds=holds)
     if name not in _NEGATED:
         return []
     left, right = arguments[:2]
     name = name if holds else _NEGATED[name]
-    if _plain(left) is _plain(value):
+    if plain(left) is plain(value):
         return [(name, right)]
-    return [(_MIRRORED[name], left)] if _plain(right) is _plain(value) else []
+    return [(_MIRRORED[name], left)] if plain(right) is plain(value) else []
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The node that `value` has its values from."""
     while isinstance(value, Node) and operator_name(value) in SEES_THROUGH:
         value = value.args[0]
     return value
