@@ -39,10 +39,6 @@ _NAMES = r"(?:flow\.executable private|flow\.executable\.export public|func\.fun
 _BEGINNINGS = r"(dispatch\.tensor\.(?:load|store) [^\n]*?)offsets = \[[^]]*\]"
 _DIFFERENT = re.compile(f"{_NAMES}|{_BEGINNINGS}")
 
-# IREE 3.13.0 loads no kernel with over 64 constants: "dispatch requiring 240 constants exceeds limit of 64". A number
-# has 64 bits, and a constant 32. Test: tests/passes/module/test_share_kernels.py::test_iree_still_limits_constants.
-_MOST_NUMBERS = 32
-
 Offsets: TypeAlias = tuple[int, ...]
 
 
@@ -109,14 +105,13 @@ class ShareKernels(ModulePass):
         """Run the pass on one module."""
         same_type = _groups_by(_kernels(module), lambda kernel: kernel.type)
         alike = [kernels for found in same_type for kernels in _groups_by(found, lambda kernel: kernel.kind)]
-        fitting = [kernels for kernels in alike if _numbers_of(kernels) <= _MOST_NUMBERS]
         calls: dict[str, _Call] = {}
-        for kernels in fitting:
+        for kernels in alike:
             calls |= _merged(kernels)
         for operation in list(inside(module.operation)):
             if operation.name == "flow.dispatch" and (call := calls.get(_kernel_of(operation))) is not None:
                 _redirect(operation, call)
-        merged = [kernel for _, *others in fitting for kernel in others]
+        merged = [kernel for _, *others in alike for kernel in others]
         for kernel in merged:
             kernel.executable.erase()
         return PassResult(bool(merged), {"merged": len(merged)})
@@ -141,22 +136,11 @@ def _kernels(module: ir.Module) -> Iterator[_Kernel]:
             yield _Kernel(executable.operation, functions[0], parts)
 
 
-def _varying(kernels: Sequence[_Kernel]) -> list[int]:
-    """The places of the offsets that are not the same in all `kernels`."""
-    return [i for i, same in enumerate(zip(*(k.offsets for k in kernels), strict=True)) if len(set(same)) > 1]
-
-
-def _numbers_of(kernels: Sequence[_Kernel]) -> int:
-    """The number of arguments of a merged kernel that are numbers, not tensors."""
-    tensors = sum("dispatch.tensor" in str(a.type) for a in kernels[0].function.regions[0].blocks[0].arguments)
-    return len(kernels[0].function.regions[0].blocks[0].arguments) - tensors + len(_varying(kernels))
-
-
 def _merged(kernels: Sequence[_Kernel]) -> Mapping[str, _Call]:
     """Make the first of `kernels` compute all of them; return the call for each kernel, by executable."""
     first = kernels[0]
     every = {name_of(kernel.executable): kernel.offsets for kernel in kernels}
-    varying = _varying(kernels)
+    varying = [i for i, values in enumerate(zip(*every.values(), strict=True)) if len(set(values)) > 1]
     block = first.function.regions[0].blocks[0]
     dynamic = {i: block.add_argument(ir.IndexType.get(), first.function.location) for i in varying}
     kind = ir.FunctionType.get([argument.type for argument in block.arguments], [])
