@@ -7,9 +7,10 @@ on the step count.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import unwrap
 from typing import Any
@@ -29,7 +30,7 @@ from irongrad.diagnostics.source_lines import is_user_class, place_of, user_fram
 from irongrad.graph.cleanup import merge_common_subexpressions
 from irongrad.graph.step_graph import StateTensor, Value
 from irongrad.pipeline.capture.capture import StepModule, name_of
-from irongrad.pipeline.capture.hooks import spelled
+from irongrad.pipeline.capture.hooks import spelled, untraceable
 from irongrad.pipeline.capture.side_effects import plain_values_outside
 from irongrad.pipeline.differentiate.differentiate import JointStep
 from irongrad.pipeline.optimizer.branches import along_all_ways
@@ -38,7 +39,7 @@ from irongrad.pipeline.optimizer.repeated_updates import first_alike
 from irongrad.pipeline.optimizer.state import SCALAR_STATE, State, distinct, initial_state
 from irongrad.runtime.errors import CaptureError, InternalError, UserError
 from irongrad.runtime.manifest import Role
-from irongrad.step.borrow import unchanged
+from irongrad.step.borrow import Record, unchanged
 from irongrad.step.hyperparameters import Hyper, groups_of, hyperparameters, with_values
 from irongrad.step.optimizer_slots import Slot, is_foreign, slots_of
 from irongrad.step.train_step import TrainStep
@@ -118,7 +119,7 @@ def trace_update(joint: JointStep) -> Update:
     clips = {
         name: Hyper(name, name, None, -1, float(value))
         for name, value in (("clip_grad_norm", step.clip_grad_norm), ("clip_grad_value", step.clip_grad_value))
-        if value is not None
+        if value is not None and value != math.inf  # which clips nothing
     }
     hypers = [*hypers, *clips.values()]
     fixed = [h for h in hypers if h.structural]
@@ -259,6 +260,8 @@ def _traceable_optimizers() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch("torch.compiler.is_compiling", return_value=True))
+        # A subclass that calls super().step() enters it, for the profiler.
+        stack.enter_context(mock.patch("torch.autograd.profiler.record_function", nullcontext))
         stack.enter_context(mock.patch.object(_adafactor, "min", torch.sym_min, create=True))
         stack.enter_context(mock.patch.object(_adafactor, "max", torch.sym_max, create=True))
         stack.enter_context(mock.patch.object(clip_grad, "float", lambda x: x, create=True))
@@ -474,12 +477,36 @@ def _hooks_of(optimizer: torch.optim.Optimizer) -> list[Callable[..., Any]]:
 def _step_with_hooks(optimizer: torch.optim.Optimizer) -> None:
     """Call the optimizer's step between its hooks, as the wrapper of torch.optim does."""
     for hook in optimizer._optimizer_step_pre_hooks.values():
-        if hook(optimizer, (), {}) is not None:
+        if _called(hook, optimizer) is not None:
             raise CaptureError(f"{spelled(hook)}\n  a pre-hook of {type(optimizer).__name__} changes step's arguments")
     step = type(optimizer).step
     getattr(step, "__wrapped__", step)(optimizer)
     for hook in optimizer._optimizer_step_post_hooks.values():
-        hook(optimizer, (), {})
+        _called(hook, optimizer)
+
+
+def _called(hook: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Any:
+    """Call a hook of an optimizer.
+
+    Raises:
+        CaptureError: it changes a hyperparameter or another Python value.
+    """
+    before, record = [dict(group) for group in optimizer.param_groups], Record([hook])
+    result = hook(optimizer, (), {})
+    what = type(optimizer).__name__
+    for number, (held, group) in enumerate(zip(before, optimizer.param_groups, strict=True)):
+        if changed := [k for k in group if k != "params" and group[k] is not held.get(k)]:
+            raise CaptureError(
+                f"{spelled(hook)}\n  a hook of {what} changes {changed[0]!r} of parameter group {number}, a Python "
+                "value, which would happen once, at capture. Hyperparameters are arguments of the compiled step: "
+                "compute them between steps, and pass them to train_step"
+            )
+    if changed_value := record.changed():
+        raise CaptureError(
+            f"{spelled(hook)}\n  a hook of {what} changes {changed_value}, a Python value, which would happen once, at "
+            "capture. Compute with tensors alone"
+        )
+    return result
 
 
 @contextmanager
@@ -497,17 +524,11 @@ def _without_side_effects(optimizers: Sequence[torch.optim.Optimizer]) -> Iterat
 
 
 def _cannot_be_traced(error: Exception, optimizers: Sequence[torch.optim.Optimizer]) -> CaptureError:
-    reason = str(error).partition("\n")[0] or type(error).__name__
-    if "data-dependent" in reason:
-        reason = "it decides on the value of a tensor or of a counter, which is not known at compile time"
-    if "non-functional tensor" in reason:
-        reason = (
-            "it writes into a tensor that is neither a parameter in the optimizer nor in its state. Write into buffers "
-            "of the model in its forward"
-        )
-    place, what = place_of(error, unwrap(type(optimizers[0]).step)), type(optimizers[0]).__name__
+    reason, what = untraceable(error), type(optimizers[0]).__name__
     if hooks := [h for o in optimizers for h in _hooks_of(o)]:
+        place = place_of(error, hooks[0])
         return CaptureError(f"{place}\n  the hook {spelled(hooks[0])} of {what} cannot be compiled: {reason}")
+    place = place_of(error, unwrap(type(optimizers[0]).step))
     return CaptureError(
         f"{place}\n  {what}.step cannot be compiled: {reason}. Compute with tensors, such as torch.where"
     )
