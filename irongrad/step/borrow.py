@@ -139,10 +139,14 @@ class Record:
 
     def values(self) -> Callable[[], None]:
         """Copy the values of all tensors; return a function that puts them back into the same memory."""
-        memories = {t.untyped_storage()._cdata: t.untyped_storage() for t in self.tensors if _has_memory(t)}
+        tensors = [(t, t.data) for t in self.tensors if _has_memory(t)]
+        memories = {t.untyped_storage()._cdata: t.untyped_storage() for t, _ in tensors}
         copies = [(memory, memory.clone()) for memory in memories.values()]
 
         def put_back() -> None:
+            for tensor, data in tensors:
+                if tensor.untyped_storage()._cdata != data.untyped_storage()._cdata:  # assigned to `.data`
+                    tensor.data = data
             for memory, copy in copies:
                 if memory.nbytes() != copy.nbytes():  # a buffer that the first call of an observer resizes
                     memory.resize_(copy.nbytes())

@@ -399,6 +399,7 @@ def _check_repeatable(step: TrainStep, module: StepModule, inference: Collection
     nodes = hooks.NodeHooks()
 
     def gradients(record: repeatable.Recorder) -> None:
+        module.zero_grad(set_to_none=True)  # also of parameters that no optimizer holds
         for optimizer in step.optimizers:
             optimizer.zero_grad(set_to_none=True)
         with Draws(step.seed, 0), mode(module.model, training=True), BeforeAutograd(eager=True):

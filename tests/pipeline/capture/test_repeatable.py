@@ -222,7 +222,7 @@ def test_what_changes_otherwise_is_refused(number: Callable[[], float]) -> None:
 
 def an_identifier(model, y):
     y = y + 1
-    y = y * (uuid.uuid4().int % 1000)  # drawn
+    y = y * (uuid.uuid4().int % 1000 / 1000)  # drawn
     return y.tanh()
 
 
