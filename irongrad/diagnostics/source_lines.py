@@ -23,6 +23,7 @@ from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.runtime.installed import PACKAGE
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
+_PLACE = re.compile(r"([^\s'\"(]+\.\w+):(\d+)")
 _OURS = tuple(str(Path(p).resolve()) for p in (PACKAGE, Path(torch.__file__).parent))
 _PACKAGES = tuple({sysconfig.get_paths()[k] for k in ("purelib", "platlib")})
 _STANDARD = tuple({sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib")})
@@ -118,6 +119,19 @@ def here(otherwise: str = "(line unknown)") -> str:
         frames.append((path, line, linecache.getline(path, line)))
         frame = frame.f_back
     return _place(frames[::-1]) or otherwise
+
+
+def caller() -> str:
+    """Return the user's line that is running now, also where it only calls IronGrad; empty if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return source_line(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
+
+
+def names_a_line(message: str) -> bool:
+    """Whether a message names a line of a user's file, or of a package that the user calls."""
+    return any(not path.startswith(_OURS) for path, _ in _PLACE.findall(message))
 
 
 def where(thing: object) -> str:

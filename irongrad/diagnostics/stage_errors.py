@@ -8,17 +8,18 @@ from contextlib import contextmanager
 
 from irongrad.diagnostics.advice import refused_at_capture
 from irongrad.diagnostics.capture_errors import by_values
-from irongrad.diagnostics.source_lines import LONGEST, is_user_file, lines_in, source_line
-from irongrad.runtime.errors import CaptureError, InternalError, IronGradError, UnsupportedOpError
+from irongrad.diagnostics.source_lines import LONGEST, is_user_file, lines_in, names_a_line, source_line
+from irongrad.runtime.errors import CaptureError, InternalError, IronGradError, UnsupportedOpError, UserError
 from irongrad.runtime.installed import PACKAGE
 
 
 @contextmanager
-def reported(stage: Callable[[], str]) -> Iterator[None]:
-    """While open, an exception that is no IronGradError becomes one.
+def reported(stage: Callable[[], str], made_at: str = "") -> Iterator[None]:
+    """While open, an exception that is no IronGradError becomes one, and a refusal names a line of the user's.
 
     Args:
         stage: returns what runs, for the message: `the stage 'guards'`.
+        made_at: the user's line that makes the step, for a refusal that knows no better one.
 
     Raises:
         CaptureError: the user's own code raised, or needs values of tensors while it is traced.
@@ -26,11 +27,23 @@ def reported(stage: Callable[[], str]) -> Iterator[None]:
         InternalError: IronGrad, or a library that it called, raised.
     """
     try:
-        yield
+        with refusals_name(made_at):
+            yield
     except IronGradError:
         raise
     except Exception as error:
         raise _described(error, stage()) from error
+
+
+@contextmanager
+def refusals_name(made_at: str) -> Iterator[None]:
+    """While open, a refusal that names no line gets the user's line that makes the step, unless that is empty."""
+    try:
+        yield
+    except UserError as error:
+        if made_at and not names_a_line(str(error)):
+            error.args = (f"{error}\n  in the step that is made at {made_at}",)
+        raise
 
 
 def _described(error: Exception, stage: str) -> IronGradError:

@@ -22,6 +22,7 @@ from irongrad.pipeline.iree.report.statistics import Statistics
 from irongrad.pipeline.options import STAGES, Options
 from irongrad.pipeline.package import Artifact
 from irongrad.runtime.manifest import MemorySpec
+from irongrad.step.train_step import TrainStep
 
 T = TypeVar("T")
 
@@ -97,9 +98,9 @@ class BuildRun:
             raise StoppedEarly
         return result
 
-    def errors(self) -> AbstractContextManager[None]:
+    def errors(self, step: TrainStep) -> AbstractContextManager[None]:
         """While open, an error that no stage expected becomes an IronGradError with the stage and the user's line."""
-        return reported(lambda: f"the stage {self.current!r}")
+        return reported(lambda: f"the stage {self.current!r}", step.made_at)
 
     def note_pass(self, number: int, record: PassRecord, function: Function) -> None:
         """Keep the record of the pass at position `number`, and dump `function` if the pass changed it."""

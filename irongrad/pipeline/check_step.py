@@ -27,6 +27,7 @@ from irongrad.pipeline.front import front
 from irongrad.pipeline.optimizer.update import add_optimizer
 from irongrad.pipeline.uncaptured_operators import probed
 from irongrad.runtime.errors import IronGradError, UserError
+from irongrad.step.borrow import unchanged
 from irongrad.step.train_step import TrainStep
 from irongrad.targets import Target
 
@@ -84,7 +85,8 @@ def check(step: TrainStep, targets: Sequence[Target] = ()) -> Report:
     try:
         return Report(tuple(lowerings(_step_graph(step, targets))), ())
     except IronGradError as error:
-        graph, found = _refused(step, targets)
+        with unchanged((step.model, step.loss, *step.optimizers)):  # a refused forward leaves behind what it has set
+            graph, found = _refused(step, targets)
         if not found and isinstance(error, UserError):
             found = [refusal_of(error)]
         return Report(tuple(lowerings(graph)) if graph is not None else (), tuple(_distinct(found)), error)
@@ -102,7 +104,7 @@ def _step_graph(step: TrainStep, targets: Sequence[Target]) -> StepGraph:
         current[:] = [name]
         return function(*arguments)
 
-    with called_once(step), reported(lambda: f"the stage {current[0]!r}"):
+    with called_once(step), reported(lambda: f"the stage {current[0]!r}", step.made_at):
         graph = front(stage("capture", capture, step), stage)
         describe(graph, None)
         refuse(_float64(graph, targets))

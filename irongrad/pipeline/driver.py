@@ -98,7 +98,7 @@ def build(step: TrainStep, options: Options) -> Build:
     run = BuildRun(options)
     stage = run.stage
     with (
-        run.errors(),
+        run.errors(step),
         tempfile.TemporaryDirectory(prefix="irongrad-") as directory,
         few_collections(),
         # Graphs are interpreted or imported. Generating their Python code would take a tenth of the time for nothing.

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 
 from irongrad.diagnostics.source_lines import is_user_class, is_user_file
 from irongrad.step.train_step import TrainStep
@@ -33,7 +34,7 @@ _FOREIGN = frozenset(sys.stdlib_module_names)
 
 
 @contextmanager
-def borrowed(step: TrainStep, dtype: torch.dtype | None = None) -> Iterator[Record]:
+def borrowed(step: TrainStep, dtype: torch.dtype | None = None, *, in_place: bool = False) -> Iterator[Record]:
     """While open, the step's model, loss and optimizers may be run, trained and changed; on exit they are as before.
 
     Restored are: values, gradients and flags of tensors; attributes, lists, dictionaries and sets that the objects
@@ -43,6 +44,8 @@ def borrowed(step: TrainStep, dtype: torch.dtype | None = None) -> Iterator[Reco
     Args:
         step: the step.
         dtype: the dtype that floating-point tensors have meanwhile; None for their own.
+        in_place: whether tensors keep their memory, and get their values back at the end. Then a NumPy array over it
+            sees what the step does, but no other thread may read it.
 
     Yields:
         What was recorded.
@@ -50,7 +53,7 @@ def borrowed(step: TrainStep, dtype: torch.dtype | None = None) -> Iterator[Reco
     with unchanged((step.model, step.loss, *step.optimizers, step.scaler)) as record:
         for optimizer in step.optimizers if dtype is not None else ():
             _keep_epsilon(optimizer)
-        record.lend_memory(dtype)
+        record.keep_values() if in_place else record.lend_memory(dtype)
         yield record
 
 
@@ -104,13 +107,14 @@ class Record:
     """
 
     def __init__(self, roots: Iterable[object]) -> None:
+        self._roots = tuple(roots)
         self.tensors: list[torch.Tensor] = []
         self.generators: list[Generator] = []
         self._restore: list[Callable[[], object]] = []
-        self._same: list[tuple[str, Callable[[], bool]]] = []
+        self._same: list[tuple[str | Callable[[], str], Callable[[], bool]]] = []
         self._held: list[tuple[Any, Any]] = []
         self._seen: dict[int, object] = {}  # the object keeps its id from being used again
-        waiting = list(roots)
+        waiting = list(self._roots)
         while waiting:
             item = waiting.pop()
             if id(item) not in self._seen:
@@ -126,8 +130,36 @@ class Record:
         """A recorded container, attribute or variable that changed since, in a few words; empty for none."""
         for description, is_same in self._same:
             if not is_same():
-                return description
+                return description() if callable(description) else description
         return ""
+
+    def renewed(self) -> Record:
+        """A record of the same objects as they are now."""
+        return Record(self._roots)
+
+    def values(self) -> Callable[[], None]:
+        """Copy the values of all tensors; return a function that puts them back into the same memory."""
+        tensors = [(t, t.data) for t in self.tensors if _has_memory(t)]
+        memories = {t.untyped_storage()._cdata: t.untyped_storage() for t, _ in tensors}
+        copies = [(memory, memory.clone()) for memory in memories.values()]
+
+        def put_back() -> None:
+            for tensor, data in tensors:
+                if tensor.untyped_storage()._cdata != data.untyped_storage()._cdata:  # assigned to `.data`
+                    tensor.data = data
+            for memory, copy in copies:
+                if memory.nbytes() != copy.nbytes():  # a buffer that the first call of an observer resizes
+                    memory.resize_(copy.nbytes())
+                memory.copy_(copy)
+
+        return put_back
+
+    def keep_values(self) -> None:
+        """Have `restore` put back the values of all tensors, in the memory that they have now."""
+        with torch.no_grad():
+            for tensor in filter(_has_memory, self.tensors):
+                self._restore.append(partial(_put_back, tensor, tensor.data, tensor.grad_dtype))
+        self._restore.append(self.values())
 
     def additions(self) -> list[Addition]:
         """What dictionaries, attributes and sets got since, without changes of what they held."""
@@ -167,7 +199,7 @@ class Record:
             held = dict(item)
             self._held.append((item, held))
             self._restore.append(partial(_refill, item, held))
-            self._same.append(("a dictionary or an attribute", partial(_is_same, item, held)))
+            self._same.append((partial(_changed_entry, item, held), partial(_is_same, item, held)))
             return chain(held.values(), held)
         if isinstance(item, (list, deque, set, bytearray)):
             kept = item.copy()
@@ -192,7 +224,8 @@ class Record:
         self.tensors.append(tensor)
         if tensor.is_leaf:
             self._restore.append(partial(setattr, tensor, "grad", tensor.grad))
-            self._restore.append(partial(tensor.requires_grad_, tensor.requires_grad))
+            if not is_lazy(tensor):
+                self._restore.append(partial(tensor.requires_grad_, tensor.requires_grad))
         hooks = (getattr(tensor, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
         return vars(tensor), *hooks
 
@@ -222,12 +255,12 @@ class Record:
         """A user's class: its methods, and data that they may change, such as a counter."""
         if not is_user_class(cls):
             return ()
-        own = {n: v for n, v in vars(cls).items() if not n.startswith("__")}
+        own = dict(vars(cls))
         for name, value in own.items():
-            if not callable(value) and not hasattr(value, "__get__"):
+            if not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
                 self._restore.append(partial(setattr, cls, name, value))
                 self._same.append((f"{cls.__qualname__}.{name}", partial(_is_attribute, cls, name, value)))
-        return own.values()
+        return [v for n, v in own.items() if not n.startswith("__") or isinstance(v, FunctionType)]
 
     def _of_object(self, item: object) -> Iterable[object]:
         if isinstance(item, random.SystemRandom):  # it draws from the operating system, and has no state
@@ -276,6 +309,12 @@ def _is_same(container: Any, held: Any) -> bool:
     return _parts(container) == _parts(held)
 
 
+def _changed_entry(container: dict[Any, Any], held: dict[Any, Any]) -> str:
+    changed = [k for k in {**held, **container} if container.get(k) is not held.get(k)]
+    key = f" ({changed[0]})" if changed and isinstance(changed[0], str) else ""
+    return f"a dictionary or an attribute{key}"
+
+
 def _is_global(function: FunctionType, name: str, value: object) -> bool:
     return function.__globals__.get(name) is value
 
@@ -320,7 +359,7 @@ _GENERATORS: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], object
 def _has_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor has memory of its own that can be exchanged; a result of a computation is computed again."""
     plain = tensor.layout is torch.strided and tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
-    return plain and tensor.is_leaf and not tensor.is_inference()
+    return plain and tensor.is_leaf and not tensor.is_inference() and not is_lazy(tensor)
 
 
 def _elsewhere(group: list[torch.Tensor], dtype: torch.dtype | None) -> list[torch.Tensor]:

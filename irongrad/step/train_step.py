@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from irongrad.diagnostics.source_lines import where
+from irongrad.diagnostics.source_lines import caller, where
+from irongrad.diagnostics.stage_errors import refusals_name
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import STEPS_DIM, TICKET
 from irongrad.sizes.buckets import Bucket, combinations, smallest
@@ -91,6 +92,11 @@ class TrainStep:
     between: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_made_at", caller())
+        with refusals_name(self.made_at):
+            self._check()
+
+    def _check(self) -> None:
         _check_inputs(self.inputs)
         for name in self.model_inputs or ():
             if name not in self.inputs:
@@ -105,6 +111,11 @@ class TrainStep:
         _check_accumulate(self)
         _check_dynamic(self)
         _check_between(self)
+
+    @property
+    def made_at(self) -> str:
+        """The user's line that made the step; empty if there is none."""
+        return str(vars(self)["_made_at"])
 
     @property
     def bucket_list(self) -> tuple[Bucket, ...]:

@@ -172,3 +172,34 @@ def test_an_error_below_the_users_line_is_internal_and_names_the_line() -> None:
 def test_our_own_errors_pass() -> None:
     with pytest.raises(UserError, match="^as it is$"), reported(lambda: "a test"):
         raise UserError("as it is")
+
+
+def test_a_refusal_without_a_line_names_the_line_that_makes_the_step(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    model.register_buffer("alias", model[0].weight.data)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = ig.TrainStep(model, nn.functional.mse_loss, optimizer, {"x": torch.ones(2, 3), "y": torch.ones(2, 3)})
+    with pytest.raises(CaptureError, match="share memory") as caught:
+        ig.compile(step, tmp_path / "step")
+    assert f"in the step that is made at {HERE}:" in str(caught.value)
+    assert str(check(step).error) == str(caught.value)
+
+
+def test_a_step_that_cannot_be_made_names_its_line() -> None:
+    with pytest.raises(CaptureError, match="holds no parameters") as caught:
+        of(lambda y: y, lambda *_: torch.optim.SGD([{"params": []}], 0.1))
+    assert f"{HERE}:" in str(caught.value)
+
+
+def test_checking_a_step_that_is_refused_leaves_it_as_it_was() -> None:
+    class Keeps(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen = x
+            return super().forward(x)
+
+    model = Keeps(lambda y: y * random.random())
+    step = ig.TrainStep(model, lambda y: y.sum(), torch.optim.SGD(model.parameters(), 0.1), {"x": torch.ones(2, 3)})
+    before = random.getstate()
+    assert check(step).error is not None
+    assert not hasattr(model, "seen")
+    assert random.getstate() == before

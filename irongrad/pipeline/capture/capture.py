@@ -8,9 +8,9 @@ Capture detects both and reports the user's line.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ from irongrad.pipeline.capture.cumulative_averages import cumulative_averages
 from irongrad.pipeline.capture.derivatives import evaluated, recorded_derivatives
 from irongrad.pipeline.capture.function_transforms import expand_transforms
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
-from irongrad.pipeline.capture.modes import mode
+from irongrad.pipeline.capture.modes import compiled_as_plain, inference_as_no_grad, mode
 from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm, recurrent_layers
 from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
@@ -42,7 +42,7 @@ from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.capture.written_windows import as_strided_where_written
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
-from irongrad.step.borrow import borrowed, unchanged
+from irongrad.step.borrow import Record, borrowed, unchanged
 from irongrad.step.train_step import INFERENCE, Call, TrainStep, call_of, micro_batches
 
 
@@ -91,7 +91,26 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
     hooks.refuse_hooks(step)
     module = StepModule(step)
     refuse_sparse(module, step.inputs)
-    _check_repeatable(step, module, inference)
+    _refuse_scripts(step)
+    changes = _check_repeatable(step, module, inference)
+    captured = _captured(step, inference)
+    if changes is not None:
+        raise changes
+    return captured
+
+
+def _refuse_scripts(step: TrainStep) -> None:
+    """Refuse a model with a part that runs no Python."""
+    for path, module in step.model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{source_lines.where(step.model)}: {path or 'the model'} is a {type(module).__name__}, which "
+                "torch.jit.script or torch.jit.trace made. Use the module from which it was made"
+            )
+
+
+def _captured(step: TrainStep, inference: Collection[str]) -> CapturedStep:
+    """Export the step; if a call of it changes attributes, once more while these are watched."""
     try:
         with unchanged((step.model, step.loss)):  # a refused forward leaves behind what it has set
             return _capture(step, inference, watches=False)
@@ -133,19 +152,36 @@ def _capture(step: TrainStep, inference: Collection[str], *, watches: bool) -> C
     return CapturedStep(step, call_of(step), train, evaluation, *predicted)
 
 
-def _check_repeatable(step: TrainStep, module: StepModule, inference: Collection[str]) -> None:
-    """Refuse a step whose training or evaluation changes from run to run; eager's refusals are left to the export."""
+def _check_repeatable(step: TrainStep, module: StepModule, inference: Collection[str]) -> CaptureError | None:
+    """Refuse a step whose training or evaluation changes from run to run; eager's refusals are left to the export.
+
+    Returns:
+        The refusal of a step that changes a Python value and depends on it, if the export does not refuse it.
+    """
     tensors = [*module.parameters(), *module.buffers()]
     if any(is_lazy(t) for t in tensors):  # a run would make another module of a lazy one
-        return
+        return None
     twice = sum(t.numel() for t in tensors) <= repeatable.LARGE
 
-    def train(record: repeatable.Recorder) -> None:
+    def call() -> torch.Tensor:
+        """The loss; buffers that the forward assigns anew are the module's own again."""
+        held = [(m._buffers, dict(m._buffers)) for m in module.modules()]
+        try:
+            loss: torch.Tensor = module(*(t.clone() for t in micro_batches(step.inputs, step.accumulate)[0].values()))
+            return loss
+        finally:
+            for buffers, before in held:
+                buffers.update(before)
+
+    nodes = hooks.NodeHooks()
+
+    def gradients(record: repeatable.Recorder) -> None:
+        module.zero_grad(set_to_none=True)  # also of parameters that no optimizer holds
         for optimizer in step.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        values = [t.clone() for t in micro_batches(step.inputs, step.accumulate)[0].values()]
         with Draws(step.seed, 0), mode(module.model, training=True), BeforeAutograd(eager=True):
-            loss = module(*values)
+            with nodes.watched():
+                loss = call()
             record(loss)
             if not twice:
                 return
@@ -153,8 +189,14 @@ def _check_repeatable(step: TrainStep, module: StepModule, inference: Collection
         for parameter in module.parameters():
             if parameter.grad is not None:
                 record(parameter.grad)
-        for optimizer in step.optimizers:
-            optimizer.step()
+
+    def train(record: repeatable.Recorder) -> None:
+        gradients(record)
+        if twice:
+            for optimizer in step.optimizers:
+                optimizer.step()
+            with Draws(step.seed, 0), mode(module.model, training=True), BeforeAutograd(eager=True):
+                record(call())
 
     def evaluation() -> torch.Tensor:
         with Draws(step.seed, 0), mode(module.model, training=False):
@@ -164,12 +206,20 @@ def _check_repeatable(step: TrainStep, module: StepModule, inference: Collection
     def evaluate(record: repeatable.Recorder) -> None:
         record(evaluated(evaluation))
 
-    programs = {"the training step": train} | ({"the evaluation": evaluate} if inference else {})
-    for what, run in programs.items():
-        program = repeatable.Program(
-            what, step.model, partial(borrowed, step), eager_control_flow()(eager_lstm()(run)), twice
-        )
-        repeatable.refuse_unrepeatable(program)
+    def program(what: str, run: Callable[..., None], again: Callable[..., None] | None = None) -> repeatable.Program:
+        plainly = eager_control_flow()(eager_lstm()(run))
+        plainly_again = eager_control_flow()(eager_lstm()(again)) if again is not None else None
+
+        def lend(in_place: bool) -> AbstractContextManager[Record]:
+            return borrowed(step, in_place=in_place)
+
+        return repeatable.Program(what, step.model, lend, plainly, twice, plainly_again)
+
+    changes = repeatable.refuse_unrepeatable(program("the training step", train, gradients))
+    nodes.refuse()
+    if inference:
+        repeatable.refuse_unrepeatable(program("the evaluation", evaluate))
+    return changes
 
 
 def export(
@@ -207,6 +257,8 @@ def export(
             BeforeAutograd(),
             autograd_functions.kept(),
             hooks.refused_in_forward(),
+            inference_as_no_grad(),
+            compiled_as_plain(),
             known.of_buffers(module),
             ValueFree(module, known),
             kept_decisions(),

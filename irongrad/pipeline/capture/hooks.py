@@ -7,29 +7,37 @@ backward, which AOTAutograd derives on its own; it would be lost, so it is refus
 
 from __future__ import annotations
 
+import gc
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType, FunctionType
 from typing import Any, NoReturn
 from unittest import mock
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import Node
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
-from irongrad.diagnostics.source_lines import is_user_file
+from irongrad.diagnostics.source_lines import is_user_file, source_line, where
 from irongrad.runtime.errors import CaptureError, UserError
 from irongrad.step.borrow import unchanged
 from irongrad.step.train_step import TrainStep
 
 _BACKWARD = {"_backward_hooks": "backward hook", "_backward_pre_hooks": "backward pre-hook"}
 _GLOBAL = {"_global_backward_hooks": "global backward hook", "_global_backward_pre_hooks": "global backward pre-hook"}
+_LOST = "the compiled backward would not call it"
+_WAY_OUT = (
+    "Write what it does in a torch.autograd.Function inside the forward, or as a gradient hook of parameters "
+    "(parameter.register_hook)"
+)
 _OF_ALL_OPTIMIZERS = {"_global_optimizer_pre_hooks": "pre-hook", "_global_optimizer_post_hooks": "post-hook"}
 
 
@@ -46,8 +54,32 @@ def spelled(hook: Callable[..., Any]) -> str:
         else:
             break
     code = getattr(function, "__code__", None) or getattr(vars(type(function)).get("__call__"), "__code__", None)
+    if code is not None and not is_user_file(code.co_filename) and (inner := _users_function(function)):
+        function, code = inner, inner.__code__  # a library wraps the user's hook, as register_multi_grad_hook does
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{code.co_filename}:{code.co_firstlineno}: {name}" if code is not None else name
+
+
+def _users_function(function: Any) -> FunctionType | None:
+    """The user's own function among the variables of a library's function."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # a variable without a value yet
+            if isinstance(cell.cell_contents, FunctionType) and is_user_file(cell.cell_contents.__code__.co_filename):
+                return cell.cell_contents
+    return None
+
+
+def untraceable(error: Exception) -> str:
+    """Why a hook, or an optimizer's code, cannot be traced, in the words of an error; the first line of others."""
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    if "data-dependent" in reason:
+        return "it decides on the value of a tensor or of a counter, which is not known at compile time"
+    if "non-functional tensor" in str(error):
+        return (
+            "it writes into a tensor that is neither a parameter in the optimizer nor in its state. Write into buffers "
+            "of the model in its forward"
+        )
+    return reason
 
 
 def refuse_hooks(step: TrainStep) -> None:
@@ -65,6 +97,9 @@ def refuse_hooks(step: TrainStep) -> None:
             for attribute, kind in _BACKWARD.items():
                 for hook in getattr(submodule, attribute).values():
                     _refuse(hook, f"{kind} of {place}")
+    _refuse_accumulators(step)
+    for optimizer in step.optimizers:
+        _refuse_own_step(optimizer)
     for attribute, kind in _GLOBAL.items():
         for hook in getattr(torch_module, attribute).values():
             _refuse(hook, f"{kind} of all modules")
@@ -73,12 +108,22 @@ def refuse_hooks(step: TrainStep) -> None:
             _refuse(hook, f"{kind} of all optimizers")
 
 
+def _refuse_own_step(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose `step` the user has replaced; a scheduler's wrapper around it only counts."""
+    own = vars(optimizer).get("step")
+    if own is None:
+        return
+    function = getattr(inspect.unwrap(own), "__func__", inspect.unwrap(own))
+    if is_user_file(getattr(function, "__code__", _unknown.__code__).co_filename):
+        name = type(optimizer).__name__
+        raise CaptureError(
+            f"{spelled(own)}\n  the step of this {name} is replaced by another function, which a compiled update does "
+            f"not call. Write it as a subclass of {name}, or as a hook (optimizer.register_step_pre_hook)"
+        )
+
+
 def _refuse(hook: Callable[..., Any], what: str) -> NoReturn:
-    raise CaptureError(
-        f"{spelled(hook)}\n  a {what} cannot be compiled: the compiled backward would not call it. Write what it "
-        "does in a torch.autograd.Function inside the forward, or as a gradient hook of parameters "
-        "(parameter.register_hook)"
-    )
+    raise CaptureError(f"{spelled(hook)}\n  a {what} cannot be compiled: {_LOST}. {_WAY_OUT}")
 
 
 @contextmanager
@@ -88,19 +133,76 @@ def refused_in_forward() -> Iterator[None]:
     def register(tensor: torch.Tensor, hook: Callable[..., Any]) -> NoReturn:
         _refuse(hook, "gradient hook of a tensor inside the forward")
 
-    enter = saved_tensors_hooks.__enter__
+    push = torch._C._autograd._push_saved_tensors_default_hooks
 
-    def checked(self: Any) -> None:
-        for hook in (self.pack_hook, self.unpack_hook):
+    def checked(*hooks: Callable[..., Any]) -> None:
+        for hook in hooks:
             if is_user_file(getattr(hook, "__code__", _unknown.__code__).co_filename):
                 _refuse(hook, "saved-tensors hook")
-        enter(self)
+        push(*hooks)
 
     with (
         mock.patch.object(torch.Tensor, "register_hook", register),
-        mock.patch.object(saved_tensors_hooks, "__enter__", checked),
+        mock.patch.object(torch.Tensor, "retain_grad", _keep_nothing),
+        mock.patch.object(torch._C._autograd, "_push_saved_tensors_default_hooks", checked),
     ):
         yield
+
+
+def _keep_nothing(tensor: torch.Tensor) -> None:
+    """Stands for `retain_grad`, which only keeps a gradient for Python to read later."""
+
+
+class NodeHooks:
+    """Finds a hook that the forward puts on a node of autograd's graph (`tensor.grad_fn`), which no tensor shows."""
+
+    def __init__(self) -> None:
+        self._place = ""
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While open, note a call that registers such a hook in this thread."""
+        outer = sys.getprofile()
+        sys.setprofile(self._seen)
+        try:
+            yield
+        finally:
+            sys.setprofile(outer)
+
+    def _seen(self, frame: FrameType, event: str, called: Any) -> None:
+        if event != "c_call" or getattr(called, "__name__", "") not in ("register_hook", "register_prehook"):
+            return
+        path, is_node = frame.f_code.co_filename, isinstance(getattr(called, "__self__", None), Node)
+        if is_node and is_user_file(path) and not self._place:
+            self._place = source_line(path, frame.f_lineno)
+
+    def refuse(self) -> None:
+        """Refuse the hook, if there is one.
+
+        Raises:
+            CaptureError: with the line that registers it.
+        """
+        if self._place:
+            raise CaptureError(
+                f"{self._place}\n  a hook of an autograd node (grad_fn) cannot be compiled: {_LOST}. {_WAY_OUT}"
+            )
+
+
+def _refuse_accumulators(step: TrainStep) -> None:
+    """Refuse nodes that accumulate a parameter's gradient, if Python holds them: they may have hooks, as in DDP."""
+    # register_multi_grad_hook holds such nodes, too; it is refused as a hook of the parameters.
+    known = {id(p): name for name, p in step.model.named_parameters() if not p._backward_hooks}
+    if exempt := gc.get_freeze_count():  # objects that the collector leaves out are not listed either
+        gc.unfreeze()
+    nodes = [item for item in gc.get_objects() if type(item).__name__ == "AccumulateGrad"]
+    if exempt:
+        gc.freeze()
+    held = [known[id(n.variable)] for n in nodes if id(getattr(n, "variable", None)) in known]
+    if held:
+        raise CaptureError(
+            f"{where(step.model)}\n  a Python object holds the node that accumulates the gradient of {held[0]!r} "
+            f"(AccumulateGrad). A hook on it cannot be compiled: {_LOST}. {_WAY_OUT}. Without a hook, hold no such node"
+        )
 
 
 def _unknown() -> None:
@@ -146,17 +248,18 @@ def _traced(
     name: str, parameter: nn.Parameter, before: Sequence[Callable[..., Any]], after: Sequence[Callable[..., Any]]
 ) -> GradientHook:
     def run(gradient: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
+        gradient, value = gradient.clone(), value.clone()  # a hook may write into them
         for hook in before:
             changed = hook(gradient)
             gradient = gradient if changed is None else changed
         if not after:
-            return [gradient]
+            return [gradient, value]
         value.grad = gradient.clone()
         for hook in after:
             hook(value)
         if value.grad is None:
             _refuse(after[-1], f"post-accumulate hook of the parameter {name!r} that drops the gradient")
-        return [value.grad]
+        return [value.grad, value]
 
     hooks = [*before, *after]
     what = f"gradient hook of the parameter {name!r}"
@@ -169,9 +272,27 @@ def _traced(
             if changed := record.changed():
                 raise CaptureError(f"it changes {changed}, a Python value, which would happen once, at capture")
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        if isinstance(error, UserError) and "cannot be compiled" in reason:
+        if isinstance(error, UserError) and "cannot be compiled" in str(error):
             raise
-        raise CaptureError(f"{spelled(hooks[0])}\n  the {what} cannot be compiled: {reason}") from error
+        raise CaptureError(f"{spelled(hooks[0])}\n  the {what} cannot be compiled: {untraceable(error)}") from error
+    _keep_gradient(graph, hooks[-1], what)
     constants = {str(n.target): getattr(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"}
     return GradientHook(graph, constants)
+
+
+def _keep_gradient(graph: GraphModule, hook: Callable[..., Any], what: str) -> None:
+    """Leave only the gradient among the results of a traced hook, which returns the parameter, too.
+
+    Raises:
+        CaptureError: the hook changes the parameter.
+    """
+    output = graph.graph.output_node()
+    gradient, value = output.args[0]
+    if value.target is not torch.ops.aten.clone.default or value.args[0].op != "placeholder":
+        raise CaptureError(
+            f"{spelled(hook)}\n  the {what} cannot be compiled: it writes into the parameter. A step has one update, "
+            "after the whole backward: give the optimizer to TrainStep, and change only the gradient here"
+        )
+    output.args = ([gradient],)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()

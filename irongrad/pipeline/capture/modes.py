@@ -1,13 +1,16 @@
-"""Training and evaluation mode of a module, for the time of a run."""
+"""Training and evaluation mode of a module for the time of a run, and modes that a trace replaces."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
+import torch
 from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
 
 
 @contextmanager
@@ -44,3 +47,31 @@ def _set_mode_of(module: nn.Module, mode: bool) -> None:
         module.train(mode)
     else:
         _set_mode(module, mode)
+
+
+@contextmanager
+def inference_as_no_grad() -> Iterator[None]:
+    """While open, `torch.inference_mode` is `torch.no_grad`: torch 2.13's export loses the former."""
+    before: list[bool] = []
+
+    def enter(context: Any) -> None:
+        before.append(torch.is_grad_enabled())
+        torch.set_grad_enabled(before[-1] and not context.mode)
+
+    def leave(context: object, *error: object) -> None:
+        torch.set_grad_enabled(before.pop())
+
+    kind = torch.inference_mode
+    with mock.patch.object(kind, "__enter__", enter), mock.patch.object(kind, "__exit__", leave):
+        yield
+
+
+@contextmanager
+def compiled_as_plain() -> Iterator[None]:
+    """While open, a module that `torch.compile` wraps runs as it is."""
+
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        return module._orig_mod(*args, **kwargs)
+
+    with mock.patch.object(OptimizedModule, "__call__", call):
+        yield

@@ -10,24 +10,22 @@ from __future__ import annotations
 import pickle
 import random
 import sys
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 
 from irongrad.diagnostics.source_lines import is_of_a_model, is_standard_file, is_user_file, source_line, where
+from irongrad.pipeline.capture import later as clocks
 from irongrad.runtime.errors import CaptureError
 from irongrad.step.borrow import Generator, Record, state_of
 
-# Takes a value of a run: the loss first, then gradients.
+# Takes a value of a run: the loss first, then gradients, and the loss of the next step at the end.
 Recorder = Callable[[torch.Tensor], None]
 
 # A step with more elements than this in its state runs once, and again only if it drew a number.
@@ -35,15 +33,24 @@ LARGE = 10_000_000
 
 _LOSS_ULPS = 64  # another alignment of memory may select other kernels, which round differently
 _GRADIENTS = 1e-2  # of the largest element: a gradient may be zero but for rounding
+_LATER_LOSSES = 1e-4  # the update before it amplifies the rounding of gradients
 
 _PYTHON: Any = random.random
 _NUMPY: Any = np.random.random_sample
 # The generators behind the functions of the modules `random` and `numpy.random`.
 _GLOBAL = {id(_PYTHON.__self__): "Python's random module", id(_NUMPY.__self__): "NumPy's global generator"}
 
-_CLOCKS = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
 _SEED = 0x1D0C5EED
-_LATER = 12_345.678  # seconds: other minutes and hours, too
+
+# Functions of C that give another result in every run, by name and module.
+_SOURCES = frozenset(
+    {("urandom", "posix"), ("urandom", "nt"), ("getrandom", "posix"), ("getpid", "posix")}
+    | {(n, "time") for n in ("time", "monotonic", "perf_counter", "process_time", "thread_time")}
+    | {(f"{n}_ns", "time") for n in ("time", "monotonic", "perf_counter", "process_time", "thread_time")}
+    | {(n, "time") for n in ("localtime", "gmtime", "ctime", "strftime", "asctime")}
+    | {(n, None) for n in ("now", "utcnow", "today")}
+    | {("id", "builtins")}
+)
 
 
 @dataclass(frozen=True)
@@ -53,31 +60,38 @@ class Program:
     Attributes:
         what: what it is, for a message: `the step`, `the evaluation`.
         thing: the module or function whose line stands for it.
-        lend: while open, the program may run, and on exit everything is as before.
+        lend: while open, the program may run, and on exit everything is as before; says whether tensors keep their
+            memory meanwhile.
         run: runs it, and hands every value that must not differ to a recorder.
         twice: whether it runs a second time although it drew no number.
+        again: its first values once more, right after the second run, from the same tensors but with all else as that
+            run left it; None for no such run.
     """
 
     what: str
     thing: object
-    lend: Callable[[], AbstractContextManager[Record]]
+    lend: Callable[[bool], AbstractContextManager[Record]]
     run: Callable[[Recorder], None]
     twice: bool = True
+    again: Callable[[Recorder], None] | None = None
 
 
-def refuse_unrepeatable(program: Program) -> None:
+def refuse_unrepeatable(program: Program) -> CaptureError | None:
     """Refuse a program whose result depends on more than its state, its inputs and PyTorch's random numbers.
 
     A run ends at its first error, about which the export says more.
 
+    Returns:
+        The refusal of a program that changes a Python value and depends on it. The export may know its line.
+
     Raises:
         CaptureError: the program draws numbers outside of PyTorch, with the line that does; or two runs differ.
     """
-    first = _run(program, later=False)
+    first = _run(program, later=False, in_place=True)
     drawn = {key for key in first.before if first.before[key] != first.after[key]}
     if not drawn and not program.twice:
-        return
-    second = _run(program, reseeded=drawn)
+        return None
+    second = _run(program, reseeded=drawn, again=True)
     # A program that seeds a generator itself ends in the same state, from whichever state it began.
     if left := [key for key in drawn if first.after[key] != second.after.get(key)]:
         raise CaptureError(_drawn(program, left))
@@ -85,11 +99,20 @@ def refuse_unrepeatable(program: Program) -> None:
         if drawn:
             raise CaptureError(_drawn(program, drawn))
         raise CaptureError(
-            f"{where(program.thing)}\n  two eager runs of {program.what} from the same state, on the same inputs and "
-            f"with the same seed differ: {difference}. It depends on something that a compiled step would keep for "
-            "ever: the time, random numbers of the operating system (os.urandom, uuid, secrets), an id, or a counter "
-            "outside of the model. Pass it as an input of the step, or draw it with torch.rand"
+            f"{_source(program) or where(program.thing)}\n  two eager runs of {program.what} from the same state, on "
+            f"the same inputs and with the same seed differ: {difference}. It depends on something that a compiled "
+            "step would keep for ever: the time, random numbers of the operating system (os.urandom, uuid, secrets), "
+            "an id, a counter outside of the model, or a NumPy array over the memory of a parameter. Pass it as an "
+            "input of the step, or draw it with torch.rand"
         )
+    if difference := _difference(second.values, second.again):
+        return CaptureError(
+            f"{where(program.thing)}\n  {program.what} changes a Python value and depends on it"
+            f"{second.changed and f' ({second.changed})'}: {difference}, in two runs one after the other from the same "
+            "tensors. A compiled step would keep the value for ever. Keep it in a buffer (self.register_buffer) and "
+            "update it in place, or pass it as an input of the step"
+        )
+    return None
 
 
 @dataclass(frozen=True)
@@ -100,39 +123,52 @@ class _Run:
         values: what it recorded.
         before: the state of each random generator before the run, by the generator's id.
         after: the same after the run.
+        again: the first values of a run right after it, if there was one.
+        changed: a container, an attribute or a variable that this run changed.
     """
 
     values: list[torch.Tensor]
     before: dict[int, bytes]
     after: dict[int, bytes]
+    again: list[torch.Tensor] = field(default_factory=list)
+    changed: str = ""
 
 
-def _run(program: Program, reseeded: Collection[int] = (), watch: _Watch | None = None, *, later: bool = True) -> _Run:
-    """Run a program; the generators in `reseeded` start from another state, and the clock may be later."""
+def _run(
+    program: Program,
+    reseeded: Collection[int] = (),
+    watch: _Watch | _Calls | None = None,
+    *,
+    later: bool = True,
+    again: bool = False,
+    in_place: bool = False,
+) -> _Run:
+    """Run a program; the generators in `reseeded` start from another state, and the clock may be later.
+
+    Tensors have other memory meanwhile, unless the run is `in_place`. So memory that the step sees otherwise, such as
+    that of a NumPy array, differs between two runs.
+    """
     values: list[torch.Tensor] = []
-    with program.lend() as record, warnings.catch_warnings(), _later() if later else nullcontext():
+    repeated: list[torch.Tensor] = []
+    changed = ""
+    with program.lend(in_place) as record, warnings.catch_warnings(), clocks.later() if later else nullcontext():
         warnings.simplefilter("ignore")
         generators = _generators(record)
         for key in reseeded:
             _reseed(generators[key])
-        before = _states(generators)
+        before, put_back = _states(generators), record.values()
         with suppress(Exception), watch.over(generators) if watch is not None else nullcontext():
             program.run(lambda tensor: values.append(tensor.detach().clone()))
-        return _Run(values, before, _states(generators))
-
-
-@contextmanager
-def _later() -> Iterator[None]:
-    """While open, the clocks of the module `time` show a later time."""
-    with ExitStack() as stack:
-        for name in _CLOCKS:
-            shift = int(_LATER * 1e9) if name.endswith("_ns") else _LATER
-            stack.enter_context(mock.patch.object(time, name, partial(_shifted, getattr(time, name), shift)))
-        yield
-
-
-def _shifted(clock: Callable[[], float], shift: float) -> float:
-    return clock() + shift
+        after = _states(generators)
+        if again and program.again is not None:
+            put_back()
+            for key in reseeded:
+                _reseed(generators[key])
+            latest = record.renewed()
+            with suppress(Exception):
+                program.again(lambda tensor: repeated.append(tensor.detach().clone()))
+            changed = latest.changed()
+        return _Run(values, before, after, repeated, changed)
 
 
 def _generators(record: Record) -> dict[int, Generator]:
@@ -161,8 +197,14 @@ def _difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> str:
     """
     for number, (a, b) in enumerate(zip(one, other, strict=False)):
         eps = torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
-        if _differ(a, b, _GRADIENTS if number else _LOSS_ULPS * eps):
-            return "a gradient" if number else f"the loss is {_number(a)} and {_number(b)}"
+        if number == 0:
+            share, what = _LOSS_ULPS * eps, f"the loss is {_number(a)} and {_number(b)}"
+        elif a.ndim == 0 and number == len(one) - 1:
+            share, what = _LATER_LOSSES, f"the loss of the second step is {_number(a)} and {_number(b)}"
+        else:
+            share, what = _GRADIENTS, "a gradient"
+        if _differ(a, b, share):
+            return what
     return ""
 
 
@@ -190,6 +232,45 @@ def _drawn(program: Program, drawn: Collection[int]) -> str:
         "repeat the one number of its capture for ever. Draw it with torch.rand, torch.randn or torch.randint, which "
         "a compiled step draws anew in every call, or pass it as an input of the step"
     )
+
+
+def _source(program: Program) -> str:
+    """Run a program once more, and say which line calls a function that gives another result in every run."""
+    watch = _Calls()
+    _run(program, watch=watch, later=False)
+    return watch.place
+
+
+class _Calls:
+    """Finds the first call of a function in `_SOURCES` from the user's code, or from a library that it calls.
+
+    Attributes:
+        place: `file:line: source` of the user's line; empty if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.place = ""
+
+    @contextmanager
+    def over(self, generators: object) -> Iterator[None]:
+        """While open, watch this thread."""
+        outer = sys.getprofile()
+        sys.setprofile(self._seen)
+        try:
+            yield
+        finally:
+            sys.setprofile(outer)
+
+    def _seen(self, frame: FrameType, event: str, called: Any) -> None:
+        if event != "c_call" or self.place:
+            return
+        name, module = getattr(called, "__name__", ""), getattr(called, "__module__", None)
+        caller: FrameType | None = frame
+        if name != "id":  # libraries call it for nothing that matters
+            while caller is not None and is_standard_file(caller.f_code.co_filename):
+                caller = caller.f_back
+        if (name, module) in _SOURCES and caller is not None and is_user_file(caller.f_code.co_filename):
+            self.place = source_line(caller.f_code.co_filename, caller.f_lineno)
 
 
 class _Watch:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from types import FunctionType
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -52,12 +54,13 @@ def refused(module: nn.Module, use: StateUse) -> Iterator[None]:
 
     def record(module: nn.Module, inputs: object) -> None:
         before.append(_python_state(module))
-        attributes.start(module)
+        attributes.start(_owners(module, _reached(module)[1]).values())
 
     def compare(module: nn.Module, inputs: object, output: object) -> None:
         _check_unchanged(module, before.pop(), attributes, use)
 
-    with around_calls(module, record, compare), attributes.watched(module) if use.watches else nullcontext():
+    watched = attributes.watched(_owners(module, _reached(module)[1]).values())
+    with around_calls(module, record, compare), watched if use.watches else nullcontext():
         yield
 
 
@@ -112,43 +115,63 @@ def assignments_as_updates(module: nn.Module) -> Iterator[None]:
 def _python_state(module: nn.Module) -> _Snapshot:
     """Plain values that the user's forwards could change: attributes, globals and variables of enclosing functions."""
     state: _Snapshot = {}
-    for path, submodule in module.named_modules():
-        if is_user_class(type(submodule)):
-            names = [n for n in vars(submodule) if n not in _INTERNAL]
-            state |= {(path, n): _fingerprint(vars(submodule)[n]) for n in names}
-    for function in _functions(module):
-        outside = _outer_values(function).items()
-        state |= {(where(function), n): _fingerprint(v) for n, v in outside if isinstance(v, _PLAIN)}
+    functions, objects = _reached(module)
+    for path, owner in _owners(module, objects).items():
+        if is_user_class(type(owner)):
+            names = [n for n in vars(owner) if n not in _INTERNAL]
+            state |= {(path, n): _fingerprint(vars(owner)[n]) for n in names}
+        elif type(owner).__module__.startswith("torch."):  # a layer whose settings a forward may change
+            plain = {n: v for n, v in vars(owner).items() if n not in _INTERNAL and isinstance(v, _NUMBERS)}
+            state |= {(path, n): _fingerprint(v) for n, v in plain.items()}
+    for function in functions:
+        state |= {(where(function), n): _fingerprint(v) for n, v in _outside(function)}
     return state
+
+
+def _owners(module: nn.Module, objects: Iterable[object]) -> dict[str, Any]:
+    """What has attributes that a call may change, by a path: the submodules, and other objects of the user's."""
+    own = {f"<{type(o).__qualname__} {number}>": o for number, o in enumerate(objects)}
+    return {**dict(module.named_modules()), **own}
+
+
+def _outside(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """Plain values outside of a function that it names, those of the user's classes among them."""
+    for name, value in _outer_values(function).items():
+        if isinstance(value, _PLAIN):
+            yield name, value
+        elif isinstance(value, type) and is_user_class(value):
+            own = {n: v for n, v in vars(value).items() if isinstance(v, _PLAIN) and not n.startswith("__")}
+            yield from ((f"{name}.{n}", v) for n, v in own.items())
 
 
 def _check_unchanged(module: nn.Module, before: _Snapshot, attributes: Attributes, use: StateUse) -> None:
     after = _python_state(module)
-    modules = dict(module.named_modules())
+    owners = _owners(module, _reached(module)[1])
     for path, name in after:
         if (path, name) in before and before[path, name] == after[path, name]:
             continue
-        line = _line_that_changes(name, module)
-        if path in modules and attributes.is_only_set(modules[path], name):
-            attributes.put_back(modules[path], name)
+        line = _line_that_changes(name.rpartition(".")[2], module)
+        if path in owners and attributes.is_only_set(owners[path], name):
+            attributes.put_back(owners[path], name)
             use.dropped[path, name] = line
         else:
-            raise _changes(line, f"self.{name}" if path in modules else name, of_module=path in modules, use=use)
-    names = {id(m): path for path, m in modules.items()}
+            raise _changes(line, f"self.{name}" if path in owners else name, of_owner=path in owners, use=use)
+    names = {id(m): path for path, m in owners.items()}
     use.read.update((names[number], name) for number, name in attributes.read() if number in names)
     for path, name in use.dropped.keys() & use.read:
-        raise _changes(use.dropped[path, name], f"self.{name}", of_module=True, use=use)
+        raise _changes(use.dropped[path, name], f"self.{name}", of_owner=True, use=use)
 
 
-def _changes(line: str, spelled: str, *, of_module: bool, use: StateUse) -> CaptureError:
-    kind = ChangedAttributeError if of_module and not use.watches else CaptureError
+def _changes(line: str, spelled: str, *, of_owner: bool, use: StateUse) -> CaptureError:
+    kind = ChangedAttributeError if of_owner and not use.watches else CaptureError
     return kind(
         f"{line}: running the step changes {spelled}, a Python value. That would happen once, at capture, and in no "
         "compiled step. Keep such state in a buffer (self.register_buffer) and update it in place, or return it"
     )
 
 
-_PLAIN = (bool, int, float, str, list, dict, set)
+_NUMBERS = (bool, int, float, str, type(None))
+_PLAIN = (bool, int, float, str, list, dict, set, deque)
 
 
 def _fingerprint(value: object, depth: int = 0) -> object:
@@ -159,7 +182,7 @@ def _fingerprint(value: object, depth: int = 0) -> object:
     if isinstance(value, dict):
         pairs = [(k, v) for k, v in dict.items(value) if not _is_of_a_trace(k)]
         return (len(pairs), [(repr(k)[:_WIDTH], _fingerprint(v, depth + 1)) for k, v in pairs[:_WIDTH]])
-    if isinstance(value, (list, tuple, set)):
+    if isinstance(value, (list, tuple, set, deque)):
         items = [*iter(value)]  # not by len(), which a subclass may forbid
         return (len(items), [_fingerprint(v, depth + 1) for v in items[:_WIDTH]])
     if not isinstance(value, nn.Module) and is_user_class(type(value)):
@@ -182,22 +205,41 @@ def plain_values_outside(function: Callable[..., Any]) -> dict[str, object]:
 
 def _functions(module: nn.Module) -> list[FunctionType]:
     """The user's functions that a call of `module` may run: methods, hooks, the loss, and functions that they name."""
-    found: dict[int, FunctionType] = {}
+    return _reached(module)[0]
+
+
+def _reached(module: nn.Module) -> tuple[list[FunctionType], list[object]]:
+    """The user's functions that a call of `module` may run, and objects of the user's classes that these may change."""
+    functions: dict[int, FunctionType] = {}
+    objects: dict[int, object] = {}
     queue: list[object] = []
     for submodule in module.modules():
-        queue += [submodule._forward_pre_hooks.values(), submodule._forward_hooks.values()]
-        queue.append(vars(submodule).get("_loss"))
+        queue += [*submodule._forward_pre_hooks.values(), *submodule._forward_hooks.values()]
+        queue += [v for v in vars(submodule).values() if callable(v) and not isinstance(v, type)]
         queue += [f for n, f in vars(type(submodule)).items() if n != "__init__"]
     while queue:
         item = queue.pop()
-        if isinstance(item, FunctionType):
+        if isinstance(item, MethodType):
+            queue += [item.__self__, item.__func__]
+        elif isinstance(item, partial):
+            queue += [item.func, *item.args, *item.keywords.values()]
+        elif isinstance(item, FunctionType):
             function = inspect.unwrap(item)
-            if id(function) not in found and is_user_file(function.__code__.co_filename):
-                found[id(function)] = function
+            if not isinstance(function, FunctionType):  # torch.compile wraps modules so
+                queue.append(function)
+            elif id(function) not in functions and is_user_file(function.__code__.co_filename):
+                functions[id(function)] = function
                 queue += _outer_values(function).values()
-        elif isinstance(item, type({}.values())):
-            queue += item
-    return list(found.values())
+        elif _has_attributes(item) and id(item) not in objects:
+            objects[id(item)] = item
+            queue += [f for n, f in vars(type(item)).items() if n != "__init__" and isinstance(f, FunctionType)]
+    return list(functions.values()), list(objects.values())
+
+
+def _has_attributes(item: object) -> bool:
+    """Whether an object of the user's own class keeps its state in attributes, which only its methods change."""
+    foreign = isinstance(item, (type, nn.Module, torch.Tensor, torch.optim.Optimizer))
+    return not foreign and is_user_class(type(item)) and hasattr(item, "__dict__")
 
 
 def _outer_values(function: FunctionType) -> dict[str, object]:

@@ -23,8 +23,9 @@ import irongrad.pipeline.capture.fake_shapes  # noqa: F401 (registers them)
 from irongrad.diagnostics.source_lines import here
 from irongrad.operators.decompositions.scatter import put_by_mask
 from irongrad.pipeline.capture import data_attribute
+from irongrad.pipeline.capture.held_tensors import HeldTensors
 from irongrad.pipeline.capture.known_values import KnownValues
-from irongrad.runtime.errors import UnsupportedOpError
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.sizes.symbols import has_symbols
 
 _INDEXED = (Tensor.__getitem__, Tensor.__setitem__)
@@ -42,6 +43,7 @@ class ValueFree(TorchFunctionMode):
     def __init__(self, module: nn.Module | None = None, known: KnownValues | None = None) -> None:
         super().__init__()
         self._known = known
+        self._held = HeldTensors(module) if module is not None else None
         self._replaced: dict[object, Callable[..., Any]] = {
             **_REPLACED,
             Tensor.data.__set__: partial(data_attribute.assign, module),
@@ -66,6 +68,8 @@ class ValueFree(TorchFunctionMode):
         known = self._known
         if known is None or torch.compiler.is_dynamo_compiling():  # Dynamo traces this function, too
             return self._called(func, args, kwargs)
+        if self._held is not None:
+            args, kwargs = self._held.exchanged(args, kwargs)
         if (answer := known.answer(func, args, kwargs)) is not NotImplemented:
             return answer
         if func in _INDEXED:
@@ -88,6 +92,17 @@ def _replaces(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], 
         return replacement
 
     return register
+
+
+@_replaces(Tensor.requires_grad_, Tensor.requires_grad.__set__)
+def _requires_grad(input: Tensor, requires_grad: bool = True) -> object:
+    """Refuse to freeze or unfreeze a parameter while the step runs: it would happen once, at capture."""
+    if isinstance(input, nn.Parameter) and input.requires_grad != requires_grad:
+        raise CaptureError(
+            f"{here()}\n  the forward changes requires_grad of a parameter, which a compiled step cannot do. Change it "
+            "before compiling, once, or use tensor.detach()"
+        )
+    return NotImplemented
 
 
 @_replaces(torch.narrow, Tensor.narrow)

@@ -11,6 +11,7 @@ import torch
 from irongrad.pipeline.capture.hooks import spelled
 from irongrad.pipeline.capture.side_effects import plain_values_outside
 from irongrad.runtime.errors import CaptureError
+from irongrad.step.borrow import Record
 from irongrad.step.train_step import TrainStep
 
 
@@ -35,12 +36,36 @@ def hooks_of(optimizer: torch.optim.Optimizer) -> list[Callable[..., Any]]:
 def step_with_hooks(optimizer: torch.optim.Optimizer) -> None:
     """Call the optimizer's step between its hooks, as the wrapper of torch.optim does."""
     for hook in optimizer._optimizer_step_pre_hooks.values():
-        if hook(optimizer, (), {}) is not None:
+        if _called(hook, optimizer) is not None:
             raise CaptureError(f"{spelled(hook)}\n  a pre-hook of {type(optimizer).__name__} changes step's arguments")
     step = type(optimizer).step
     getattr(step, "__wrapped__", step)(optimizer)
     for hook in optimizer._optimizer_step_post_hooks.values():
-        hook(optimizer, (), {})
+        _called(hook, optimizer)
+
+
+def _called(hook: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Any:
+    """Call a hook of an optimizer.
+
+    Raises:
+        CaptureError: it changes a hyperparameter or another Python value.
+    """
+    before, record = [dict(group) for group in optimizer.param_groups], Record([hook])
+    result = hook(optimizer, (), {})
+    what = type(optimizer).__name__
+    for number, (held, group) in enumerate(zip(before, optimizer.param_groups, strict=True)):
+        if changed := [k for k in group if k != "params" and group[k] is not held.get(k)]:
+            raise CaptureError(
+                f"{spelled(hook)}\n  a hook of {what} changes {changed[0]!r} of parameter group {number}, a Python "
+                "value, which would happen once, at capture. Hyperparameters are arguments of the compiled step: "
+                "compute them between steps, and pass them to train_step"
+            )
+    if changed_value := record.changed():
+        raise CaptureError(
+            f"{spelled(hook)}\n  a hook of {what} changes {changed_value}, a Python value, which would happen once, at "
+            "capture. Compute with tensors alone"
+        )
+    return result
 
 
 @contextmanager

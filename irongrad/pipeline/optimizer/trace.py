@@ -7,6 +7,7 @@ on the step count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +102,7 @@ def trace_update(joint: JointStep) -> Update:
     clips = {
         name: Hyper(name, name, None, -1, float(value))
         for name, value in (("clip_grad_norm", step.clip_grad_norm), ("clip_grad_value", step.clip_grad_value))
-        if value is not None
+        if value is not None and value != math.inf  # which clips nothing
     }
     hypers = [*hypers, *clips.values()]
     fixed = [h for h in hypers if h.structural]

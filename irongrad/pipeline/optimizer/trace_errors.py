@@ -8,24 +8,18 @@ from inspect import unwrap
 import torch
 
 from irongrad.diagnostics.source_lines import place_of
-from irongrad.pipeline.capture.hooks import spelled
+from irongrad.pipeline.capture.hooks import spelled, untraceable
 from irongrad.pipeline.optimizer.step_hooks import hooks_of
 from irongrad.runtime.errors import CaptureError
 
 
 def cannot_be_traced(error: Exception, optimizers: Sequence[torch.optim.Optimizer]) -> CaptureError:
     """The error for an update whose trace failed with `error`."""
-    reason = str(error).partition("\n")[0] or type(error).__name__
-    if "data-dependent" in reason:
-        reason = "it decides on the value of a tensor or of a counter, which is not known at compile time"
-    if "non-functional tensor" in reason:
-        reason = (
-            "it writes into a tensor that is neither a parameter in the optimizer nor in its state. Write into buffers "
-            "of the model in its forward"
-        )
-    place, what = place_of(error, unwrap(type(optimizers[0]).step)), type(optimizers[0]).__name__
+    reason, what = untraceable(error), type(optimizers[0]).__name__
     if hooks := [h for o in optimizers for h in hooks_of(o)]:
+        place = place_of(error, hooks[0])
         return CaptureError(f"{place}\n  the hook {spelled(hooks[0])} of {what} cannot be compiled: {reason}")
+    place = place_of(error, unwrap(type(optimizers[0]).step))
     return CaptureError(
         f"{place}\n  {what}.step cannot be compiled: {reason}. Compute with tensors, such as torch.where"
     )

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import irongrad as ig
+from irongrad.pipeline.check_step import check
 from irongrad.runtime.errors import CaptureError
 
 Put = Callable[[nn.Module, torch.optim.Optimizer], object]
@@ -42,6 +43,10 @@ def decayed(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         parameter.register_post_accumulate_grad_hook(decay)
 
 
+def halved_in_place(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model[0].weight.register_hook(lambda g: g.mul_(0.5))
+
+
 def normed(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     def norm(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
@@ -60,7 +65,7 @@ def clamped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.register_step_post_hook(clamp)
 
 
-@pytest.mark.parametrize("put", [masked, decayed, normed, clamped])
+@pytest.mark.parametrize("put", [masked, decayed, halved_in_place, normed, clamped])
 def test_a_hook_on_gradients_or_updates_is_compiled(put: Put, tmp_path: Path) -> None:
     step = make_step(put)
     session = ig.compile(step, tmp_path / "step", entry_points=["train_step"]).load()
@@ -144,3 +149,117 @@ def test_the_hooks_of_a_checkpoint_are_no_hooks_of_the_user(tmp_path: Path) -> N
     inputs = {"x": torch.randn(6, 4), "y": torch.randn(6, 3)}
     step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
     ig.compile(step, tmp_path / "step", entry_points=["train_step"])
+
+
+class NodeInside(HookInside):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.linear(x)
+        if self.training:
+            h.grad_fn.register_prehook(lambda g: (g[0] * 2,))
+        return h
+
+
+class DefaultsInside(HookInside):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._C._autograd._push_saved_tensors_default_hooks(lambda t: t * 2, lambda t: t)
+        try:
+            return self.linear(x).exp()
+        finally:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+@pytest.mark.parametrize(("make", "kind"), [(NodeInside, "autograd node"), (DefaultsInside, "saved-tensors")])
+def test_a_hook_that_no_tensor_shows_is_refused_with_its_line(make: type[nn.Module], kind: str) -> None:
+    message = refused(make())
+    assert kind in message
+    assert f"{__file__}:" in message
+
+
+def test_a_hook_on_the_node_that_accumulates_a_gradient_is_refused() -> None:
+    model = network()
+    node = torch.autograd.graph.get_gradient_edge(model[2].bias).node
+    node.register_prehook(lambda g: (g[0] * 2,))
+    message = refused(model)
+    assert "gradient of '2.bias' (AccumulateGrad)" in message
+    assert f"{__file__}:" in message
+
+
+def test_the_users_hook_inside_of_a_librarys_is_named() -> None:
+    model = network()
+    torch.autograd.graph.register_multi_grad_hook(list(model.parameters()), lambda gradients: None)
+    assert refused(model).startswith(f"{__file__}:")
+
+
+def updates_in_backward(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def update(parameter: torch.Tensor) -> None:
+        with torch.no_grad():
+            parameter.add_(parameter.grad, alpha=-0.1)
+
+    model[0].weight.register_post_accumulate_grad_hook(update)
+
+
+def schedules(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    optimizer.register_step_post_hook(lambda *_: scheduler.step())
+
+
+def decays_the_rate(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def decay(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        optimizer.param_groups[0]["lr"] *= 0.9
+
+    optimizer.register_step_pre_hook(decay)
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        self.count += 1
+        optimizer.param_groups[0]["params"][0].grad.mul_(1 / self.count)
+
+
+def counts(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.register_step_pre_hook(Counter())
+
+
+def replaces_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    step = optimizer.step
+
+    def clamped(closure: None = None) -> None:
+        for parameter in model.parameters():
+            parameter.grad.clamp_(-0.01, 0.01)
+        step(closure)
+
+    optimizer.step = clamped
+
+
+@pytest.mark.parametrize(
+    ("put", "reason"),
+    [
+        (updates_in_backward, "writes into the parameter"),
+        (schedules, "changes 'lr' of parameter group 0"),
+        (decays_the_rate, "changes 'lr' of parameter group 0"),
+        (counts, "(count), a Python value"),
+        (replaces_step, "is replaced by another function"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Detected call of")
+def test_what_a_compiled_update_would_lose_is_refused_at_its_line(put: Put, reason: str) -> None:
+    report = check(make_step(put))
+    assert reason in str(report.error)
+    assert str(report.error).startswith(f"{__file__}:")
+
+
+def test_a_tensor_that_keeps_its_gradient_for_python_is_compiled() -> None:
+    class Keeps(HookInside):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.linear(x)
+            if h.requires_grad:
+                h.retain_grad()
+            return h
+
+    model = Keeps()
+    inputs = {"x": torch.randn(6, 4), "y": torch.randn(6, 3)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    assert check(step).error is None

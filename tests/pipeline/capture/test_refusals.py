@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import linecache
 import sysconfig
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -241,6 +243,67 @@ def test_python_state_of_a_closure_and_a_hook() -> None:
     model = nn.Linear(6, 4)
     model.register_forward_hook(lambda module, args, output: seen.append(2))
     assert "changes seen" in refusal(model)
+
+
+class CountingLoss:
+    calls = 0
+
+    def __init__(self) -> None:
+        self.count, self.recent = 0, deque(maxlen=3)
+
+    def __call__(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class CountsInAttribute(CountingLoss):
+    def __call__(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.count += 1  # here
+        return functional.cross_entropy(output, y) * self.count
+
+
+class CountsInDeque(CountingLoss):
+    def __call__(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.recent.append(1)  # here
+        return functional.cross_entropy(output, y) * len(self.recent)
+
+
+class CountsInClass(CountingLoss):
+    def __call__(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        CountingLoss.calls += 1  # here
+        return functional.cross_entropy(output, y) * CountingLoss.calls
+
+
+class KeepsMean(CountingLoss):
+    def __call__(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        mean = functional.cross_entropy(output, y)
+        self.count = 0.9 * self.count + 0.1 * mean.detach()  # here
+        return mean / self.count
+
+
+@pytest.mark.parametrize("kind", [CountsInAttribute, CountsInDeque, CountsInClass, KeepsMean])
+@pytest.mark.parametrize(
+    "spelt", [lambda loss: loss, lambda loss: loss.__call__, partial], ids=["object", "method", "partial"]
+)
+def test_python_state_of_an_object_that_is_the_loss(kind: type[CountingLoss], spelt: Callable[..., object]) -> None:
+    message = refusal(nn.Linear(6, 4), spelt(kind()))
+    assert message.startswith(line_of(kind))
+    assert "a Python value" in message
+
+
+class ChangesALayer(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.norm.momentum *= 0.9  # here
+        return self.norm(self.layer(x))
+
+
+def test_a_setting_of_a_layer_that_every_call_changes() -> None:
+    message = refusal(ChangesALayer())
+    assert message.startswith(line_of(ChangesALayer))
+    assert "changes self.momentum" in message
 
 
 class WritesConstant(Base):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import datetime
 import inspect
 import itertools
 import os
@@ -204,15 +206,62 @@ def test_a_draw_in_the_loss_is_refused() -> None:
         lambda: uuid.uuid4().int % 1000,
         lambda: time.time() % 60,
         lambda: time.localtime(time.time()).tm_min + 1,
+        lambda: datetime.datetime.now().hour + 1,
+        lambda: datetime.date.today().day,
+        lambda: time.localtime().tm_mon,
         lambda: next(COUNTER) + 1,
         lambda: random.SystemRandom().random(),
     ],
-    ids=["urandom", "uuid", "time", "minute", "counter", "system"],
+    ids=["urandom", "uuid", "time", "minute", "hour", "day", "month", "counter", "system"],
 )
 def test_a_number_that_no_generator_draws_and_that_differs_is_refused(number: Callable[[], float]) -> None:
     with pytest.raises(CaptureError, match="two eager runs of the training step") as caught:
         capture(of(lambda model, y: y * number()))
     assert str(caught.value).startswith(f"{__file__}:")
+
+
+def an_identifier(model, y):
+    y = y + 1
+    y = y * (uuid.uuid4().int % 1000 / 1000)  # drawn
+    return y.tanh()
+
+
+def test_the_line_that_asks_the_operating_system_is_named() -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(of(an_identifier))
+    assert str(caught.value).startswith(marked(an_identifier))
+
+
+CALLS = contextvars.ContextVar("CALLS", default=1)
+
+
+def of_a_context(model, y):
+    CALLS.set(CALLS.get() + 1)
+    return y * CALLS.get()
+
+
+def of_a_default(model, y, calls=[0]):  # noqa: B006
+    calls[0] += 1
+    return y * calls[0]
+
+
+def of_an_array(model, y, calls=np.zeros(1)):  # noqa: B008
+    calls[0] += 1
+    return y * calls[0]
+
+
+@pytest.mark.parametrize("body", [of_a_context, of_a_default, of_an_array])
+def test_a_step_that_depends_on_its_own_last_run_is_refused(body: Body) -> None:
+    with pytest.raises(CaptureError, match="runs") as caught:
+        capture(of(body))
+    assert f"{__file__}:" in str(caught.value)
+
+
+def test_an_array_over_the_memory_of_a_parameter_is_refused() -> None:
+    step = of(lambda model, y: y)
+    array = step.model.w.detach().numpy()
+    with pytest.raises(CaptureError, match="NumPy array over the memory"):
+        capture(replace(step, loss=lambda y: y.square().sum() * (1 + float(abs(array).sum()))))
 
 
 def seeds_itself(model, y):

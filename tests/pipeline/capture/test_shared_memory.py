@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -64,3 +67,35 @@ def test_one_parameter_under_two_names_is_compiled(tmp_path: Path) -> None:
     model = Pair()
     model.other = model.scale
     ig.compile(step_of(model), tmp_path / "step", entry_points=["train_step"])
+
+
+class Held(Pair):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = [self.linear.weight, self.scale.data]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.held[0].square().sum() * self.held[1]
+
+
+def penalised(model: nn.Module) -> ig.TrainStep:
+    parameters = list(model.parameters())
+
+    def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(output, y) + torch.cat([p.flatten() for p in parameters]).square().sum()
+
+    return replace(step_of(model), loss=loss)
+
+
+@pytest.mark.parametrize("make", [lambda: step_of(Held()), lambda: penalised(Pair())])
+def test_a_parameter_that_the_code_holds_is_the_models_own(make: Callable[[], ig.TrainStep], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    step = make()
+    session = ig.compile(step, tmp_path / "step", entry_points=["train_step"]).load()
+    for _ in range(3):
+        session.train_step(**{n: t.numpy() for n, t in step.inputs.items()})
+        step.optimizers[0].zero_grad()
+        step.loss(step.model(step.inputs["x"]), step.inputs["y"]).backward()
+        step.optimizers[0].step()
+    for name, value in step.model.state_dict().items():
+        np.testing.assert_allclose(session.state()[name], value.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)

@@ -131,6 +131,22 @@ class DecidesOnGradients(Own):
             p.add_(p.grad, alpha=-group["lr"])
 
 
+class CallsItsBase(torch.optim.SGD):
+    """A subclass of an optimizer of torch that centralises gradients and lets the rate decay."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.sub_(parameter.grad.mean(-1, keepdim=True))
+        super().step()
+        for group in self.param_groups:
+            group["lr"] = group["lr"] * 0.9
+
+
 OPTIMIZERS = [
     Attribute,
     LazyMean,
@@ -143,6 +159,7 @@ OPTIMIZERS = [
     Nested,
     ForEach,
     DecidesOnGradients,
+    CallsItsBase,
 ]
 
 
@@ -172,7 +189,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> No
     ("make", "started"),
     [(make, False) for make in OPTIMIZERS] + [(make, True) for make in (StartsAsGradient, Counted, OfGroup, Nested)],
 )
-def test_an_optimizer_trains_as_in_eager(make: type[Own], started: bool, tmp_path: Path) -> None:
+def test_an_optimizer_trains_as_in_eager(
+    make: Callable[..., torch.optim.Optimizer], started: bool, tmp_path: Path
+) -> None:
     model = network()
     step = step_of(make, model)
     for number in (7, 8) if started else ():

@@ -251,6 +251,12 @@ def test_clipping(clip: dict[str, float], compiled: Compile) -> None:
     assert size == pytest.approx(limit, rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["clip_grad_norm", "clip_grad_value"])
+def test_an_infinite_limit_clips_nothing(name: str, compiled: Compile) -> None:
+    artifact = compiled(mlp_step(lambda p: optim.SGD(p, lr=0.5), **{name: float("inf")}), "train_step", steps=STEPS)
+    assert name not in {h.name for h in artifact.manifest.hypers}
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -1,0 +1,135 @@
+"""Compile the constants that a kernel takes into a kernel of its own for each call, if they are very many."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from iree.compiler import ir
+
+from irongrad.mlir.walk import inside, name_of
+from irongrad.passes.base import PassResult
+from irongrad.passes.module_pass import ModulePass
+
+# IREE 3.13.0 loads no kernel with over 64 constants of 32 bits: "dispatch requiring 240 constants exceeds limit of 64".
+# Test: tests/passes/module/test_specialise_kernels.py::test_iree_still_limits_constants.
+_MOST_CONSTANTS = 64
+
+_DISPATCH = "stream.cmd.dispatch"
+_NUMBERS = 1  # the operand segment of a dispatch that holds numbers
+
+
+@dataclass(frozen=True)
+class SpecialiseKernels(ModulePass):
+    """Give each call with other constants a kernel of its own, if a kernel takes more constants than IREE can pass.
+
+    Before:
+        stream.cmd.dispatch @sum(%c0, %c64, ...); stream.cmd.dispatch @sum(%c64, %c128, ...)     // 240 constants each
+    After:
+        stream.cmd.dispatch @sum(); stream.cmd.dispatch @sum_1()
+
+    IREE gathers tensors that lie in one buffer into one binding, and passes the place of each as a number. A kernel
+    that reads very many tensors, such as a gradient that an unrolled loop sums, needs very many. IREE compiles in those
+    that are the same in all calls.
+    """
+
+    name: ClassVar[str] = "specialise-kernels"
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        calls: dict[str, list[Any]] = defaultdict(list)
+        for operation in list(inside(module.operation)):
+            if operation.name == _DISPATCH and len(_numbers(operation)) > _MOST_CONSTANTS:
+                calls[_executable_of(operation)].append(operation)
+        executables = [op.operation for op in module.body.operations if op.operation.name == "stream.executable"]
+        made = sum(_specialise(e, calls[name_of(e)]) for e in executables if name_of(e) in calls)
+        return PassResult(bool(made), {"kernels": made})
+
+
+def _specialise(executable: Any, calls: Sequence[Any]) -> int:
+    """Make a kernel for each set of constants of `calls`; return the number of kernels."""
+    values = [[_constant(number) for number in _numbers(call)] for call in calls]
+    known = [place for place, same in enumerate(zip(*values, strict=True)) if None not in same]
+    if not known:
+        return 0
+    kernels: dict[tuple[Any, ...], Any] = {}
+    for call, found in zip(calls, values, strict=True):
+        key = tuple(found[place] for place in known)
+        if key not in kernels:
+            copy = executable.clone(ir.InsertionPoint(executable))
+            name = f"{name_of(executable)}_{len(kernels)}"
+            copy.attributes["sym_name"] = ir.StringAttr.get(name)
+            _compile_in(copy, dict(zip(known, key, strict=True)))
+            kernels[key] = name
+        _redirect(call, kernels[key], known)
+    executable.erase()
+    return len(kernels)
+
+
+def _compile_in(executable: Any, constants: Mapping[int, Any]) -> None:
+    """Replace arguments of the kernel in `executable` by constants, which are given by their place among numbers."""
+    function = next(op for op in inside(executable) if op.name == "func.func")
+    block = function.regions[0].blocks[0]
+    places = [i for i, argument in enumerate(block.arguments) if "stream.binding" not in str(argument.type)]
+    with ir.InsertionPoint.at_block_begin(block), function.location:
+        for place, value in constants.items():
+            argument = block.arguments[places[place]]
+            number = ir.Operation.create("arith.constant", [argument.type], attributes={"value": value}).result
+            argument.replace_all_uses_with(number)
+    gone = {places[place] for place in constants}
+    for place in sorted(gone, reverse=True):
+        block.erase_argument(place)
+    kind = ir.FunctionType.get([argument.type for argument in block.arguments], [])
+    function.attributes["function_type"] = ir.TypeAttr.get(kind)
+    if "arg_attrs" in function.attributes:
+        kept = [a for i, a in enumerate(ir.ArrayAttr(function.attributes["arg_attrs"])) if i not in gone]
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get(kept)
+
+
+def _redirect(dispatch: Any, executable: str, gone: Collection[int]) -> None:
+    """Make `dispatch` call the kernel of `executable`, without the numbers at the places in `gone`."""
+    sizes = list(ir.DenseI32ArrayAttr(dispatch.attributes["operandSegmentSizes"]))
+    start = sum(sizes[:_NUMBERS])
+    without = {start + place for place in gone}
+    sizes[_NUMBERS] -= len(without)
+    (entry_point,) = ir.ArrayAttr(dispatch.attributes["entry_points"])
+    path = [executable, *list(ir.SymbolRefAttr(entry_point).value)[1:]]
+    kept = {attribute: dispatch.attributes[attribute] for attribute in dispatch.attributes}
+    with ir.InsertionPoint(dispatch):
+        ir.Operation.create(
+            _DISPATCH,
+            [],
+            [operand for i, operand in enumerate(dispatch.operands) if i not in without],
+            {
+                **kept,
+                "entry_points": ir.ArrayAttr.get([ir.SymbolRefAttr.get(path)]),
+                "operandSegmentSizes": ir.DenseI32ArrayAttr.get(sizes),
+            },
+            loc=dispatch.location,
+        )
+    dispatch.erase()
+
+
+def _numbers(dispatch: Any) -> list[Any]:
+    """The numbers that a dispatch passes to its kernel."""
+    sizes = list(ir.DenseI32ArrayAttr(dispatch.attributes["operandSegmentSizes"]))
+    start = sum(sizes[:_NUMBERS])
+    return list(dispatch.operands)[start : start + sizes[_NUMBERS]]
+
+
+def _constant(number: Any) -> Any:
+    """The value of a constant; None if `number` is none."""
+    owner = number.owner
+    if isinstance(owner, ir.Block) or owner.name != "arith.constant":
+        return None
+    return owner.attributes["value"]
+
+
+def _executable_of(dispatch: Any) -> str:
+    (entry_point,) = ir.ArrayAttr(dispatch.attributes["entry_points"])
+    return str(ir.SymbolRefAttr(entry_point).value[0])
+
+
+PASS = SpecialiseKernels
