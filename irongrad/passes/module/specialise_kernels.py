@@ -17,6 +17,9 @@ from irongrad.passes.module_pass import ModulePass
 # Test: tests/passes/module/test_specialise_kernels.py::test_iree_still_limits_constants.
 _MOST_CONSTANTS = 64
 
+_EXECUTABLE = "stream.executable"
+_EXPORT = "stream.executable.export"
+_FUNCTION = "func.func"
 _DISPATCH = "stream.cmd.dispatch"
 _NUMBERS = 1  # the operand segment of a dispatch that holds numbers
 
@@ -43,7 +46,7 @@ class SpecialiseKernels(ModulePass):
         for operation in list(inside(module.operation)):
             if operation.name == _DISPATCH and len(_numbers(operation)) > _MOST_CONSTANTS:
                 calls[_executable_of(operation)].append(operation)
-        executables = [op.operation for op in module.body.operations if op.operation.name == "stream.executable"]
+        executables = [op.operation for op in module.body.operations if op.operation.name == _EXECUTABLE]
         made = sum(_specialise(e, calls[name_of(e)]) for e in executables if name_of(e) in calls)
         return PassResult(bool(made), {"kernels": made})
 
@@ -51,26 +54,34 @@ class SpecialiseKernels(ModulePass):
 def _specialise(executable: Any, calls: Sequence[Any]) -> int:
     """Make a kernel for each set of constants of `calls`; return the number of kernels."""
     values = [[_constant(number) for number in _numbers(call)] for call in calls]
-    known = [place for place, same in enumerate(zip(*values, strict=True)) if None not in same]
+    known = [place for place, same in enumerate(zip(*values, strict=True)) if all(value is not None for value in same)]
     if not known:
         return 0
     kernels: dict[tuple[Any, ...], Any] = {}
     for call, found in zip(calls, values, strict=True):
         key = tuple(found[place] for place in known)
         if key not in kernels:
-            copy = executable.clone(ir.InsertionPoint(executable))
-            name = f"{name_of(executable)}_{len(kernels)}"
-            copy.attributes["sym_name"] = ir.StringAttr.get(name)
-            _compile_in(copy, dict(zip(known, key, strict=True)))
-            kernels[key] = name
+            kernels[key] = _copied(executable, len(kernels))
+            _compile_in(kernels[key], dict(zip(known, key, strict=True)))
         _redirect(call, kernels[key], known)
     executable.erase()
     return len(kernels)
 
 
+def _copied(executable: Any, number: int) -> Any:
+    """A copy of `executable`, under names of its own."""
+    copy = executable.clone(ir.InsertionPoint(executable))
+    for named in (copy, *inside(copy)):
+        if named.name in (_EXECUTABLE, _EXPORT, _FUNCTION):
+            named.attributes["sym_name"] = ir.StringAttr.get(f"{name_of(named)}_{number}")
+        if named.name == _EXPORT:
+            named.attributes["function_ref"] = ir.FlatSymbolRefAttr.get(name_of(named))
+    return copy
+
+
 def _compile_in(executable: Any, constants: Mapping[int, Any]) -> None:
     """Replace arguments of the kernel in `executable` by constants, which are given by their place among numbers."""
-    function = next(op for op in inside(executable) if op.name == "func.func")
+    function = next(op for op in inside(executable) if op.name == _FUNCTION)
     block = function.regions[0].blocks[0]
     places = [i for i, argument in enumerate(block.arguments) if "stream.binding" not in str(argument.type)]
     with ir.InsertionPoint.at_block_begin(block), function.location:
@@ -88,14 +99,13 @@ def _compile_in(executable: Any, constants: Mapping[int, Any]) -> None:
         function.attributes["arg_attrs"] = ir.ArrayAttr.get(kept)
 
 
-def _redirect(dispatch: Any, executable: str, gone: Collection[int]) -> None:
+def _redirect(dispatch: Any, executable: Any, gone: Collection[int]) -> None:
     """Make `dispatch` call the kernel of `executable`, without the numbers at the places in `gone`."""
     sizes = list(ir.DenseI32ArrayAttr(dispatch.attributes["operandSegmentSizes"]))
     start = sum(sizes[:_NUMBERS])
     without = {start + place for place in gone}
     sizes[_NUMBERS] -= len(without)
-    (entry_point,) = ir.ArrayAttr(dispatch.attributes["entry_points"])
-    path = [executable, *list(ir.SymbolRefAttr(entry_point).value)[1:]]
+    path = [name_of(executable), next(name_of(op) for op in inside(executable) if op.name == _EXPORT)]
     kept = {attribute: dispatch.attributes[attribute] for attribute in dispatch.attributes}
     with ir.InsertionPoint(dispatch):
         ir.Operation.create(

@@ -35,6 +35,7 @@ from irongrad.passes.module.read_before_update import ReadBeforeUpdate
 from irongrad.passes.module.scalars_on_host import ScalarsOnHost
 from irongrad.passes.module.separate_branch_operands import SeparateBranchOperands
 from irongrad.passes.module.share_kernels import ShareKernels
+from irongrad.passes.module.specialise_kernels import SpecialiseKernels
 from irongrad.passes.module.state_in_place import StateInPlace
 from irongrad.passes.module.update_early import UpdateEarly
 from irongrad.passes.module.use_microkernels import UseMicrokernels
@@ -73,7 +74,9 @@ RESOURCES = Phase(
     "resources", "iree-opt, for a module with loops; values are buffers", (LoopsInPlace, KeepGlobalsApart)
 )
 SCHEDULED = Phase("scheduled", "iree-opt; values have lifetimes", (StateInPlace, AllocateApart, PlaceTransients))
-STREAM = Phase("stream", "iree-opt; values have places in memory", (HideGlobals, JoinExecutables, KeepBuffers))
+STREAM = Phase(
+    "stream", "iree-opt; values have places in memory", (HideGlobals, SpecialiseKernels, JoinExecutables, KeepBuffers)
+)
 VM = Phase("vm", "iree-compile, for a module with branches that pass values on", (SeparateBranchOperands,))
 
 PHASES = (ASSEMBLED, INPUT, GLOBAL_OPTIMIZATION, FLOW, RESOURCES, SCHEDULED, STREAM, VM)
