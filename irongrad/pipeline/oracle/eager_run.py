@@ -123,8 +123,10 @@ def _train(
     scaler = EagerScaler(loss_scale_of(step), step.optimizers, skips)
     parts = micro_batches(inputs, step.accumulate)
     groups = [group for _, group in groups_of(step.optimizers)]
-    # Only hyperparameters: what else a group holds, such as a counter, is the optimizer's state.
-    defaults = [(groups[h.group], h.key, groups[h.group][h.key]) for h in hyperparameters(step.optimizers)]
+    # Only the step's hyperparameters: what else a group holds, such as a counter or a sum, is the optimizer's state.
+    names = {*graph.hypers, *graph.fixed}
+    hypers = [h for h in hyperparameters(step.optimizers) if h.name in names]
+    defaults = [(groups[h.group], h.key, groups[h.group][h.key]) for h in hypers]
     for number in range(steps):
         for group, key, value in defaults:
             group[key] = value
