@@ -8,9 +8,10 @@ on the step count.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from inspect import unwrap
 from typing import Any
 from unittest import mock
@@ -20,10 +21,10 @@ import torch
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.nn.utils import clip_grad, clip_grad_norm_, clip_grad_value_
-from torch.overrides import TorchFunctionMode
 
 from irongrad.diagnostics.source_lines import is_user_class, place_of, user_frames
 from irongrad.graph.cleanup import merge_common_subexpressions
@@ -32,15 +33,17 @@ from irongrad.pipeline.capture.capture import StepModule, name_of
 from irongrad.pipeline.capture.hooks import spelled
 from irongrad.pipeline.capture.side_effects import plain_values_outside
 from irongrad.pipeline.differentiate.differentiate import JointStep
-from irongrad.pipeline.optimizer.branches import along_all_ways
-from irongrad.pipeline.optimizer.foreign import Layout, foreign_state, refuse_closures, symbolic_numbers
+from irongrad.pipeline.optimizer.branches import TooManyWaysError
+from irongrad.pipeline.optimizer.foreign import ForeignState, foreign_state, refuse_closures, symbolic_numbers
+from irongrad.pipeline.optimizer.foreign_step import ForeignStep, hooks_of, step_with_hooks
 from irongrad.pipeline.optimizer.repeated_updates import first_alike
-from irongrad.pipeline.optimizer.state import SCALAR_STATE, State, distinct, initial_state
+from irongrad.pipeline.optimizer.state import SCALAR_STATE, State, distinct, initial_state, steps_so_far
+from irongrad.pipeline.optimizer.traced_calls import TracedCalls, product
 from irongrad.runtime.errors import CaptureError, InternalError, UserError
 from irongrad.runtime.manifest import Role
 from irongrad.step.borrow import unchanged
 from irongrad.step.hyperparameters import Hyper, groups_of, hyperparameters, with_values
-from irongrad.step.optimizer_slots import Slot, is_foreign, slots_of
+from irongrad.step.optimizer_slots import Slot, is_foreign
 from irongrad.step.train_step import TrainStep
 
 # The hint of a symbolic float whose default is zero: any value that takes the general branch.
@@ -115,17 +118,26 @@ def trace_update(joint: JointStep) -> Update:
     of_slots = {(s.optimizer, s.owner, s.path) for held in foreign.values() for s in held.slots}
     hypers = [h for h in hypers if _place_of(h, step.optimizers) not in of_slots]
     initial = {**initial_state(step.optimizers, parameters), **_state_of(foreign)}
+    _check_starts(step.optimizers, foreign, initial)
     clips = {
         name: Hyper(name, name, None, -1, float(value))
         for name, value in (("clip_grad_norm", step.clip_grad_norm), ("clip_grad_value", step.clip_grad_value))
         if value is not None
     }
     hypers = [*hypers, *clips.values()]
-    fixed = [h for h in hypers if h.structural]
+    keys = {key for held in foreign.values() for slot in held.slots for key in slot.path if isinstance(key, float)}
+    fixed = [h for h in hypers if h.structural or h.default in keys]
     alike = first_alike(step.optimizers, parameters, initial)
-    while True:  # each round fixes at least one more hyperparameter, or ends
+    while True:  # each round fixes at least one more hyperparameter, parts the parameters, or ends
         free = [h for h in hypers if h not in fixed]
-        graph, constant = _trace(step, parameters, names, initial, foreign, alike, free, clips)
+        try:
+            graph, constant, unless_zero = _trace(step, parameters, names, initial, foreign, alike, free, clips)
+        except TooManyWaysError:  # the decisions for one parameter need not multiply those for another
+            if any(held.is_apart or not held.is_independent() for held in foreign.values()):
+                raise
+            foreign = {number: replace(held, is_apart=True) for number, held in foreign.items()}
+            continue
+        constant = constant or _discontinuous(unless_zero, step.optimizers, foreign)
         if not constant:
             owners = _owners(step.optimizers, parameters, initial, foreign)
             state = distinct(initial)
@@ -133,11 +145,23 @@ def trace_update(joint: JointStep) -> Update:
         fixed += constant
 
 
+def _check_starts(
+    optimizers: Sequence[torch.optim.Optimizer], foreign: Mapping[int, ForeignState], initial: State
+) -> None:
+    """Refuse a first step of one optimizer after steps of another: the compiled step counts them together."""
+    fresh = [type(optimizers[number]).__name__ for number, held in foreign.items() if held.first is not None]
+    if fresh and int(steps_so_far(distinct(initial))) > 0:
+        raise CaptureError(
+            f"{fresh[0]} has taken no step, and its first step does something else than later ones; another optimizer "
+            "has taken steps. Take one eager step with each before compiling, or start with new ones"
+        )
+
+
 def _owners(
     optimizers: Sequence[torch.optim.Optimizer],
     parameters: Mapping[str, torch.nn.Parameter],
     initial: State,
-    foreign: Mapping[int, _Foreign],
+    foreign: Mapping[int, ForeignState],
 ) -> dict[str, int]:
     """The position of the optimizer that updates each parameter and state tensor, by name."""
     numbers = {id(p): i for i, o in enumerate(optimizers) for g in o.param_groups for p in g["params"]}
@@ -146,29 +170,16 @@ def _owners(
     return owners | of_state | {s.name: i for i, held in foreign.items() for s in held.slots}
 
 
-@dataclass(frozen=True)
-class _Foreign:
-    """The state of an optimizer from outside torch.optim.
-
-    Attributes:
-        slots: its state, with the values before the next step.
-        layout: the containers around it.
-    """
-
-    slots: Mapping[Slot, torch.Tensor]
-    layout: Layout
-
-
 def _foreign(
     optimizers: Sequence[torch.optim.Optimizer], parameters: Mapping[str, torch.nn.Parameter], hypers: Sequence[Hyper]
-) -> dict[int, _Foreign]:
+) -> dict[int, ForeignState]:
     places = frozenset(_place_of(h, optimizers)[1:] for h in hypers)
-    found: dict[int, _Foreign] = {}
+    found: dict[int, ForeignState] = {}
     for number, optimizer in enumerate(optimizers):
         if is_foreign(optimizer):
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
             mine = {n: p for n, p in parameters.items() if id(p) in held}
-            found[number] = _Foreign(*foreign_state(number, optimizer, mine, places))
+            found[number] = foreign_state(number, optimizer, mine, places)
     return found
 
 
@@ -179,7 +190,7 @@ def _place_of(hyper: Hyper, optimizers: Sequence[torch.optim.Optimizer]) -> tupl
     return number, f"group{group}", (hyper.key,) if hyper.index is None else (hyper.key, hyper.index)
 
 
-def _state_of(foreign: Mapping[int, _Foreign]) -> dict[tuple[str, str], StateTensor]:
+def _state_of(foreign: Mapping[int, ForeignState]) -> dict[tuple[str, str], StateTensor]:
     """The slots as state tensors, by owner and key."""
     return {
         _key_of(slot): StateTensor(slot.name, Role.OPTIMIZER, value)
@@ -197,57 +208,6 @@ def _named_parameters(joint: JointStep) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name_of(n), p) for n, p in StepModule(joint.captured.step).named_parameters()]
 
 
-# In-place functions that have no functional ATen twin in torch 2.13, and those that do the same and have one.
-_TWINS = {
-    "absolute_": "abs_",
-    "clip_": "clamp_",
-    "divide_": "div_",
-    "multiply_": "mul_",
-    "negative_": "neg_",
-    "subtract_": "sub_",
-    "true_divide_": "div_",
-}
-
-
-def _for_each(name: str, tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-    """A `torch._foreach` function, tensor by tensor: its operators take no symbolic number."""
-
-    def of(value: Any, position: int) -> Any:
-        is_list = isinstance(value, (list, tuple)) and len(value) == len(tensors)
-        return value[position] if is_list else value
-
-    results = []
-    for i, tensor in enumerate(tensors):
-        own, named = [of(a, i) for a in args], {k: of(v, i) for k, v in kwargs.items()}
-        if name == "norm":
-            results.append(torch.linalg.vector_norm(tensor, *own))
-        elif hasattr(torch.Tensor, name):
-            results.append(getattr(tensor, name)(*own, **named))
-        else:
-            others = [torch.full((), o) if isinstance(o, float | torch.SymFloat) else o for o in own]
-            results.append(tensor.copy_(getattr(torch, name.removesuffix("_"))(tensor, *others, **named)))
-    return None if name.endswith("_") else results
-
-
-class _TracedUpdates(TorchFunctionMode):
-    """Replaces functions that functionalize refuses.
-
-    `Tensor.square_` has no functional ATen twin in torch 2.13, and the result of `Tensor.data` is not traced.
-    """
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is torch.Tensor.square_:
-            return args[0].mul_(args[0])
-        if func is torch.Tensor.data.__get__:
-            return args[0].detach()
-        name = getattr(func, "__name__", "")
-        if name.startswith("_foreach_"):
-            return _for_each(name.removeprefix("_foreach_"), *args, **(kwargs or {}))
-        if name in _TWINS and args and isinstance(args[0], torch.Tensor):
-            func = getattr(torch.Tensor, _TWINS[name])
-        return func(*args, **(kwargs or {}))
-
-
 @contextmanager
 def _traceable_optimizers() -> Iterator[None]:
     """While open, torch.optim's Python code keeps symbolic values symbolic.
@@ -262,6 +222,7 @@ def _traceable_optimizers() -> Iterator[None]:
         stack.enter_context(mock.patch.object(_adafactor, "min", torch.sym_min, create=True))
         stack.enter_context(mock.patch.object(_adafactor, "max", torch.sym_max, create=True))
         stack.enter_context(mock.patch.object(clip_grad, "float", lambda x: x, create=True))
+        stack.enter_context(mock.patch.dict(proxy_tensor._sympy_handlers(), {sympy.Mul: product}))
         yield
 
 
@@ -270,15 +231,15 @@ def _trace(
     parameters: Mapping[str, torch.nn.Parameter],
     names: Mapping[int, str],
     initial: State,
-    foreign: Mapping[int, _Foreign],
+    foreign: Mapping[int, ForeignState],
     alike: Mapping[str, str],
     hypers: Sequence[Hyper],
     clips: Mapping[str, Hyper],
-) -> tuple[GraphModule, list[Hyper]]:
+) -> tuple[GraphModule, list[Hyper], list[Hyper]]:
     """Trace the update of the first of each set of alike parameters.
 
     Returns:
-        The graph, and the hyperparameters that the update branched on or does not read.
+        The graph; the hyperparameters that the update branched on or does not read; those that it compared with zero.
     """
     env = ShapeEnv()
     fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True, static_shapes=True)
@@ -314,19 +275,22 @@ def _trace(
             _clip(list(fresh.values()), clips, traced)
             updated = {n: p for n, p in fresh.items() if n in firsts}
             for number, optimizer in enumerate(optimizers):
-                own = {k: v for k, v in state.items() if (k in slots) == (number in foreign)}
-                mine = _with_traced(optimizer, members[number], updated, own, hypers, traced, groups_of(optimizers))
                 if number in foreign:
-                    held = {slot: state[k] for k, slot in slots.items() if slot.optimizer == number}
-                    new_names = foreign[number].layout.fill(optimizer, mine, held)
-                    _set_hypers(optimizer, hypers, traced, groups_of(optimizers))
-                else:
-                    _use_forms(optimizer, started[number])
-                _step_with_hooks(optimizer)
-                if number in foreign:
-                    found = slots_of(number, optimizer, new_names)
+                    run = ForeignStep(
+                        foreign[number],
+                        optimizer,
+                        members[number],
+                        {n: updated[n] for names in members[number] for n in names if n in updated},
+                        {slot: state[k] for k, slot in slots.items() if slot.optimizer == number},
+                        partial(_prepared, step, names, fresh, optimizer, hypers, traced),
+                    )
+                    found = run.results(update_counts[number] > 0)
                     state |= {k: found[slot] for k, slot in slots.items() if slot.optimizer == number}
                     continue
+                own = {k: v for k, v in state.items() if k not in slots}
+                mine = _with_traced(optimizer, members[number], updated, own, hypers, traced, groups_of(optimizers))
+                _use_forms(optimizer, started[number])
+                step_with_hooks(optimizer)
                 for name, parameter in mine.items():
                     for key in [k for n, k in keys if n == name and parameter in optimizer.state]:
                         state[name, key] = optimizer.state[parameter][key]
@@ -342,7 +306,7 @@ def _trace(
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
     own = any(is_user_class(type(o)) for o in optimizers)  # PyTorch's own lines tell the user nothing
     own_code = [o for o in optimizers if is_foreign(o)]
-    runs_users_code = bool(own_code) or any(map(_hooks_of, optimizers))
+    runs_users_code = bool(own_code) or any(map(hooks_of, optimizers))
     try:
         with (
             unchanged([*optimizers, step.model]),
@@ -350,11 +314,10 @@ def _trace(
             fake,
             _traceable_optimizers(),
             symbolic_numbers(own_code),
-            _TracedUpdates(),
+            TracedCalls(),
             user_frames(),
         ):
-            whole = (lambda *values: along_all_ways(lambda: update(*values))) if own_code else update
-            trace = make_fx(torch.func.functionalize(whole), tracing_mode="real", record_stack_traces=own)
+            trace = make_fx(torch.func.functionalize(update), tracing_mode="real", record_stack_traces=own)
             graph = trace(*fakes, *symbols.values())
     except UserError:
         raise
@@ -373,7 +336,8 @@ def _trace(
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     last = placeholders[len(placeholders) - len(hypers) :]
     unread = [h for h, node in zip(hypers, last, strict=True) if not node.users]
-    return graph, list(dict.fromkeys([*_branched(env, symbols), *unread]))
+    branched, unless_zero = _branched(env, symbols)
+    return graph, list(dict.fromkeys([*branched, *unread])), unless_zero
 
 
 def _symbolic_float(env: ShapeEnv, hyper: Hyper) -> torch.SymFloat:
@@ -457,7 +421,7 @@ def _is_nonzero(value: Any) -> Any:
 @contextmanager
 def _in_modules(step: TrainStep, names: Mapping[int, str], fresh: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """While open, the model's modules have the traced parameters: a hook may reach them there."""
-    if not any(map(_hooks_of, step.optimizers)):
+    if not any(map(hooks_of, step.optimizers)):
         yield
         return
     for module in step.model.modules():
@@ -467,25 +431,24 @@ def _in_modules(step: TrainStep, names: Mapping[int, str], fresh: Mapping[str, t
     yield
 
 
-def _hooks_of(optimizer: torch.optim.Optimizer) -> list[Callable[..., Any]]:
-    return [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
-
-
-def _step_with_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Call the optimizer's step between its hooks, as the wrapper of torch.optim does."""
-    for hook in optimizer._optimizer_step_pre_hooks.values():
-        if hook(optimizer, (), {}) is not None:
-            raise CaptureError(f"{spelled(hook)}\n  a pre-hook of {type(optimizer).__name__} changes step's arguments")
-    step = type(optimizer).step
-    getattr(step, "__wrapped__", step)(optimizer)
-    for hook in optimizer._optimizer_step_post_hooks.values():
-        hook(optimizer, (), {})
+def _prepared(
+    step: TrainStep,
+    names: Mapping[int, str],
+    fresh: Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    hypers: Sequence[Hyper],
+    traced: Mapping[Hyper, object],
+    mine: Mapping[str, torch.Tensor],
+) -> AbstractContextManager[object]:
+    """Give an optimizer the traced hyperparameters; while open, the model's modules have the parameters `mine`."""
+    _set_hypers(optimizer, hypers, traced, groups_of(step.optimizers))
+    return _in_modules(step, names, {**fresh, **mine})
 
 
 @contextmanager
 def _without_side_effects(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
     """While open, a hook that changes a Python value, which would happen once at capture, raises CaptureError."""
-    hooks = [(o, hook) for o in optimizers for hook in _hooks_of(o)]
+    hooks = [(o, hook) for o in optimizers for hook in hooks_of(o)]
     before = [plain_values_outside(hook) for _, hook in hooks]
     yield
     for (optimizer, hook), values in zip(hooks, before, strict=True):
@@ -506,7 +469,7 @@ def _cannot_be_traced(error: Exception, optimizers: Sequence[torch.optim.Optimiz
             "of the model in its forward"
         )
     place, what = place_of(error, unwrap(type(optimizers[0]).step)), type(optimizers[0]).__name__
-    if hooks := [h for o in optimizers for h in _hooks_of(o)]:
+    if hooks := [h for o in optimizers for h in hooks_of(o)]:
         return CaptureError(f"{place}\n  the hook {spelled(hooks[0])} of {what} cannot be compiled: {reason}")
     return CaptureError(
         f"{place}\n  {what}.step cannot be compiled: {reason}. Compute with tensors, such as torch.where"
@@ -514,7 +477,7 @@ def _cannot_be_traced(error: Exception, optimizers: Sequence[torch.optim.Optimiz
 
 
 def _reads_outside(optimizers: Sequence[torch.optim.Optimizer]) -> CaptureError:
-    hooks = [h for o in optimizers for h in _hooks_of(o)]
+    hooks = [h for o in optimizers for h in hooks_of(o)]
     what = f"the hook {spelled(hooks[0])}" if hooks else f"{type(optimizers[0]).__name__}.step"
     return CaptureError(
         f"{what} reads a tensor that is neither a parameter in the optimizer nor in its state, and a compiled step "
@@ -528,16 +491,27 @@ def _result(value: Any) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=torch.float64)
 
 
-def _branched(env: ShapeEnv, symbols: Mapping[Hyper, torch.SymFloat]) -> list[Hyper]:
-    """Hyperparameters that the traced Python branched on.
+def _branched(env: ShapeEnv, symbols: Mapping[Hyper, torch.SymFloat]) -> tuple[list[Hyper], list[Hyper]]:
+    """Hyperparameters that the traced Python branched on, and those that it compared with zero alone.
 
-    The conditions `!= 0` and `> 0` do not count, because their general branch also holds at zero.
+    The conditions `!= 0` and `> 0` have a general branch, which mostly holds at zero, too.
     """
     hyper_of = {s.node.expr: h for h, s in symbols.items()}
-    found: list[Hyper] = []
+    found: tuple[dict[Hyper, None], dict[Hyper, None]] = {}, {}
     for guard in env.guards:
-        free = [s for s in guard.expr.free_symbols if s in hyper_of]
-        benign = isinstance(guard.expr, (sympy.Ne, sympy.Gt)) and guard.expr.rhs.is_zero
-        if free and not benign:
-            found += [hyper_of[s] for s in free if hyper_of[s] not in found]
+        with_zero = isinstance(guard.expr, (sympy.Ne, sympy.Gt)) and guard.expr.rhs.is_zero
+        found[with_zero].update({hyper_of[s]: None for s in guard.expr.free_symbols if s in hyper_of})
+    return list(found[False]), [h for h in found[True] if h not in found[False]]
+
+
+def _discontinuous(
+    hypers: Sequence[Hyper], optimizers: Sequence[torch.optim.Optimizer], foreign: Mapping[int, ForeignState]
+) -> list[Hyper]:
+    """Those of the hyperparameters of other packages' optimizers whose general branch does not hold at zero."""
+    found = []
+    for hyper in (h for h in hypers if h.group >= 0):
+        number, owner, path = _place_of(hyper, optimizers)
+        place = int(owner.removeprefix("group"))
+        if number in foreign and not foreign[number].is_continuous_at_zero(place, path):
+            found.append(hyper)
     return found
