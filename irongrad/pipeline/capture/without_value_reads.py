@@ -24,6 +24,7 @@ from irongrad.diagnostics.source_lines import here
 from irongrad.operators.decompositions.scatter import put_by_mask
 from irongrad.pipeline.capture import data_attribute
 from irongrad.pipeline.capture.known_values import KnownValues
+from irongrad.pipeline.capture.selected_rows import SelectedRows
 from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.sizes.symbols import has_symbols
 
@@ -46,6 +47,7 @@ class ValueFree(TorchFunctionMode):
             **_REPLACED,
             Tensor.data.__set__: partial(data_attribute.assign, module),
         }
+        self._rows = SelectedRows()
         self._validated: list[bool] = []  # a stack: PyTorch may enter one mode several times
 
     def __enter__(self) -> ValueFree:
@@ -77,9 +79,13 @@ class ValueFree(TorchFunctionMode):
         return result
 
     def _called(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if (result := self._rows.called(func, args, kwargs)) is not NotImplemented:
+            return result
         replacement = self._replaced.get(func)
         result = replacement(*args, **kwargs) if replacement is not None else NotImplemented
-        return func(*args, **kwargs) if result is NotImplemented else result
+        result = func(*args, **kwargs) if result is NotImplemented else result
+        self._rows.note(func, args, kwargs, result)
+        return result
 
 
 def _replaces(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
