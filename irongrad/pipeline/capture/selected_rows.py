@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-aten = torch.ops.aten
+from irongrad.pipeline.capture.origins import Origins, is_of_each_element, version_of
 
 _SUMS = frozenset({torch.sum, Tensor.sum})
 _MEANS = frozenset({torch.mean, Tensor.mean})
@@ -36,11 +36,6 @@ _LOSSES: frozenset[object] = frozenset(
     }
 )
 _OF_CLASSES: frozenset[object] = frozenset({functional.cross_entropy, functional.nll_loss})
-# Functions of each element whose operators have other names, or no tag.
-_OF_EACH_ELEMENT = frozenset({"clone", "detach", "to", "type", "float", "double", "half", "long", "int", "bool"})
-# The names of Python's operators, where they differ from those of PyTorch's.
-_SPELLED = {"truediv": "div", "invert": "bitwise_not", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}
-_SPELLED |= {f"{side}{n}": _SPELLED.get(n, n) for n in ("add", "sub", "mul", "pow", "truediv") for side in "ri"}
 
 
 @dataclass(frozen=True)
@@ -56,46 +51,16 @@ class _Mask:
         return self.tensor.reshape(-1)
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """The call that computed a mask, with its arguments as they were then."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    versions: tuple[int | None, ...]
-
-
 class SelectedRows:
-    """The tensors of one trace that stand for `x[mask]`."""
+    """The tensors of one trace that stand for `x[mask]`; masks that are computed alike are equal."""
 
-    def __init__(self) -> None:
+    def __init__(self, origins: Origins) -> None:
         self._masks = WeakTensorKeyDictionary()
-        self._origins = WeakTensorKeyDictionary()
-
-    def note(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Note how a mask is computed: `out[h > 0] = h[h > 0]` computes one twice."""
-        if isinstance(result, Tensor) and result.dtype is torch.bool and not kwargs:
-            self._origins[result] = _Origin(function, args, tuple(map(_version_of, args)))
+        self._origins = origins
 
     def _is_same(self, mask: _Mask, key: Any) -> bool:
-        """Whether `key` has the values that a mask had when it selected rows."""
-        if key is mask.tensor:
-            return _version_of(key) == mask.version
-        return _version_of(mask.tensor) == mask.version and self._is_computed_alike(mask.tensor, key)
-
-    def _is_computed_alike(self, one: Any, other: Any) -> bool:
-        if one is other:
-            return True
-        if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-            return type(one) is type(other) and bool(one == other)
-        origins = self._origins.get(one), self._origins.get(other)
-        if None in origins:
-            return False
-        first, second = origins
-        unchanged = first.versions == second.versions == tuple(map(_version_of, second.args))
-        is_pure = _version_of(one) == _version_of(other) == 0 and _is_of_each_element(first.function)
-        alike = map(self._is_computed_alike, first.args, second.args)
-        return unchanged and is_pure and first.function is second.function and all(alike)
+        """Whether `key` has the values that a mask had when it selected rows: `out[h > 0] = h[h > 0]`."""
+        return version_of(mask.tensor) == mask.version and self._origins.are_equal(mask.tensor, key)
 
     def called(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call that selects rows or takes selected rows; NotImplemented for any other call."""
@@ -134,7 +99,7 @@ class SelectedRows:
             return self._loss_of_classes(function, mask, *args, **kwargs)
         if function in _SUMS | _MEANS and len(args) == 1 and not kwargs:
             return _reduced(args[0], mask, "mean" if function in _MEANS else "sum")
-        if not _is_of_each_element(function) or not self._are_aligned(args, kwargs):
+        if not is_of_each_element(function) or not self._are_aligned(args, kwargs):
             return NotImplemented
         result = function(*args, **kwargs)
         for tensor in tree_leaves(result):
@@ -179,10 +144,6 @@ class SelectedRows:
         return _reduced(losses, counted, reduction)
 
 
-def _version_of(value: object) -> int | None:
-    return value._version if isinstance(value, Tensor) else None
-
-
 def _reduced(rows: Tensor, mask: _Mask, reduction: str) -> Any:
     """The sum or the mean of all elements of the selected rows."""
     if reduction not in ("mean", "sum"):
@@ -203,15 +164,3 @@ def _is_mask_of(input: object, key: object) -> bool:
         return False
     is_known = all(isinstance(size, int) for size in (*input.shape, *key.shape))
     return is_known and input.shape[: key.ndim] == key.shape and key.numel() > 0
-
-
-def _is_of_each_element(function: Callable[..., Any]) -> bool:
-    """Whether a function of PyTorch computes each element by itself, as the tag of its operator says."""
-    name = getattr(function, "__name__", "").strip("_")
-    return name in _OF_EACH_ELEMENT or any(map(_is_pointwise, (name, _SPELLED.get(name, name))))
-
-
-def _is_pointwise(name: str) -> bool:
-    packet = getattr(aten, name, None)
-    overloads = packet.overloads() if packet is not None else ()
-    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)

@@ -24,10 +24,12 @@ from irongrad.diagnostics.source_lines import here
 from irongrad.operators.decompositions.scatter import put_by_mask
 from irongrad.pipeline.capture import data_attribute
 from irongrad.pipeline.capture.known_values import KnownValues
+from irongrad.pipeline.capture.origins import Origins
 from irongrad.pipeline.capture.selected_rows import SelectedRows
 from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.sizes.symbols import has_symbols
 
+_EQUALITIES = (torch.equal, Tensor.equal)
 _INDEXED = (Tensor.__getitem__, Tensor.__setitem__)
 _REPLACED: dict[object, Callable[..., Any]] = {Tensor.data.__get__: data_attribute.read}
 
@@ -47,7 +49,8 @@ class ValueFree(TorchFunctionMode):
             **_REPLACED,
             Tensor.data.__set__: partial(data_attribute.assign, module),
         }
-        self._rows = SelectedRows()
+        self._origins = Origins()
+        self._rows = SelectedRows(self._origins)
         self._validated: list[bool] = []  # a stack: PyTorch may enter one mode several times
 
     def __enter__(self) -> ValueFree:
@@ -66,6 +69,8 @@ class ValueFree(TorchFunctionMode):
         """Call the replacement of `func`, or `func` itself if there is none for these arguments."""
         kwargs = kwargs or {}
         known = self._known
+        if func in _EQUALITIES and len(args) == 2 and self._origins.are_equal(*args):
+            return True
         if known is None or torch.compiler.is_dynamo_compiling():  # Dynamo traces this function, too
             return self._called(func, args, kwargs)
         if (answer := known.answer(func, args, kwargs)) is not NotImplemented:
@@ -84,7 +89,7 @@ class ValueFree(TorchFunctionMode):
         replacement = self._replaced.get(func)
         result = replacement(*args, **kwargs) if replacement is not None else NotImplemented
         result = func(*args, **kwargs) if result is NotImplemented else result
-        self._rows.note(func, args, kwargs, result)
+        self._origins.note(func, args, kwargs, result)
         return result
 
 

@@ -179,3 +179,21 @@ def test_values_taken_and_put_back_by_a_mask_are_refused_with_the_way_out() -> N
 
     with pytest.raises(UserError, match=r"out = torch.where\(mask, f\(x\), out\)"):
         capture(step_of(Splits()))
+
+
+def test_tensors_that_are_computed_alike_are_equal() -> None:
+    class Compares(Known):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.linear(x)
+            return h if torch.equal(h[:, None] * 2, h[:, None] * 2) and torch.equal(x, x[:]) else h.new_zeros(8, 3)
+
+    class ComparesAfterAWrite(Known):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.linear(x) + 0
+            before = h * 2
+            h += 1
+            return h if torch.equal(before, h * 2) else 2 * h
+
+    capture(step_of(Compares()))
+    with pytest.raises(UserError, match="torch.equal"):
+        capture(step_of(ComparesAfterAWrite()))
