@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 
-from irongrad.diagnostics.source_lines import place_of, where
+from irongrad.diagnostics.source_lines import place_of
 from irongrad.runtime.errors import CaptureError, UserError
 from irongrad.step.borrow import unchanged
 from irongrad.step.optimizer_slots import Slot, as_tensor, leaves, own_attributes, slots_of, write
@@ -32,7 +32,7 @@ _CLOSURE = (
 
 
 def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that cannot step without a closure, or from dense gradients.
+    """Refuse an optimizer that cannot step without a closure, from dense gradients, or by itself.
 
     Raises:
         CaptureError: it is one; with its name.
@@ -42,9 +42,21 @@ def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
         raise CaptureError(
             f"{name} updates from sparse gradients, and a compiled step has dense ones. Use torch.optim.Adam"
         )
+    inner = next((n for n, v in own_attributes(optimizer).items() if isinstance(v, torch.optim.Optimizer)), None)
+    if inner is not None:
+        raise CaptureError(
+            f"{step_of(optimizer)}\n  {name} wraps another optimizer, self.{inner}, whose state would be lost. Use an "
+            "optimizer that has both rules in its own step"
+        )
     closure = signature(unwrap(type(optimizer).step)).parameters.get("closure")
     if isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is closure.empty):
         raise CaptureError(f"{name}.step needs a closure. {_CLOSURE}")
+
+
+def step_of(optimizer: torch.optim.Optimizer) -> str:
+    """`file:line` of an optimizer's step, also in an installed package."""
+    code = unwrap(type(optimizer).step).__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def take_step(optimizer: torch.optim.Optimizer) -> None:
@@ -197,14 +209,15 @@ class _Trial:
             later = Layout.of(optimizer, names)
         if (flag := _changed_flag(self.layout, later)) is not None:
             raise CaptureError(
-                f"{where(unwrap(type(optimizer).step))}\n  {type(optimizer).__name__} changes {flag} from step to "
+                f"{step_of(optimizer)}\n  {type(optimizer).__name__} changes {flag} from step to "
                 "step, which is neither a number nor a tensor: a compiled step would keep it. Keep a counter instead"
             )
         if self.first.keys() != self.second.keys():
             changed = next(iter(self.first.keys() ^ self.second.keys()))
             raise CaptureError(
-                f"{where(unwrap(type(optimizer).step))}\n  {type(optimizer).__name__} changes the layout of its state "
-                f"from step to step, at {changed.name}; a compiled step's state has one layout"
+                f"{step_of(optimizer)}\n  {type(optimizer).__name__} changes the layout of its state "
+                f"from step to step, at {changed.name}; a compiled step's state has one layout. Keep tensors and "
+                "numbers under the same keys from the first step on"
             )
 
     def slots(self) -> dict[Slot, Any]:

@@ -22,6 +22,9 @@ _TWINS = {
     "true_divide_": "div_",
 }
 
+# In-place functions that have no functional ATen twin if an argument is a tensor.
+_CLAMPS = {"clamp_": torch.clamp, "clamp_min_": torch.clamp_min, "clamp_max_": torch.clamp_max}
+
 # Their decompositions ask whether `alpha` is 1, and the answer would fix the hyperparameter.
 _SCALED = frozenset({torch.add, torch.sub, Tensor.add, Tensor.add_, Tensor.sub, Tensor.sub_})
 
@@ -41,7 +44,12 @@ class TracedCalls(TorchFunctionMode):
             with self:  # its calls are replaced, too
                 return _for_each(name.removeprefix("_foreach_"), *args, **kwargs)
         if name in _TWINS and args and isinstance(args[0], Tensor):
-            func = getattr(Tensor, _TWINS[name])
+            name = _TWINS[name]
+            func = getattr(Tensor, name)
+        if isinstance(out := kwargs.get("out"), Tensor):
+            return out.copy_(func(*args, **{k: v for k, v in kwargs.items() if k != "out"}))
+        if func is getattr(Tensor, name, None) and name in _CLAMPS:
+            return args[0].copy_(_CLAMPS[name](*args, **kwargs))
         replacement = _REPLACED.get(func)
         result = replacement(*args, **kwargs) if replacement is not None else NotImplemented
         if result is not NotImplemented:

@@ -190,7 +190,9 @@ class SumInDefaults(Own):
 class ConstantsInItsStep(Own):
     def update(self, p, state, group):
         factors = torch.tensor([0.5, 1.0]).sum() * torch.as_tensor(2.0)
-        p.sub_(p.grad * factors, alpha=group["lr"])
+        least, gradient = p.grad.abs().mean(), torch.empty_like(p)
+        torch.mul(p.grad, factors.clamp_min_(least), out=gradient)
+        p.sub_(gradient, alpha=group["lr"])
 
 
 class DecidesForEachParameter(Own):
@@ -311,6 +313,16 @@ class Toggles(Own):
         p.sub_(p.grad, alpha=group["lr"] if state["is_odd"] else 0.0)
 
 
+class Wraps(Own):
+    def __init__(self, parameters: Any) -> None:
+        parameters = list(parameters)
+        super().__init__(parameters)
+        self.inner = torch.optim.Adam(parameters)
+
+    def step(self, closure: None = None) -> None:
+        self.inner.step()
+
+
 class Outside(Own):
     table = torch.ones(3)
 
@@ -323,6 +335,7 @@ class Outside(Own):
     [
         (Grows, "layout of its state"),
         (Toggles, "changes .*is_odd from step to step"),
+        (Wraps, "Wraps wraps another optimizer, self.inner"),
         (Outside, "neither a parameter in the optimizer nor in its state"),
         (torch.optim.LBFGS, "LBFGS.step needs a closure"),
         (torch.optim.SparseAdam, "SparseAdam updates from sparse gradients"),
