@@ -123,7 +123,7 @@ class StepModule(nn.Module):
             CaptureError: the loss is not a tensor.
         """
         if self._inside:
-            return loss_of(output)
+            return _scalar(loss_of(output))
         function = self._loss if self._loss is not None else self.loss
         loss = function(output, *(inputs[n] for n in self._call.targets))
         if not isinstance(loss, torch.Tensor):
@@ -131,7 +131,12 @@ class StepModule(nn.Module):
                 f"{source_lines.where(function)}: the loss is a {type(loss).__name__}, not a tensor. Return a scalar "
                 "tensor alone, such as loss.mean()"
             )
-        return loss
+        return _scalar(loss)
+
+
+def _scalar(loss: torch.Tensor) -> torch.Tensor:
+    """The loss without dimensions of size 1: eager differentiates any loss of one element."""
+    return loss.reshape(()) if loss.ndim and all(size == 1 for size in loss.shape) else loss
 
 
 class PiecesModule(StepModule):

@@ -77,7 +77,7 @@ class ValueFree(TorchFunctionMode):
             return answer
         if func in _INDEXED:
             args = (args[0], known.indices(args[1]), *args[2:])
-        buffers = known.sources(args, kwargs)
+        buffers = known.sources(func, args, kwargs)
         result = self._called(func, args, kwargs)
         if buffers is not None:
             known.follow(func, args, kwargs, result, buffers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -179,6 +180,29 @@ def test_values_taken_and_put_back_by_a_mask_are_refused_with_the_way_out() -> N
 
     with pytest.raises(UserError, match=r"out = torch.where\(mask, f\(x\), out\)"):
         capture(step_of(Splits()))
+
+
+def test_a_tensor_of_ones_is_known_whatever_it_is_like() -> None:
+    class Unmasked(Known):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.ones_like(x, dtype=torch.uint8)
+            assert mask[0].all()
+            assert not x.new_zeros(3).any()
+            return self.linear(x)
+
+    class Masked(Known):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert torch.full_like(x, x.sum())[0].all()
+            return self.linear(x)
+
+    capture(step_of(Unmasked()))
+    with pytest.raises(UserError, match="full_like"):
+        capture(step_of(Masked()))
+
+
+def test_a_loss_of_one_element_may_have_dimensions(compiled: Compile) -> None:
+    step = step_of(nn.Linear(4, 3))
+    compiled(replace(step, loss=lambda output, y: mse_loss(output, y).reshape(1, 1)), "train_step")
 
 
 def test_tensors_that_are_computed_alike_are_equal() -> None:
