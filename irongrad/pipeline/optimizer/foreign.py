@@ -123,6 +123,11 @@ def foreign_state(
     """
     names = {id(p): n for n, p in parameters.items()}
     trial = _Trial(number, optimizer, parameters, names, seed=0)
+    if (holder := _holder_of_a_tensor((trial.layout.state, trial.layout.groups, trial.layout.attributes))) is not None:
+        raise CaptureError(
+            f"{step_of(optimizer)}\n  {type(optimizer).__name__} keeps a tensor in an object of type {holder}, where a "
+            "compiled step would not change it. Keep tensors in the optimizer's state or groups themselves"
+        )
     starts = _starts_of_one_rule(trial, partial(_Trial, number, optimizer, parameters, names, seed=1), hypers)
     rest = frozenset(trial.before), trial.is_independent, trial.is_continuous_at_zero
     if starts is not None:
@@ -133,6 +138,17 @@ def foreign_state(
         if not trial.is_constant(slot, trial.before.get(slot), hypers)
     }
     return ForeignState(starts, trial.layout, trial.layout_before, *rest)
+
+
+def _holder_of_a_tensor(value: Any) -> str | None:
+    """The type of an object, of no container that is walked, which has a tensor among its attributes."""
+    if isinstance(value, (dict, list, tuple)):
+        items = value.values() if isinstance(value, dict) else value
+        return next(filter(None, map(_holder_of_a_tensor, items)), None)
+    if isinstance(value, (torch.Tensor, torch.nn.Module, type)) or callable(value):
+        return None
+    holds = any(isinstance(v, torch.Tensor) for v in getattr(value, "__dict__", {}).values())
+    return type(value).__name__ if holds else None
 
 
 def _starts_of_one_rule(

@@ -80,6 +80,12 @@ def _for_each(name: str, tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -
     return None if name.endswith("_") else results
 
 
+def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: Any = 1e-8) -> Tensor:
+    """The function of that name, which clamps in place in C++."""
+    x1, x2 = (x / torch.clamp_min(torch.linalg.vector_norm(x, dim=dim, keepdim=True), eps) for x in (x1, x2))
+    return (x1 * x2).sum(dim)
+
+
 def _square_(input: Tensor) -> Tensor:
     return input.mul_(input)
 
@@ -120,6 +126,7 @@ _REPLACED: dict[object, Callable[..., Any]] = {
     Tensor.allclose: _all_close,
     torch.equal: _equal,
     Tensor.equal: _equal,
+    torch.cosine_similarity: _cosine_similarity,
     torch.tensor: _tensor,
     torch.as_tensor: _tensor,
 }

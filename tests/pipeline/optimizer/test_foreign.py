@@ -192,7 +192,8 @@ class ConstantsInItsStep(Own):
         factors = torch.tensor([0.5, 1.0]).sum() * torch.as_tensor(2.0)
         least, gradient = p.grad.abs().mean(), torch.empty_like(p)
         torch.mul(p.grad, factors.clamp_min_(least), out=gradient)
-        p.sub_(gradient, alpha=group["lr"])
+        alike = nn.functional.cosine_similarity(p.flatten(), p.grad.flatten(), dim=0, eps=1e-6)
+        p.sub_(gradient * (1 + alike), alpha=group["lr"])
 
 
 class DecidesForEachParameter(Own):
@@ -313,6 +314,18 @@ class Toggles(Own):
         p.sub_(p.grad, alpha=group["lr"] if state["is_odd"] else 0.0)
 
 
+class Projector:
+    def __init__(self, like: torch.Tensor) -> None:
+        self.basis = torch.ones_like(like)
+
+
+class KeepsObjects(Own):
+    def update(self, p, state, group):
+        projector = state.setdefault("projector", Projector(p))
+        projector.basis = projector.basis * 0.9
+        p.sub_(p.grad * projector.basis, alpha=group["lr"])
+
+
 class Wraps(Own):
     def __init__(self, parameters: Any) -> None:
         parameters = list(parameters)
@@ -335,6 +348,7 @@ class Outside(Own):
     [
         (Grows, "layout of its state"),
         (Toggles, "changes .*is_odd from step to step"),
+        (KeepsObjects, "keeps a tensor in an object of type Projector"),
         (Wraps, "Wraps wraps another optimizer, self.inner"),
         (Outside, "neither a parameter in the optimizer nor in its state"),
         (torch.optim.LBFGS, "LBFGS.step needs a closure"),
