@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from irongrad.diagnostics import source_lines
 from irongrad.operators.decompositions.registry import LIBRARY, register_decomposition
+from irongrad.pipeline.capture.selected_rows import refuse_selected
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.runtime.errors import CaptureError
 
@@ -76,6 +77,7 @@ def kept() -> Iterator[None]:
     def apply(cls: type[Function], *args: Any) -> Any:
         if cls.__module__.partition(".")[0] == torch.__name__:
             return _apply(cls, *args)
+        refuse_selected(*args)
         return _Call(cls, args)(*(a for a in args if isinstance(a, torch.Tensor)))
 
     with mock.patch.object(Function, "apply", classmethod(apply)):

@@ -36,6 +36,7 @@ from irongrad.pipeline.capture.cumulative_averages import cumulative_averages
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
 from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm, recurrent_layers
+from irongrad.pipeline.capture.selected_rows import refuse_selected
 from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
 from irongrad.pipeline.capture.size_decisions import kept_decisions
 from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_multiples
@@ -152,6 +153,7 @@ class PiecesModule(StepModule):
         inputs = dict(zip(self._names, values, strict=True))
         with self.autocast():
             output = self.outputs(inputs)
+            refuse_selected(output)
             outputs = {name: tensor.detach() for name, tensor in flatten_outputs(output).items()}
             return self.loss_of(output, inputs), outputs
 
@@ -174,6 +176,7 @@ class PredictModule(nn.Module):
         module = self._module[0]
         with module.autocast():
             outputs = flatten_outputs(module.outputs(dict(zip(self._names, values, strict=True))))
+        refuse_selected(outputs)
         if module._inside:
             outputs.pop("loss", None)
         return outputs

@@ -21,7 +21,10 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from irongrad.diagnostics.advice import KEEP_SHAPE, VALUES_AS_SHAPE
+from irongrad.diagnostics.source_lines import here
 from irongrad.pipeline.capture.origins import Origins, is_of_each_element, version_of
+from irongrad.runtime.errors import UnsupportedOpError
 
 _SUMS = frozenset({torch.sum, Tensor.sum})
 _MEANS = frozenset({torch.mean, Tensor.mean})
@@ -40,10 +43,11 @@ _OF_CLASSES: frozenset[object] = frozenset({functional.cross_entropy, functional
 
 @dataclass(frozen=True)
 class _Mask:
-    """A mask that selected rows, as it was then."""
+    """A mask that selected rows, as it was then, and the user's line that used it."""
 
     tensor: Tensor
     version: int
+    line: str
 
     @property
     def rows(self) -> Tensor:
@@ -51,11 +55,25 @@ class _Mask:
         return self.tensor.reshape(-1)
 
 
+_MASKS = WeakTensorKeyDictionary()  # of all traces: what leaves a trace is checked outside of it
+
+
+def refuse_selected(*values: object) -> None:
+    """Refuse tensors that stand for `x[mask]` where they leave the functions that know them.
+
+    Raises:
+        UnsupportedOpError: there is one; with the line that selects.
+    """
+    for tensor in tree_leaves(values):
+        if isinstance(tensor, Tensor) and tensor in _MASKS:
+            raise UnsupportedOpError(f"{_MASKS[tensor].line}\n  {VALUES_AS_SHAPE} {KEEP_SHAPE}")
+
+
 class SelectedRows:
     """The tensors of one trace that stand for `x[mask]`; masks that are computed alike are equal."""
 
     def __init__(self, origins: Origins) -> None:
-        self._masks = WeakTensorKeyDictionary()
+        self._masks = _MASKS
         self._origins = origins
 
     def _is_same(self, mask: _Mask, key: Any) -> bool:
@@ -84,7 +102,7 @@ class SelectedRows:
         first = mask.reshape(-1).to(torch.float32).argmax().reshape(1)
         others = torch.where(mask.any(), rows.detach().index_select(0, first), int(input.is_floating_point()))
         filled = torch.where(_beside(mask.reshape(-1), rows), rows, others.to(rows.dtype))
-        self._masks[filled] = _Mask(mask, mask._version)
+        self._masks[filled] = _Mask(mask, mask._version, here())
         return filled
 
     def _computed(
@@ -140,7 +158,7 @@ class SelectedRows:
         if not is_plain or input.ndim != 2 or target.ndim != 1:
             return NotImplemented
         losses = function(input, target, **{**options, "reduction": "none"})
-        counted = _Mask(counts := mask.rows & (target != ignored), counts._version)
+        counted = _Mask(counts := mask.rows & (target != ignored), counts._version, mask.line)
         return _reduced(losses, counted, reduction)
 
 

@@ -68,10 +68,12 @@ class ValueFree(TorchFunctionMode):
     ):
         """Call the replacement of `func`, or `func` itself if there is none for these arguments."""
         kwargs = kwargs or {}
-        known = self._known
+        if torch.compiler.is_dynamo_compiling():  # Dynamo traces this function, too
+            return self._replacing(func, args, kwargs)
         if func in _EQUALITIES and len(args) == 2 and self._origins.are_equal(*args):
             return True
-        if known is None or torch.compiler.is_dynamo_compiling():  # Dynamo traces this function, too
+        known = self._known
+        if known is None:
             return self._called(func, args, kwargs)
         if (answer := known.answer(func, args, kwargs)) is not NotImplemented:
             return answer
@@ -84,13 +86,16 @@ class ValueFree(TorchFunctionMode):
         return result
 
     def _called(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if (result := self._rows.called(func, args, kwargs)) is not NotImplemented:
-            return result
+        result = self._rows.called(func, args, kwargs)
+        if result is NotImplemented:
+            result = self._replacing(func, args, kwargs)
+            self._origins.note(func, args, kwargs, result)
+        return result
+
+    def _replacing(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         replacement = self._replaced.get(func)
         result = replacement(*args, **kwargs) if replacement is not None else NotImplemented
-        result = func(*args, **kwargs) if result is NotImplemented else result
-        self._origins.note(func, args, kwargs, result)
-        return result
+        return func(*args, **kwargs) if result is NotImplemented else result
 
 
 def _replaces(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

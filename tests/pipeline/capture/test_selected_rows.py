@@ -129,3 +129,8 @@ def test_what_needs_the_number_of_rows_is_refused(make: type[Masked], line: str)
     with pytest.raises(UserError) as refusal:
         ig.compile(step_of(make), "unwritten")
     assert line in str(refusal.value)
+
+
+def test_a_function_that_returns_selected_rows_is_refused() -> None:
+    with pytest.raises(UserError, match=r"x\[x > 0\]"):
+        ig.compile_function(lambda x: x[x > 0] * 2, (torch.randn(4),))
