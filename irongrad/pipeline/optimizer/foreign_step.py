@@ -112,4 +112,5 @@ class ForeignStep:
 def _like(initial: torch.Tensor, value: Any) -> torch.Tensor:
     """A new value of the state; a number may be symbolic."""
     tensor = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=torch.float64)
-    return tensor.to(initial.dtype).expand(initial.shape)
+    shaped = tensor.reshape(initial.shape) if tensor.numel() == initial.numel() else tensor.expand(initial.shape)
+    return shaped.to(initial.dtype)

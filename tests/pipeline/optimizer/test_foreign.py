@@ -201,6 +201,7 @@ class DecidesForEachParameter(Own):
         weight, gradient = p.norm(), p.grad.norm()
         trust = (weight / gradient).clamp(max=1.0) if weight != 0 and gradient > 0.1 else 1.0
         state["trust"] = trust  # a number or a tensor
+        state["sum"] = state.get("sum", 0.0) + p.grad.sum().reshape(1)  # a number that becomes a tensor
         if not torch.allclose(p, p.grad):
             p.sub_(p.grad * trust, alpha=group["lr"])
 
