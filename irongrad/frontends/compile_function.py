@@ -42,6 +42,7 @@ from irongrad.pipeline.backend import optimised_function, portable_function
 from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.repeatable import Program, Recorder, refuse_unrepeatable
+from irongrad.pipeline.capture.selected_rows import refuse_selected
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.guards.function_indices import function_indices, guarded
 from irongrad.pipeline.iree.compile_cached import compile_once
@@ -160,6 +161,7 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
 
     def value(*leaves: torch.Tensor) -> list[torch.Tensor]:
         outputs, result = _flatten(fn(*unflatten(structure, leaves)), f"{source_lines.where(fn)}: the result")
+        refuse_selected(outputs)
         found[:] = [result]
         return outputs
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from itertools import chain
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -253,7 +254,7 @@ class Record:
 
     def _of_class(self, cls: type) -> Iterable[object]:
         """A user's class: its methods, and data that they may change, such as a counter."""
-        if not is_user_class(cls):
+        if not is_user_class(cls) or issubclass(cls, Enum):  # an Enum's members cannot be assigned
             return ()
         own = dict(vars(cls))
         for name, value in own.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,13 +26,13 @@ class Slot:
         owner: the parameter's name, `group<N>` with the group's position in the optimizer, `state` for what its state
             has for other keys, or `self`.
         path: the keys, positions and attributes that lead from there to the value.
-        is_number: whether the value is a Python number.
+        is_number: whether the value is a Python number; a step may turn it into a tensor, and the slot is the same.
     """
 
     optimizer: int
     owner: str
     path: tuple[Any, ...]
-    is_number: bool
+    is_number: bool = field(compare=False)
 
     @property
     def key(self) -> str:

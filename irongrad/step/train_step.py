@@ -130,9 +130,9 @@ class TrainStep:
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         """The optimizers, always as a tuple."""
-        if isinstance(self.optimizer, torch.optim.Optimizer):
-            return (self.optimizer,)
-        return tuple(self.optimizer)
+        if isinstance(self.optimizer, Sequence):
+            return tuple(self.optimizer)
+        return (self.optimizer,)
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
@@ -245,7 +245,10 @@ def _check_optimizers(step: TrainStep) -> None:
     seen: set[int] = set()
     for optimizer in step.optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise CaptureError(f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
+            raise CaptureError(
+                f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer. If it wraps one, the "
+                "wrapper's own rule cannot be compiled: use an optimizer that has both in its step"
+            )
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from enum import Enum
 
 import numpy as np
 import pytest
@@ -126,3 +127,14 @@ def test_the_record_says_what_changed() -> None:
             function() if function is not len else None
             assert words in record.changed() if words else not record.changed()
     assert (counts, number) == ({"calls": 0}, 0)
+
+
+class Kind(Enum):
+    PLAIN = 1
+
+
+def test_an_enumeration_of_the_users_is_left_alone() -> None:
+    step, _ = make_step()
+    step.model.kind = Kind.PLAIN
+    train(step, None)
+    assert step.model.kind is Kind.PLAIN

@@ -1,4 +1,4 @@
-"""Keep the backward of each user's `torch.autograd.Function` in a captured step.
+"""Keep the backward of each `torch.autograd.Function` of the user or of a package in a captured step.
 
 torch.export traces through a Function's forward and drops its backward. The exported step would then have the gradient
 of the forward's operators. So during the export, each call becomes one custom operator. Its decomposition is the
@@ -21,6 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 from irongrad.diagnostics import source_lines
 from irongrad.operators.decompositions.registry import LIBRARY, register_decomposition
+from irongrad.pipeline.capture.selected_rows import refuse_selected
+from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.runtime.errors import CaptureError
 
 _OF_BACKWARD = (
@@ -70,11 +72,12 @@ class Context:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """While open, each call of a user's Function becomes an operator whose autograd formula is its backward."""
+    """While open, each call of a Function that is not PyTorch's own becomes an operator with its backward."""
 
     def apply(cls: type[Function], *args: Any) -> Any:
-        if not source_lines.is_user_class(cls):
+        if cls.__module__.partition(".")[0] == torch.__name__:
             return _apply(cls, *args)
+        refuse_selected(*args)
         return _Call(cls, args)(*(a for a in args if isinstance(a, torch.Tensor)))
 
     with mock.patch.object(Function, "apply", classmethod(apply)):
@@ -128,7 +131,7 @@ class _Call:
         forward: Callable[..., Any] = self._cls.forward
         needs = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in self._args)
         context = Context(needs, source_lines.where(forward))
-        with _OwnWrites(f"{self._cls.__name__}.forward", _OF_FORWARD):
+        with ValueFree(), _OwnWrites(f"{self._cls.__name__}.forward", _OF_FORWARD):
             if self._cls.setup_context is Function.setup_context:
                 outputs = forward(context, *args)
             else:

@@ -44,6 +44,13 @@ _SHAPED_BY_VALUES: frozenset[object] = frozenset(
     }
     | {torch.repeat_interleave, Tensor.repeat_interleave, functional.one_hot}
 )
+# Functions whose results have values that depend on no argument but the last.
+_BY_SHAPE: frozenset[object] = frozenset(
+    {
+        *(torch.ones_like, torch.zeros_like, torch.full_like),
+        *(getattr(Tensor, n) for n in ("new_ones", "new_zeros", "new_full")),
+    }
+)
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -149,8 +156,6 @@ class KnownValues:
         """What a function returns that reads values; NotImplemented if it reads none, or they are unknown."""
         if not self._is_open:
             return NotImplemented
-        if function in (torch.equal, Tensor.equal) and len(args) == 2 and args[0] is args[1]:
-            return True
         if function in _READERS:
             return self._read(function, args, kwargs)
         if function in _SHAPED_BY_VALUES or (function is torch.where and len(args) + len(kwargs) == 1):
@@ -169,9 +174,13 @@ class KnownValues:
             found += [k] if places is NotImplemented else self._places(places)
         return key if all(one is other for one, other in zip(found, keys, strict=False)) else tuple(found)
 
-    def sources(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str] | None:
-        """The buffers that the values of a call's arguments come from; None if some are unknown."""
+    def sources(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> frozenset[str] | None:
+        """The buffers that the values of a call's result come from; None if some are unknown."""
         leaves = tree_leaves((args, kwargs))
+        if self._is_open and function in _BY_SHAPE and not any(isinstance(leaf, Tensor) for leaf in leaves[1:]):
+            leaves = leaves[1:]
         if not self._is_open or any(isinstance(leaf, _SYMBOLS) for leaf in leaves):
             return None
         found: frozenset[str] = frozenset()
@@ -202,13 +211,13 @@ class KnownValues:
             return
         for tensor, twin in zip(results, made, strict=True):
             self._keep(tensor, twin, buffers)
-        for tensor in _tensors(args, kwargs):
+        for tensor in _tensors(args, kwargs) if function not in _BY_SHAPE else ():
             memory = self._memory[_memory_of(tensor)]
             if memory.version != tensor._version:
                 self._memory[_memory_of(tensor)] = _Memory(tensor._version, memory.buffers | buffers)
 
     def _read(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        buffers = self.sources(args, kwargs)
+        buffers = self.sources(function, args, kwargs)
         if buffers is None or not _tensors(args, kwargs):
             return NotImplemented
         found = self._run(function, args, kwargs)
@@ -228,9 +237,13 @@ class KnownValues:
         return [self._constant(column) for column in columns]
 
     def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        twin_args, twin_kwargs = tree_map_only(Tensor, self._twins.__getitem__, (args, kwargs))
+        if function in _BY_SHAPE:
+            with _plainly():
+                args = (torch.zeros(args[0].shape, dtype=args[0].dtype), *args[1:])
+        else:
+            args, kwargs = tree_map_only(Tensor, self._twins.__getitem__, (args, kwargs))
         with _plainly(), _Constant(), torch.no_grad():
-            return function(*twin_args, **twin_kwargs)
+            return function(*args, **kwargs)
 
     def _has_twin(self, tensor: Tensor) -> bool:
         """Whether a tensor has a twin, with its present values."""

@@ -7,6 +7,7 @@ from torch import nn
 
 from irongrad.diagnostics import source_lines
 from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
+from irongrad.pipeline.capture.selected_rows import refuse_selected
 from irongrad.runtime.errors import CaptureError
 from irongrad.step.train_step import TrainStep, call_of
 
@@ -56,7 +57,7 @@ class StepModule(nn.Module):
             CaptureError: the loss is not a tensor.
         """
         if self._inside:
-            return loss_of(output)
+            return _scalar(loss_of(output))
         function = self._loss if self._loss is not None else self.loss
         loss = function(output, *(inputs[n] for n in self._call.targets))
         if not isinstance(loss, torch.Tensor):
@@ -64,7 +65,12 @@ class StepModule(nn.Module):
                 f"{source_lines.where(function)}: the loss is a {type(loss).__name__}, not a tensor. Return a scalar "
                 "tensor alone, such as loss.mean()"
             )
-        return loss
+        return _scalar(loss)
+
+
+def _scalar(loss: torch.Tensor) -> torch.Tensor:
+    """The loss without dimensions of size 1: eager differentiates any loss of one element."""
+    return loss.reshape(()) if loss.ndim and all(size == 1 for size in loss.shape) else loss
 
 
 class PiecesModule(StepModule):
@@ -80,6 +86,7 @@ class PiecesModule(StepModule):
         inputs = dict(zip(self._names, values, strict=True))
         with self.autocast():
             output = self.outputs(inputs)
+            refuse_selected(output)
             outputs = {name: tensor.detach() for name, tensor in flatten_outputs(output).items()}
             return self.loss_of(output, inputs), outputs
 
@@ -102,6 +109,7 @@ class PredictModule(nn.Module):
         module = self._module[0]
         with module.autocast():
             outputs = flatten_outputs(module.outputs(dict(zip(self._names, values, strict=True))))
+        refuse_selected(outputs)
         if module._inside:
             outputs.pop("loss", None)
         return outputs

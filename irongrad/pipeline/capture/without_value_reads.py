@@ -25,9 +25,12 @@ from irongrad.operators.decompositions.scatter import put_by_mask
 from irongrad.pipeline.capture import data_attribute
 from irongrad.pipeline.capture.held_tensors import HeldTensors
 from irongrad.pipeline.capture.known_values import KnownValues
+from irongrad.pipeline.capture.origins import Origins
+from irongrad.pipeline.capture.selected_rows import SelectedRows
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.sizes.symbols import has_symbols
 
+_EQUALITIES = (torch.equal, Tensor.equal)
 _INDEXED = (Tensor.__getitem__, Tensor.__setitem__)
 _REPLACED: dict[object, Callable[..., Any]] = {Tensor.data.__get__: data_attribute.read}
 
@@ -48,6 +51,8 @@ class ValueFree(TorchFunctionMode):
             **_REPLACED,
             Tensor.data.__set__: partial(data_attribute.assign, module),
         }
+        self._origins = Origins()
+        self._rows = SelectedRows(self._origins)
         self._validated: list[bool] = []  # a stack: PyTorch may enter one mode several times
 
     def __enter__(self) -> ValueFree:
@@ -65,8 +70,12 @@ class ValueFree(TorchFunctionMode):
     ):
         """Call the replacement of `func`, or `func` itself if there is none for these arguments."""
         kwargs = kwargs or {}
+        if torch.compiler.is_dynamo_compiling():  # Dynamo traces this function, too
+            return self._replacing(func, args, kwargs)
+        if func in _EQUALITIES and len(args) == 2 and self._origins.are_equal(*args):
+            return True
         known = self._known
-        if known is None or torch.compiler.is_dynamo_compiling():  # Dynamo traces this function, too
+        if known is None:
             return self._called(func, args, kwargs)
         if self._held is not None:
             args, kwargs = self._held.exchanged(args, kwargs)
@@ -74,13 +83,20 @@ class ValueFree(TorchFunctionMode):
             return answer
         if func in _INDEXED:
             args = (args[0], known.indices(args[1]), *args[2:])
-        buffers = known.sources(args, kwargs)
+        buffers = known.sources(func, args, kwargs)
         result = self._called(func, args, kwargs)
         if buffers is not None:
             known.follow(func, args, kwargs, result, buffers)
         return result
 
     def _called(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self._rows.called(func, args, kwargs)
+        if result is NotImplemented:
+            result = self._replacing(func, args, kwargs)
+            self._origins.note(func, args, kwargs, result)
+        return result
+
+    def _replacing(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         replacement = self._replaced.get(func)
         result = replacement(*args, **kwargs) if replacement is not None else NotImplemented
         return func(*args, **kwargs) if result is NotImplemented else result

@@ -6,9 +6,12 @@ code is run once for each way through its decisions. The results of the ways are
 
 from __future__ import annotations
 
+import dis
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -20,6 +23,10 @@ from irongrad.runtime.errors import CaptureError
 
 # More ways than this would make the update of a network larger than its backward.
 MOST_WAYS = 16
+
+
+class TooManyWaysError(CaptureError):
+    """There are more than `MOST_WAYS` ways through a step."""
 
 
 @dataclass
@@ -55,7 +62,7 @@ def along_all_ways(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         run: gives tensors of the same shapes each time.
 
     Raises:
-        CaptureError: there are more than `MOST_WAYS` ways.
+        TooManyWaysError: there are more than `MOST_WAYS` ways.
     """
     count = 0
 
@@ -63,7 +70,7 @@ def along_all_ways(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         nonlocal count
         count += 1
         if count > MOST_WAYS:
-            raise CaptureError(
+            raise TooManyWaysError(
                 f"the optimizer decides so often on numbers that are known only at run time that there are more than "
                 f"{MOST_WAYS} ways through its step. Write the decisions with torch.where"
             )
@@ -93,4 +100,31 @@ def _answered_by(way: _Way) -> AbstractContextManager[object]:
         except GuardOnDataDependentSymNode:
             return way.answer(torch.SymBool(node))
 
-    return mock.patch.object(SymNode, "guard_bool", decide)
+    stack = ExitStack()
+    stack.enter_context(mock.patch.object(SymNode, "guard_bool", decide))
+    for name in ("__truediv__", "__rtruediv__"):
+        stack.enter_context(mock.patch.object(torch.SymFloat, name, _checked(name)))
+    return stack
+
+
+def _checked(name: str) -> Callable[[Any, Any], Any]:
+    """Division of a symbolic number that raises ZeroDivisionError where the calling code would handle it."""
+    divide: Callable[[Any, Any], Any] = getattr(torch.SymFloat, name)
+
+    def apply(self: Any, other: Any) -> Any:
+        divisor = self if name == "__rtruediv__" else other
+        # The first way has the answer yes, and is the one that divides.
+        if _handles_zero_division(sys._getframe(1)) and not divisor != 0:
+            raise ZeroDivisionError
+        return divide(self, other)
+
+    return apply
+
+
+def _handles_zero_division(frame: FrameType) -> bool:
+    """Whether the running instruction of a frame is in a block of a function that names ZeroDivisionError."""
+    code = frame.f_code
+    if "ZeroDivisionError" not in code.co_names:
+        return False
+    blocks: Any = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    return any(block.start <= frame.f_lasti < block.end for block in blocks)

@@ -1,4 +1,4 @@
-"""Optimizers from outside torch.optim: find their state by running them.
+"""Optimizers from outside torch.optim: find their state by running them, and let their Python code run on symbols.
 
 The optimizer takes two steps with made-up gradients on the user's own objects, which are put back. What it holds then
 is its state. A value that exists before the first step starts as it is. One that the first step makes starts as what
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from irongrad.diagnostics.source_lines import place_of, where
+from irongrad.diagnostics.source_lines import place_of
 from irongrad.runtime.errors import CaptureError, UserError
 from irongrad.step.borrow import unchanged
 from irongrad.step.optimizer_slots import Slot, as_tensor, leaves, own_attributes, slots_of, write
@@ -29,7 +29,7 @@ _CLOSURE = (
 
 
 def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that cannot step without a closure, or from dense gradients.
+    """Refuse an optimizer that cannot step without a closure, from dense gradients, or by itself.
 
     Raises:
         CaptureError: it is one; with its name.
@@ -39,9 +39,21 @@ def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
         raise CaptureError(
             f"{name} updates from sparse gradients, and a compiled step has dense ones. Use torch.optim.Adam"
         )
+    inner = next((n for n, v in own_attributes(optimizer).items() if isinstance(v, torch.optim.Optimizer)), None)
+    if inner is not None:
+        raise CaptureError(
+            f"{step_of(optimizer)}\n  {name} wraps another optimizer, self.{inner}, whose state would be lost. Use an "
+            "optimizer that has both rules in its own step"
+        )
     closure = signature(unwrap(type(optimizer).step)).parameters.get("closure")
     if isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is closure.empty):
         raise CaptureError(f"{name}.step needs a closure. {_CLOSURE}")
+
+
+def step_of(optimizer: torch.optim.Optimizer) -> str:
+    """`file:line` of an optimizer's step, also in an installed package."""
+    code = unwrap(type(optimizer).step).__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def take_step(optimizer: torch.optim.Optimizer) -> None:
@@ -65,13 +77,37 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
         ) from error
 
 
+@dataclass(frozen=True)
+class ForeignState:
+    """The state of an optimizer from outside torch.optim.
+
+    Attributes:
+        slots: its state, with the values before the next step.
+        layout: the containers around it.
+        first: the containers before the first step, if that step does something else than later ones.
+        before: the slots that exist before the first step.
+        is_independent: tells whether the optimizer updates each parameter as if it had no other.
+        is_continuous_at_zero: tells whether a value in a group, given its group's position and path, does at zero what
+            it does near zero.
+        is_apart: whether to trace the update of each parameter by itself.
+    """
+
+    slots: Mapping[Slot, torch.Tensor]
+    layout: Layout
+    first: Layout | None
+    before: frozenset[Slot]
+    is_independent: Callable[[], bool]
+    is_continuous_at_zero: Callable[[int, tuple[Any, ...]], bool]
+    is_apart: bool = False
+
+
 def foreign_state(
     number: int,
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, torch.nn.Parameter],
     hypers: frozenset[tuple[Any, ...]],
-) -> tuple[dict[Slot, torch.Tensor], Layout]:
-    """The slots of an optimizer's state, each with the value before the next step, and the containers around them.
+) -> ForeignState:
+    """Find the state of an optimizer.
 
     Args:
         number: the position of the optimizer.
@@ -80,31 +116,64 @@ def foreign_state(
         hypers: the owners and paths of values that are run-time hyperparameters.
 
     Raises:
-        CaptureError: the first step does something else than later ones, or the layout of the state changes.
+        CaptureError: the layout of the state changes from step to step.
     """
     names = {id(p): n for n, p in parameters.items()}
-    found = _Trial(number, optimizer, parameters, names, seed=0)
+    trial = _Trial(number, optimizer, parameters, names, seed=0)
+    if (holder := _holder_of_a_tensor((trial.layout.state, trial.layout.groups, trial.layout.attributes))) is not None:
+        raise CaptureError(
+            f"{step_of(optimizer)}\n  {type(optimizer).__name__} keeps a tensor in an object of type {holder}, where a "
+            "compiled step would not change it. Keep tensors in the optimizer's state or groups themselves"
+        )
+    starts = _starts_of_one_rule(trial, partial(_Trial, number, optimizer, parameters, names, seed=1), hypers)
+    rest = frozenset(trial.before), trial.is_independent, trial.is_continuous_at_zero
+    if starts is not None:
+        return ForeignState(starts, trial.layout, None, *rest)
+    starts = {
+        slot: as_tensor(trial.before.get(slot, _nothing_like(value))).detach().clone().contiguous()
+        for slot, value in trial.first.items()
+        if not trial.is_constant(slot, trial.before.get(slot), hypers)
+    }
+    return ForeignState(starts, trial.layout, trial.layout_before, *rest)
+
+
+def _holder_of_a_tensor(value: Any) -> str | None:
+    """The type of an object, of no container that is walked, which has a tensor among its attributes."""
+    if isinstance(value, (dict, list, tuple)):
+        items = value.values() if isinstance(value, dict) else value
+        return next(filter(None, map(_holder_of_a_tensor, items)), None)
+    if isinstance(value, (torch.Tensor, torch.nn.Module, type)) or callable(value):
+        return None
+    holds = any(isinstance(v, torch.Tensor) for v in getattr(value, "__dict__", {}).values())
+    return type(value).__name__ if holds else None
+
+
+def _starts_of_one_rule(
+    trial: _Trial, another: Callable[[], _Trial], hypers: frozenset[tuple[Any, ...]]
+) -> dict[Slot, torch.Tensor] | None:
+    """The values to start from so that the rule of later steps gives the first step, too; None if none are found."""
     state: dict[Slot, torch.Tensor] = {}
-    others = None
-    for slot, value in found.first.items():
-        start = found.before.get(slot, found.start(slot))
-        is_same = _is_same(start, value, found.second.get(slot))
-        if is_same and (slot.is_number or (slot.owner, slot.path) in hypers):
-            continue  # a constant of the optimizer, or a run-time input
+    other = None
+    for slot, value in trial.first.items():
+        start = trial.before.get(slot, trial.start(slot))
+        if trial.is_constant(slot, start, hypers):
+            continue
         if start is None:
-            raise CaptureError(
-                f"{where(unwrap(type(optimizer).step))}\n  {type(optimizer).__name__} makes {slot.name} in its first "
-                "step, in a way that is not seen. Take one eager step before compiling, so that its state exists"
-            )
-        value = torch.full_like(value, start) if not slot.is_number and not isinstance(start, torch.Tensor) else start
-        if slot not in found.before and isinstance(value, torch.Tensor) and value.is_floating_point():
-            others = others or _Trial(number, optimizer, parameters, names, seed=1)
-            other = others.assigned.get((slot.owner, slot.path), value)
-            if isinstance(other, torch.Tensor) and not torch.equal(value, other):
-                value = torch.zeros_like(value)  # it starts as the gradient, as a momentum does
-        state[slot] = as_tensor(value).detach().clone().contiguous()
-    _check_first_step(found, state)
-    return state, found.layout
+            return None
+        start = torch.full_like(value, start) if not slot.is_number and not isinstance(start, torch.Tensor) else start
+        if slot not in trial.before and isinstance(start, torch.Tensor) and start.is_floating_point():
+            other = other or another()
+            again = other.assigned.get((slot.owner, slot.path), start)
+            if isinstance(again, torch.Tensor) and not torch.equal(start, again):
+                start = torch.zeros_like(start)  # it starts as the gradient, as a momentum does
+        is_whole = isinstance(start, int) and isinstance(value, int)  # a sum of floats may start as 0
+        state[slot] = as_tensor(start if is_whole or isinstance(start, torch.Tensor) else float(start))
+        state[slot] = state[slot].detach().clone().contiguous()
+    return state if trial.begins_like(state) else None
+
+
+def _nothing_like(value: Any) -> Any:
+    return torch.zeros_like(value) if isinstance(value, torch.Tensor) else type(value)(0)
 
 
 def _is_same(*values: Any) -> bool:
@@ -124,6 +193,7 @@ class _Trial:
         second: the slots after the second step.
         updated: the parameters after the first step.
         layout: the containers after the first step.
+        layout_before: the containers before the first step.
     """
 
     def __init__(
@@ -138,6 +208,7 @@ class _Trial:
         generator = torch.Generator().manual_seed(seed)
         self.gradients = {n: torch.randn(p.shape, generator=generator).to(p.dtype) for n, p in parameters.items()}
         self.before = self.slots()
+        self.layout_before = Layout.of(optimizer, names)
         self.assigned: dict[tuple[str, Any], Any] = {}
         with self._running():
             _record_assignments(optimizer, names, self.assigned)
@@ -147,11 +218,19 @@ class _Trial:
             self.updated = {n: p.detach().clone() for n, p in parameters.items()}
             self.take_step()
             self.second = self.slots()
+            self._updated_twice = {n: p.detach().clone() for n, p in parameters.items()}
+            later = Layout.of(optimizer, names)
+        if (flag := _changed_flag(self.layout, later)) is not None:
+            raise CaptureError(
+                f"{step_of(optimizer)}\n  {type(optimizer).__name__} changes {flag} from step to "
+                "step, which is neither a number nor a tensor: a compiled step would keep it. Keep a counter instead"
+            )
         if self.first.keys() != self.second.keys():
             changed = next(iter(self.first.keys() ^ self.second.keys()))
             raise CaptureError(
-                f"{where(unwrap(type(optimizer).step))}\n  {type(optimizer).__name__} changes the layout of its state "
-                f"from step to step, at {changed.name}; a compiled step's state has one layout"
+                f"{step_of(optimizer)}\n  {type(optimizer).__name__} changes the layout of its state "
+                f"from step to step, at {changed.name}; a compiled step's state has one layout. Keep tensors and "
+                "numbers under the same keys from the first step on"
             )
 
     def slots(self) -> dict[Slot, Any]:
@@ -164,6 +243,62 @@ class _Trial:
         if slot.is_number and assigned == first != second:
             return first - (second - first)  # `state["step"] = state.get("step", 0) + 1`
         return assigned
+
+    def is_constant(self, slot: Slot, start: Any, hypers: frozenset[tuple[Any, ...]]) -> bool:
+        """Whether a slot that starts as `start` is a constant of the optimizer, or a run-time input."""
+        is_same = _is_same(start, self.first[slot], self.second.get(slot))
+        return is_same and (slot.is_number or (slot.owner, slot.path) in hypers)
+
+    def begins_like(self, state: Mapping[Slot, torch.Tensor]) -> bool:
+        """Whether a first step from `state`, in the layout of later steps, gives what the real first step gives."""
+        try:
+            updated, slots = self.first_step_from({s: v.item() if s.is_number else v.clone() for s, v in state.items()})
+            pairs = [(updated[n], value) for n, value in self.updated.items()]
+            pairs += [(as_tensor(slots[s]), as_tensor(self.first[s])) for s in state]
+        except (CaptureError, KeyError):
+            return False
+        return all(
+            torch.allclose(found.double(), wanted.double(), rtol=1e-5, atol=1e-7, equal_nan=True)
+            for found, wanted in pairs
+        )
+
+    def is_independent(self) -> bool:
+        """Whether each parameter, updated as the only one, changes as it does among the others."""
+        place = {name: number for number, g in enumerate(self.optimizer.param_groups) for name in self._names_in(g)}
+        return all(self._is_independent(name, place[name]) for name in self.parameters)
+
+    def _names_in(self, group: Mapping[str, Any]) -> list[str]:
+        return [self._names[id(p)] for p in group["params"] if id(p) in self._names]
+
+    def _is_independent(self, name: str, place: int) -> bool:
+        with self._running():
+            for number, group in enumerate(self.optimizer.param_groups):
+                group["params"] = [self.parameters[name]] if number == place else []
+            try:
+                for _ in range(2):
+                    self.parameters[name].grad = self.gradients[name].clone()
+                    take_step(self.optimizer)
+            except CaptureError:
+                return False
+            slots = self.slots()
+            updated = self.parameters[name].detach().clone()
+        owners = (name, "self", "state", f"group{place}")
+        pairs = [(value, slots.get(slot)) for slot, value in self.second.items() if slot.owner in owners]
+        return all(_is_same(wanted, found) for wanted, found in [(self._updated_twice[name], updated), *pairs])
+
+    def is_continuous_at_zero(self, place: int, path: tuple[Any, ...]) -> bool:
+        """Whether a hyperparameter near zero does what zero does."""
+        at_zero, near = (self._updated_with(place, path, value) for value in (0.0, 1e-30))
+        return at_zero is not None and near is not None and all(map(torch.allclose, at_zero, near))
+
+    def _updated_with(self, place: int, path: tuple[Any, ...], value: float) -> list[torch.Tensor] | None:
+        with self._running():
+            write(self.optimizer, self._names, Slot(self._number, f"group{place}", path, is_number=True), value)
+            try:
+                self.take_step()
+            except CaptureError:
+                return None
+            return [p.detach().double() for p in self.parameters.values()]
 
     def take_step(self) -> None:
         """Take one step with the gradients."""
@@ -227,7 +362,11 @@ class Layout:
             place = parameters.get(key, key) if isinstance(key, str) else key
             optimizer.state[place] = _rebuilt(held)
         for group, held in zip(optimizer.param_groups, self.groups, strict=True):
+            for name in [k for k in group if k not in held and k != "params"]:
+                del group[name]
             group.update(_rebuilt(held))
+        for name in own_attributes(optimizer).keys() - self.attributes.keys():
+            delattr(optimizer, name)
         for name, held in self.attributes.items():
             setattr(optimizer, name, _rebuilt(held))
         names = {id(p): n for n, p in parameters.items()}
@@ -245,6 +384,24 @@ def _rebuilt(value: Any) -> Any:
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(_rebuilt(v) for v in value)
     return value
+
+
+def _changed_flag(before: Layout, after: Layout) -> str | None:
+    """The name of a truth value or a word that differs between two layouts."""
+    flags = [dict(_flags((x.state, x.groups, x.attributes))) for x in (before, after)]
+    changed = [path for path, flag in flags[1].items() if flags[0].get(path, flag) != flag]
+    return ".".join(map(str, changed[0][1:])) if changed else None
+
+
+def _flags(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(value, bool | str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flags(item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            yield from _flags(item, (*path, position))
 
 
 class _Recording(dict[Any, Any]):
@@ -311,25 +468,6 @@ def _record_assignments(
     optimizer.state = _RecordingState(optimizer.state, entry)
     for position, group in enumerate(optimizer.param_groups):
         optimizer.param_groups[position] = _Recording(group, partial(told, f"group{position}"))
-
-
-def _check_first_step(trial: _Trial, state: Mapping[Slot, torch.Tensor]) -> None:
-    """Hold a first step from the initial state against the real first step.
-
-    Raises:
-        CaptureError: they differ.
-    """
-    numbers = {s: (v.item() if s.is_number else v.clone()) for s, v in state.items()}
-    updated, slots = trial.first_step_from(numbers)
-    pairs = [(n, updated[n], value) for n, value in trial.updated.items()]
-    pairs += [(s.name, as_tensor(slots[s]), as_tensor(trial.first[s])) for s in state]
-    for name, found, wanted in pairs:
-        if not torch.allclose(found.double(), wanted.double(), rtol=1e-5, atol=1e-7, equal_nan=True):
-            raise CaptureError(
-                f"{where(unwrap(type(trial.optimizer).step))}\n  the first step of {type(trial.optimizer).__name__} "
-                f"does something else to {name} than a later one does. Take one eager step before compiling, so that "
-                "its state exists"
-            )
 
 
 def _copied(value: Any) -> Any:

@@ -29,7 +29,8 @@ def initial_state(
 ) -> dict[tuple[str, str], StateTensor]:
     """Return the state that each torch.optim optimizer holds before its next step, by parameter name and key."""
     result: dict[tuple[str, str], StateTensor] = {}
-    known = {id(v) for o in optimizers for held in o.state.values() for v in held.values()}
+    own = [o for o in optimizers if not is_foreign(o)]
+    known = {id(v) for o in own for held in o.state.values() for v in held.values()}
     # If nothing writes to parameters and gradients, they need no memory of their own.
     shared = _all_read_only(optimizers)
     with unchanged(optimizers) as record:

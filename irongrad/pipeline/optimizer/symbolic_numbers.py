@@ -44,9 +44,14 @@ def _pow(x: Any, y: Any) -> Any:
     return x**y
 
 
+def _with_sign_of(x: Any, y: Any) -> Any:
+    return torch.copysign(*(torch.full((), v, dtype=torch.float64) for v in (x, y))).item()
+
+
 _REPLACED: dict[Any, Callable[..., Any]] = {
     **{function: _on_symbols(function, form) for function, form in _MATH.items()},
     math.pow: _pow,
+    math.copysign: _either(math.copysign, _with_sign_of),
     min: _either(min, torch.sym_min),
     max: _either(max, torch.sym_max),
     float: _as_it_is(float),

@@ -78,9 +78,9 @@ def first_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterator
             raise
 
 
-def _with_resting(runs: Iterator[Golden], make: Callable[[], Resting]) -> Iterator[Golden]:
+def _with_resting(runs: Iterator[Golden], make: Callable[[], Resting | None]) -> Iterator[Golden]:
     """Add what eager does at rest, which is found after the first run."""
     found: Resting | None = None
-    for golden in runs:
-        found = found or make()
+    for number, golden in enumerate(runs):
+        found = make() if number == 0 else found
         yield replace(golden, resting=found)

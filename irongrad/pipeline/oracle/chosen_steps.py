@@ -165,8 +165,8 @@ def _broken(golden: Golden) -> str:
     return ""
 
 
-def resting(captured: CapturedStep, graph: StepGraph, check: Callable[[], None] = lambda: None) -> Resting:
-    """What eager does where nothing may move, in the step's own dtypes.
+def resting(captured: CapturedStep, graph: StepGraph, check: Callable[[], None] = lambda: None) -> Resting | None:
+    """What eager does where nothing may move, in the step's own dtypes; None if eager does not survive it.
 
     The first step has no gradients and no learning rate, the second no gradients; then one step trains, and the last
     has no learning rate.
@@ -192,5 +192,9 @@ def resting(captured: CapturedStep, graph: StepGraph, check: Callable[[], None] 
         if not bool(tensor.isfinite().all()):
             unbounded[name] = None
 
-    run_eager(captured, graph, None, 4, None, record, None, variant)
+    try:
+        run_eager(captured, graph, None, 4, None, record, None, variant)
+    except Exception:  # an optimizer may divide by its learning rate
+        check()  # the error may be its own
+        return None
     return Resting(hypers, tuple(moving), tuple(unbounded))

@@ -129,8 +129,8 @@ def _train(
     scaler = EagerScaler(loss_scale_of(step), step.optimizers, skips)
     parts = micro_batches(inputs, step.accumulate)
     groups = [group for _, group in groups_of(step.optimizers)]
-    # Only hyperparameters: what else a group holds, such as a counter, is the optimizer's state, and so is a learning
-    # rate that the optimizer itself changes.
+    # Only the step's hyperparameters: what else a group holds, such as a counter or a sum, is the optimizer's state. So
+    # is a learning rate that the optimizer itself changes.
     free = [h for h in hyperparameters(step.optimizers) if h.name in graph.hypers]
     defaults = [(groups[h.group], h.key, groups[h.group][h.key]) for h in free]
     for number in range(steps):

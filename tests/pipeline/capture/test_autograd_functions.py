@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import irongrad as ig
+from irongrad.diagnostics import source_lines
 from irongrad.runtime.errors import CaptureError
 
 Backward = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -105,3 +107,37 @@ def test_a_backward_may_write_into_new_tensors_and_its_gradient(tmp_path: Path) 
         return gradient.add_(own)
 
     compiled(Recorded, backward, tmp_path / "step")
+
+
+SURROGATE = """
+import torch
+
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        assert torch.equal(x[:, None], x[:, None])
+        ctx.save_for_backward(x)
+        return (x > 0).float()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, = ctx.saved_tensors
+        return gradient / (1 + x.square())
+
+class Spikes(torch.nn.Linear):
+    def forward(self, x):
+        return Spike.apply(super().forward(x))
+"""
+
+
+def test_the_backward_of_a_function_in_a_package_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling compares the gradients with eager PyTorch; that of the comparison itself is zero."""
+    (tmp_path / "spiking_package.py").write_text(SURROGATE)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("_PACKAGES", "_LIBRARIES"):
+        monkeypatch.setattr(source_lines, name, (*getattr(source_lines, name), str(tmp_path)))
+    spikes = importlib.import_module("spiking_package").Spikes
+    model = nn.Sequential(nn.Linear(4, 5), spikes(5, 3))
+    inputs = {"x": torch.randn(8, 4), "y": torch.randn(8, 3)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    ig.compile(step, tmp_path / "step", entry_points=("train_step",), cache=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -163,7 +164,7 @@ def test_batch_norm_averages_over_all_steps(compiled: Compile) -> None:
 def test_a_shape_that_depends_on_an_input_is_refused() -> None:
     class Masks(Known):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.linear(x)[x[:, 0] > 0].mean()
+            return self.linear(x)[x[:, 0] > 0].cumsum(0).mean()
 
     with pytest.raises(UserError, match="depends on values"):
         capture(step_of(Masks()))
@@ -174,8 +175,49 @@ def test_values_taken_and_put_back_by_a_mask_are_refused_with_the_way_out() -> N
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = self.linear(x)
             out = torch.zeros_like(h)
-            out[h > 0] = h[h > 0].tanh()
+            out[h > 0] = h[h > 0].cumsum(0)
             return out
 
     with pytest.raises(UserError, match=r"out = torch.where\(mask, f\(x\), out\)"):
         capture(step_of(Splits()))
+
+
+def test_a_tensor_of_ones_is_known_whatever_it_is_like() -> None:
+    class Unmasked(Known):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.ones_like(x, dtype=torch.uint8)
+            assert mask[0].all()
+            assert not x.new_zeros(3).any()
+            return self.linear(x)
+
+    class Masked(Known):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert torch.full_like(x, x.sum())[0].all()
+            return self.linear(x)
+
+    capture(step_of(Unmasked()))
+    with pytest.raises(UserError, match="full_like"):
+        capture(step_of(Masked()))
+
+
+def test_a_loss_of_one_element_may_have_dimensions(compiled: Compile) -> None:
+    step = step_of(nn.Linear(4, 3))
+    compiled(replace(step, loss=lambda output, y: mse_loss(output, y).reshape(1, 1)), "train_step")
+
+
+def test_tensors_that_are_computed_alike_are_equal() -> None:
+    class Compares(Known):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.linear(x)
+            return h if torch.equal(h[:, None] * 2, h[:, None] * 2) and torch.equal(x, x[:]) else h.new_zeros(8, 3)
+
+    class ComparesAfterAWrite(Known):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.linear(x) + 0
+            before = h * 2
+            h += 1
+            return h if torch.equal(before, h * 2) else 2 * h
+
+    capture(step_of(Compares()))
+    with pytest.raises(UserError, match="torch.equal"):
+        capture(step_of(ComparesAfterAWrite()))

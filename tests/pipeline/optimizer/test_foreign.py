@@ -147,6 +147,103 @@ class CallsItsBase(torch.optim.SGD):
             group["lr"] = group["lr"] * 0.9
 
 
+class SlowBuffer(Own):
+    """As Lookahead: the buffer starts as the parameter, after its first update."""
+
+    def update(self, p, state, group):
+        p.add_(p.grad, alpha=-group["lr"])
+        if "slow" not in state:
+            state["slow"] = torch.empty_like(p)
+            state["slow"].copy_(p)
+        state["slow"].lerp_(p, 0.5)
+        p.copy_(state["slow"])
+
+
+class InAList(Own):
+    def update(self, p, state, group):
+        if not state:
+            state["history"] = []
+            state["history"].append(torch.zeros_like(p))
+        state["history"][0].add_(p.grad)
+        p.sub_(state["history"][0], alpha=group["lr"])
+
+
+class OnlyRemembersAtFirst(Own):
+    def update(self, p, state, group):
+        if not state:
+            state["before"] = torch.full_like(p, 2.0)
+            state["is_ready"] = True
+            return
+        p.sub_(state["before"] * p.grad, alpha=group["lr"])
+
+
+class SumInDefaults(Own):
+    """As schedule-free: its sums begin in the defaults of the groups, and the first weight may be zero."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, lr)
+        self.defaults |= {"weight_sum": 0.0, "largest": -1.0}
+        self.param_groups[0].update(weight_sum=0.0, largest=-1.0, k=0)
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            group["largest"] = max(group["largest"], group["lr"])
+            weight = group["largest"] ** 2 * min(group["k"], 1)
+            group["weight_sum"] = group["weight_sum"] + weight
+            try:
+                share = weight / group["weight_sum"]
+            except ZeroDivisionError:
+                share = 0.0
+            for p in group["params"]:
+                if "z" not in self.state[p]:
+                    self.state[p]["z"] = torch.clone(p.detach())
+                p.data.lerp_(self.state[p]["z"], weight=share)
+                self.state[p]["z"].sub_(p.grad, alpha=group["lr"])
+                p.data.add_(p.grad, alpha=group["lr"] * (0.9 * (1 - share) - 1))
+            group["k"] += 1
+
+
+class ConstantsInItsStep(Own):
+    def update(self, p, state, group):
+        factors = torch.tensor([0.5, 1.0]).sum() * torch.as_tensor(2.0)
+        least, gradient = p.grad.abs().mean(), torch.empty_like(p)
+        torch.mul(p.grad, factors.clamp_min_(least), out=gradient)
+        alike = nn.functional.cosine_similarity(p.flatten(), p.grad.flatten(), dim=0, eps=1e-6)
+        p.sub_(gradient * (1 + alike), alpha=group["lr"])
+
+
+class DecidesForEachParameter(Own):
+    def update(self, p, state, group):
+        weight, gradient = p.norm(), p.grad.norm()
+        trust = (weight / gradient).clamp(max=1.0) if weight != 0 and gradient > 0.1 else 1.0
+        state["trust"] = trust  # a number or a tensor
+        state["sum"] = state.get("sum", 0.0) + p.grad.sum().reshape(1)  # a number that becomes a tensor
+        if not torch.allclose(p, p.grad):
+            p.sub_(p.grad * trust, alpha=group["lr"])
+
+
+class OtherRuleAtZero(Own):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.defaults["decay"] = self.param_groups[0]["decay"] = 0.0
+
+    def update(self, p, state, group):
+        gradient = p.grad / p.grad.norm() if group["decay"] != 0 else p.grad
+        p.sub_(gradient + group["decay"] * p, alpha=group["lr"])
+
+
+class KeyedByHyperparameter(Own):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.defaults["betas"] = self.param_groups[0]["betas"] = (0.0, 0.9)
+
+    def update(self, p, state, group):
+        means = state.setdefault("means", {beta: torch.zeros_like(p) for beta in group["betas"]})
+        for beta in group["betas"]:
+            means[beta].mul_(beta).add_(p.grad)
+            p.sub_(means[beta], alpha=group["lr"] / 2)
+
+
 OPTIMIZERS = [
     Attribute,
     LazyMean,
@@ -160,6 +257,14 @@ OPTIMIZERS = [
     ForEach,
     DecidesOnGradients,
     CallsItsBase,
+    SlowBuffer,
+    InAList,
+    OnlyRemembersAtFirst,
+    SumInDefaults,
+    ConstantsInItsStep,
+    DecidesForEachParameter,
+    OtherRuleAtZero,
+    KeyedByHyperparameter,
 ]
 
 
@@ -207,22 +312,14 @@ def test_an_optimizer_trains_as_in_eager(
             np.testing.assert_allclose(found[name], value.numpy(), rtol=2e-5, atol=2e-6, err_msg=f"{number}: {name}")
 
 
-def test_the_learning_rate_stays_a_run_time_input(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [Counted, SumInDefaults])
+def test_the_learning_rate_stays_a_run_time_input(make: type[Own], tmp_path: Path) -> None:
     model = network()
-    session = ig.compile(step_of(Counted, model), tmp_path / "step", entry_points=["train_step"]).load()
+    session = ig.compile(step_of(make, model), tmp_path / "step", entry_points=["train_step"]).load()
     before = session.state()
     session.train_step(**batch(0), lr=0.0)
     after = session.state()
     assert all(np.array_equal(before[n], after[n]) for n in model.state_dict())
-
-
-class Unseen(Own):
-    def update(self, p, state, group):
-        if not state:
-            state["history"] = []
-            state["history"].append(torch.zeros_like(p))
-        state["history"][0].add_(p.grad)
-        p.sub_(state["history"][0], alpha=group["lr"])
 
 
 class Grows(Own):
@@ -231,12 +328,32 @@ class Grows(Own):
         p.sub_(state["history"][-1], alpha=group["lr"])
 
 
-class Different(Own):
+class Toggles(Own):
     def update(self, p, state, group):
-        if not state:
-            state["before"] = torch.full_like(p, 2.0)
-            return
-        p.sub_(state["before"] * p.grad, alpha=group["lr"])
+        state["is_odd"] = not state.get("is_odd", False)
+        p.sub_(p.grad, alpha=group["lr"] if state["is_odd"] else 0.0)
+
+
+class Projector:
+    def __init__(self, like: torch.Tensor) -> None:
+        self.basis = torch.ones_like(like)
+
+
+class KeepsObjects(Own):
+    def update(self, p, state, group):
+        projector = state.setdefault("projector", Projector(p))
+        projector.basis = projector.basis * 0.9
+        p.sub_(p.grad * projector.basis, alpha=group["lr"])
+
+
+class Wraps(Own):
+    def __init__(self, parameters: Any) -> None:
+        parameters = list(parameters)
+        super().__init__(parameters)
+        self.inner = torch.optim.Adam(parameters)
+
+    def step(self, closure: None = None) -> None:
+        self.inner.step()
 
 
 class Outside(Own):
@@ -249,9 +366,10 @@ class Outside(Own):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (Unseen, "Take one eager step"),
         (Grows, "layout of its state"),
-        (Different, "Take one eager step"),
+        (Toggles, "changes .*is_odd from step to step"),
+        (KeepsObjects, "keeps a tensor in an object of type Projector"),
+        (Wraps, "Wraps wraps another optimizer, self.inner"),
         (Outside, "neither a parameter in the optimizer nor in its state"),
         (torch.optim.LBFGS, "LBFGS.step needs a closure"),
         (torch.optim.SparseAdam, "SparseAdam updates from sparse gradients"),
@@ -263,9 +381,20 @@ def test_an_optimizer_that_cannot_be_compiled_is_refused_by_name(make: Any, word
 
 
 def test_too_many_ways_through_an_optimizer_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branches, "MOST_WAYS", 2)
-    with pytest.raises(CaptureError, match="more than 2 ways"):
+    monkeypatch.setattr(branches, "MOST_WAYS", 1)
+    with pytest.raises(CaptureError, match="more than 1 ways"):
         ig.compile(step_of(DecidesOnGradients, network()), "unwritten")
+
+
+def test_a_first_step_after_steps_of_another_optimizer_is_refused() -> None:
+    model = network()
+    started = torch.optim.Adam(model[0].parameters())
+    step = step_of(Own, model)
+    model[0].weight.grad = torch.ones(5, 4)
+    started.step()
+    step = ig.TrainStep(model, step.loss, [started, SlowBuffer(model[2].parameters())], step.inputs)
+    with pytest.raises(CaptureError, match="SlowBuffer has taken no step"):
+        ig.compile(step, "unwritten")
 
 
 @pytest.mark.parametrize("name", ["Adam", "NAdam", "RAdam", "Adagrad"])

@@ -1,0 +1,99 @@
+"""Trace a step of an optimizer from outside torch.optim: every way through its decisions, and its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from irongrad.pipeline.optimizer.branches import along_all_ways
+from irongrad.pipeline.optimizer.foreign import ForeignState, Layout
+from irongrad.pipeline.optimizer.step_hooks import step_with_hooks
+from irongrad.step.optimizer_slots import Slot, slots_of
+
+
+@dataclass(frozen=True)
+class ForeignStep:
+    """One step of an optimizer on traced values.
+
+    Attributes:
+        held: what is known of the optimizer's state.
+        optimizer: the optimizer.
+        members: the names of the parameters of each group.
+        parameters: the traced parameters by name, with their gradients; they get their new values.
+        state: the traced value in each slot.
+        prepared: gives the optimizer its hyperparameters; while what it returns is open, modules have the parameters.
+    """
+
+    held: ForeignState
+    optimizer: torch.optim.Optimizer
+    members: Sequence[Sequence[str]]
+    parameters: Mapping[str, torch.Tensor]
+    state: Mapping[Slot, Any]
+    prepared: Callable[[Mapping[str, torch.Tensor]], AbstractContextManager[object]]
+
+    def results(self, has_started: torch.Tensor) -> dict[Slot, torch.Tensor]:
+        """Update the parameters, and return the new state.
+
+        Args:
+            has_started: whether this is not the first step.
+
+        Raises:
+            CaptureError: there are too many ways through the step, or it cannot be traced.
+        """
+        found = self._along_all_ways(self.held.layout, self.state)
+        if self.held.first is not None:
+            first = self._along_all_ways(
+                self.held.first, {s: v for s, v in self.state.items() if s in self.held.before}
+            )
+            found = {key: torch.where(has_started, value, first[key]) for key, value in found.items()}
+        for name, parameter in self.parameters.items():
+            parameter.copy_(found[name])
+        return {slot: found[slot] for slot in self.state}
+
+    def _along_all_ways(self, layout: Layout, state: Mapping[Slot, Any]) -> dict[str | Slot, torch.Tensor]:
+        if not self.held.is_apart:
+            return self._of(layout, state, self.parameters, [*self.parameters, *self.state])
+        # The decisions for one parameter do not multiply those for another.
+        found: dict[str | Slot, torch.Tensor] = {}
+        for number, names in enumerate(self.members):
+            for name in [n for n in names if n in self.parameters]:
+                shared = ("self", "state", f"group{number}")
+                wanted = [s for s in self.state if s.owner == name or (s.owner in shared and s not in found)]
+                found |= self._of(layout, state, [name], [name, *wanted])
+        return found
+
+    def _of(
+        self, layout: Layout, state: Mapping[Slot, Any], names: Collection[str], wanted: Sequence[str | Slot]
+    ) -> dict[str | Slot, torch.Tensor]:
+        return dict(zip(wanted, along_all_ways(partial(self._run, layout, state, names, wanted)), strict=True))
+
+    def _run(
+        self, layout: Layout, state: Mapping[Slot, Any], names: Collection[str], wanted: Sequence[str | Slot]
+    ) -> list[torch.Tensor]:
+        """Take one step of the parameters `names` on copies; returns the new values that are wanted."""
+        mine = {n: p.clone() for n, p in self.parameters.items()}
+        for name in names:
+            gradient = self.parameters[name].grad
+            assert gradient is not None
+            mine[name].grad = gradient.clone()
+        for group, held in zip(self.optimizer.param_groups, self.members, strict=True):
+            group["params"] = [mine[n] for n in held if n in names]
+        number = next((slot.optimizer for slot in self.state), 0)
+        copies = {s: v.clone() if isinstance(v, torch.Tensor) else v for s, v in state.items()}
+        filled = layout.fill(self.optimizer, mine, copies)
+        with self.prepared(mine):
+            step_with_hooks(self.optimizer)
+        found = slots_of(number, self.optimizer, filled)
+        return [mine[w].detach() if isinstance(w, str) else _like(self.held.slots[w], found[w]) for w in wanted]
+
+
+def _like(initial: torch.Tensor, value: Any) -> torch.Tensor:
+    """A new value of the state; a number may be symbolic."""
+    tensor = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=torch.float64)
+    shaped = tensor.reshape(initial.shape) if tensor.numel() == initial.numel() else tensor.expand(initial.shape)
+    return shaped.to(initial.dtype)
