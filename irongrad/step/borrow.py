@@ -335,9 +335,11 @@ def _refill(container: Any, held: Any) -> None:
     (container.extend if isinstance(container, deque) else container.update)(held)
 
 
-def _parts(container: Any) -> list[object]:
+def _parts(container: Any) -> list[Any]:
+    """The identities of what a container holds, in order; a copy of a set has another order."""
     items = container.items() if isinstance(container, dict) else ((item,) for item in container)
-    return [tuple(map(id, item)) for item in items]
+    parts = [tuple(map(id, item)) for item in items]
+    return sorted(parts) if isinstance(container, set) else parts
 
 
 def state_of(generator: Generator) -> object:

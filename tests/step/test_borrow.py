@@ -138,3 +138,11 @@ def test_an_enumeration_of_the_users_is_left_alone() -> None:
     step.model.kind = Kind.PLAIN
     train(step, None)
     assert step.model.kind is Kind.PLAIN
+
+
+def test_a_set_of_many_objects_is_the_same_in_any_order() -> None:
+    held = {object() for _ in range(1000)}
+    with unchanged([held]) as record:
+        assert record.changed() == ""
+        held.add(object())
+        assert record.changed() == "a set"
