@@ -39,6 +39,7 @@ class SpecialiseKernels(ModulePass):
     """
 
     name: ClassVar[str] = "specialise-kernels"
+    required: ClassVar[str] = "IREE loads no kernel with over 64 constants"
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
