@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from irongrad.cli.common import console, json_option, print_json
 
@@ -64,7 +64,7 @@ def _show_phases(as_json: bool) -> None:
     if as_json:
         print_json({"phases": phases})
         return
-    table = Table("phase", "reached by", "pass", "", box=None)
+    table = Table(Column("phase", no_wrap=True), "reached by", Column("pass", no_wrap=True), "", box=None)
     for phase in PHASES:
         heads = [(phase.name, phase.reached)] + [("", "")] * len(phase.passes)
         for (first, reached), kind in zip(heads, phase.passes, strict=False):

@@ -31,7 +31,7 @@ class SpecialiseKernels(ModulePass):
     Before:
         stream.cmd.dispatch @sum(%c0, %c64, ...); stream.cmd.dispatch @sum(%c64, %c128, ...)     // 240 constants each
     After:
-        stream.cmd.dispatch @sum(); stream.cmd.dispatch @sum_1()
+        stream.cmd.dispatch @sum_0(); stream.cmd.dispatch @sum_1()
 
     IREE gathers tensors that lie in one buffer into one binding, and passes the place of each as a number. A kernel
     that reads very many tensors, such as a gradient that an unrolled loop sums, needs very many. IREE compiles in those

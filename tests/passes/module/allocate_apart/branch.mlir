@@ -1,4 +1,4 @@
-// Values that a branch reads later have an allocation each, and the submission waits for both.
+// A branch reads two values, so each gets an allocation of its own. The submission waits for both allocations.
 // RUN: irongrad opt %s --pass allocate-apart
 
 util.func public @f(%chosen: i1) -> !stream.resource<transient> {

@@ -1,4 +1,4 @@
-// Values that are there at different times keep one allocation, in which they may lie in the same place.
+// Values with different live ranges keep one allocation, in which they may share memory.
 // RUN: irongrad opt %s --pass allocate-apart
 // UNCHANGED
 

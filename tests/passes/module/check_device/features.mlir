@@ -1,4 +1,4 @@
-// A module that relies on no subgroups asks only for the features and the workgroups of its profile.
+// If the code depends on no subgroup size, the module checks only its profile's features and workgroup size.
 // RUN: irongrad opt %s --pass check-device --target vulkan:profile=mobile
 
 // CHECK: util.initializer {

@@ -1,4 +1,4 @@
-// A module asks the device for what it relies on before anything else, and refuses another one.
+// The first initializer checks the device's workgroup size and subgroup size. It refuses a device with others.
 // RUN: irongrad opt %s --pass check-device --target vulkan:profile=generic,subgroup=32
 
 // CHECK: module {

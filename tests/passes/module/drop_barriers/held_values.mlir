@@ -1,4 +1,4 @@
-// Values that we held are released; a barrier of the user's own stays.
+// The pass drops the barriers that carry our mark. A user's own barrier stays.
 // RUN: irongrad opt %s --pass drop-barriers
 
 // CHECK-LABEL: util.func public @step

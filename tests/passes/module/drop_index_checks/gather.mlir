@@ -1,4 +1,4 @@
-// A gather does not check its indices in its loops; a check that a user asks for stays.
+// The pass drops the index check inside a gather's loops. A user's own check stays.
 // RUN: irongrad opt %s --pass drop-index-checks
 
 #row = affine_map<(d0) -> (d0)>

@@ -1,4 +1,4 @@
-// Loops without checks stay as they are, and so do checks outside of linalg's loops.
+// Loops without checks stay as they are. So do checks outside of linalg's loops.
 // RUN: irongrad opt %s --pass drop-index-checks
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// The condition takes two values and returns the second: it returns both.
+// The condition takes two values but returns only the second. The pass makes it return both.
 // RUN: irongrad opt %s --pass even-loops
 
 util.func public @f(%limit: i32, %x: tensor<4xf32>) -> tensor<4xf32> {

@@ -1,4 +1,4 @@
-// Elementwise operations that several read become one operation with several results.
+// Elementwise operations with several readers become one operation with several results.
 // RUN: irongrad opt %s --pass fuse-elementwise
 
 #order = affine_map<(d0) -> (d0)>

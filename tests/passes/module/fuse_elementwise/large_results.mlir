@@ -1,4 +1,4 @@
-// Operations that several read stay apart where their results are large.
+// Operations with several readers stay apart if their results are large.
 // RUN: irongrad opt %s --pass fuse-elementwise
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// What becomes state is computed with what reads it, however large it is: it is written in any case.
+// A large result that is stored as state is fused with its reader, because it is written to memory anyway.
 // RUN: irongrad opt %s --pass fuse-elementwise
 
 #order = affine_map<(d0) -> (d0)>

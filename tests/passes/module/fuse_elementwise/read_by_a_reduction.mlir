@@ -1,4 +1,4 @@
-// What a reduction reads stays apart from other readers: IREE computes it in the reduction's kernel.
+// An operation that a reduction reads stays apart from its other readers. IREE fuses it with the reduction.
 // RUN: irongrad opt %s --pass fuse-elementwise
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// Public globals become private, those that IREE added included.
+// Public globals become private, also those that IREE added.
 // RUN: irongrad opt %s --pass hide-globals
 
 module {

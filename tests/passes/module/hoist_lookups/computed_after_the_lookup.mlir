@@ -1,4 +1,4 @@
-// A loop's rows are held where elementwise operations and reshapes lie between the lookup and the loop.
+// A loop reads rows through elementwise operations and reshapes. A barrier holds the rows before the loop.
 // RUN: irongrad opt %s --pass hoist-lookups
 
 #row = affine_map<(d0) -> (d0)>

@@ -1,4 +1,4 @@
-// Rows that the loop itself looks up stay where they are.
+// A lookup inside the loop stays there.
 // RUN: irongrad opt %s --pass hoist-lookups
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// A loop reads rows that were looked up in a table before it ran.
+// A loop reads rows of a lookup that ran before it. A barrier holds the rows before the loop.
 // RUN: irongrad opt %s --pass hoist-lookups
 
 #order = affine_map<(d0, d1) -> (d0, d1)>

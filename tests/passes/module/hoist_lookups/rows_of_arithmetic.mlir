@@ -1,4 +1,4 @@
-// Rows that are no lookups stay in the loop: before it they would cost memory.
+// Rows that arithmetic computes get no barrier, because holding all of them before the loop would take memory.
 // RUN: irongrad opt %s --pass hoist-lookups
 // UNCHANGED
 

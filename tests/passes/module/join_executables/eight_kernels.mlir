@@ -1,4 +1,4 @@
-// Eight kernels have an executable each already.
+// Eight kernels keep one executable each.
 // RUN: irongrad opt %s --pass join-executables
 // UNCHANGED
 

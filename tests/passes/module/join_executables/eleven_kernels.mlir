@@ -1,4 +1,4 @@
-// Of eleven kernels each of eight executables has one or two, and whatever launches a kernel finds it there.
+// Eleven kernels are joined into eight executables of one or two kernels, and every dispatch names the new one.
 // RUN: irongrad opt %s --pass join-executables
 
 // CHECK: stream.executable private @k0 {

@@ -1,4 +1,4 @@
-// Kernels of one name stay apart: an executable holds one of each name.
+// Kernels of the same name stay apart, because the names in an executable must differ.
 // RUN: irongrad opt %s --pass join-executables
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// With microkernels a product of other numbers than float32 stays alone: an executable declares one microkernel.
+// With microkernels, a product that is not float32 keeps its own executable: an executable declares one microkernel.
 // RUN: irongrad opt %s --pass join-executables
 
 // CHECK: stream.executable private @product {

@@ -1,4 +1,4 @@
-// An executable of several kernels stays as it is; the others are joined without it.
+// An executable that already has several kernels stays as it is. The pass joins the others.
 // RUN: irongrad opt %s --pass join-executables
 
 // CHECK: stream.executable private @several {

@@ -1,4 +1,4 @@
-// Intermediate values are not kept where another function is called meanwhile, which could use the same memory.
+// A buffer for intermediate values is not kept if its function calls another one, which could use the same buffer.
 // RUN: irongrad opt %s --pass 'keep-buffers{least=1024}'
 
 // CHECK: util.global private mutable @__kept_state_0 : !stream.resource<variable>

@@ -1,4 +1,4 @@
-// Memory up to the limit is allocated in each call.
+// Buffers up to the limit are allocated in each call.
 // RUN: irongrad opt %s --pass 'keep-buffers{least=4096}'
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// Memory over the limit is kept: intermediate values have one, and new state is written to two in turn.
+// Above the limit, intermediate values keep one buffer. New state is written to two buffers in turn.
 // RUN: irongrad opt %s --pass 'keep-buffers{least=1024}'
 
 // CHECK: util.global private mutable @__kept_0__ready = #stream.timepoint<immediate>

@@ -1,4 +1,4 @@
-// New state is not kept where it becomes the state in a branch only.
+// A buffer for new state is not kept if only a branch stores it in the global.
 // RUN: irongrad opt %s --pass 'keep-buffers{least=1024}'
 
 // CHECK: util.global private mutable @__kept_0__ready = #stream.timepoint<immediate>

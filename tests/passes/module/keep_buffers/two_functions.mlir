@@ -1,4 +1,4 @@
-// Functions use the same memory, as large as the largest that one needs, and each waits for the last that used it.
+// Two functions share one kept buffer of the larger size. Each waits for the last function that used it.
 // RUN: irongrad opt %s --pass 'keep-buffers{least=1024}'
 
 // CHECK-COUNT-1: util.global private mutable @__kept_0 :

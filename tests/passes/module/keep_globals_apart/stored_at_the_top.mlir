@@ -1,4 +1,4 @@
-// Globals that only the top level of functions stores stay private.
+// Globals stay private if functions store them outside of loops and branches only.
 // RUN: irongrad opt %s --pass keep-globals-apart
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// A global that a loop stores becomes public; one that is stored outside of loops stays private.
+// A global that a loop stores becomes public. A global that is stored outside of loops stays private.
 // RUN: irongrad opt %s --pass keep-globals-apart
 
 module {

@@ -1,4 +1,4 @@
-// A product is not kept apart from a reader that is a reduction, however much that reads.
+// A product gets no kernel of its own if its reader is a reduction, however many other values that reads.
 // RUN: irongrad opt %s --pass keep-products-apart
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// A product stays apart from a reader that reads three other values of its size.
+// A product gets a kernel of its own if its reader reads three other values of its size.
 // RUN: irongrad opt %s --pass keep-products-apart
 
 #order = affine_map<(d0, d1) -> (d0, d1)>

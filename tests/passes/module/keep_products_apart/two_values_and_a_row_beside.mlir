@@ -1,4 +1,4 @@
-// A product's reader may read two other values of its size, and any number of smaller ones.
+// A product stays with a reader of two other values of its size. Smaller values do not count.
 // RUN: irongrad opt %s --pass keep-products-apart
 // UNCHANGED
 

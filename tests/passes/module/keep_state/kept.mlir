@@ -1,4 +1,4 @@
-// An update of a tensor of the state that goes elsewhere: the tensor gets a reader behind the update.
+// An update of a tensor of the state is stored in another global. The pass adds a reader of the tensor at the end.
 // RUN: irongrad opt %s --pass keep-state
 
 util.global private mutable @w : tensor<8xf32>

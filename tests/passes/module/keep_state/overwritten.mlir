@@ -1,4 +1,4 @@
-// The update is the new value of the tensor of the state: it may happen in place.
+// An update of a tensor of the state is stored in the same global. It may happen in place, so no reader is added.
 // RUN: irongrad opt %s --pass keep-state
 
 util.global private mutable @w : tensor<8xf32>

@@ -1,5 +1,5 @@
-// A loop in a loop copies what it carries if it begins with a value from around both: the next iteration of the outer
-// one reads it again.
+// An inner loop's carry that begins with a value from outside both loops keeps its copy.
+// The outer loop's next iteration reads the value again.
 // RUN: irongrad opt %s --pass loops-in-place
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// Each value that begins empty or uniform gets an empty or uniform value of its own, and is written where it lies.
+// Each carry that begins empty or filled gets a tensor of its own before the loop, and is updated in place.
 // RUN: irongrad opt %s --pass loops-in-place
 
 #device = #hal.device.affinity<@__device_0>

@@ -1,4 +1,4 @@
-// Two values that a loop carries are copied where they begin as one: IREE would write both where that lies.
+// Two carries that begin as the same value keep their copies. Without them IREE would write both into one buffer.
 // RUN: irongrad opt %s --pass loops-in-place
 // UNCHANGED
 

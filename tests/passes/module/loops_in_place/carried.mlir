@@ -1,4 +1,4 @@
-// A loop writes what it carries where it lies, if it begins with a value of its own.
+// A loop updates its carry in place if nothing else reads the value that the carry begins with.
 // RUN: irongrad opt %s --pass loops-in-place
 
 #device = #hal.device.affinity<@__device_0>

@@ -1,4 +1,4 @@
-// A loop copies what it carries if it begins with what a function is given, which may have another name besides.
+// A carry that begins with an argument of the function keeps its copy, because the caller may hold an alias.
 // RUN: irongrad opt %s --pass loops-in-place
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// An operation that overwrites a value from around its loop overwrites a copy; an empty or uniform value is made anew.
+// In a loop, updates of a value from outside get a copy of it. Empty and filled tensors are created again instead.
 // RUN: irongrad opt %s --pass loops-in-place
 
 #device = #hal.device.affinity<@__device_0>

@@ -1,4 +1,4 @@
-// Products for processors without AVX2 are left to IREE.
+// IREE compiles the products if the CPU has no AVX2.
 // RUN: irongrad opt %s --pass matmul-kernels
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// A kernel adds the row that all rows of its product are added to.
+// A kernel adds the bias, a row that is added to every row of its product.
 // RUN: irongrad opt %s --pass matmul-kernels
 
 util.global private @__device_0 = #hal.device.target<"local", [#hal.executable.target<"llvm-cpu", "embedded-elf-x86_64",

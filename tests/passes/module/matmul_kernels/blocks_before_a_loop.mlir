@@ -1,4 +1,4 @@
-// Blocks of an operand that a loop leaves as it is are made before the loop.
+// An operand that stays the same in a loop is copied into blocks before the loop.
 // RUN: irongrad opt %s --pass matmul-kernels
 
 util.global private @__device_0 = #hal.device.target<"local", [#hal.executable.target<"llvm-cpu", "embedded-elf-x86_64",

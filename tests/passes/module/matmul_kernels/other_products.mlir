@@ -1,4 +1,4 @@
-// Small products, those of other types or unknown sizes, and what is added to other numbers than zero are left to IREE.
+// IREE compiles products that are small, not float32 or of unknown size, and those whose sums do not begin at zero.
 // RUN: irongrad opt %s --pass matmul-kernels
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// A product is a kernel of ours; a small right operand is read where it lies.
+// A kernel of ours computes a product. It reads a small right operand directly, without a copy.
 // RUN: irongrad opt %s --pass matmul-kernels
 
 util.global private @__device_0 = #hal.device.target<"local", [#hal.executable.target<"llvm-cpu", "embedded-elf-x86_64",

@@ -1,4 +1,4 @@
-// A transposed right operand is read from blocks of 16 or 32 columns, and a transposed left one where it lies.
+// A transposed right operand is copied into blocks of 16 or 32 columns. A transposed left one is read directly.
 // RUN: irongrad opt %s --pass matmul-kernels
 
 util.global private @__device_0 = #hal.device.target<"local", [#hal.executable.target<"llvm-cpu", "embedded-elf-x86_64",

@@ -1,4 +1,4 @@
-// A constant that only 64 bits hold is refused.
+// The pass refuses a constant that does not fit into 32 bits.
 // RUN: not irongrad opt %s --pass narrow-integers --target vulkan:profile=generic
 
 #row = affine_map<(d0) -> (d0)>

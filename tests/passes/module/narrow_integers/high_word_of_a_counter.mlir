@@ -1,4 +1,4 @@
-// The high word of a counter of elements is zero: so many elements there are not.
+// The high word of an element's index becomes zero, because no tensor has 2^32 elements.
 // RUN: irongrad opt %s --pass narrow-integers --target vulkan:profile=generic
 
 #row = affine_map<(d0) -> (d0)>

@@ -1,4 +1,4 @@
-// The limits of 64-bit integers, with which reductions begin, become those of 32-bit ones.
+// Reductions that begin with the limits of 64-bit integers begin with those of 32-bit integers instead.
 // RUN: irongrad opt %s --pass narrow-integers --target vulkan:profile=generic
 
 // CHECK: func.func private @graph.f

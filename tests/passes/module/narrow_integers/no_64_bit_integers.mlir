@@ -1,4 +1,4 @@
-// A function without 64-bit integers needs no other around it, and stays as it is.
+// A function without 64-bit integers stays as it is, and gets no wrapper.
 // RUN: irongrad opt %s --pass narrow-integers --target vulkan:profile=generic
 // UNCHANGED
 

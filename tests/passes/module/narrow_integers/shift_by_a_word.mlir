@@ -1,4 +1,4 @@
-// A shift by a whole word is refused: it reads the high word, of which JAX makes counters of its random numbers.
+// The pass refuses a shift by 32 bits, which reads the high word. JAX's random numbers use such shifts.
 // RUN: not irongrad opt %s --pass narrow-integers --target vulkan:profile=generic
 
 #row = affine_map<(d0) -> (d0)>

@@ -1,4 +1,4 @@
-// A shift by less than a word is one of 32-bit integers.
+// A shift by less than 32 bits becomes a shift of 32-bit integers.
 // RUN: irongrad opt %s --pass narrow-integers --target vulkan:profile=generic
 
 #row = affine_map<(d0) -> (d0)>

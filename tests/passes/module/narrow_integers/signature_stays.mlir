@@ -1,4 +1,4 @@
-// A function of the step graph keeps its signature, and holds no 64-bit integer inside; others stay as they are.
+// A function of the step graph keeps its signature, but computes in 32-bit integers. Other functions stay.
 // RUN: irongrad opt %s --pass narrow-integers --target vulkan:profile=generic
 
 #scalar = affine_map<() -> ()>

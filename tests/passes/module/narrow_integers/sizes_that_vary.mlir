@@ -1,4 +1,4 @@
-// Tensors of varying sizes are refused, as their words cannot be told apart yet.
+// The pass refuses integer tensors of varying sizes, because it cannot yet separate their words.
 // RUN: not irongrad opt %s --pass narrow-integers --target vulkan:profile=generic
 
 // CHECK: error: f takes or gives int64 tensors of varying sizes

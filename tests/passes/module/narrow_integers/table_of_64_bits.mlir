@@ -1,4 +1,4 @@
-// A table with a number that only 64 bits hold is refused, and the message names that number.
+// The pass refuses a table with a number that does not fit into 32 bits. The message names the number.
 // RUN: not irongrad opt %s --pass narrow-integers --target vulkan:profile=generic
 
 // CHECK: error: the step computes with -2147483649, which needs 64-bit integers

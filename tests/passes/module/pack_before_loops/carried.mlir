@@ -1,4 +1,4 @@
-// An operand that the loop computes is packed in each iteration.
+// An operand that the loop carries is packed in each iteration.
 // RUN: irongrad opt %s --pass pack-before-loops
 // UNCHANGED
 

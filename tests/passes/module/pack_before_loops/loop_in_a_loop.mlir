@@ -1,5 +1,5 @@
-// An operand is packed before the outermost loop over which it stays the same: one from around both loops before both,
-// and one that the outer loop carries before the inner.
+// An operand is packed before the outermost loop in which it stays the same.
+// One from outside both loops is packed before both. A carry of the outer loop is packed before the inner loop.
 // RUN: irongrad opt %s --pass pack-before-loops
 
 #left = #iree_encoding.encoding<operand_index = 0, op_type = matmul, element_types = [f32, f32, f32]>

@@ -1,4 +1,4 @@
-// An operand that stays the same over a loop is packed before the loop.
+// An operand that stays the same in a loop is packed before the loop.
 // RUN: irongrad opt %s --pass pack-before-loops
 
 #right = #iree_encoding.encoding<operand_index = 1, op_type = matmul, element_types = [f32, f32, f32]>

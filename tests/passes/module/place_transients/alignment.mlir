@@ -1,4 +1,4 @@
-// Every place is a multiple of the alignment.
+// Every offset is a multiple of the alignment.
 // RUN: irongrad opt %s --pass 'place-transients{alignment=256}'
 
 util.func public @f() -> (index, index, index, index) {

@@ -1,4 +1,4 @@
-// Values that are all there at the same time are left to IREE: no placement takes less than their sum.
+// Values with the same live range keep IREE's places, because no placement takes less than their sum.
 // RUN: irongrad opt %s --pass place-transients
 // UNCHANGED
 

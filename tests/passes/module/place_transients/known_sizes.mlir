@@ -1,4 +1,4 @@
-// Values of known sizes get places in one allocation, and those that are there at different times the same place.
+// Values of known sizes get offsets in one allocation. Values with disjoint live ranges share an offset.
 // RUN: irongrad opt %s --pass place-transients
 
 util.func public @f() -> (index, index, index) {

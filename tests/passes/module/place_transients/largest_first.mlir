@@ -1,4 +1,4 @@
-// The largest values are placed first, and smaller ones above those that are there at the same time.
+// The pass places the largest values first. Smaller values that are live at the same time go above them.
 // RUN: irongrad opt %s --pass 'place-transients{alignment=64}'
 
 util.func public @f() -> (index, index, index, index) {

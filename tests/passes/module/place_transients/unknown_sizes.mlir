@@ -1,4 +1,4 @@
-// Values are left to IREE where the size of one is not known; others of the same function get places.
+// If a value's size is unknown, IREE places the values of its allocation. The function's other allocations get offsets.
 // RUN: irongrad opt %s --pass place-transients
 
 // CHECK: util.func public @f([[N:%.+]]: index)

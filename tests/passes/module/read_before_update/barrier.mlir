@@ -1,4 +1,4 @@
-// Two results of one kernel are written to a tensor that is not joined from parts: the second update gets a barrier.
+// Two results of one kernel update the same tensor, which no update has made. The second result gets a barrier.
 // RUN: irongrad opt %s --pass read-before-update
 
 util.func public @f(%x: tensor<4xf32>, %start: tensor<8xf32>) -> (tensor<8xf32>, tensor<8xf32>) {

@@ -1,4 +1,4 @@
-// A kernel moves behind the reader of the tensor that its result is written into, with the view in between.
+// A kernel's result updates a tensor that has another reader. The kernel and its view move behind that reader.
 // RUN: irongrad opt %s --pass read-before-update
 
 util.func public @f(%x: tensor<4xf32>, %t: tensor<2x4xf32>) -> (tensor<8xf32>, tensor<2x4xf32>) {

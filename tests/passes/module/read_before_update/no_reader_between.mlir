@@ -1,4 +1,4 @@
-// Updates with no other reader of their target in between stay, and so do updates of an empty tensor.
+// Updates stay if no other reader of the tensor is between kernel and update. So do updates of an empty tensor.
 // RUN: irongrad opt %s --pass read-before-update
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// Two results of one kernel are written to the same place of one tensor: the second update gets a tensor of its own.
+// Two results of one kernel update the same part of a tensor. The second gets a tensor of its own.
 // RUN: irongrad opt %s --pass read-before-update
 
 util.func public @f(%x: tensor<4xf32>) -> (tensor<8xf32>, tensor<8xf32>) {

@@ -1,4 +1,4 @@
-// Arithmetic on rank-0 float64 tensors becomes arithmetic on scalars, and the result a tensor again.
+// Arithmetic on float64 tensors of rank 0 becomes arithmetic on scalars. The result becomes a tensor again.
 // RUN: irongrad opt %s --pass scalars-on-host
 
 #scalar = affine_map<() -> ()>

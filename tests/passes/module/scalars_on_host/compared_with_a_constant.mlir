@@ -1,4 +1,4 @@
-// A kernel compares in float32 where the constant is a float32, and nothing reads the widened value.
+// A comparison with a constant that float32 holds exactly becomes a comparison in float32.
 // RUN: irongrad opt %s --pass scalars-on-host
 
 #row = affine_map<(d0) -> (d0)>

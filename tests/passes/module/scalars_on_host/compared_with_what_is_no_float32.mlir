@@ -1,4 +1,4 @@
-// A kernel goes on to compare in float64 where float32 would round the constant.
+// A comparison stays in float64 if float32 would round the constant.
 // RUN: irongrad opt %s --pass scalars-on-host
 
 #row = affine_map<(d0) -> (d0)>

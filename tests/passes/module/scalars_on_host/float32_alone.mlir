@@ -1,4 +1,4 @@
-// Loops without float64 stay as they are, scalar ones too.
+// Code without float64 stays as it is, also on scalars.
 // RUN: irongrad opt %s --pass scalars-on-host
 
 #scalar = affine_map<() -> ()>

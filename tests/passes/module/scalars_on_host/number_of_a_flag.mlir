@@ -1,4 +1,4 @@
-// A boolean becomes a float64 by a selection, as IREE's virtual machine makes a float32 of it.
+// A boolean is converted to float64 by a select, because IREE's virtual machine would convert it to float32.
 // RUN: irongrad opt %s --pass scalars-on-host
 
 #scalar = affine_map<() -> ()>

@@ -1,4 +1,4 @@
-// A kernel that only rounds a float64 scalar reads the rounded scalar, and holds no float64 any more.
+// A kernel only rounds a float64 scalar to float32. It gets the rounded scalar, and has no float64 left.
 // RUN: irongrad opt %s --pass scalars-on-host
 
 #none = affine_map<(d0) -> ()>

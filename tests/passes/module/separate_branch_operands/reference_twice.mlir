@@ -1,4 +1,4 @@
-// A branch that hands a reference on twice hands on another value the second time; numbers it may hand on twice.
+// A branch passes one reference twice, so the second gets a value of its own. Numbers may be passed twice.
 // RUN: irongrad opt %s --pass separate-branch-operands
 
 vm.module @m {

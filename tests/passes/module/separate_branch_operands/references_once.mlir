@@ -1,4 +1,4 @@
-// Branches that hand every reference on once stay as they are, and so do calls that take one twice.
+// Branches that pass each reference once stay as they are. So do calls that pass one twice.
 // RUN: irongrad opt %s --pass separate-branch-operands
 // UNCHANGED
 

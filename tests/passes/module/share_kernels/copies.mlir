@@ -1,4 +1,4 @@
-// Kernels that differ in where they begin to read are one, which is told where; run again, the pass finds no others.
+// Kernels that read at different offsets become one with the offset as an argument. A second run changes nothing.
 // RUN: irongrad opt %s --pass share-kernels
 // RUN: irongrad opt %s --pass share-kernels --pass share-kernels
 

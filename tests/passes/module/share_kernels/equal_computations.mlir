@@ -1,4 +1,4 @@
-// Kernels that compute the same of parts that begin elsewhere are one too.
+// Kernels with equal computations on parts at different offsets become one.
 // RUN: irongrad opt %s --pass share-kernels
 
 // CHECK: flow.executable private @a {

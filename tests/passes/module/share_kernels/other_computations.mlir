@@ -1,4 +1,4 @@
-// Kernels that compute something else stay apart, whatever they read.
+// Kernels with different computations stay apart, even if they read the same parts.
 // RUN: irongrad opt %s --pass share-kernels
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// New state that the function waits for and stores lies where the old one does.
+// A function waits for the new state and stores it. The new state is written into the old buffer.
 // RUN: irongrad opt %s --pass state-in-place
 
 !state = !stream.resource<variable>

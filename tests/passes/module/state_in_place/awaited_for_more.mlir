@@ -1,4 +1,4 @@
-// State gets new memory where the function waits for the new one and hands it on.
+// State gets a new buffer if the function also passes the awaited new state on.
 // RUN: irongrad opt %s --pass state-in-place
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// Freeing memory cannot fail, so it may follow what overwrites the state.
+// Memory is freed after the state is written in place. This is allowed, because freeing cannot fail.
 // RUN: irongrad opt %s --pass state-in-place
 
 !state = !stream.resource<variable>

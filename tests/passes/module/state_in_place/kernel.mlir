@@ -1,4 +1,4 @@
-// A kernel writes new state where the old one lies if it reads each element for that element alone.
+// A kernel writes state in place if it reads each element only for the same element of its result.
 // RUN: irongrad opt %s --pass state-in-place
 
 !state = !stream.resource<variable>

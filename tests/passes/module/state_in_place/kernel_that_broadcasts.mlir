@@ -1,4 +1,4 @@
-// State of which a kernel reads one element for several results gets new memory.
+// State gets a new buffer if the kernel reads one element of it for several results.
 // RUN: irongrad opt %s --pass state-in-place
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// State that a kernel reads a second time, transposed, gets new memory.
+// State gets a new buffer if the kernel reads it a second time, transposed.
 // RUN: irongrad opt %s --pass state-in-place
 // UNCHANGED
 

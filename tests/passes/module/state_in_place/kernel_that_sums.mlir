@@ -1,4 +1,4 @@
-// State that a kernel reads again and again while it sums gets new memory.
+// State gets a new buffer if the kernel reads it several times in a sum.
 // RUN: irongrad opt %s --pass state-in-place
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// State that a kernel reads elsewhere than it writes gets new memory.
+// State gets a new buffer if the kernel reads it at other positions than it writes.
 // RUN: irongrad opt %s --pass state-in-place
 // UNCHANGED
 

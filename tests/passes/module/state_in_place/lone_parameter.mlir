@@ -1,4 +1,4 @@
-// State that begins with a lone parameter gets new memory: IREE may not copy it, and its file cannot be written.
+// State that begins with a single parameter gets a new buffer. IREE may map its file, which is read-only.
 // RUN: irongrad opt %s --pass state-in-place
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// A function that stores state without reading it loads where to write it.
+// A function stores state without a read of the old one. The pass adds a load, to write into that buffer.
 // RUN: irongrad opt %s --pass state-in-place
 
 !state = !stream.resource<variable>

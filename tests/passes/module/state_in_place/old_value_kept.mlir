@@ -1,4 +1,4 @@
-// State gets new memory where the old value is kept in another global.
+// State gets a new buffer if the old value is stored in another global.
 // RUN: irongrad opt %s --pass state-in-place
 // UNCHANGED
 

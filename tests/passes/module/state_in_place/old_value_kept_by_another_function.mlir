@@ -1,4 +1,4 @@
-// State gets new memory where another function keeps the old value.
+// State gets a new buffer if another function stores the old value in another global.
 // RUN: irongrad opt %s --pass state-in-place
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// State of one of two globals leaves their allocation, where nobody waits for what reads the other.
+// Two globals get new state from one allocation. Only one is in place, because nothing awaits a read of the other.
 // RUN: irongrad opt %s --pass state-in-place
 
 !state = !stream.resource<variable>

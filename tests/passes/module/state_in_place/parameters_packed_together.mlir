@@ -1,4 +1,4 @@
-// State that begins with parameters may be overwritten where IREE packs and so copies them.
+// State that begins with several parameters is written in place, because IREE packs them by a copy.
 // RUN: irongrad opt %s --pass state-in-place
 
 !state = !stream.resource<variable>

@@ -1,4 +1,4 @@
-// State that is read while the new one is written gets new memory.
+// State gets a new buffer if the old value is read at the same time as the new one is written.
 // RUN: irongrad opt %s --pass state-in-place
 // UNCHANGED
 

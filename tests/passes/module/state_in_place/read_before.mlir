@@ -1,4 +1,4 @@
-// New state is written where the old one lies once that has been read in the same submission.
+// State is written in place after the same submission has read the old value.
 // RUN: irongrad opt %s --pass state-in-place
 
 !state = !stream.resource<variable>

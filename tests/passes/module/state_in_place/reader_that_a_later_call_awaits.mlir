@@ -1,4 +1,4 @@
-// What reads the old state in another function has ended where later calls wait for it.
+// Another function reads the old state and later calls wait for that read, so the state is written in place.
 // RUN: irongrad opt %s --pass state-in-place
 
 !state = !stream.resource<variable>

@@ -1,4 +1,4 @@
-// State gets new memory where nobody waits for what reads the old one.
+// State gets a new buffer if nothing waits for another function's read of the old value.
 // RUN: irongrad opt %s --pass state-in-place
 // UNCHANGED
 

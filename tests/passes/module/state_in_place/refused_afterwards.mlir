@@ -1,4 +1,4 @@
-// State gets new memory where the call may be refused after that is written.
+// State gets a new buffer if the call can still be refused after the write.
 // RUN: irongrad opt %s --pass state-in-place
 // UNCHANGED
 

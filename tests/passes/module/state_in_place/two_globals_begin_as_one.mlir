@@ -1,4 +1,4 @@
-// State that begins as another global gets new memory.
+// State gets a new buffer if two globals begin with the same buffer.
 // RUN: irongrad opt %s --pass state-in-place
 // UNCHANGED
 

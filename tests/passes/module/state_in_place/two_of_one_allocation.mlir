@@ -1,4 +1,4 @@
-// State of two globals leaves the one allocation that was for both.
+// Two globals get new state from one allocation. Both are written in place, and the allocation disappears.
 // RUN: irongrad opt %s --pass state-in-place
 
 !state = !stream.resource<variable>

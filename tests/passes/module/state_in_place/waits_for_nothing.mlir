@@ -1,4 +1,4 @@
-// State gets new memory where what writes it does not wait for earlier calls.
+// State gets a new buffer if its writer does not wait for earlier calls.
 // RUN: irongrad opt %s --pass state-in-place
 // UNCHANGED
 

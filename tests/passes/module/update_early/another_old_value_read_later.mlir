@@ -1,4 +1,4 @@
-// An update does not wait for what reads another value than it replaces.
+// An update moves ahead of a later reader of another global's old value.
 // RUN: irongrad opt %s --pass update-early
 
 util.global private mutable @a : tensor<64xf32>

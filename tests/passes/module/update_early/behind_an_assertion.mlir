@@ -1,4 +1,4 @@
-// What is no kernel stays: nothing is stored before an assertion that may refuse the call.
+// Kernels move up, but a store stays behind an assertion that can refuse the call.
 // RUN: irongrad opt %s --pass update-early
 
 util.global private mutable @a : tensor<64xf32>

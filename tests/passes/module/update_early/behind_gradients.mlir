@@ -1,4 +1,4 @@
-// Updates run right behind the last gradient that they need.
+// Each update moves directly behind the last gradient that it reads.
 // RUN: irongrad opt %s --pass update-early
 
 util.global private mutable @a : tensor<64xf32>

@@ -1,4 +1,4 @@
-// An update waits for the other gradient that what it needs depends on.
+// An update reads a value that depends on another gradient. It waits for that gradient too.
 // RUN: irongrad opt %s --pass update-early
 
 util.global private mutable @a : tensor<64xf32>

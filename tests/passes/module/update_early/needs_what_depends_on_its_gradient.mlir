@@ -1,4 +1,4 @@
-// What an update needs runs early with it where that depends on its own gradient alone.
+// An update reads a value that depends only on its own gradient. Both move up together.
 // RUN: irongrad opt %s --pass update-early
 
 util.global private mutable @a : tensor<64xf32>

@@ -1,4 +1,4 @@
-// What an update needs does not run early where it is large, and so the update does not.
+// An update reads a large value, which would take memory if it were computed early. Both stay.
 // RUN: irongrad opt %s --pass update-early
 
 util.global private mutable @a : tensor<64xf32>

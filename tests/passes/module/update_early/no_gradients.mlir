@@ -1,4 +1,4 @@
-// A module without gradients is listed as it is.
+// A module without gradients stays as it is.
 // RUN: irongrad opt %s --pass update-early
 // UNCHANGED
 

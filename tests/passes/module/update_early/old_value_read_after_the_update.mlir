@@ -1,4 +1,4 @@
-// An update stays where what is listed behind it reads the value that it replaces.
+// An update stays if a later operation reads the old value of its global.
 // RUN: irongrad opt %s --pass update-early
 
 util.global private mutable @a : tensor<64xf32>

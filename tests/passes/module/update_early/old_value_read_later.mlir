@@ -1,4 +1,4 @@
-// An update waits for what else reads the value that it replaces.
+// An update moves only behind the last other reader of the state that it overwrites.
 // RUN: irongrad opt %s --pass update-early
 
 util.global private mutable @a : tensor<64xf32>

@@ -1,4 +1,4 @@
-// Products of bfloat16 get their microkernels back where the CPU has instructions that only those use.
+// Products of bfloat16 use microkernels on a CPU with bfloat16 instructions, which only the microkernels use.
 // RUN: irongrad opt %s --pass use-microkernels
 
 util.global private @__device_0 = #hal.device.target<"local", [#hal.executable.target<"llvm-cpu", "embedded-elf-x86_64",

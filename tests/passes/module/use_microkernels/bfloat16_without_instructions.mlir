@@ -1,4 +1,4 @@
-// Products of bfloat16 have no microkernels where the CPU lacks the instructions.
+// Products of bfloat16 use no microkernels on a CPU without bfloat16 instructions.
 // RUN: irongrad opt %s --pass use-microkernels
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// Products of float32 have no microkernels: what IREE generates is as fast.
+// Products of float32 use no microkernels, because the code that IREE generates is as fast.
 // RUN: irongrad opt %s --pass use-microkernels
 // UNCHANGED
 

@@ -1,4 +1,4 @@
-// Products of bytes get their microkernels back on a CPU with AVX2.
+// Products of int8 use microkernels on a CPU with AVX2.
 // RUN: irongrad opt %s --pass use-microkernels
 
 util.global private @__device_0 = #hal.device.target<"local", [#hal.executable.target<"llvm-cpu", "embedded-elf-x86_64",
