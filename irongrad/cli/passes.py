@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from irongrad.cli.common import console, json_option, print_json
+from irongrad.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from irongrad.passes import Pass
@@ -51,7 +52,11 @@ def _known(name: str) -> type[Pass | ModulePass]:
     from irongrad.passes.registry import known_pass
     from irongrad.pipeline.iree.phases import module_passes
 
-    return module_passes().get(name) or known_pass(name)
+    over_iree = module_passes()
+    try:
+        return over_iree.get(name) or known_pass(name)
+    except UserError as error:
+        raise UserError(f"{error}; those over IREE's module are {', '.join(over_iree)}") from None
 
 
 def _show_phases(as_json: bool) -> None:
@@ -79,7 +84,22 @@ def _summary(kind: type[Pass | ModulePass]) -> str:
 def _describe(kind: type[Pass | ModulePass], levels: list[int]) -> dict[str, Any]:
     text = inspect.getdoc(kind) or ""
     options = {f.name: {"type": str(f.type), "default": _default(f)} for f in fields(kind)}  # type: ignore[arg-type]
-    return {"name": kind.name, "summary": _summary(kind), "levels": levels, "options": options, "doc": text}
+    row = {"name": kind.name, "summary": _summary(kind), "levels": levels, "options": options, "doc": text}
+    return row | _phase_of(kind.name)
+
+
+def _phase_of(name: str) -> dict[str, str]:
+    """For a pass over IREE's module: its phase, and why it cannot be left out if it cannot."""
+    from irongrad.pipeline.iree.phases import PHASES
+
+    return {
+        key: value
+        for phase in PHASES
+        for kind in phase.passes
+        if kind.name == name
+        for key, value in (("phase", phase.name), ("required", kind.required))
+        if value
+    }
 
 
 def _default(option: Field[Any]) -> Any:
@@ -105,6 +125,9 @@ def _print(rows: list[dict[str, Any]], levels: dict[int, list[str]], broken: dic
 
 def _print_one(row: dict[str, Any]) -> None:
     console.print(row["doc"], markup=False, highlight=False)
-    console.print(f"\nlevels: {', '.join(map(str, row['levels'])) or 'none'}", highlight=False)
+    levels = f"levels: {', '.join(map(str, row['levels'])) or 'none'}"
+    console.print(f"\nphase: {row['phase']}" if "phase" in row else f"\n{levels}", highlight=False)
+    if "required" in row:
+        console.print(f"required, because {row['required']}", highlight=False, soft_wrap=True)
     for name, option in row["options"].items():
         console.print(f"option {name}: {option['type']}, {option['default']} by default", highlight=False)
