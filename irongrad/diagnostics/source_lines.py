@@ -35,6 +35,7 @@ _CALLERS = (
     "pipeline/capture/step_modules.py",
     "frontends/compile_function.py",
     "pipeline/optimizer/trace.py",
+    "pipeline/optimizer/optimizer_step.py",
     "pipeline/optimizer/step_hooks.py",
 )
 _ENTRIES = tuple(str(PACKAGE / name) for name in _CALLERS)

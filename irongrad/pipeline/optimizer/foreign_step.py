@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from irongrad.pipeline.optimizer.branches import along_all_ways
-from irongrad.pipeline.optimizer.foreign import ForeignState, Layout
+from irongrad.pipeline.optimizer.foreign import ForeignState
+from irongrad.pipeline.optimizer.layout import Layout
 from irongrad.pipeline.optimizer.step_hooks import step_with_hooks
 from irongrad.step.optimizer_slots import Slot, slots_of
 

@@ -16,7 +16,7 @@ import irongrad as ig
 from irongrad.graph.step_graph import Range
 from irongrad.pipeline import driver
 from irongrad.pipeline.capture.capture import capture
-from irongrad.pipeline.optimizer import trace
+from irongrad.pipeline.optimizer import optimizer_step
 from irongrad.pipeline.oracle import eager_run
 from irongrad.pipeline.oracle.chosen_steps import choices, chosen_steps, resting
 from irongrad.runtime.errors import VerificationError
@@ -42,7 +42,7 @@ def abouts(step: ig.TrainStep, *ranges: Range) -> list[str]:
 
 def test_an_update_that_divides_by_the_learning_rate_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The capturable form of Adam gives NaN at a learning rate of 0 for a gradient of 0."""
-    monkeypatch.setattr(trace, "_BRANCHING", (torch.optim.Adam,))
+    monkeypatch.setattr(optimizer_step, "_BRANCHING", (torch.optim.Adam,))
     with pytest.raises(VerificationError, match="gradients=0, lr=0") as caught:
         ig.compile(dense(), tmp_path / "out", cache=False)
     assert "error inf" in str(caught.value)
