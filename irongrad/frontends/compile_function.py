@@ -39,6 +39,7 @@ from irongrad.operators.legalize.retrace import interpret_eager, retrace
 from irongrad.operators.random import Draws
 from irongrad.pipeline.assemble.interface import describe_function
 from irongrad.pipeline.backend import optimised_function, portable_function
+from irongrad.pipeline.capture.derivatives import evaluated
 from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.repeatable import Program, Recorder, refuse_unrepeatable
@@ -145,7 +146,7 @@ def _lent(*roots: object) -> Iterator[Record]:
 
 def _recorded(flat: FlatFunction, record: Recorder) -> None:
     with plain_operators(), eager_control_flow(), BeforeAutograd(eager=True):
-        for output in flat.run(*(t.clone() for t in flat.examples.values())):
+        for output in evaluated(lambda: flat.run(*(t.clone() for t in flat.examples.values()))):
             record(output)
 
 
@@ -179,11 +180,16 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
             grads = torch.autograd.grad(outputs[0], wanted, allow_unused=True, materialize_grads=True)
         return [o.detach() for o in outputs] + [g.detach() for g in grads]
 
+    copies: list[torch.Tensor] = []
+
+    def copied() -> list[torch.Tensor]:
+        copies[:] = [t.clone() for t in tensors]
+        return copies
+
     names = _names(fn, structure)
     _check_dense(fn, dict(zip(names, tensors, strict=True)))
     with _located(fn), plain_operators(), eager_control_flow(), Draws(0, 0) as drawn:
-        copies = [t.clone() for t in tensors]
-        outputs = value(*copies)
+        outputs = evaluated(lambda: value(*copied()))
     _check_unwritten(fn, dict(zip(names, copies, strict=True)))
     if not outputs:
         raise CaptureError(f"{source_lines.where(fn)}: the function returns no tensor, so there is nothing to compile")
@@ -290,7 +296,8 @@ def _run(
 ) -> None:
     values = flat.examples.values()
     with plain_operators(), BeforeAutograd(eager=True):
-        outputs = flat.run(*(t.to(dtype) if dtype and t.is_floating_point() else t.clone() for t in values))
+        given = [t.to(dtype) if dtype and t.is_floating_point() else t for t in values]
+        outputs = evaluated(lambda: flat.run(*(t.clone() for t in given)))
     for name, output in zip(names, outputs, strict=True):
         record(name, output)
 

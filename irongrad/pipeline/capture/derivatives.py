@@ -18,6 +18,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import (
     _fetch_proxies_and_all_constant_flag,
     disable_proxy_modes_tracing,
+    get_proxy_slot,
     snapshot_fake,
     track_tensor_tree,
 )
@@ -118,10 +119,11 @@ def _for_each(
 def _recorded(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Run `call`, and add it to the graph of a trace of torch.export, if there is one."""
     mode = _get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
-    if mode is None:
-        return call(*args, **kwargs)
-    tracer = mode.tracer
     leaves, structure = tree_flatten(args)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if mode is None or not all(get_proxy_slot(t, mode.tracer, None) is not None for t in tensors):
+        return call(*args, **kwargs)  # of no trace, or of one within it, such as that of a loop's body
+    tracer = mode.tracer
     _, proxies, _ = _fetch_proxies_and_all_constant_flag(leaves, tracer)
     made = tracer.create_proxy("call_function", call, tree_unflatten(proxies, structure), kwargs)
     with disable_proxy_modes_tracing():

@@ -55,7 +55,7 @@ def uniques(x):
 
 
 def compares(x):
-    return x if torch.equal(x, x) else -x  # here
+    return x if torch.equal(x, x.flip(0)) else -x  # here
 
 
 def sparse(x):
@@ -81,7 +81,7 @@ def narrow(x):
 CASES = [
     (general_eigenvalues, "aten.linalg_eig", "torch.linalg.eigh"),
     (selects, "masked_select", "torch.where"),
-    (masks, "aten.nonzero.default", "torch.where"),
+    (masks, "shape depends on values", "torch.where"),
     (uniques, "unique", "torch.sort"),
     (compares, "aten.equal", "(a == b).all()"),
     (sparse, "aten._to_sparse", "dense tensors"),
