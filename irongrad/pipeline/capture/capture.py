@@ -262,7 +262,7 @@ def export(
             known.of_buffers(module),
             ValueFree(module, known),
             kept_decisions(),
-            recorded_derivatives(),
+            recorded_derivatives(module),
         ):
             program = torch.export.export(
                 module, tuple(v.detach() for v in values), dynamic_shapes=symbolic(dynamic, multiples), strict=False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import _DisableFuncTorch
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._functorch import eager_transforms, predispatch, vmap
@@ -18,7 +19,6 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import (
     _fetch_proxies_and_all_constant_flag,
     disable_proxy_modes_tracing,
-    get_proxy_slot,
     snapshot_fake,
     track_tensor_tree,
 )
@@ -26,13 +26,26 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from irongrad.graph.derivatives import LEVEL_CALLS, Call, gradients, tracked
+from irongrad.pipeline.capture.module_calls import around_calls
 
 T = TypeVar("T")
 
 
+# The tracer that calls the module; within it, loops and branches are traced by others, which differentiate themselves.
+_TRACER: ContextVar[Any] = ContextVar("tracer", default=None)
+
+
 @contextmanager
-def recorded_derivatives() -> Iterator[None]:
-    """While open, a trace of torch.export records the derivatives that the traced code computes."""
+def recorded_derivatives(module: nn.Module) -> Iterator[None]:
+    """While open, a trace of torch.export records the derivatives that `module` computes."""
+
+    def begin(module: nn.Module, inputs: object) -> None:
+        mode = _get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
+        _TRACER.set(mode.tracer if mode is not None else None)
+
+    def end(module: nn.Module, inputs: object, output: object) -> None:
+        _TRACER.set(None)
+
     replaced: dict[tuple[Any, str], Callable[..., Any]] = {
         (torch.autograd, "_engine_run_backward"): _run_engine,
         (torch.autograd._vmap_internals, "_vmap"): _for_each,
@@ -47,6 +60,7 @@ def recorded_derivatives() -> Iterator[None]:
         for (owner, name), replacement in replaced.items():
             stack.enter_context(mock.patch.object(owner, name, replacement))
         stack.enter_context(_Tracked())
+        stack.enter_context(around_calls(module, begin, end))
         yield
 
 
@@ -117,13 +131,11 @@ def _for_each(
 
 
 def _recorded(call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Run `call`, and add it to the graph of a trace of torch.export, if there is one."""
+    """Run `call`, and add it to the graph of the trace of the module, if that is what traces."""
     mode = _get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
     leaves, structure = tree_flatten(args)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    if mode is None or not all(get_proxy_slot(t, mode.tracer, None) is not None for t in tensors):
-        return call(*args, **kwargs)  # of no trace, or of one within it, such as that of a loop's body
-    tracer = mode.tracer
+    if mode is None or mode.tracer is not (tracer := _TRACER.get()):
+        return call(*args, **kwargs)
     _, proxies, _ = _fetch_proxies_and_all_constant_flag(leaves, tracer)
     made = tracer.create_proxy("call_function", call, tree_unflatten(proxies, structure), kwargs)
     with disable_proxy_modes_tracing():
