@@ -133,9 +133,9 @@ def _for_each(
 def _recorded(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Run `call`, and add it to the graph of the trace of the module, if that is what traces."""
     mode = _get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
-    leaves, structure = tree_flatten(args)
     if mode is None or mode.tracer is not (tracer := _TRACER.get()):
         return call(*args, **kwargs)
+    leaves, structure = tree_flatten(args)
     _, proxies, _ = _fetch_proxies_and_all_constant_flag(leaves, tracer)
     made = tracer.create_proxy("call_function", call, tree_unflatten(proxies, structure), kwargs)
     with disable_proxy_modes_tracing():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 from irongrad.diagnostics.source_lines import is_user_file, source_line, where
+from irongrad.pipeline.capture.profiled import profiled
 from irongrad.runtime.errors import CaptureError, UserError
 from irongrad.step.borrow import unchanged
 from irongrad.step.train_step import TrainStep
@@ -162,12 +162,8 @@ class NodeHooks:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """While open, note a call that registers such a hook in this thread."""
-        outer = sys.getprofile()
-        sys.setprofile(self._seen)
-        try:
+        with profiled(self._seen):
             yield
-        finally:
-            sys.setprofile(outer)
 
     def _seen(self, frame: FrameType, event: str, called: Any) -> None:
         if event != "c_call" or getattr(called, "__name__", "") not in ("register_hook", "register_prehook"):

@@ -22,6 +22,7 @@ import torch
 
 from irongrad.diagnostics.source_lines import is_of_a_model, is_standard_file, is_user_file, source_line, where
 from irongrad.pipeline.capture import later as clocks
+from irongrad.pipeline.capture.profiled import profiled
 from irongrad.runtime.errors import CaptureError
 from irongrad.step.borrow import Generator, Record, state_of
 
@@ -254,12 +255,8 @@ class _Calls:
     @contextmanager
     def over(self, generators: object) -> Iterator[None]:
         """While open, watch this thread."""
-        outer = sys.getprofile()
-        sys.setprofile(self._seen)
-        try:
+        with profiled(self._seen):
             yield
-        finally:
-            sys.setprofile(outer)
 
     def _seen(self, frame: FrameType, event: str, called: Any) -> None:
         if event != "c_call" or self.place:
