@@ -141,3 +141,9 @@ def outside_loops(operation: Any, values: Iterable[Any]) -> Any:
             break
         outermost = loop
     return outermost
+
+
+def executable_of(dispatch: Any) -> str:
+    """The name of the executable that a dispatch with one entry point calls."""
+    (entry_point,) = ir.ArrayAttr(dispatch.attributes["entry_points"])
+    return str(ir.SymbolRefAttr(entry_point).value[0])

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from iree.compiler import ir
 
-from irongrad.mlir.walk import inside, name_of, text_of
+from irongrad.mlir.walk import executable_of, inside, name_of, text_of
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModuleContext, ModulePass
 
@@ -109,7 +109,7 @@ class ShareKernels(ModulePass):
         for kernels in alike:
             calls |= _merged(kernels)
         for operation in list(inside(module.operation)):
-            if operation.name == "flow.dispatch" and (call := calls.get(_kernel_of(operation))) is not None:
+            if operation.name == "flow.dispatch" and (call := calls.get(executable_of(operation))) is not None:
                 _redirect(operation, call)
         merged = [kernel for _, *others in alike for kernel in others]
         for kernel in merged:
@@ -197,12 +197,6 @@ def _with_operands(operation: Any, segment: int, operands: Sequence[Any], attrib
 
 def _offsets_of(operation: Any) -> Offsets:
     return tuple(ir.DenseI64ArrayAttr(operation.attributes["static_offsets"]))
-
-
-def _kernel_of(dispatch: Any) -> str:
-    """The name of the executable that a dispatch calls."""
-    (entry_point,) = ir.ArrayAttr(dispatch.attributes["entry_points"])
-    return str(ir.SymbolRefAttr(entry_point).value[0])
 
 
 PASS = ShareKernels

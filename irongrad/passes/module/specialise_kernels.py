@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from iree.compiler import ir
 
-from irongrad.mlir.walk import inside, name_of
+from irongrad.mlir.walk import executable_of, inside, name_of
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
 
@@ -46,7 +46,7 @@ class SpecialiseKernels(ModulePass):
         calls: dict[str, list[Any]] = defaultdict(list)
         for operation in list(inside(module.operation)):
             if operation.name == _DISPATCH and len(_numbers(operation)) > _MOST_CONSTANTS:
-                calls[_executable_of(operation)].append(operation)
+                calls[executable_of(operation)].append(operation)
         executables = [op.operation for op in module.body.operations if op.operation.name == _EXECUTABLE]
         made = sum(_specialise(e, calls[name_of(e)]) for e in executables if name_of(e) in calls)
         return PassResult(bool(made), {"kernels": made})
@@ -136,11 +136,6 @@ def _constant(number: Any) -> Any:
     if isinstance(owner, ir.Block) or owner.name != "arith.constant":
         return None
     return owner.attributes["value"]
-
-
-def _executable_of(dispatch: Any) -> str:
-    (entry_point,) = ir.ArrayAttr(dispatch.attributes["entry_points"])
-    return str(ir.SymbolRefAttr(entry_point).value[0])
 
 
 PASS = SpecialiseKernels
