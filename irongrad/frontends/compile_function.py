@@ -89,9 +89,9 @@ def compile_function(
 ) -> CompiledFunction:
     """Compile a function of tensors, and verify it on the example arguments against eager float64.
 
-    The function runs in the caller's grad mode. It may call `torch.autograd.grad`, and `torch.func.grad`, `vjp`, `jvp`,
-    `vmap` or `hessian`. A function that draws random numbers
-    becomes a function of a seed: `compiled(x, seed=3)`, 0 by default.
+    The function runs without gradients, or with them if it computes derivatives itself: it may call
+    `torch.autograd.grad`, and `torch.func.grad`, `vjp`, `jvp`, `vmap` or `hessian`. A function that draws random
+    numbers becomes a function of a seed: `compiled(x, seed=3)`, 0 by default.
 
     Args:
         fn: takes and returns tensors, or tuples, lists and dictionaries of them. It may change its own
