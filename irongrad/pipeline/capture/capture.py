@@ -8,8 +8,7 @@ Capture detects both and reports the user's line.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,22 +16,22 @@ from torch import nn
 from torch._dynamo.exc import UncapturedHigherOrderOpError
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
-from torch.nn.parameter import is_lazy
 
 from irongrad.diagnostics import capture_errors, source_lines
 from irongrad.graph.derivatives import track_inputs
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.flat_graph import FlatGraph, is_inlined, regions_of
 from irongrad.operators.decompositions.registry import BeforeAutograd
-from irongrad.operators.random import Draws, draws, is_random, undrawable
-from irongrad.pipeline.capture import autograd_functions, hooks, repeatable, side_effects
+from irongrad.operators.random import draws, is_random, undrawable
+from irongrad.pipeline.capture import autograd_functions, hooks, side_effects
 from irongrad.pipeline.capture.cumulative_averages import cumulative_averages
 from irongrad.pipeline.capture.derivatives import evaluated, recorded_derivatives
+from irongrad.pipeline.capture.eager_runs import refuse_unrepeatable_step
 from irongrad.pipeline.capture.function_transforms import expand_transforms
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
 from irongrad.pipeline.capture.modes import compiled_as_plain, inference_as_no_grad, mode
 from irongrad.pipeline.capture.plain_operators import plain_operators
-from irongrad.pipeline.capture.recurrent_layers import eager_lstm, recurrent_layers
+from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
 from irongrad.pipeline.capture.size_decisions import kept_decisions
 from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_multiples
@@ -42,7 +41,7 @@ from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.capture.written_windows import as_strided_where_written
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
-from irongrad.step.borrow import Record, borrowed, unchanged
+from irongrad.step.borrow import borrowed, unchanged
 from irongrad.step.train_step import INFERENCE, Call, TrainStep, call_of, micro_batches
 
 
@@ -92,7 +91,7 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
     module = StepModule(step)
     refuse_sparse(module, step.inputs)
     _refuse_scripts(step)
-    changes = _check_repeatable(step, module, inference)
+    changes = refuse_unrepeatable_step(step, module, inference)
     captured = _captured(step, inference)
     if changes is not None:
         raise changes
@@ -150,76 +149,6 @@ def _capture(step: TrainStep, inference: Collection[str], *, watches: bool) -> C
     for (_, name), line in use.dropped.items():
         warnings.warn(f"{line}: the compiled step does not set self.{name}, which no call reads", stacklevel=2)
     return CapturedStep(step, call_of(step), train, evaluation, *predicted)
-
-
-def _check_repeatable(step: TrainStep, module: StepModule, inference: Collection[str]) -> CaptureError | None:
-    """Refuse a step whose training or evaluation changes from run to run; eager's refusals are left to the export.
-
-    Returns:
-        The refusal of a step that changes a Python value and depends on it, if the export does not refuse it.
-    """
-    tensors = [*module.parameters(), *module.buffers()]
-    if any(is_lazy(t) for t in tensors):  # a run would make another module of a lazy one
-        return None
-    twice = sum(t.numel() for t in tensors) <= repeatable.LARGE
-
-    def call() -> torch.Tensor:
-        """The loss; buffers that the forward assigns anew are the module's own again."""
-        held = [(m._buffers, dict(m._buffers)) for m in module.modules()]
-        try:
-            loss: torch.Tensor = module(*(t.clone() for t in micro_batches(step.inputs, step.accumulate)[0].values()))
-            return loss
-        finally:
-            for buffers, before in held:
-                buffers.update(before)
-
-    nodes = hooks.NodeHooks()
-
-    def gradients(record: repeatable.Recorder) -> None:
-        module.zero_grad(set_to_none=True)  # also of parameters that no optimizer holds
-        for optimizer in step.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        with Draws(step.seed, 0), mode(module.model, training=True), BeforeAutograd(eager=True):
-            with nodes.watched():
-                loss = call()
-            record(loss)
-            if not twice:
-                return
-            loss.backward()
-        for parameter in module.parameters():
-            if parameter.grad is not None:
-                record(parameter.grad)
-
-    def train(record: repeatable.Recorder) -> None:
-        gradients(record)
-        if twice:
-            for optimizer in step.optimizers:
-                optimizer.step()
-            with Draws(step.seed, 0), mode(module.model, training=True), BeforeAutograd(eager=True):
-                record(call())
-
-    def evaluation() -> torch.Tensor:
-        with Draws(step.seed, 0), mode(module.model, training=False):
-            loss: torch.Tensor = module(*(t.clone() for t in step.inputs.values()))
-            return loss
-
-    def evaluate(record: repeatable.Recorder) -> None:
-        record(evaluated(evaluation))
-
-    def program(what: str, run: Callable[..., None], again: Callable[..., None] | None = None) -> repeatable.Program:
-        plainly = eager_control_flow()(eager_lstm()(run))
-        plainly_again = eager_control_flow()(eager_lstm()(again)) if again is not None else None
-
-        def lend(in_place: bool) -> AbstractContextManager[Record]:
-            return borrowed(step, in_place=in_place)
-
-        return repeatable.Program(what, step.model, lend, plainly, twice, plainly_again)
-
-    changes = repeatable.refuse_unrepeatable(program("the training step", train, gradients))
-    nodes.refuse()
-    if inference:
-        repeatable.refuse_unrepeatable(program("the evaluation", evaluate))
-    return changes
 
 
 def export(

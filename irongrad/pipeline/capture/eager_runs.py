@@ -1,0 +1,128 @@
+"""The eager runs of a step that show whether it changes from run to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from irongrad.graph.eager_control_flow import eager_control_flow
+from irongrad.operators.decompositions.registry import BeforeAutograd
+from irongrad.operators.random import Draws
+from irongrad.pipeline.capture import hooks, repeatable
+from irongrad.pipeline.capture.derivatives import evaluated
+from irongrad.pipeline.capture.modes import mode
+from irongrad.pipeline.capture.recurrent_layers import eager_lstm
+from irongrad.pipeline.capture.repeatable import Recorder
+from irongrad.pipeline.capture.step_modules import StepModule
+from irongrad.runtime.errors import CaptureError
+from irongrad.step.borrow import Record, borrowed
+from irongrad.step.train_step import TrainStep, micro_batches
+
+
+def refuse_unrepeatable_step(step: TrainStep, module: StepModule, inference: Collection[str]) -> CaptureError | None:
+    """Refuse a step whose training or evaluation changes from run to run; eager's refusals are left to the export.
+
+    Args:
+        step: the step.
+        module: its model and its loss.
+        inference: which of `eval` and `predict` are compiled; if neither is, evaluation does not run.
+
+    Returns:
+        The refusal of a step that changes a Python value and depends on it, if the export does not refuse it.
+
+    Raises:
+        CaptureError: two runs differ, or a hook on a node of autograd was found.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    if any(is_lazy(t) for t in tensors):  # a run would make another module of a lazy one
+        return None
+    runs = _EagerRuns(step, module, updates=sum(t.numel() for t in tensors) <= repeatable.LARGE)
+    changes = repeatable.refuse_unrepeatable(runs.program("the training step", runs.train, runs.gradients))
+    runs.nodes.refuse()
+    if inference:
+        repeatable.refuse_unrepeatable(runs.program("the evaluation", runs.evaluate))
+    return changes
+
+
+@dataclass(frozen=True)
+class _EagerRuns:
+    """What of a step runs eagerly, in the loop that a user would write.
+
+    Attributes:
+        step: the step.
+        module: its model and its loss.
+        updates: whether the backward and the update run too, or the forward alone.
+        nodes: collects the hooks on nodes of autograd.
+    """
+
+    step: TrainStep
+    module: StepModule
+    updates: bool
+    nodes: hooks.NodeHooks = field(default_factory=hooks.NodeHooks)
+
+    def program(
+        self, what: str, run: Callable[[Recorder], None], again: Callable[[Recorder], None] | None = None
+    ) -> repeatable.Program:
+        """A run of the step, with the operators that the compiled step stands for."""
+
+        def lend(in_place: bool) -> AbstractContextManager[Record]:
+            return borrowed(self.step, in_place=in_place)
+
+        plainly = eager_control_flow()(eager_lstm()(run))
+        plainly_again = eager_control_flow()(eager_lstm()(again)) if again is not None else None
+        return repeatable.Program(what, self.step.model, lend, plainly, self.updates, plainly_again)
+
+    def train(self, record: Recorder) -> None:
+        """Loss and gradients of a step, its update, and the loss of the next step."""
+        self.gradients(record)
+        if self.updates:
+            for optimizer in self.step.optimizers:
+                optimizer.step()
+            with self._training():
+                record(self._loss())
+
+    def gradients(self, record: Recorder) -> None:
+        """Loss and gradients of a step; without updates the loss alone."""
+        self.module.zero_grad(set_to_none=True)  # also of parameters that no optimizer holds
+        for optimizer in self.step.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        with self._training():
+            with self.nodes.watched():
+                loss = self._loss()
+            record(loss)
+            if not self.updates:
+                return
+            loss.backward()
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                record(parameter.grad)
+
+    def evaluate(self, record: Recorder) -> None:
+        """The loss in evaluation mode."""
+
+        def evaluation() -> torch.Tensor:
+            with Draws(self.step.seed, 0), mode(self.module.model, training=False):
+                loss: torch.Tensor = self.module(*(t.clone() for t in self.step.inputs.values()))
+                return loss
+
+        record(evaluated(evaluation))
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        with Draws(self.step.seed, 0), mode(self.module.model, training=True), BeforeAutograd(eager=True):
+            yield
+
+    def _loss(self) -> torch.Tensor:
+        """The loss of a micro-batch; buffers that the forward assigns anew are the module's own again."""
+        held = [(m._buffers, dict(m._buffers)) for m in self.module.modules()]
+        micro = micro_batches(self.step.inputs, self.step.accumulate)[0]
+        try:
+            loss: torch.Tensor = self.module(*(t.clone() for t in micro.values()))
+            return loss
+        finally:
+            for buffers, before in held:
+                buffers.update(before)
