@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from irongrad.operators.decompositions.unknown_sizes import is_known
 
 aten = torch.ops.aten
 
@@ -87,13 +88,20 @@ def _is_empty(value: object) -> bool:
 
 
 def _has_no_elements(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` is empty for every size that its dynamic dimensions may have."""
-    return any(statically_known_true(size == 0) for size in tensor.shape)
+    """Whether `tensor` is empty for every size that its dynamic dimensions may have.
+
+    The range of a size decides. `statically_known_true` would also use guards, and a trace may have left some that hold
+    for the example alone.
+    """
+    return any(
+        size == 0 if is_known(size) else size.node.shape_env.bound_sympy(size.node.expr).upper == 0
+        for size in tensor.shape
+    )
 
 
 def _full(graph: Graph, node: Node, value: float) -> Node:
     like = node.meta["val"]
-    if like.numel():
+    if not _has_no_elements(like):
         replacement = graph.call_function(aten.full.default, (list(like.shape), value), {"dtype": like.dtype})
     else:
         replacement = graph.call_function(aten.empty.memory_format, (list(like.shape),), {"dtype": like.dtype})

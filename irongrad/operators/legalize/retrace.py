@@ -91,7 +91,9 @@ def _traced_by_make_fx(
             graph = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
             if takes_numbers_of_sizes(graph):
                 written = partial(without_numbers_of_sizes, graph)
-                graph = make_fx(written, decomposition_table=table, tracing_mode="real")(*fakes)
+                # The first trace asked the same of the sizes, and refused what does not hold for all of them.
+                with environment.suppress_guards():
+                    graph = make_fx(written, decomposition_table=table, tracing_mode="real")(*fakes)
         except UnsupportedOpError as error:
             raise located(error) from error
     return graph
