@@ -28,7 +28,9 @@ def _step(loss: Any, **options: Any) -> ig.TrainStep:
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     dynamic = {"x": {0: "B"}, "y": {0: "B"}}
-    return ig.TrainStep(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), _batch(10), dynamic=dynamic, **options)
+    return ig.TrainStep(
+        model, loss, torch.optim.SGD(model.parameters(), lr=0.1), _batch(10), dynamic=dynamic, **options
+    )
 
 
 def _numbers(o: Tensor, y: Tensor) -> Tensor:
