@@ -17,7 +17,7 @@ from torch import nn
 
 from irongrad.onnx import operators as operators
 from irongrad.onnx.registry import Call, Node, Static, Value, operator_of, tensor
-from irongrad.onnx.static import RULES
+from irongrad.onnx.static import rule_of
 from irongrad.runtime.errors import UserError
 
 
@@ -109,7 +109,7 @@ class OnnxModel(nn.Module):
         operands = [values[name] if name else None for name in node.inputs]
         call = Call(node, self.training, self._is_wide(), values, self._compute)
         known = bool(operands) and all(v is None or isinstance(v, np.ndarray) for v in operands)
-        function = (RULES.get(node.operator) if known else None) or operator_of(node)
+        function = (rule_of(node.operator, operands) if known else None) or operator_of(node)
         try:
             result = function(call, *operands)
         except TypeError as error:

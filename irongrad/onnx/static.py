@@ -6,15 +6,28 @@ operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from irongrad.onnx.dtypes import numpy_dtype
 from irongrad.onnx.registry import Call, Static
 
 Rule = Callable[..., Any]
+
+# The first operand that says where to read, or how large the result is. numpy needs numbers there, not symbols.
+_PLACES = {"Expand": 1, "Gather": 1, "Range": 0, "Reshape": 1, "Slice": 1, "Split": 1, "Tile": 1}
+
+
+def rule_of(operator: str, operands: Sequence[Static | None]) -> Rule | None:
+    """The rule that computes a node on known operands; None if numpy cannot compute it."""
+    first = _PLACES.get(operator, len(operands))
+    sizes = [o for o in operands[first:] if o is not None and o.dtype == object]
+    if any(isinstance(size, torch.SymInt) for o in sizes for size in o.flat):
+        return None
+    return _RULES.get(operator)
 
 
 def _divide(a: Static, b: Static) -> Static:
@@ -81,7 +94,7 @@ def _split(call: Call, x: Static, *given: Static) -> list[Static]:
     return list(np.split(x, parts or call.get("num_outputs", len(call.node.outputs)), axis))
 
 
-RULES: dict[str, Rule] = {
+_RULES: dict[str, Rule] = {
     "Identity": lambda call, x: x,
     "Cast": _cast,
     "CastLike": lambda call, x, like: x if object in (x.dtype, like.dtype) else x.astype(like.dtype),

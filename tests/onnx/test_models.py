@@ -118,6 +118,34 @@ def test_sizes_may_vary_where_the_file_says_so(tmp_path: Path, export_model: Cal
     assert capture(step).train.range_constraints
 
 
+def test_tensors_of_a_size_that_varies_follow_the_batch() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["rows"], start=0, end=1),
+        helper.make_node("Concat", ["rows", "three"], ["shape"], axis=0),
+        helper.make_node("Expand", ["half", "shape"], ["expanded"]),
+        helper.make_node("Tile", ["halves", "shape"], ["tiled"]),
+        helper.make_node("Squeeze", ["rows"], ["count"]),
+        helper.make_node("Range", ["zero", "count", "one"], ["numbers"]),
+        helper.make_node("Cast", ["numbers"], ["numbered"], to=TensorProto.FLOAT),
+        helper.make_node("Reshape", ["numbered", "column"], ["weights"]),
+        helper.make_node("Sum", ["x", "expanded", "tiled"], ["sum"]),
+        helper.make_node("Mul", ["sum", "weights"], ["y"]),
+    ]
+    arrays = {
+        "three": np.array([3]),
+        "half": np.array(0.5, np.float32),
+        "halves": np.full((1, 1), 0.5, np.float32),
+        "zero": np.array(0),
+        "one": np.array(1),
+        "column": np.array([-1, 1]),
+    }
+    model = from_proto(small(nodes, arrays, ["n", 3]))
+    exported = torch.export.export(model, (torch.randn(5, 3),), dynamic_shapes=({0: torch.export.Dim("n")},))
+    for rows in (4, 7):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(exported.module()(x), (x + 1) * torch.arange(float(rows))[:, None])
+
+
 def test_sizes_that_the_file_fixes_are_checked() -> None:
     model = from_proto(small([helper.make_node("Relu", ["x"], ["y"])], {}, [2, "n"]))
     model(torch.zeros(2, 7))

@@ -15,13 +15,15 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
+from torch_mlir.dialects import arith
 from torch_mlir.ir import Block, InsertionPoint, IntegerAttr, IntegerType, Location, Operation, Type, Value
 
 from irongrad.diagnostics.source_lines import line_of
 from irongrad.graph.nodes import graph_of
 from irongrad.graph.subgraphs import has_while_loop
-from irongrad.pipeline.lower.dynamic_slices import constant, convert, empty, read_row, sizes_of, write_row
+from irongrad.pipeline.lower.dynamic_slices import constant, convert, empty, read_row, size_of, write_row
 from irongrad.pipeline.lower.literals import SharedLiterals
+from irongrad.pipeline.lower.size_values import SizeValues
 from irongrad.runtime.errors import UnsupportedOpError
 
 Body = Callable[[Value, Sequence[Value]], Sequence[Value]]
@@ -122,18 +124,16 @@ class ControlFlowImporter(SharedLiterals):
         """Import a loop over the first dimension of `sequences`; results of `body` after its carries are stacked.
 
         Raises:
-            UnsupportedOpError: a size is dynamic.
+            UnsupportedOpError: the size of a result is dynamic, and no arithmetic of the sizes of operands.
         """
-        if any(not isinstance(n, int) for v in node.meta["val"] for n in v.shape):
-            raise UnsupportedOpError(
-                f"{line_of(node)}: {node.target} over sizes that vary cannot be compiled. Leave its dimensions out of "
-                "dynamic=, so that their sizes are fixed"
-            )
         outer = [self._argument(a) for a in additional]
         stacked = [self._argument(s) for s in sequences]
         initial = [self._argument(c) for c in carried]
-        length, size = sizes_of(stacked[0].type)[0], len(initial)
-        stacks = [empty(self._cc.get_vtensor_type(v.shape, v.dtype)) for v in node.meta["val"][size:]]
+        size = len(initial)
+        operands = zip([*carried, *sequences, *additional], [*initial, *stacked, *outer], strict=True)
+        tensors = [(n, v) for n, v in operands if isinstance(n.meta["val"], torch.Tensor)]
+        sizes = SizeValues(tensors, self._c)
+        stacks = [self._empty(node, v, sizes) for v in node.meta["val"][size:]]
 
         def step(index: Value, values: Sequence[Value]) -> Sequence[Value]:
             rows = [read_row(s, index) for s in stacked]
@@ -141,7 +141,23 @@ class ControlFlowImporter(SharedLiterals):
             written = zip(results[size:], values[size:], strict=True)
             return [*results[:size], *(write_row(row, stack, index) for row, stack in written)]
 
-        self._bind(node, self._counted(constant(length, self._c), [*initial, *stacks], step))
+        self._bind(node, self._counted(self._trips(sequences[0], stacked[0]), [*initial, *stacks], step))
+
+    def _trips(self, sequence: Node, value: Value) -> Value:
+        length = sequence.meta["val"].shape[0]
+        if isinstance(length, int):
+            return constant(length, self._c)
+        return arith.IndexCastOp(IntegerType.get_signless(64, self._c), size_of(value, 0)).result
+
+    def _empty(self, node: Node, like: torch.Tensor, sizes: SizeValues) -> Value:
+        try:
+            dynamic = [sizes.value(s) for s in like.shape if isinstance(s, torch.SymInt)]
+        except KeyError:
+            raise UnsupportedOpError(
+                f"{line_of(node)}: {node.target} makes a tensor whose size is no sum, product or quotient of the sizes "
+                "of its operands. Leave its dimensions out of dynamic=, so that their sizes are fixed"
+            ) from None
+        return empty(self._cc.get_vtensor_type(like.shape, like.dtype), dynamic)
 
     def _counted(self, trips: Value, initial: Sequence[Value], step: Body) -> list[Value]:
         """Import a loop of `trips` iterations of `step`, which also takes the iteration's index; return its results."""

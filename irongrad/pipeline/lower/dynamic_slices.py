@@ -6,15 +6,16 @@ They use MLIR's tensor dialect, because torch-mlir's slice at an unknown index h
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from torch_mlir.dialects import arith, tensor
 from torch_mlir.ir import IndexType, IntegerAttr, IntegerType, Operation, Type, Value
 
-# A dynamic offset, as `tensor.extract_slice` and `tensor.insert_slice` encode it.
+# A dynamic offset or size, as MLIR encodes it (`ShapedType::kDynamic`).
 _DYNAMIC = -(2**63)
 
-_VTENSOR = re.compile(r"!torch\.vtensor<\[([\d,]*)\],(\w+)>")
+_VTENSOR = re.compile(r"!torch\.vtensor<\[([\d?,]*)\],(\w+)>")
 
 
 def convert(operation: str, value: Value, kind: Type) -> Value:
@@ -22,33 +23,40 @@ def convert(operation: str, value: Value, kind: Type) -> Value:
     return Operation.create(operation, results=[kind], operands=[value]).result
 
 
-def sizes_of(kind: Type) -> list[int]:
-    """The static sizes of a type `!torch.vtensor<[sizes],element>`."""
-    return _parsed(kind)[0]
+def size_of(value: Value, dim: int) -> Value:
+    """The size of dimension `dim` of `value`, of type `index`."""
+    return tensor.DimOp(_to_builtin(value), _constant_index(dim, value.context)).result
 
 
-def empty(kind: Type) -> Value:
-    """An uninitialised tensor of type `kind`."""
-    builtin = _builtin(*_parsed(kind), kind.context)
-    return _from_builtin(tensor.EmptyOp(builtin.shape, builtin.element_type).result, kind)
+def empty(kind: Type, dynamic: Sequence[Value]) -> Value:
+    """An uninitialised tensor of type `kind`, whose dynamic dimensions have the sizes `dynamic`, of type `index`."""
+    sizes, element = _parsed(kind)
+    known = iter(dynamic)
+    shape = [next(known) if s == _DYNAMIC else s for s in sizes]
+    return _from_builtin(tensor.EmptyOp(shape, _builtin(sizes, element, kind.context).element_type).result, kind)
 
 
 def read_row(stacked: Value, index: Value) -> Value:
     """`stacked[index]`."""
     (_, *row), element = _parsed(stacked.type)
     context = stacked.context
+    source = _to_builtin(stacked)
+    sizes = [tensor.DimOp(source, _constant_index(d + 1, context)).result for d, s in enumerate(row) if s == _DYNAMIC]
     place = ([_DYNAMIC, *(0 for _ in row)], [1, *row], [1] * (len(row) + 1))
-    part = tensor.ExtractSliceOp(
-        _builtin(row, element, context), _to_builtin(stacked), [_index(index)], [], [], *place
-    ).result
+    part = tensor.ExtractSliceOp(_builtin(row, element, context), source, [_index(index)], sizes, [], *place).result
     return _from_builtin(part, _vtensor(row, element, context))
 
 
 def write_row(row: Value, stacked: Value, index: Value) -> Value:
     """`stacked` with `stacked[index]` replaced by `row`."""
-    (_, *sizes), _ = _parsed(stacked.type)
+    (_, *sizes), element = _parsed(stacked.type)
+    context = stacked.context
+    target = _to_builtin(stacked)
+    # The type of a row may know sizes that the type of the stack does not.
+    same = tensor.CastOp(_builtin(sizes, element, context), _to_builtin(row)).result
+    known = [tensor.DimOp(target, _constant_index(d + 1, context)).result for d, s in enumerate(sizes) if s == _DYNAMIC]
     place = ([_DYNAMIC, *(0 for _ in sizes)], [1, *sizes], [1] * (len(sizes) + 1))
-    result = tensor.InsertSliceOp(_to_builtin(row), _to_builtin(stacked), [_index(index)], [], [], *place).result
+    result = tensor.InsertSliceOp(same, target, [_index(index)], known, [], *place).result
     return _from_builtin(result, stacked.type)
 
 
@@ -58,24 +66,33 @@ def constant(value: int, context: Any) -> Value:
     return arith.ConstantOp(kind, IntegerAttr.get(kind, value)).result
 
 
+def _constant_index(value: int, context: Any) -> Value:
+    kind = IndexType.get(context)
+    return arith.ConstantOp(kind, IntegerAttr.get(kind, value)).result
+
+
 def _index(value: Value) -> Value:
     return arith.IndexCastOp(IndexType.get(value.context), value).result
 
 
 def _parsed(kind: Type) -> tuple[list[int], str]:
     matched = _VTENSOR.fullmatch(str(kind))
-    assert matched, f"{kind} is no tensor of known sizes"
-    return [int(s) for s in matched[1].split(",") if s], matched[2]
+    assert matched, f"{kind} is no tensor of known rank"
+    return [_DYNAMIC if s == "?" else int(s) for s in matched[1].split(",") if s], matched[2]
 
 
 def _vtensor(sizes: list[int], element: str, context: Any) -> Type:
-    return Type.parse(f"!torch.vtensor<[{','.join(map(str, sizes))}],{element}>", context)
+    return Type.parse(f"!torch.vtensor<[{','.join(map(_written, sizes))}],{element}>", context)
 
 
 def _builtin(sizes: list[int], element: str, context: Any) -> Any:
     # MLIR's builtin integers are signless.
     unsigned = element.removeprefix("u").removeprefix("s")
-    return Type.parse(f"tensor<{'x'.join([*map(str, sizes), unsigned])}>", context)
+    return Type.parse(f"tensor<{'x'.join([*map(_written, sizes), unsigned])}>", context)
+
+
+def _written(size: int) -> str:
+    return "?" if size == _DYNAMIC else str(size)
 
 
 def _to_builtin(value: Value) -> Value:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -112,6 +114,15 @@ class Tagger(nn.Module):
         return self.head(self.layer(x)[0])
 
 
+class Classifier(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer, self.head = kind(3, 5, num_layers=2, bidirectional=True), nn.Linear(10, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x)[0][-1])
+
+
 class Dropping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -142,6 +153,28 @@ def compile_tagger(steps: int, output: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_one_module_trains_as_eager_at_every_number_of_steps_and_rows(kind, tmp_path):
+    torch.manual_seed(0)
+    model = Classifier(kind)
+    twin = copy.deepcopy(model).double()
+    optimizer, eager = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
+    inputs = {"x": torch.randn(20, 4, 3), "y": torch.randn(4, 2)}
+    step = ig.TrainStep(
+        model, nn.functional.mse_loss, optimizer, inputs, dynamic={"x": {0: "T", 1: "B"}, "y": {0: "B"}}
+    )
+    session = ig.compile(step, tmp_path / "out", entry_points=["train_step"]).load()
+    for steps, rows in [(20, 4), (3, 1), (1, 7), (40, 3), (1, 1)]:
+        x, y = torch.randn(steps, rows, 3), torch.randn(rows, 2)
+        loss = nn.functional.mse_loss(twin(x.double()), y.double())
+        eager.zero_grad()
+        loss.backward()
+        eager.step()
+        np.testing.assert_allclose(session.train_step(x=x.numpy(), y=y.numpy()), loss.item(), rtol=1e-5)
+    for name, parameter in twin.named_parameters():
+        np.testing.assert_allclose(session.state()[name], parameter.detach(), rtol=1e-4, atol=1e-6)
+
+
 def test_an_lstm_is_as_large_for_512_steps_as_for_64(tmp_path):
     short, long = compile_tagger(64, tmp_path / "short"), compile_tagger(512, tmp_path / "long")
     assert long < 1.25 * short

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,9 @@ from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.operators.legalize.retrace import interpret_eager, retrace
 from irongrad.pipeline.capture.capture import capture
 from irongrad.pipeline.differentiate.differentiate import differentiate
-from irongrad.pipeline.driver import build
 from irongrad.pipeline.dump import readable
 from irongrad.pipeline.guards.step_indices import step_indices
 from irongrad.pipeline.lower.importer import import_functions
-from irongrad.pipeline.options import make_options
 from irongrad.runtime import Session
 from irongrad.runtime.errors import InternalError, UnsupportedOpError
 
@@ -359,13 +358,42 @@ class Sums(nn.Module):
         return scan(lambda s, r: (s + self.layer(r), s * 2), zero, x)[0]
 
 
-def test_a_scan_over_sizes_that_vary_is_refused_with_its_line(tmp_path):
-    model = Sums()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x = torch.rand(20, 4, 3)
-    step = ig.TrainStep(model, lambda y: y.square().sum(), optimizer, {"x": x}, dynamic={"x": {1: "B"}})
-    with pytest.raises(UnsupportedOpError, match=r"test_control_flow\.py:\d+.*scan over sizes that vary"):
-        build(step, make_options(tmp_path / "out", stop_after="import"))
+class Doubled(nn.Module):
+    """Applies a layer to twice as many rows as each step has, and maps the results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def step(sums: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            made = self.layer(torch.cat([row, row * 2]))
+            return sums + made.sum(0), made
+
+        sums, rows = scan(step, torch.zeros(3), x)
+        return sums + map_rows(lambda r: r.tanh() * r, rows).sum((0, 1))
+
+
+@pytest.mark.parametrize("kind", [Sums, Doubled])
+def test_a_scan_of_any_size_trains_as_eager(kind: type[nn.Module], tmp_path: Path):
+    torch.manual_seed(0)
+    model = kind()
+    twin = copy.deepcopy(model).double()
+    optimizer, eager = (torch.optim.SGD(m.parameters(), lr=1e-5) for m in (model, twin))
+    step = ig.TrainStep(
+        model, lambda y: y.square().mean(), optimizer, {"x": torch.rand(20, 4, 3)}, dynamic={"x": {0: "T", 1: "B"}}
+    )
+    session = ig.compile(step, tmp_path / "out", entry_points=["train_step"]).load()
+    for steps, batch in [(20, 4), (3, 2), (2, 7), (40, 3)]:
+        x = torch.rand(steps, batch, 3)
+        with eager_control_flow():
+            loss = twin(x.double()).square().mean()
+        eager.zero_grad()
+        loss.backward()
+        eager.step()
+        np.testing.assert_allclose(session.train_step(x=x.numpy()), loss.item(), rtol=1e-5)
+    for name, parameter in twin.named_parameters():
+        np.testing.assert_allclose(session.state()[name], parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
 def test_the_gradient_of_a_while_loop_is_refused():
