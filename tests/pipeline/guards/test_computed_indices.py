@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -330,34 +330,89 @@ _EXPRESSIONS: st.SearchStrategy[Callable[[Tensor], Tensor]] = st.recursive(
 )
 
 
-def _eager(model: Lookup, i: np.ndarray) -> float | None:
+PROGRAMS = 12  # in one compiled step
+
+
+class Lookups(nn.Module):
+    """Several lookups, each with an input and a table of its own, between buffers that nothing may write."""
+
+    def __init__(self, expressions: Sequence[Callable[[Tensor], Tensor]]) -> None:
+        super().__init__()
+        self.expressions = list(expressions)
+        self.tables = nn.ParameterList([torch.randn(ROWS, 3) for _ in expressions])
+        for n in range(len(expressions)):
+            self.register_buffer(f"canary{n}", torch.full((ROWS, 3), float(n)))
+
+    def lookup(self, number: int, i: Tensor) -> Tensor:
+        return _loss(self.tables[number][self.expressions[number](i)])
+
+    def forward(self, *indices: Tensor) -> Tensor:
+        return torch.stack([self.lookup(n, i) for n, i in enumerate(indices)])
+
+
+def _eager(model: Lookups, number: int, i: np.ndarray) -> float | None:
     try:
-        return _loss(model(torch.tensor(i))).item()
+        return model.lookup(number, torch.tensor(i)).item()
     except (IndexError, RuntimeError):
         return None
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(expression=_EXPRESSIONS, seed=st.integers(0, 99))
-def test_random_arithmetic_gives_eagers_numbers_or_its_refusals(
-    expression: Callable[[Tensor], Tensor], seed: int, tmp_path_factory: pytest.TempPathFactory
-):
+def _batches(rng: np.random.Generator) -> list[np.ndarray]:
+    near = [rng.integers(-width, width + 1, 4) for width in (2, 4, 8, 16) for _ in range(4)]
+    return [*near, np.array([1 << 40, 0, 0, 0])]
+
+
+def _check_arithmetic(expressions: Sequence[Callable[[Tensor], Tensor]], seed: int, directory: Path) -> None:
+    """Run each lookup of a step in and out of range, with all others in range, and compare with eager."""
     rng = np.random.default_rng(seed)
-    step = _step(lambda m, i: expression(i), torch.zeros(4, dtype=torch.int64))
-    twin = copy.deepcopy(step.model)
-    batches = [rng.integers(-width, width + 1, 4) for width in (2, 4, 8, 16) for _ in range(4)]
-    fitting = next((b for b in batches if _eager(twin, b) is not None), None)
-    if fitting is None:
-        return
-    step = _step(lambda m, i: expression(i), torch.tensor(fitting))
-    options = {"opt_level": 0, "entry_points": ("train_step",)}
-    session = ig.compile(step, tmp_path_factory.mktemp("random") / "a", **options).load()
-    for batch in [*batches, np.array([1 << 40, 0, 0, 0])]:
-        session.load_state(before := session.initial_state())
-        expected = _eager(twin, batch)
-        if expected is not None:
-            assert session.train_step(i=batch) == pytest.approx(expected, rel=1e-5, abs=1e-5)
-            continue
-        with pytest.raises(GuardError):
-            session.train_step(i=batch)
-        assert _unchanged(session, before)
+    torch.manual_seed(0)
+    batches = _batches(rng)
+    model = Lookups(expressions)
+    fitting = [next((b for b in batches if _eager(model, n, b) is not None), None) for n in range(len(expressions))]
+    model = Lookups([e for e, b in zip(expressions, fitting, strict=True) if b is not None])
+    inside = {f"i{n}": batch for n, batch in enumerate(b for b in fitting if b is not None)}
+    trained = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    step = ig.TrainStep(
+        trained,
+        lambda y: y.sum(),
+        optimizer,
+        {n: torch.tensor(i) for n, i in inside.items()},
+        model_inputs=tuple(inside),
+    )
+    session = ig.compile(step, directory, opt_level=0, entry_points=("train_step",)).load()
+    start = session.initial_state()
+    usual = [_eager(model, n, i) for n, i in enumerate(inside.values())]
+    for number in range(len(inside)):
+        for batch in batches:
+            expected = _eager(model, number, batch)
+            given = inside | {f"i{number}": batch}
+            session.load_state(start)
+            if expected is not None:
+                others = sum(value for n, value in enumerate(usual) if n != number)
+                assert session.train_step(**given) == pytest.approx(others + expected, rel=1e-5, abs=1e-4)
+                assert all(np.array_equal(a, start[n]) for n, a in session.state().items() if "canary" in n)
+            else:
+                with pytest.raises(GuardError, match=f"i{number}|computed"):
+                    session.train_step(**given)
+                assert _unchanged(session, start)
+
+
+_MANY = st.lists(_EXPRESSIONS, min_size=PROGRAMS, max_size=PROGRAMS)
+
+
+@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(expressions=_MANY, seed=st.integers(0, 99))
+def test_random_arithmetic_gives_eagers_numbers_or_its_refusals(
+    expressions: list[Callable[[Tensor], Tensor]], seed: int, tmp_path_factory: pytest.TempPathFactory
+):
+    _check_arithmetic(expressions, seed, tmp_path_factory.mktemp("random") / "a")
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(expressions=_MANY, seed=st.integers(0, 9999))
+def test_much_random_arithmetic(
+    expressions: list[Callable[[Tensor], Tensor]], seed: int, tmp_path_factory: pytest.TempPathFactory
+):
+    _check_arithmetic(expressions, seed, tmp_path_factory.mktemp("random") / "a")
