@@ -42,6 +42,7 @@ from irongrad.runtime.manifest import (
     read_manifest,
 )
 from irongrad.runtime.memory import keep_freed_memory, prefer_large_pages
+from irongrad.runtime.partial_state import Absent, completed
 from irongrad.runtime.selection import check_device, choose_target
 from irongrad.runtime.stacks import give_workers_stack
 from irongrad.runtime.status import reason
@@ -257,14 +258,28 @@ class Session:
         """Return the state that the artifact was compiled with, whatever state this session started from."""
         return initial_state(self.directory)
 
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        """Replace the whole state.
+    def load_state(self, state: Mapping[str, Array], *, absent: Absent = "keep") -> None:
+        """Replace the state, or the part of it that is given.
+
+        Args:
+            state: arrays by name: the whole state, what `model.state_dict()` holds, the parameters alone, or the
+                trained parameters alone.
+            absent: what becomes of the rest, such as the optimizer's moments and the buffers: they `keep` their
+                values, as PyTorch's `model.load_state_dict` leaves the optimizer alone; or `reset` to the values with
+                which the artifact was compiled.
 
         Raises:
-            ArtifactError: a tensor is missing, unknown, or has another shape or dtype.
+            ArtifactError: a tensor is unknown, has another shape or dtype, or is missing beside others of its kind. The
+                state is unchanged.
         """
-        checkpoints.check_arrays(state, self.manifest, "the given state")
-        self._invoke("import_state", [state[s.name] for s in self.manifest.state])
+        self._replace(state, "the given state", absent)
+
+    def _replace(self, state: Mapping[str, Array], source: str, absent: Absent) -> None:
+        if absent not in ("keep", "reset"):
+            raise UserError(f"absent is {absent!r}; it must be 'keep' or 'reset'")
+        rest = self.state if absent == "keep" else self.initial_state
+        whole = completed(state, self.manifest, source, rest)
+        self._invoke("import_state", [whole[s.name] for s in self.manifest.state])
 
     def gradients(self) -> tuple[dict[str, Array], int]:
         """Return the accumulated sums of gradients by parameter, and the number of gradients in each sum."""
@@ -295,13 +310,19 @@ class Session:
         """
         checkpoints.write(Path(path), self.state(), self.manifest)
 
-    def restore(self, path: str | os.PathLike[str]) -> None:
-        """Replace the state by a checkpoint's.
+    def restore(self, path: str | os.PathLike[str], *, absent: Absent = "keep") -> None:
+        """Replace the state by a checkpoint's, or by that of a safetensors file of the model's tensors alone.
+
+        Args:
+            path: the file.
+            absent: what becomes of tensors that the file does not hold; see `load_state`.
 
         Raises:
-            ArtifactError: the checkpoint is missing, damaged, or of another model or optimizer; the state is unchanged.
+            ArtifactError: the file is missing, damaged, or of another model or optimizer; the state is unchanged.
         """
-        self.load_state(checkpoints.read(Path(path), self.manifest))
+        with checkpoints.readable(path):
+            arrays = checkpoints.arrays_of(Path(path))
+        self._replace(arrays, str(path), absent)
 
     def to_device(self, array: Any) -> ireert.DeviceArray:
         """Copy an array to the device, for an input of many calls."""
