@@ -21,7 +21,7 @@ uses_pytorch(
 )
 
 
-@decomposes(aten.detach_copy.default)
+@decomposes(aten.detach_copy.default, aten.detach_.default)
 def detach_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor itself: a graph that computes no gradients has nothing to detach from."""
     return aten.alias(tensor)

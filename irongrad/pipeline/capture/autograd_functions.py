@@ -7,14 +7,17 @@ forward. Its autograd formula is the backward, which AOTAutograd traces (docs.py
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
 import torch
+from torch._ops import OpOverload
 from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -32,7 +35,18 @@ _OF_BACKWARD = (
 _OF_FORWARD = "Return a new tensor instead, and write it into a buffer in the model's own forward"
 
 _numbers = itertools.count()
+_operators: set[OpOverload] = set()
 _apply: Any = Function.apply.__func__
+# What `Function.apply` does, whatever code it has meanwhile.
+_plain_apply: Any = FunctionType(_apply.__code__, _apply.__globals__, closure=_apply.__closure__)
+
+
+class _Redirected:
+    """Holds the code that `Function.apply` has while calls are kept; `super()` gives it the same free variable."""
+
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 (a class method, as in PyTorch)
+        super()
+        return _irongrad_apply(cls, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
 
 
 class Context:
@@ -74,14 +88,28 @@ class Context:
 def kept() -> Iterator[None]:
     """While open, each call of a Function that is not PyTorch's own becomes an operator with its backward."""
 
-    def apply(cls: type[Function], *args: Any) -> Any:
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         if cls.__module__.partition(".")[0] == torch.__name__:
-            return _apply(cls, *args)
+            return _plain_apply(cls, *args, **kwargs)
+        if kwargs or cls.setup_context is not Function.setup_context:  # PyTorch too binds arguments in this case alone
+            bound = inspect.signature(cls.forward).bind(*args, **kwargs)
+            bound.apply_defaults()
+            args = bound.args
         refuse_selected(*args)
         return _Call(cls, args)(*(a for a in args if isinstance(a, torch.Tensor)))
 
-    with mock.patch.object(Function, "apply", classmethod(apply)):
-        yield
+    # The code is replaced, not the attribute: `swish = Swish.apply`, as people write it, keeps the function itself.
+    before, _apply.__code__ = _apply.__code__, _Redirected.apply.__code__
+    try:
+        with mock.patch.object(torch.autograd.function, "_irongrad_apply", apply, create=True):
+            yield
+    finally:
+        _apply.__code__ = before
+
+
+def calls_functions(graph: torch.fx.GraphModule) -> bool:
+    """Whether a captured graph calls a Function; what that does is traced only later."""
+    return any(node.target in _operators for node in graph.graph.nodes)
 
 
 class _Call:
@@ -100,6 +128,7 @@ class _Call:
         torch.library.register_autograd(name, self.backward, setup_context=_save_inputs)
         operator = getattr(getattr(torch.ops, LIBRARY), name.partition("::")[2]).default
         register_decomposition(operator)(self.forward)
+        _operators.add(operator)
         outputs = operator(list(tensors))
         return outputs[0] if self._single else tuple(outputs)
 
@@ -150,6 +179,8 @@ class _OwnWrites(TorchDispatchMode):
         given: further tensors that the code may write into.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, name: str, instead: str, given: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
         self._name, self._instead = name, instead
@@ -157,7 +188,10 @@ class _OwnWrites(TorchDispatchMode):
         self._own: dict[int, object] = {id(t): t for t in given}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        written = [_argument(a.name, i, args, kwargs or {}) for i, a in enumerate(func._schema.arguments) if _is_out(a)]
+        # Control flow writes into none of its arguments. detach_, which PyTorch's while_loop calls, changes no value.
+        writes = isinstance(func, OpOverload) and func is not torch.ops.aten.detach_.default
+        outs = func._schema.arguments if writes else ()
+        written = [_argument(a.name, i, args, kwargs or {}) for i, a in enumerate(outs) if _is_out(a)]
         for tensor in (t for t in tree_leaves(written) if isinstance(t, torch.Tensor)):
             if id(tensor) not in self._own:
                 raise CaptureError(
@@ -165,7 +199,7 @@ class _OwnWrites(TorchDispatchMode):
                     f"another tensor from outside of it ({func}). {self._instead}"
                 )
         result = func(*args, **(kwargs or {}))
-        if not func.is_view or id(args[0]) in self._own:
+        if not (isinstance(func, OpOverload) and func.is_view) or id(args[0]) in self._own:
             self._own |= {id(t): t for t in tree_leaves(result) if isinstance(t, torch.Tensor)}
         return result
 

@@ -25,6 +25,7 @@ from irongrad.graph.step_graph import Value
 from irongrad.graph.subgraphs import has_while_loop
 from irongrad.operators.legalize.complex_numbers import at_fixed_sizes
 from irongrad.operators.legalize.retrace import interpret_eager
+from irongrad.pipeline.capture.autograd_functions import calls_functions
 from irongrad.pipeline.capture.capture import CapturedStep, loss_node
 from irongrad.pipeline.capture.hooks import gradient_hooks
 from irongrad.pipeline.capture.plain_operators import plain_operators
@@ -103,7 +104,8 @@ def _exported_joint(
             source_lines.failed_forward() as failed,
         ):
             # In torch 2.13, the fake tensors of a while_loop need torch.export's own symbols (`while_loop.py`).
-            symbolic = bool(captured.step.dynamic) or has_while_loop(captured.train.graph_module)
+            graph = captured.train.graph_module
+            symbolic = bool(captured.step.dynamic) or has_while_loop(graph) or calls_functions(graph)
             values = symbolic_inputs(captured.train) if symbolic else tuple(v.detach() for v in inputs.values())
             joint: torch.fx.GraphModule = aot_export_joint_with_descriptors(stack, exported, values).graph_module
             return joint

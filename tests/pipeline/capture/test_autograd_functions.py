@@ -1,4 +1,4 @@
-"""A torch.autograd.Function whose forward or backward writes into tensors."""
+"""A torch.autograd.Function keeps its backward, however it is called; writes into tensors are refused."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.diagnostics import source_lines
+from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.differentiate.differentiate import differentiate
 from irongrad.runtime.errors import CaptureError
 
 Backward = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -141,3 +143,40 @@ def test_the_backward_of_a_function_in_a_package_is_kept(tmp_path: Path, monkeyp
     inputs = {"x": torch.randn(8, 4), "y": torch.randn(8, 3)}
     step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
     ig.compile(step, tmp_path / "step", entry_points=("train_step",), cache=False)
+
+
+class Sign(torch.autograd.Function):
+    """A sign whose gradient passes straight through, `factor` times."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, factor: float = 3.0) -> torch.Tensor:
+        return x.sign()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, ctx.factor = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradient * ctx.factor, None
+
+
+sign = Sign.apply  # bound before any export, as people name their functions
+
+
+@pytest.mark.parametrize("call", [Sign.apply, sign, lambda x: Sign.apply(x, factor=2.0), lambda x: sign(x, 0.5)])
+def test_a_function_may_be_named_and_take_keywords(call: Callable[..., torch.Tensor]) -> None:
+    class Signed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return call(super().forward(x))
+
+    model = Signed(4, 3)
+    inputs = {"x": torch.randn(8, 4), "y": torch.randn(8, 3)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    joint = differentiate(capture(step, [])).joint
+    nn.functional.mse_loss(model(inputs["x"]), inputs["y"]).backward()
+    known = dict(model.named_parameters()) | inputs
+    results = joint.graph(*(known[a.name].detach() for a in joint.arguments))
+    found = {r.name: t for r, t in zip(joint.results, results, strict=True)}
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad)
