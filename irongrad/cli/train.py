@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,9 @@ from irongrad.runtime.selection import is_verified
 
 Data = dict[str, np.ndarray[Any, Any]]
 
+# The batch of a step that takes any number of samples, if no size is asked for.
+_USUAL_BATCH = 32
+
 
 @click.command(
     epilog="""\b
@@ -39,7 +42,12 @@ Example:
 @directory_argument
 @click.option("--data", required=True, type=click.Path(path_type=Path), help="An .npz with one array per input.")
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1), help="Passes over the data.")
-@click.option("--batch-size", type=click.IntRange(1), help="The compiled batch size or a multiple of it (accumulated).")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    help="Samples in a step: the compiled number, or a multiple of it, which is accumulated. Where the number varies, "
+    "any; by default that of the largest bucket, or 32.",
+)
 @click.option("--lr", type=float, help="Learning rate; the compiled default otherwise.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another hyperparameter; repeatable.")
 @click.option("--validation", type=click.Path(path_type=Path), help="An .npz for the evaluation loss after each epoch.")
@@ -205,35 +213,79 @@ def read_data(path: Path, session: Session) -> Data:
     if len({len(a) for a in chosen.values()}) > 1:
         lengths = ", ".join(f"{n}: {len(a)}" for n, a in chosen.items())
         raise GuardError(f"{path}: the arrays have different numbers of samples ({lengths})")
+    sizes: dict[str, int] = {}
     for spec in entry.inputs:
         array = chosen[spec.name]
-        if array.dtype.name != spec.dtype or array.shape[1:] != spec.shape[1:]:
+        if array.dtype.name != spec.dtype or not _fits(array.shape[1:], spec.shape[1:], sizes):
+            known = "".join(f" with {name} = {size}" for name, size in sizes.items() if name in spec.shape)
             raise GuardError(
                 f"{path}: {spec.name} is {array.dtype}[{', '.join(map(str, array.shape))}], the step takes "
-                f"{spec.dtype}[N{''.join(f', {d}' for d in spec.shape[1:])}]; convert it before saving"
+                f"{spec.dtype}[N{''.join(f', {d}' for d in spec.shape[1:])}]{known}; convert it before saving"
             )
     return chosen
 
 
+def _fits(shape: Sequence[int], wanted: Sequence[int | str], sizes: dict[str, int]) -> bool:
+    """Whether a sample has a wanted shape; the size of each named dimension is that in `sizes`, or is added there."""
+    return len(shape) == len(wanted) and all(
+        size == (sizes.setdefault(want, size) if isinstance(want, str) else want)
+        for size, want in zip(shape, wanted, strict=True)
+    )
+
+
 def evaluate(session: Session, data: Data, batch: int) -> float:
-    """The mean evaluation loss over the whole batches of `data`."""
-    count = len(next(iter(data.values()))) // batch
-    losses = [session.eval_step(**{n: a[i * batch : (i + 1) * batch] for n, a in data.items()}) for i in range(count)]
-    return float(np.mean(losses)) if losses else float("nan")
+    """The mean evaluation loss over the samples of `data`, `batch` at a time.
+
+    The samples of a last smaller batch count as much as the others. A step of one batch size leaves them out.
+    """
+    samples = len(next(iter(data.values())))
+    entry = session.manifest.entry_point("eval_step")
+    varies = entry is not None and isinstance(entry.inputs[0].shape[0], str)
+    starts = range(0, samples if varies else samples // batch * batch, batch)
+    parts = [{n: a[start : start + batch] for n, a in data.items()} for start in starts]
+    if not parts:
+        return float("nan")
+    weights = [len(next(iter(part.values()))) for part in parts]
+    return float(np.average([session.eval_step(**part) for part in parts], weights=weights))
 
 
 def _batch(session: Session, wanted: int | None) -> tuple[int, int]:
-    """The compiled batch size, and the number of such batches in one step of the wanted size."""
+    """The number of samples in a call, and the number of such calls in one step of the wanted size.
+
+    Raises:
+        GuardError: the artifact takes no batches of which the wanted size is a multiple.
+    """
     entry = session.manifest.entry_point("train_step") or session.manifest.entry_point("grad_step")
     assert entry is not None
-    compiled = int(entry.inputs[0].shape[0])
-    if wanted is None or wanted == compiled:
-        return compiled, 1
-    if wanted % compiled or session.manifest.entry_point("grad_step") is None:
+    size = entry.inputs[0].shape[0]
+    if isinstance(size, str):
+        return _varying_batch(session, size, wanted)
+    if wanted is None or wanted == size:
+        return size, 1
+    if wanted % size or not _accumulates(session):
         raise GuardError(
-            f"--batch-size {wanted}: the step is compiled for batches of {compiled}; use that, or a multiple of it"
+            f"--batch-size {wanted}: the step is compiled for batches of {size}; use that, or a multiple of it"
         )
-    return compiled, wanted // compiled
+    return size, wanted // size
+
+
+def _varying_batch(session: Session, name: str, wanted: int | None) -> tuple[int, int]:
+    """As `_batch`, for a step whose batch is the dimension `name`: as few calls as its largest size allows."""
+    smallest, largest = session.manifest.sizes.get(name, (1, None))
+    if wanted is None:
+        return max(smallest, _USUAL_BATCH if largest is None else largest), 1
+    for count in range(1, wanted + 1 if _accumulates(session) else 2):
+        if wanted % count == 0 and smallest <= wanted // count <= (largest or wanted):
+            return wanted // count, count
+    most = "" if largest is None else f" to {largest}"
+    raise GuardError(
+        f"--batch-size {wanted}: the step takes {name} from {smallest}{most}, and {wanted} is no "
+        "multiple of such a size"
+    )
+
+
+def _accumulates(session: Session) -> bool:
+    return session.manifest.entry_point("grad_step") is not None
 
 
 def _progress(quiet: bool) -> Progress:
