@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from irongrad.diagnostics.advice import KEEP_SHAPE, ONLY_THE_OPTIMIZER, VALUES_AS_SHAPE, refused_at_capture
 from irongrad.diagnostics.source_lines import LONGEST, NODE, located, place_of
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
+
+_DEVICE = re.compile(r"not compiled with \w+ enabled|not linked with support for \w+ devices|No CUDA GPU|NVIDIA driver")
 
 DECISION = (
     "a Python decision (if, while, assert, bool(), int(), float()) depends on the value of a tensor, which is not "
@@ -48,6 +52,11 @@ def _advice(kind: str, text: str) -> str:
         return (
             "the backward needs a tensor that this line reads, and that is overwritten in place before the backward. "
             "Read a copy of it (tensor.clone()) here, or write the new value into another tensor"
+        )
+    if _DEVICE.search(text):
+        return (
+            "the step uses a device that PyTorch does not have here. A step is captured on the CPU, whatever it "
+            "is compiled for: leave the device out, or take that of a tensor (x.device)"
         )
     if "were assigned during export" in text:
         return f"{first}. Register it with self.register_buffer(...) and update it in place, or return it"
