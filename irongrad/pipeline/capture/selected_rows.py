@@ -63,7 +63,10 @@ def _leaves(mask: _Mask) -> UnsupportedOpError:
     """The refusal of a function that needs the rows themselves, with its line and the line that selects them."""
     line = here()
     selected = "" if line == mask.line else f"this line takes the rows that {mask.line} selects, but "
-    return UnsupportedOpError(f"{line}\n  {selected}{VALUES_AS_SHAPE} {KEEP_SHAPE}")
+    return UnsupportedOpError(
+        f"{line}\n  {selected}{VALUES_AS_SHAPE} {KEEP_SHAPE}. So out[mask] = f(x[mask]) is "
+        "out = torch.where(mask, f(x), out)"
+    )
 
 
 def refuse_selected(*values: object) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import irongrad as ig
 from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.differentiate.differentiate import differentiate
 from irongrad.runtime.errors import CaptureError, UserError
 
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -168,6 +171,54 @@ def finds_places(model, x):
     return h + h[kept].sum()
 
 
+def writes_text(model, x):
+    h = model.layer(x)
+    assert f"{h.mean():.3f}"  # here
+    return h
+
+
+def computes_in_a_thread(model, x):
+    found: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: found.append(x * 2))
+    thread.start()
+    thread.join()
+    return model.layer(found[0])
+
+
+def writes_a_storage(model, x):
+    t = torch.zeros(4)
+    t.untyped_storage().fill_(0)  # here
+    return model.layer(x) + t
+
+
+def pickles_a_layer(model, x):
+    return pickle.loads(pickle.dumps(model.layer))(x)  # here
+
+
+def reduces_over_processes(model, x):
+    h = model.layer(x)
+    torch.distributed.all_reduce(h)  # here
+    return h
+
+
+def catches_an_error(model, x):
+    try:
+        return model.layer(x.reshape(3, -1))
+    except RuntimeError:
+        return model.layer(x)
+
+
+def changes_the_default_dtype(model, x):
+    torch.set_default_dtype(torch.float64)
+    t = torch.zeros(4)
+    torch.set_default_dtype(torch.float32)
+    return model.layer(x) + t.float()  # here
+
+
+def makes_a_layer(model, x):
+    return nn.Linear(6, 4)(x) + model.layer(x)  # here
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the messages are those of a machine without a GPU")
 @pytest.mark.parametrize(
     ("body", "says"),
@@ -181,6 +232,10 @@ def finds_places(model, x):
         (asks_for_a_gpu, "captured on the CPU"),
         (waits_for_a_gpu, "captured on the CPU"),
         (finds_places, "shape depends on values"),
+        (writes_text, "text is made from the value of a tensor"),
+        (writes_a_storage, "the storage of a tensor"),
+        (pickles_a_layer, "the step pickles an object"),
+        (reduces_over_processes, "torch.distributed"),
     ],
 )
 def test_refused_at_its_line(body: Body, says: str) -> None:
@@ -188,6 +243,26 @@ def test_refused_at_its_line(body: Body, says: str) -> None:
         capture(of(body))
     assert str(caught.value).startswith(marked(body))
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [(catches_an_error, "catches an exception"), (computes_in_a_thread, "in another thread")],
+)
+def test_refused_at_the_model(body: Body, says: str) -> None:
+    with pytest.raises(CaptureError, match=says) as caught:
+        capture(of(body))
+    assert str(caught.value).startswith(f"{__file__}:{Model.forward.__code__.co_firstlineno}")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [(makes_a_layer, "make layers in __init__"), (changes_the_default_dtype, "the default dtype changes")],
+)
+def test_refused_at_its_line_by_the_backward(body: Body, says: str) -> None:
+    with pytest.raises(CaptureError, match=says) as caught:
+        differentiate(capture(of(body)))
+    assert str(caught.value).startswith(marked(body))
 
 
 def selects_for_a_layer(model, x):
