@@ -2,9 +2,58 @@
 
 from __future__ import annotations
 
+import re
+
 from irongrad.diagnostics.advice import KEEP_SHAPE, ONLY_THE_OPTIMIZER, VALUES_AS_SHAPE, refused_at_capture
 from irongrad.diagnostics.source_lines import LONGEST, NODE, located, place_of
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
+
+_DEVICE = (
+    "the step uses a device that PyTorch does not have here. A step is captured on the CPU, whatever it is compiled "
+    "for: leave the device out, or take that of a tensor (x.device)"
+)
+# What stands for a message of PyTorch's, by a pattern that it matches.
+_MESSAGES: tuple[tuple[str, str], ...] = (
+    (r"not compiled with \w+ enabled|not linked with support for \w+ devices|No CUDA GPU|NVIDIA driver|NVTX", _DEVICE),
+    (
+        r"format string passed to F\w+Tensor",
+        "text is made from the value of a tensor, which is not known at compile time. Leave it out, or return the "
+        "tensor and format it after the step",
+    ),
+    (
+        r"fake tensor in the exported program constant's list",
+        "a tensor is computed where the trace does not see it, such as in another thread. Compute it in the forward "
+        "itself",
+    ),
+    (
+        r"class 'torch.storage",
+        "the step uses the storage of a tensor, and compiled tensors have none. Use operators on the tensor itself",
+    ),
+    (
+        r"[Cc]an('t|not) pickle",
+        "the step pickles an object (torch.save, pickle), which would happen once, at capture. Save what the step "
+        "returns after it; copy a layer with copy.deepcopy",
+    ),
+    (
+        r"Couldn't swap",
+        "the forward casts or moves a module, which a compiled step cannot do. Do so before compiling, once, or cast "
+        "the tensors instead",
+    ),
+    (
+        r"group cannot be None|rocess group",
+        "the step calls torch.distributed, and a compiled step runs in one process alone. Leave it out",
+    ),
+    (
+        r"Unexpected key _export_root",
+        "the forward catches an exception that a layer raised, which a trace cannot follow. Decide on the shape "
+        "instead: if x.shape[1] == n",
+    ),
+    (
+        r"Tensor dtype mismatch",
+        "the default dtype changes in the forward. Leave torch.set_default_dtype out, and give each new tensor its "
+        "dtype",
+    ),
+)
 
 DECISION = (
     "a Python decision (if, while, assert, bool(), int(), float()) depends on the value of a tensor, which is not "
@@ -43,12 +92,15 @@ def _advice(kind: str, text: str) -> str:
     if ".numpy()" in text or ".tolist()" in text:
         return "a tensor leaves PyTorch (.numpy(), .tolist()); its values are not known at compile time. Use torch"
     if "a leaf Variable that requires grad" in text:
-        return f"an operator writes into a parameter. {ONLY_THE_OPTIMIZER}"
+        return f"an operator writes into a parameter. {ONLY_THE_OPTIMIZER}, and make layers in __init__"
     if "modified by an inplace operation" in text:
         return (
             "the backward needs a tensor that this line reads, and that is overwritten in place before the backward. "
             "Read a copy of it (tensor.clone()) here, or write the new value into another tensor"
         )
+    for pattern, advice in _MESSAGES:
+        if re.search(pattern, text):
+            return advice
     if "were assigned during export" in text:
         return f"{first}. Register it with self.register_buffer(...) and update it in place, or return it"
     return f"the step could not be captured: {kind}: {first}"

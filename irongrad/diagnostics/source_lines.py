@@ -211,7 +211,11 @@ def place_of(error: Exception, thing: object) -> str:
     entries = [i for i, (path, *_) in enumerate(frames) if path in _ENTRIES]
     inner = frames[entries[-1] + 1 :] if entries else frames
     layers = [f for f in frames if f[0].startswith(_LAYERS)]
-    return _place(inner) or (_spelled(*layers[-1]) if layers else where(thing))
+    traced = _FRAME.findall(str(error).partition(NODE)[2])  # of the node that failed, in an interpreted graph
+    if place := _place(inner) or _place([(path, int(line), source) for path, line, _, source in traced]):
+        return place
+    defined = where(thing)
+    return _spelled(*layers[-1]) if layers and ":" not in defined else defined
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 
 from irongrad.diagnostics.refusals import Refusal, gathered, refusal_of, refuse
+from irongrad.diagnostics.source_lines import quiet_export
 from irongrad.diagnostics.stage_errors import reported
 from irongrad.graph.step_graph import StepGraph
 from irongrad.operators.decompositions.registry import family_of
@@ -114,12 +115,12 @@ def _step_graph(step: TrainStep, targets: Sequence[Target]) -> StepGraph:
 def _refused(step: TrainStep, targets: Sequence[Target]) -> tuple[StepGraph | None, list[Refusal]]:
     """The step graph, as far as there is one, and everything that is refused of a step."""
     graph: StepGraph | None = None
-    with called_once(step), gathered() as found, _unexpected_suppressed():
+    with quiet_export(), called_once(step), gathered() as found, _unexpected_suppressed():
         graph = add_optimizer(differentiate(capture(step)))
         found += refusals(graph)
         found += _float64(graph, targets)
     if graph is None:
-        with _unexpected_suppressed():
+        with quiet_export(), _unexpected_suppressed():
             graph, more = probed(step)
             lines = {r.line for r in found}
             found += [r for r in more if r.operator or r.line not in lines]

@@ -19,6 +19,7 @@ from irongrad.runtime.manifest import STEPS_DIM, TICKET
 from irongrad.sizes.buckets import Bucket, combinations, smallest
 from irongrad.sizes.constraints import conditions_of
 from irongrad.sizes.expressions import symbol
+from irongrad.step.argument_checks import check_kinds
 
 INFERENCE = ("eval", "predict")
 
@@ -97,7 +98,7 @@ class TrainStep:
             self._check()
 
     def _check(self) -> None:
-        _check_inputs(self.inputs)
+        check_kinds(self.model, self.loss, self.optimizer, self.inputs)
         for name in self.model_inputs or ():
             if name not in self.inputs:
                 raise CaptureError(f"model_inputs names {name!r}, which is not in inputs {list(self.inputs)}")
@@ -196,19 +197,6 @@ def call_of(step: TrainStep) -> Call:
     return Call(tuple(chosen), (), tuple(n for n in names if n not in chosen))
 
 
-def _check_inputs(inputs: Mapping[str, torch.Tensor]) -> None:
-    if not inputs:
-        raise CaptureError("inputs is empty: give an example batch, such as inputs={'x': x, 'y': y}")
-    for name, value in inputs.items():
-        if not (isinstance(name, str) and name.isidentifier()):
-            raise CaptureError(f"input name {name!r} is not an identifier; it becomes an argument of the entry points")
-        if not isinstance(value, torch.Tensor):
-            raise CaptureError(
-                f"input {name!r} is a {type(value).__name__}, not a torch.Tensor. A Python number would become a "
-                "constant of the compiled step: pass torch.tensor(...) to keep it an input, or bind it in the model"
-            )
-
-
 def _check_call(step: TrainStep) -> None:
     call = call_of(step)
     _check_binds(step.model, call.positional, call.keyword, f"the model gets {_listed(call.positional + call.keyword)}")
@@ -244,11 +232,6 @@ def _check_optimizers(step: TrainStep) -> None:
         known |= {id(p) for p in step.loss.parameters()}
     seen: set[int] = set()
     for optimizer in step.optimizers:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise CaptureError(
-                f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer. If it wraps one, the "
-                "wrapper's own rule cannot be compiled: use an optimizer that has both in its step"
-            )
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in known:

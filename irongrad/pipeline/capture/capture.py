@@ -24,6 +24,7 @@ from irongrad.graph.flat_graph import FlatGraph, is_inlined, regions_of
 from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.random import draws, is_random, undrawable
 from irongrad.pipeline.capture import autograd_functions, hooks, side_effects
+from irongrad.pipeline.capture.changed_memory import set_refused
 from irongrad.pipeline.capture.cumulative_averages import cumulative_averages
 from irongrad.pipeline.capture.derivatives import evaluated, recorded_derivatives
 from irongrad.pipeline.capture.eager_runs import refuse_unrepeatable_step
@@ -148,6 +149,8 @@ def _capture(step: TrainStep, inference: Collection[str], *, watches: bool) -> C
         )
     for (_, name), line in use.dropped.items():
         warnings.warn(f"{line}: the compiled step does not set self.{name}, which no call reads", stacklevel=2)
+    for line in _assertions(train):
+        warnings.warn(f"{line}: the compiled step does not check this assertion", stacklevel=2)
     return CapturedStep(step, call_of(step), train, evaluation, *predicted)
 
 
@@ -186,6 +189,7 @@ def export(
             BeforeAutograd(),
             autograd_functions.kept(),
             hooks.refused_in_forward(),
+            set_refused(),
             inference_as_no_grad(),
             compiled_as_plain(),
             known.of_buffers(module),
@@ -209,6 +213,12 @@ def export(
     as_strided_where_written(program)
     _refuse_undrawable(program.graph_module)
     return program
+
+
+def _assertions(program: ExportedProgram) -> list[str]:
+    """The lines that assert something about values, without which a compiled step goes on."""
+    nodes = FlatGraph(program.graph_module).nodes
+    return [source_lines.line_of(n) for n in nodes if n.target is torch.ops.aten._assert_async.default]
 
 
 def _dynamic(step: TrainStep, inputs: Iterable[str]) -> list[Mapping[int, str]]:

@@ -79,6 +79,12 @@ def untraceable(error: Exception) -> str:
             "it writes into a tensor that is neither a parameter in the optimizer nor in its state. Write into buffers "
             "of the model in its forward"
         )
+    if isinstance(error, KeyError):
+        return (
+            "it looks up a tensor in a dictionary (KeyError), and a trace has another tensor in its place. Bind what "
+            "belongs to each parameter when the hook is registered; a hook that runs an optimizer can be left out, for "
+            "the compiled step updates after the backward"
+        )
     return reason
 
 
@@ -261,7 +267,7 @@ def _traced(
     what = f"gradient hook of the parameter {name!r}"
     example = torch.zeros_like(parameter, requires_grad=False)
     try:
-        with unchanged(hooks) as record, torch.no_grad():
+        with unchanged(hooks) as record, torch.no_grad(), _no_update_in(hooks[-1], what):
             graph = make_fx(torch.func.functionalize(run), tracing_mode="fake", _allow_non_fake_inputs=True)(
                 example, parameter.detach().clone()
             )
@@ -274,6 +280,23 @@ def _traced(
     _keep_gradient(graph, hooks[-1], what)
     constants = {str(n.target): getattr(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"}
     return GradientHook(graph, constants)
+
+
+@contextmanager
+def _no_update_in(hook: Callable[..., Any], what: str) -> Iterator[None]:
+    """While open, a step of an optimizer raises CaptureError."""
+
+    def refuse(*arguments: object) -> NoReturn:
+        raise CaptureError(
+            f"{spelled(hook)}\n  the {what} cannot be compiled: it runs the optimizer. A compiled step has one update, "
+            "after the whole backward: give the optimizer to TrainStep, and leave the hook out"
+        )
+
+    handle = torch_optimizer.register_optimizer_step_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _keep_gradient(graph: GraphModule, hook: Callable[..., Any], what: str) -> None:

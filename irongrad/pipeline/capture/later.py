@@ -30,7 +30,7 @@ def later() -> Iterator[None]:
         now = time.localtime
         for name in _FORMATS:
             stack.enter_context(mock.patch.object(time, name, _formatted(name, getattr(time, name), now)))
-        for names in _namespaces():
+        for names in users_namespaces():
             changed = {n: classes[v] for n, v in names.items() if isinstance(v, type) and v in classes}
             stack.enter_context(mock.patch.dict(names, changed))
         yield
@@ -70,8 +70,8 @@ def _later_class(cls: Any) -> type:
     return _SameInstances(cls.__name__, (cls,), {name: reading(name) for name in clocks})
 
 
-def _namespaces() -> list[dict[str, Any]]:
-    """The globals of `datetime` and of the user's modules; a module that is not loaded yet stays so."""
+def users_namespaces() -> list[dict[str, Any]]:
+    """Return the globals of `datetime` and of the user's modules; a module that is not loaded yet stays so."""
     found: list[dict[str, Any]] = [vars(datetime)]
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType):

@@ -21,7 +21,9 @@ import numpy as np
 import torch
 
 from irongrad.diagnostics.source_lines import is_of_a_model, is_standard_file, is_user_file, source_line, where
-from irongrad.pipeline.capture import later as clocks
+from irongrad.pipeline.capture.elsewhere import elsewhere
+from irongrad.pipeline.capture.later import later as later_clocks
+from irongrad.pipeline.capture.outside_calls import OutsideCalls
 from irongrad.pipeline.capture.profiled import profiled
 from irongrad.runtime.errors import CaptureError
 from irongrad.step.borrow import Generator, Record, state_of
@@ -45,12 +47,14 @@ _SEED = 0x1D0C5EED
 
 # Functions of C that give another result in every run, by name and module.
 _SOURCES = frozenset(
-    {("urandom", "posix"), ("urandom", "nt"), ("getrandom", "posix"), ("getpid", "posix")}
+    {("urandom", "posix"), ("urandom", "nt"), ("getrandom", "posix")}
+    | {(n, "posix") for n in ("getpid", "getppid", "getloadavg")}
+    | {("get_ident", "_thread"), ("get_native_id", "_thread"), ("data_ptr", None)}
     | {(n, "time") for n in ("time", "monotonic", "perf_counter", "process_time", "thread_time")}
     | {(f"{n}_ns", "time") for n in ("time", "monotonic", "perf_counter", "process_time", "thread_time")}
     | {(n, "time") for n in ("localtime", "gmtime", "ctime", "strftime", "asctime")}
     | {(n, None) for n in ("now", "utcnow", "today")}
-    | {("id", "builtins")}
+    | {("id", "builtins"), ("hash", "builtins")}
 )
 
 
@@ -88,7 +92,9 @@ def refuse_unrepeatable(program: Program) -> CaptureError | None:
     Raises:
         CaptureError: the program draws numbers outside of PyTorch, with the line that does; or two runs differ.
     """
-    first = _run(program, later=False, in_place=True)
+    calls = OutsideCalls()
+    first = _run(program, watch=calls, later=False, in_place=True)
+    calls.refuse()
     drawn = {key for key in first.before if first.before[key] != first.after[key]}
     if not drawn and not program.twice:
         return None
@@ -103,8 +109,8 @@ def refuse_unrepeatable(program: Program) -> CaptureError | None:
             f"{_source(program) or where(program.thing)}\n  two eager runs of {program.what} from the same state, on "
             f"the same inputs and with the same seed differ: {difference}. It depends on something that a compiled "
             "step would keep for ever: the time, random numbers of the operating system (os.urandom, uuid, secrets), "
-            "an id, a counter outside of the model, or a NumPy array over the memory of a parameter. Pass it as an "
-            "input of the step, or draw it with torch.rand"
+            "an id, a hash, an address, a counter outside of the model, or a NumPy array over the memory of a "
+            "parameter. Pass it as an input of the step, or draw it with torch.rand"
         )
     if difference := _difference(second.values, second.again):
         return CaptureError(
@@ -138,13 +144,13 @@ class _Run:
 def _run(
     program: Program,
     reseeded: Collection[int] = (),
-    watch: _Watch | _Calls | None = None,
+    watch: _Watch | _Calls | OutsideCalls | None = None,
     *,
     later: bool = True,
     again: bool = False,
     in_place: bool = False,
 ) -> _Run:
-    """Run a program; the generators in `reseeded` start from another state, and the clock may be later.
+    """Run a program; the generators in `reseeded` start from another state, and the process may be a later one.
 
     Tensors have other memory meanwhile, unless the run is `in_place`. So memory that the step sees otherwise, such as
     that of a NumPy array, differs between two runs.
@@ -152,7 +158,7 @@ def _run(
     values: list[torch.Tensor] = []
     repeated: list[torch.Tensor] = []
     changed = ""
-    with program.lend(in_place) as record, warnings.catch_warnings(), clocks.later() if later else nullcontext():
+    with program.lend(in_place) as record, warnings.catch_warnings(), _another_process() if later else nullcontext():
         warnings.simplefilter("ignore")
         generators = _generators(record)
         for key in reseeded:
@@ -170,6 +176,13 @@ def _run(
                 program.again(lambda tensor: repeated.append(tensor.detach().clone()))
             changed = latest.changed()
         return _Run(values, before, after, repeated, changed)
+
+
+@contextmanager
+def _another_process() -> Iterator[None]:
+    """While open, clocks, ids and the like are those of a later run in another process."""
+    with later_clocks(), elsewhere():
+        yield
 
 
 def _generators(record: Record) -> dict[int, Generator]:
@@ -263,7 +276,7 @@ class _Calls:
             return
         name, module = getattr(called, "__name__", ""), getattr(called, "__module__", None)
         caller: FrameType | None = frame
-        if name != "id":  # libraries call it for nothing that matters
+        if name not in ("id", "hash"):  # libraries call them for nothing that matters
             while caller is not None and is_standard_file(caller.f_code.co_filename):
                 caller = caller.f_back
         if (name, module) in _SOURCES and caller is not None and is_user_file(caller.f_code.co_filename):

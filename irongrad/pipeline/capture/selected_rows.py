@@ -2,8 +2,8 @@
 
 The shape of `x[mask]` depends on values, but `out[mask] = f(x[mask])` does not need it, nor does `f(x[mask]).mean()`.
 So `x[mask]` gives all rows here. Functions of each element go on with all rows; a write through the same mask, a sum, a
-mean and the losses of `torch.nn.functional` take those that the mask selects. Any other function gets the real
-`x[mask]`, which is refused.
+mean and the losses of `torch.nn.functional` take those that the mask selects. Any other function would need
+the real `x[mask]`, and is refused.
 
 Rows that are not selected repeat the first selected one. So a function computes nothing there that it does not compute
 for a selected row: no NaN whose gradient would reach a parameter. If none is selected, all are ones.
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from irongrad.diagnostics.advice import KEEP_SHAPE, VALUES_AS_SHAPE
+from irongrad.diagnostics.refusals import gathers
 from irongrad.diagnostics.source_lines import here
 from irongrad.pipeline.capture.origins import Origins, is_of_each_element, version_of
 from irongrad.runtime.errors import UnsupportedOpError
@@ -58,6 +59,16 @@ class _Mask:
 _MASKS = WeakTensorKeyDictionary()  # of all traces: what leaves a trace is checked outside of it
 
 
+def _leaves(mask: _Mask) -> UnsupportedOpError:
+    """The refusal of a function that needs the rows themselves, with its line and the line that selects them."""
+    line = here()
+    selected = "" if line == mask.line else f"this line takes the rows that {mask.line} selects, but "
+    return UnsupportedOpError(
+        f"{line}\n  {selected}{VALUES_AS_SHAPE} {KEEP_SHAPE}. So out[mask] = f(x[mask]) is "
+        "out = torch.where(mask, f(x), out)"
+    )
+
+
 def refuse_selected(*values: object) -> None:
     """Refuse tensors that stand for `x[mask]` where they leave the functions that know them.
 
@@ -91,6 +102,8 @@ class SelectedRows:
             result = self._computed(function, masks[0], args, kwargs)
             if result is not NotImplemented:
                 return result
+        if not gathers():
+            raise _leaves(masks[0])
         real = tree_map_only(Tensor, lambda t: t[self._masks[t].rows] if self._is_selected(t) else t, (args, kwargs))
         return function(*real[0], **real[1])
 

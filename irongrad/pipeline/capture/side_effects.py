@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_leaves
 
 from irongrad.diagnostics.advice import KEEP_SHAPE, ONLY_THE_OPTIMIZER, VALUES_AS_SHAPE
 from irongrad.diagnostics.source_lines import here, is_user_class, is_user_file, line_of, where
@@ -317,7 +318,7 @@ def _writes(program: ExportedProgram) -> Iterator[tuple[torch.fx.Node, InputSpec
 
 
 def _unknown(node: torch.fx.Node) -> UserError:
-    if not isinstance(node.meta["val"], torch.Tensor):
+    if not any(isinstance(v, torch.Tensor) for v in tree_leaves(node.meta["val"])):  # torch.where(mask) gives a tuple
         return CaptureError(
             f"{line_of(node)}\n  a tensor's value is taken out as a number (.item(), int(), float()), which is not "
             "known at compile time. Keep it a tensor: arithmetic takes a tensor of no dimensions wherever it takes a "
@@ -334,6 +335,11 @@ def _check_write(node: torch.fx.Node, spec: InputSpec, untrained: Collection[str
     if spec.kind is InputKind.BUFFER or spec.target in untrained:
         return
     name = str(spec.target).split(".")[-1]
+    if node.target is torch.ops.aten.embedding_renorm_.default:
+        raise CaptureError(
+            f"{line_of(node)}\n  max_norm of this embedding rescales rows of the parameter {name} in the forward. "
+            f"{ONLY_THE_OPTIMIZER}: leave max_norm out, and rescale the rows that were looked up"
+        )
     what, instead = {
         InputKind.USER_INPUT: ("an input of the step", "Make a new tensor: x = x * 2 in place of x.mul_(2)"),
         InputKind.PARAMETER: (

@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 import irongrad.pipeline.capture.fake_shapes  # noqa: F401 (registers them)
 from irongrad.diagnostics.source_lines import here
 from irongrad.operators.decompositions.scatter import put_by_mask
-from irongrad.pipeline.capture import data_attribute
+from irongrad.pipeline.capture import changed_memory, data_attribute
+from irongrad.pipeline.capture.byte_masks import as_boolean
 from irongrad.pipeline.capture.held_tensors import HeldTensors
 from irongrad.pipeline.capture.known_values import KnownValues
 from irongrad.pipeline.capture.origins import Origins
@@ -32,7 +33,7 @@ from irongrad.sizes.symbols import has_symbols
 
 _EQUALITIES = (torch.equal, Tensor.equal)
 _INDEXED = (Tensor.__getitem__, Tensor.__setitem__)
-_REPLACED: dict[object, Callable[..., Any]] = {Tensor.data.__get__: data_attribute.read}
+_REPLACED: dict[object, Callable[..., Any]] = {Tensor.data.__get__: data_attribute.read, **changed_memory.REPLACED}
 
 
 class ValueFree(TorchFunctionMode):
@@ -69,7 +70,7 @@ class ValueFree(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ):
         """Call the replacement of `func`, or `func` itself if there is none for these arguments."""
-        kwargs = kwargs or {}
+        args, kwargs = as_boolean(func, args, kwargs or {})
         if torch.compiler.is_dynamo_compiling():  # Dynamo traces this function, too
             return self._replacing(func, args, kwargs)
         if func in _EQUALITIES and len(args) == 2 and self._origins.are_equal(*args):
@@ -119,6 +120,12 @@ def _requires_grad(input: Tensor, requires_grad: bool = True) -> object:
             "before compiling, once, or use tensor.detach()"
         )
     return NotImplemented
+
+
+@_replaces(torch._assert_async)
+def _assert_async(condition: Tensor, message: str = "") -> object:
+    """Assert without the message, which no graph of numbers holds; the capture tells that the assertion is left out."""
+    return torch._assert_async(condition) if message else NotImplemented
 
 
 @_replaces(torch.narrow, Tensor.narrow)

@@ -110,7 +110,7 @@ def _exported_joint(
             joint: torch.fx.GraphModule = aot_export_joint_with_descriptors(stack, exported, values).graph_module
             return joint
     except Exception as error:
-        raise capture_errors.capture_error(error, exported, failed()) from error
+        raise capture_errors.capture_error(error, captured.step.model, failed()) from error
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from irongrad.mlir.walk import bytecode_of, parsed
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.allocate_apart import AllocateApart
 from irongrad.passes.module.check_device import CheckDevice
+from irongrad.passes.module.compute_before_loops import ComputeBeforeLoops
 from irongrad.passes.module.drop_barriers import DropBarriers
 from irongrad.passes.module.drop_index_checks import DropIndexChecks
 from irongrad.passes.module.even_loops import EvenLoops
@@ -71,7 +72,9 @@ FLOW = Phase(
     (UseMicrokernels, ShareKernels, PackBeforeLoops, UpdateEarly, DropBarriers, ReadBeforeUpdate, KeepState, EvenLoops),
 )
 RESOURCES = Phase(
-    "resources", "iree-opt, for a module with loops; values are buffers", (LoopsInPlace, KeepGlobalsApart)
+    "resources",
+    "iree-opt, for a module with loops; values are buffers",
+    (LoopsInPlace, ComputeBeforeLoops, KeepGlobalsApart),
 )
 SCHEDULED = Phase("scheduled", "iree-opt; values have lifetimes", (StateInPlace, AllocateApart, PlaceTransients))
 STREAM = Phase(

@@ -123,7 +123,7 @@ class OfParameter(Known):
 def test_a_decision_on_a_value_that_a_step_may_change_is_refused(
     kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("irongrad.pipeline.capture.capture._check_repeatable", lambda *arguments: None)
+    monkeypatch.setattr("irongrad.pipeline.capture.capture.refuse_unrepeatable_step", lambda *arguments: None)
     with pytest.raises(CaptureError) as caught:
         capture(step_of(kind()))
     lines, start = inspect.getsourcelines(kind)

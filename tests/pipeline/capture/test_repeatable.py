@@ -9,10 +9,13 @@ import itertools
 import os
 import random
 import statistics
+import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -316,3 +319,134 @@ def test_a_large_model_runs_once_unless_it_draws(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(repeatable, "LARGE", 9)
     capture(of(lambda model, y: y))
     assert runs == ["the training step"] * 2 + ["the evaluation"] * 2
+
+
+def seeds_pytorch(model, y):
+    torch.manual_seed(0)  # drawn
+    return y + torch.randn(3)
+
+
+def forks(model, y):
+    with torch.random.fork_rng(devices=[]):  # drawn
+        torch.manual_seed(1)
+        return y + torch.randn(3)
+
+
+def reads_the_seed(model, y):
+    return y * (torch.initial_seed() % 7 + 1)  # drawn
+
+
+def reads_the_state(model, y):
+    return y + torch.random.get_rng_state()[0]  # drawn
+
+
+def draws_again(model, y):
+    state = torch.default_generator.get_state()  # drawn
+    y = y + torch.randn(3)
+    torch.set_rng_state(state)
+    return y
+
+
+def seeds_in_evaluation(model, y):
+    if not model.training:
+        torch.default_generator.manual_seed(3)  # drawn
+    return y
+
+
+@pytest.mark.parametrize(
+    "body", [seeds_pytorch, forks, reads_the_seed, reads_the_state, draws_again, seeds_in_evaluation]
+)
+def test_a_step_that_reaches_for_the_generator_of_pytorch_is_refused_at_its_line(body: Body) -> None:
+    state = torch.get_rng_state()
+    with pytest.raises(CaptureError) as caught:
+        capture(of(body))
+    assert str(caught.value).startswith(marked(body))
+    assert "TrainStep.seed" in str(caught.value)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def checkpointed(model, y):
+    return torch.utils.checkpoint.checkpoint(lambda h: (h + torch.randn(3)).tanh(), y, use_reentrant=False)
+
+
+def test_a_checkpoint_that_draws_its_numbers_again_is_captured() -> None:
+    capture(of(checkpointed))
+
+
+def of_a_process(model, y):
+    return y * (os.getpid() % 17 + 1)  # drawn
+
+
+def of_a_thread(model, y):
+    return y * (threading.get_ident() % 17 + 1)  # drawn
+
+
+def of_a_name(model, y):
+    return y * (hash("a name") % 2 + 1)  # drawn
+
+
+def of_an_object(model, y):
+    return y * (hash(model) % 17 + 1)  # drawn
+
+
+def of_an_address(model, y):
+    return y * (y.data_ptr() % 17 + 1)  # drawn
+
+
+def of_an_id_as_text(model, y):
+    return y * float(f"{id(model)}"[-1:])  # drawn
+
+
+@pytest.mark.parametrize("body", [of_a_process, of_a_thread, of_a_name, of_an_object, of_an_address, of_an_id_as_text])
+def test_a_number_that_another_process_would_not_see_is_refused_at_its_line(body: Body) -> None:
+    with pytest.raises(CaptureError, match="two eager runs") as caught:
+        capture(of(body))
+    assert str(caught.value).startswith(marked(body))
+
+
+SCALES: dict[int, float] = {}
+
+
+def looks_up_by_id(model, y):
+    return y * SCALES[id(model)] * (2 if id(model.w) in {id(p) for p in model.parameters()} else 3) * hash(2)
+
+
+def test_ids_that_only_find_objects_again_are_captured() -> None:
+    step = of(looks_up_by_id)
+    SCALES[id(step.model)] = 2.0
+    capture(step)
+
+
+def opens(model, y):
+    with open(__file__) as file:  # drawn
+        return y * len(file.readline())
+
+
+def reads_by_path(model, y):
+    return y * len(Path(__file__).read_text())  # drawn
+
+
+def loads_an_array(model, y):
+    return y + torch.from_numpy(np.load(os.environ["AN_ARRAY"]))  # drawn
+
+
+@pytest.mark.parametrize("body", [opens, reads_by_path, loads_an_array])
+def test_a_step_that_opens_a_file_is_refused_at_its_line(
+    body: Body, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "array.npy", np.ones(3, np.float32))
+    monkeypatch.setenv("AN_ARRAY", str(tmp_path / "array.npy"))
+    with pytest.raises(CaptureError, match="opens a file in every call") as caught:
+        capture(of(body))
+    assert str(caught.value).startswith(marked(body))
+
+
+def warns(model, y):
+    warnings.warn("a warning, whose line Python looks up in this file", stacklevel=1)
+    return y
+
+
+def test_a_warning_opens_no_file_of_the_step() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        capture(of(warns))
