@@ -26,6 +26,7 @@ from irongrad.passes.module.join_executables import JoinExecutables
 from irongrad.passes.module.keep_buffers import KeepBuffers
 from irongrad.passes.module.keep_globals_apart import KeepGlobalsApart
 from irongrad.passes.module.keep_products_apart import KeepProductsApart
+from irongrad.passes.module.keep_slices_apart import KeepSlicesApart
 from irongrad.passes.module.keep_state import KeepState
 from irongrad.passes.module.loops_in_place import LoopsInPlace
 from irongrad.passes.module.matmul_kernels import MatmulKernels
@@ -64,7 +65,7 @@ INPUT = Phase("input", "nothing, once per target", (ScalarsOnHost, NarrowInteger
 GLOBAL_OPTIMIZATION = Phase(
     "global-optimization",
     "iree-compile; the last phase of linalg on tensors",
-    (MatmulKernels, FuseElementwise, KeepProductsApart),
+    (MatmulKernels, FuseElementwise, KeepProductsApart, KeepSlicesApart),
 )
 FLOW = Phase(
     "flow",
