@@ -1,6 +1,7 @@
 """Steps of sizes that vary train, evaluate and predict as eager does: every way to compile them, with every other.
 
-The default run takes cells in which each pair of choices occurs. The slow run takes all cells.
+The default run takes cells in which each pair of choices occurs. The slow run takes all cells, and leaves out each
+optional pass over IREE's module in turn.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn import functional
 
 import irongrad as ig
 from irongrad.operators.random import Draws
+from irongrad.pipeline.iree.phases import module_passes
 from irongrad.runtime import Session
 from tests.fixtures.step_copies import twin_of
 
@@ -206,7 +208,7 @@ CHECKS: dict[str, Callable[[Session, Eager, Sequence[int]], None]] = {
 }
 
 
-def _check(cell: tuple[Any, ...], directory: Path) -> None:
+def _check(cell: tuple[Any, ...], directory: Path, disabled: Sequence[str] = ()) -> None:
     kind, entry, level, optimizer, make = cell
     options, sizes = SIZES[kind]
     torch.manual_seed(0)
@@ -221,7 +223,7 @@ def _check(cell: tuple[Any, ...], directory: Path) -> None:
     )
     eager = Eager(step)
     entries = {"all": None, "grad_step": ["grad_step", "apply_step"]}.get(entry, [entry])
-    session = ig.compile(step, directory, opt_level=level, entry_points=entries).load()
+    session = ig.compile(step, directory, opt_level=level, entry_points=entries, disable_passes=disabled).load()
     for name in CHECKS if entry == "all" else (entry,):
         CHECKS[name](session, eager, sizes)
     for name, value in session.state().items():
@@ -238,3 +240,17 @@ def test_pairs_of_choices(cell: tuple[Any, ...], tmp_path: Path) -> None:
 @pytest.mark.parametrize("cell", list(itertools.product(*CHOICES)), ids=lambda cell: "-".join(map(_name, cell)))
 def test_all_choices(cell: tuple[Any, ...], tmp_path: Path) -> None:
     _check(cell, tmp_path / "step")
+
+
+OPTIONAL = [name for name, kind in module_passes().items() if not kind.required]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", MODELS, ids=_name)
+@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_all_entry_points_without_a_pass_over_irees_module(
+    name: str, kind: str, make: type[nn.Module], tmp_path: Path
+) -> None:
+    """With it they are right in the tests above."""
+    _check((kind, "all", 2, "AdamW", make), tmp_path / "step", [name])
