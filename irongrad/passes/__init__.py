@@ -3,7 +3,7 @@
 from irongrad.passes.base import Context, Pass, PassResult
 from irongrad.passes.manager import PassRecord, run_passes
 from irongrad.passes.pipelines import DEFAULT_LEVEL, chosen_passes, passes_at
-from irongrad.passes.registry import parse_passes, registered, spelled, without
+from irongrad.passes.registry import is_known_pass, parse_passes, registered, spelled, without
 
 __all__ = [
     "DEFAULT_LEVEL",
@@ -12,6 +12,7 @@ __all__ = [
     "PassRecord",
     "PassResult",
     "chosen_passes",
+    "is_known_pass",
     "parse_passes",
     "passes_at",
     "registered",

@@ -172,6 +172,12 @@ def known_pass(name: str) -> type[Pass]:
     raise UserError(f"there is no pass {name!r}; the passes are {', '.join(passes.usable)}")
 
 
+def is_known_pass(name: str) -> bool:
+    """Whether a pass has this name, also if it cannot be used."""
+    passes = all_passes()
+    return name in passes.usable or name in passes.broken
+
+
 def without(passes: Sequence[Pass], disabled: Sequence[str]) -> tuple[Pass, ...]:
     """Filter out the passes whose names are in `disabled`.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Unpack
 
 from irongrad.cache import Store, default_store
-from irongrad.passes import Pass, chosen_passes
+from irongrad.passes import Pass, chosen_passes, is_known_pass, registered
 from irongrad.pipeline.choices import Choices, completed
 from irongrad.pipeline.iree.phases import check_disabled, module_passes
 from irongrad.pipeline.lower.routes import known_route
@@ -127,6 +127,11 @@ def passes_over_graph(choices: Choices) -> tuple[Pass, ...]:
         UserError: an unknown pass or route, or a budget that is not a size, or that no enabled pass enforces.
     """
     disabled = [name for name in choices["disable_passes"] if name not in module_passes()]
+    if unknown := [name for name in disabled if not is_known_pass(name)]:
+        raise UserError(
+            f"there is no pass {unknown[0]!r}; the passes over the step graph are {', '.join(registered())}, and those "
+            f"over IREE's module are {', '.join(module_passes())}"
+        )
     route = known_route(choices["route"])
     return chosen_passes(choices["opt_level"], choices["passes"], disabled, choices["max_memory"], route)
 

@@ -23,6 +23,7 @@ from irongrad.passes.graph.dead_code import DeadCode
 from irongrad.passes.pipelines import LEVELS
 from irongrad.pipeline.bisect.bisect import bisect
 from irongrad.pipeline.driver import step_graph
+from irongrad.pipeline.options import make_options
 from irongrad.runtime.errors import InternalError, UserError
 
 aten = torch.ops.aten
@@ -375,3 +376,8 @@ def test_a_pass_of_another_package_is_found_and_bisected(tmp_path):
     good = run("bisect", source, "--passes", "dce,halve{factor=1}", "--precision", "bf16", "--json")
     assert json.loads(good.stdout)["first"] is None
     assert good.returncode == 0
+
+
+def test_an_unknown_pass_to_leave_out_is_refused_with_the_passes_of_both_kinds(tmp_path):
+    with pytest.raises(UserError, match=r"no pass 'nothing'; .*dce, .* IREE's module are .*share-kernels"):
+        make_options(tmp_path / "out", disable_passes=["share-kernels", "nothing"])

@@ -97,31 +97,8 @@ def inference_program(
     with plain_operators(), source_lines.quiet_export(), composites_within_autocast(table):
         program = with_gradients(program).run_decompositions(table)
     symbols = names_in_program(program, inputs, step.dynamic)
-    arguments: list[Value] = []
-    examples: list[torch.Tensor] = []
-    remaining = list(inputs)
-    for spec in program.graph_signature.input_specs:
-        if spec.kind is InputKind.USER_INPUT:
-            arguments.append(Value("input", remaining.pop(0)))
-            examples.append(step.inputs[arguments[-1].name])
-            continue
-        path = str(spec.target)
-        if path in names:
-            name = names.of(path)
-        else:
-            tensor = program.constants[path] if path in program.constants else program.state_dict[path]
-            name = names.constant(path, tensor)
-        arguments.append(Value("state", name))
-        examples.append(names.state[name].initial)
-    results: list[Value] = []
-    left = list(outputs)
-    for spec in program.graph_signature.output_specs:
-        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
-            results.append(Value("state", names.of(str(spec.target))))
-        elif spec.kind is OutputKind.USER_OUTPUT:
-            results.append(Value("output", left.pop(0)))
-        else:
-            raise CaptureError(f"evaluation writes into an input ({spec}); return the new value instead")
+    arguments, examples = _arguments(program, names, step, inputs)
+    results = _results(program, names, outputs)
     portable = at_fixed_sizes(program.graph_module, symbols)
 
     def run(interpret: Interpret, *values: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -130,14 +107,38 @@ def inference_program(
     sizes = tuple(named_sizes(n.meta["val"], symbols) for n in portable.graph.output_node().args[0])
     fake_inputs = symbolic_inputs(program)
     derived = derived_of(fake_inputs, dims_of(inputs, step.dynamic), symbols)
-    return Program(
-        run,
-        tuple(arguments),
-        tuple(examples),
-        tuple(results),
-        sizes,
-        symbols,
-        step.dynamic,
-        guards_of(fake_inputs),
-        derived,
-    )
+    return Program(run, arguments, examples, results, sizes, symbols, step.dynamic, guards_of(fake_inputs), derived)
+
+
+def _arguments(
+    program: ExportedProgram, names: StateNames, step: TrainStep, inputs: tuple[str, ...]
+) -> tuple[tuple[Value, ...], tuple[torch.Tensor, ...]]:
+    """The arguments of a program, and an example of each; constants become state."""
+    found: list[tuple[Value, torch.Tensor]] = []
+    remaining = iter(inputs)
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            name = next(remaining)
+            found.append((Value("input", name), step.inputs[name]))
+            continue
+        path = str(spec.target)
+        if path in names:
+            name = names.of(path)
+        else:
+            tensor = program.constants[path] if path in program.constants else program.state_dict[path]
+            name = names.constant(path, tensor)
+        found.append((Value("state", name), names.state[name].initial))
+    return tuple(a for a, _ in found), tuple(e for _, e in found)
+
+
+def _results(program: ExportedProgram, names: StateNames, outputs: tuple[str, ...]) -> tuple[Value, ...]:
+    results: list[Value] = []
+    remaining = iter(outputs)
+    for spec in program.graph_signature.output_specs:
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
+            results.append(Value("state", names.of(str(spec.target))))
+        elif spec.kind is OutputKind.USER_OUTPUT:
+            results.append(Value("output", next(remaining)))
+        else:
+            raise CaptureError(f"evaluation writes into an input ({spec}); return the new value instead")
+    return tuple(results)
