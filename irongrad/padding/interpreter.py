@@ -34,6 +34,8 @@ from irongrad.padding.rules import load_rules
 from irongrad.padding.rules.pointwise import is_pointwise, pointwise
 from irongrad.padding.rules.random import random
 from irongrad.runtime.errors import InternalError, UnsupportedOpError
+from irongrad.sizes.asked import Asked
+from irongrad.sizes.open import is_padded_size
 
 _SIZE_TYPES = ("int", "SymInt", "List[int]", "Optional[int]", "Optional[List[int]]")
 # These assert conditions on sizes. The guards of the entry points check the same conditions.
@@ -56,6 +58,7 @@ class PaddedInterpreter(Portable):
         names: each symbol of the graph as an expression of named dimensions.
         padding: the sizes of the bucket and of the call.
         zeroed: the node results whose padding is set to zero where they are computed.
+        asked: the conditions on the sizes of open dimensions that the trace asks; None if no dimension is open.
     """
 
     def __init__(
@@ -64,12 +67,14 @@ class PaddedInterpreter(Portable):
         names: Mapping[sympy.Symbol, sympy.Expr],
         padding: Padding,
         zeroed: Collection[Hashable] = (),
+        asked: Asked | None = None,
     ) -> None:
         super().__init__(graph)
         load_rules()
         self._names = names
         self._padding = padding
         self._zeroed = zeroed
+        self._asked = asked
 
     def placeholder(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An argument, with the padding that follows from its symbolic sizes."""
@@ -82,11 +87,18 @@ class PaddedInterpreter(Portable):
         return super().output(target, tree_map(self._compact, args), kwargs)
 
     def run_node(self, n: Node) -> Any:
-        """Run one node; a node that computes a size gives a number or an expression of named dimensions."""
+        """Run one node; a node that computes a size gives a number or an expression of named dimensions.
+
+        Raises:
+            UnsupportedOpError: the node's form depends on the size of an open dimension; names the user's line.
+        """
         value = n.meta.get("val")
         if isinstance(value, _SYMBOLIC):
             return self._named(value)
-        return super().run_node(n)
+        result = super().run_node(n)
+        if self._asked is not None and (new := self._asked.new()):
+            raise UnsupportedOpError(_depends_on_size(n, new))
+        return result
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator, by its padding rule if padding is involved."""
@@ -95,7 +107,7 @@ class PaddedInterpreter(Portable):
         if target in _ASSERTIONS:
             return None
         if not self._concerns_padding((args, kwargs)):
-            return super().call_function(target, args, kwargs)
+            return super().call_function(target, *tree_map(self._opened, (args, kwargs), is_leaf=_is_leaf))
         try:
             results = self._by_rule(target, args, kwargs)
         except NoRule as reason:
@@ -130,7 +142,7 @@ class PaddedInterpreter(Portable):
             what = "control flow" if isinstance(target, HigherOrderOperator) else "not an operator"
             raise NoRule(f"is {what} and has no padding rule")
         arguments = _bound(target, args, kwargs)
-        call = Call(target, tree_map(_wrapped, arguments), self._padding, self._result_sizes(), self._run)
+        call = Call(target, tree_map(self._wrapped, arguments), self._padding, self._result_sizes(), self._run)
         if (rule := rule_of(target)) is not None:
             return rule(call)
         if is_random(target):
@@ -156,16 +168,24 @@ class PaddedInterpreter(Portable):
         if isinstance(value, Padded):
             return value.tensor
         if isinstance(value, sympy.Basic):
-            if not is_size:
+            if not is_size and is_padded_size(value):
                 raise NoRule("takes a number computed from sizes, for which it has no padding rule")
-            return self._padding.sizes.bucket(value)
+            return self._padding.sizes.bucket(value) if is_size else self._opened(value)
         return value
+
+    def _opened(self, value: Any) -> Any:
+        """The value of a number that depends on open dimensions alone; other values stay as they are."""
+        return self._padding.sizes.open(value) if isinstance(value, sympy.Basic) else value
+
+    def _wrapped(self, value: Any) -> Any:
+        """Wrap a tensor without padding; its sizes may depend on open dimensions."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        return Padded(value, layout_of([self._padding.sizes.named(size) for size in value.shape]))
 
     def _concerns_padding(self, arguments: Any) -> bool:
         expected = [d for sizes in self._result_sizes() if sizes is not None for d in sizes]
-        return tree_any(lambda v: isinstance(v, Padded | sympy.Basic), arguments, is_leaf=_is_leaf) or any(
-            isinstance(d, sympy.Basic) for d in expected
-        )
+        return tree_any(_is_concerned, arguments, is_leaf=_is_leaf) or any(map(_is_concerned, expected))
 
     def _result_sizes(self) -> list[tuple[Any, ...] | None]:
         return [self._sizes(v) for v in tree_leaves(self.node.meta.get("val"))]
@@ -214,7 +234,7 @@ class PaddedInterpreter(Portable):
         sizes = [size_of(d) for v in leaves if isinstance(v, Padded) for d in v.layout if is_padded(d)]
         sizes += [v for v in leaves if isinstance(v, sympy.Basic)]
         expected = [d for m in self._result_sizes() if m is not None for d in m if isinstance(d, sympy.Basic)]
-        names = sorted({s.name for size in sizes or expected for s in size.free_symbols})
+        names = _padded_names(sizes) or _padded_names(expected)
         shapes = ", ".join(
             "(" + ", ".join(str(size_of(d)) for d in v.layout) + ")" for v in leaves if isinstance(v, Padded)
         )
@@ -236,8 +256,23 @@ def _is_leaf(value: Any) -> bool:
     return isinstance(value, Padded | sympy.Basic)
 
 
-def _wrapped(value: Any) -> Any:
-    return Padded(value, layout_of(value.shape)) if isinstance(value, torch.Tensor) else value
+def _padded_names(sizes: Sequence[sympy.Expr]) -> list[str]:
+    return sorted({s.name for size in sizes for s in size.free_symbols if is_padded_size(s)})
+
+
+def _is_concerned(value: Any) -> bool:
+    """Whether a value has padding, or is a size or a number that depends on padding."""
+    return isinstance(value, Padded) or (isinstance(value, sympy.Basic) and is_padded_size(value))
+
+
+def _depends_on_size(node: Node, asked: Sequence[Any]) -> str:
+    listed = ", ".join(sorted({repr(s.name) for condition in asked for s in condition.free_symbols}))
+    needs = ", ".join(map(str, asked))
+    return (
+        f"{line_of(node)}\n  {node.target} is compiled differently where {needs} does not hold, so it cannot be "
+        f"compiled for every size of {listed}: give {listed} sizes in buckets= too, or leave {listed} out of dynamic=, "
+        "so that its size is fixed"
+    )
 
 
 def interpret_padded(
@@ -246,6 +281,7 @@ def interpret_padded(
     names: Mapping[sympy.Symbol, sympy.Expr],
     padding: Padding,
     zeroed: Collection[Hashable] = (),
+    asked: Asked | None = None,
 ) -> Sequence[torch.Tensor]:
     """Run `graph` on flat `values` at a bucket's sizes and return its flat outputs, padded at the end.
 
@@ -255,11 +291,13 @@ def interpret_padded(
         names: each symbol of the graph as an expression of named dimensions.
         padding: the sizes of the bucket and of the call.
         zeroed: the result of `zeroed_in`.
+        asked: the conditions on the sizes of open dimensions that the trace asks.
 
     Raises:
-        UnsupportedOpError: an operator would read padding and has no rule; the message has the user's line.
+        UnsupportedOpError: an operator would read padding and has no rule, or its form depends on the size of an open
+            dimension; the message has the user's line.
     """
-    interpreter = PaddedInterpreter(graph, names, padding, zeroed)
+    interpreter = PaddedInterpreter(graph, names, padding, zeroed, asked)
     outputs: Sequence[torch.Tensor] = interpreter.run(*values, enable_io_processing=False)
     return outputs
 
@@ -269,6 +307,7 @@ def zeroed_in(
     values: Sequence[torch.Tensor],
     names: Mapping[sympy.Symbol, sympy.Expr],
     padding: Padding,
+    asked: Asked | None = None,
 ) -> Collection[Hashable]:
     """The node results that some node of `graph` reads with zeros in place of padding.
 
@@ -281,12 +320,13 @@ def zeroed_in(
         values: its flat arguments, at the bucket's sizes.
         names: each symbol of the graph as an expression of named dimensions.
         padding: the sizes of the bucket and of the call; its `zeroed` is filled in.
+        asked: as in `interpret_padded`.
     """
     if _ZEROED not in graph.meta:
         mode = detect_fake_mode(values) or FakeTensorMode(allow_non_fake_inputs=True)
         with _disable_current_modes(), mode, torch.no_grad():
             like = [torch.empty(v.shape, dtype=v.dtype) for v in values]
-            PaddedInterpreter(graph, names, padding).run(*like, enable_io_processing=False)
+            PaddedInterpreter(graph, names, padding, asked=asked).run(*like, enable_io_processing=False)
         graph.meta[_ZEROED] = padding.zeroed
     found: Collection[Hashable] = graph.meta[_ZEROED]
     return found

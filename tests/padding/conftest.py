@@ -29,6 +29,7 @@ from irongrad.pipeline.differentiate.programs import Programs, programs
 from irongrad.pipeline.differentiate.specialise import Program, padded_shape, padding_in, specialise
 from irongrad.pipeline.differentiate.state_names import StateNames
 from irongrad.pipeline.guards.decisions import Indices
+from irongrad.sizes.open import opened
 from irongrad.step.train_step import TrainStep, call_of
 
 BUCKET = {"B": 4, "T": 6, "U": 8}
@@ -129,14 +130,14 @@ def _padded(
             poison_of(tensor.dtype), tensor, padded_shape(tensor.shape, case.step.dynamic.get(value.name, {}), bucket)
         )
 
-    def padding() -> Padding:
-        return padding_in(program.names, bucket, [torch.tensor(true[n]) for n in bucket])
-
     def interpret(graph: GraphModule, values: Sequence[Tensor]) -> Sequence[Tensor]:
-        zeroed = zeroed_in(graph, values, program.names, padding())
-        results: Sequence[Tensor] = Poisoning(graph, program.names, padding(), zeroed).run(
-            *values, enable_io_processing=False
-        )
+        names = opened(program.names, bucket)
+
+        def padding() -> Padding:
+            return padding_in(graph, values, names, bucket, {n: torch.tensor(size) for n, size in true.items()})
+
+        zeroed = zeroed_in(graph, values, names, padding())
+        results: Sequence[Tensor] = Poisoning(graph, names, padding(), zeroed).run(*values, enable_io_processing=False)
         return results
 
     with torch.no_grad(), Draws(3, 5):
