@@ -107,7 +107,8 @@ class PaddedInterpreter(Portable):
         if target in _ASSERTIONS:
             return None
         if not self._concerns_padding((args, kwargs)):
-            return super().call_function(target, *tree_map(self._opened, (args, kwargs), is_leaf=_is_leaf))
+            results = super().call_function(target, *tree_map(self._opened, (args, kwargs), is_leaf=_is_leaf))
+            return self._with_layouts(results)
         try:
             results = self._by_rule(target, args, kwargs)
         except NoRule as reason:
@@ -122,7 +123,7 @@ class PaddedInterpreter(Portable):
         return Padded(value, layout, zero=True)
 
     def _finished(self, result: Padded | None, number: int) -> Padded | Tensor | None:
-        """Result `number` of a node in the form that its users receive; a tensor without padding is not wrapped.
+        """Result `number` of a node in the form that its users receive; a tensor of fixed sizes is not wrapped.
 
         The result is cast to its dtype in the graph. A size is a Python number in the program and promotes no dtype.
         Here it is a tensor, which may promote.
@@ -131,7 +132,7 @@ class PaddedInterpreter(Portable):
             return None
         result = replace(result, tensor=result.tensor.to(tree_leaves(self.node.meta["val"])[number].dtype))
         if not result.padded():
-            return result.tensor
+            return result if any(a.size.free_symbols for dim in result.layout for a in dim) else result.tensor
         made = replace(result, maker=result.maker or (self.node.name, number))
         if made.maker not in self._zeroed or made.repeats_padding():
             return made
@@ -142,7 +143,9 @@ class PaddedInterpreter(Portable):
             what = "control flow" if isinstance(target, HigherOrderOperator) else "not an operator"
             raise NoRule(f"is {what} and has no padding rule")
         arguments = _bound(target, args, kwargs)
-        call = Call(target, tree_map(self._wrapped, arguments), self._padding, self._result_sizes(), self._run)
+        call = Call(
+            target, tree_map(_wrapped, arguments, is_leaf=_is_leaf), self._padding, self._result_sizes(), self._run
+        )
         if (rule := rule_of(target)) is not None:
             return rule(call)
         if is_random(target):
@@ -174,14 +177,19 @@ class PaddedInterpreter(Portable):
         return value
 
     def _opened(self, value: Any) -> Any:
-        """The value of a number that depends on open dimensions alone; other values stay as they are."""
+        """A value that depends on open dimensions alone, as an operator takes it; other values stay as they are."""
+        if isinstance(value, Padded):
+            return value.tensor
         return self._padding.sizes.open(value) if isinstance(value, sympy.Basic) else value
 
-    def _wrapped(self, value: Any) -> Any:
-        """Wrap a tensor without padding; its sizes may depend on open dimensions."""
-        if not isinstance(value, torch.Tensor):
-            return value
-        return Padded(value, layout_of([self._padding.sizes.named(size) for size in value.shape]))
+    def _with_layouts(self, results: Any) -> Any:
+        """The results of an operator without padding; those whose sizes depend on open dimensions are wrapped."""
+        sizes = self._result_sizes()
+        if not any(isinstance(d, sympy.Basic) for expected in sizes for d in expected or ()):
+            return results
+        if isinstance(results, list | tuple):
+            return [_sized(r, expected) for r, expected in zip(results, sizes, strict=True)]
+        return _sized(results, sizes[0])
 
     def _concerns_padding(self, arguments: Any) -> bool:
         expected = [d for sizes in self._result_sizes() if sizes is not None for d in sizes]
@@ -256,13 +264,26 @@ def _is_leaf(value: Any) -> bool:
     return isinstance(value, Padded | sympy.Basic)
 
 
+def _wrapped(value: Any) -> Any:
+    return Padded(value, layout_of(value.shape)) if isinstance(value, torch.Tensor) else value
+
+
+def _sized(value: Any, sizes: Sequence[Any] | None) -> Any:
+    """Wrap a tensor of these sizes if they depend on named dimensions."""
+    if not isinstance(value, torch.Tensor) or not any(isinstance(size, sympy.Basic) for size in sizes or ()):
+        return value
+    return Padded(value, layout_of(sizes or ()))
+
+
 def _padded_names(sizes: Sequence[sympy.Expr]) -> list[str]:
     return sorted({s.name for size in sizes for s in size.free_symbols if is_padded_size(s)})
 
 
 def _is_concerned(value: Any) -> bool:
     """Whether a value has padding, or is a size or a number that depends on padding."""
-    return isinstance(value, Padded) or (isinstance(value, sympy.Basic) and is_padded_size(value))
+    return (
+        bool(value.padded()) if isinstance(value, Padded) else isinstance(value, sympy.Basic) and is_padded_size(value)
+    )
 
 
 def _depends_on_size(node: Node, asked: Sequence[Any]) -> str:

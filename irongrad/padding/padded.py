@@ -20,6 +20,8 @@ LOWEST, HIGHEST = "lowest", "highest"
 class Padded:
     """A tensor with a bucket's sizes, in which only some elements exist in the program without padding.
 
+    It has no padding if its sizes depend on open dimensions alone.
+
     Attributes:
         tensor: the elements. Padding may have any values.
         layout: which elements are true, by dimension.

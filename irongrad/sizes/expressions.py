@@ -80,13 +80,6 @@ class Sizes:
         """The value of a number that depends on open dimensions alone; a symbolic one in a trace."""
         return sympy_interp(PythonReferenceAnalysis, self._open, number)
 
-    def named(self, size: Any) -> Any:
-        """A size of a tensor without padding, as a number or as an expression of open dimensions."""
-        if not isinstance(size, torch.SymInt):
-            return size
-        symbols = {s.node.expr: one for one, s in self._open.items() if isinstance(s, torch.SymInt)}
-        return size.node.expr.xreplace(symbols)
-
     def true(self, number: Any) -> Number:
         """The value of a number in the program without padding; a tensor if it depends on a named dimension."""
         expression = sympy.sympify(number)
