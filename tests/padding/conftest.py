@@ -98,8 +98,6 @@ def padded_with(filler: Tensor, tensor: Tensor, shape: list[int]) -> Tensor:
 def check(case: Case, bucket: Mapping[str, int], inputs: Mapping[str, Tensor]) -> None:
     """Compare a padded run with an unpadded one: loss, gradients, buffers, evaluation and prediction."""
     step = case.step
-    if len(bucket) > 1 and "B" in bucket:
-        bucket = {n: s for n, s in bucket.items() if n != "B"}
     true = {dim: inputs[n].shape[d] for n, dims in step.dynamic.items() for d, dim in dims.items()}
     joint = _padded(case, case.programs.joint, bucket, true, inputs)
     expected = _eager(step, inputs, training=True)
