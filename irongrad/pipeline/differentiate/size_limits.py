@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sympy
 
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.differentiate.programs import Programs
-from irongrad.pipeline.differentiate.specialise import captured_conditions
+from irongrad.pipeline.differentiate.size_one import two_or_more
+from irongrad.pipeline.differentiate.specialise import Program, captured_conditions
 from irongrad.runtime.errors import CaptureError
 from irongrad.sizes.buckets import Bucket, open_dimensions
 from irongrad.sizes.dimensions import holds, relations_of
@@ -18,9 +19,18 @@ from irongrad.sizes.limits import Limits, always_holds, limits_of, limits_up_to,
 from irongrad.step.train_step import TrainStep, sizes_of
 
 
+def _programs(untraced: Programs) -> list[Program]:
+    return [program for program in (untraced.joint, untraced.eval, untraced.predict) if program is not None]
+
+
+def _not_one(untraced: Programs, names: Iterable[str]) -> list[Any]:
+    """The conditions that dimensions of any size are not one, where a captured graph would be wrong."""
+    return [c for program in _programs(untraced) for name in names for c in two_or_more(program, name)]
+
+
 def _conditions(untraced: Programs) -> list[Any]:
     """The conditions on named dimensions under which the captured graphs are right."""
-    found = [program for program in (untraced.joint, untraced.eval, untraced.predict) if program is not None]
+    found = _programs(untraced)
     own = [
         condition
         for program in found
@@ -37,7 +47,8 @@ def any_size_limits(untraced: Programs, captured: CapturedStep) -> Limits | None
     step = captured.step
     if not step.dynamic or (step.bucket_list and not step.bucket_fallback):
         return None
-    return limits_of([*_conditions(untraced), *step.conditions], list(sizes_of(step, step.inputs)))
+    names = list(sizes_of(step, step.inputs))
+    return limits_of([*_conditions(untraced), *_not_one(untraced, names), *step.conditions], names)
 
 
 def bucket_limits(untraced: Programs, needs: set[Any], step: TrainStep) -> Limits:
@@ -52,7 +63,7 @@ def bucket_limits(untraced: Programs, needs: set[Any], step: TrainStep) -> Limit
     known = (*step.conditions, *relations_of(untraced.joint.derived))
     largest = {name: max(bucket[name] for bucket in buckets) for name in buckets[0]}
     unlimited = open_dimensions(step.dynamic, buckets[0])
-    asked = [*(need >= 0 for need in needs), *_conditions(untraced)]
+    asked = [*(need >= 0 for need in needs), *_conditions(untraced), *_not_one(untraced, unlimited)]
     limits = limits_up_to(asked, largest, step.conditions, unlimited)
     alone = [c for c in limits.conditions if len(c.free_symbols) == 1 and c not in known]
     if gaps := [c for c in alone if not {s.name for s in c.free_symbols} & {*unlimited}]:
