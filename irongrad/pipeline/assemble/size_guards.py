@@ -46,20 +46,28 @@ def measured(entry: EntryPoint, sizes: dict[str, str]) -> Iterator[str]:
 
 
 def accepted_sizes(graph: StepGraph) -> dict[str, tuple[int, int | None]]:
-    """By named dimension, the smallest and largest size that any function takes; None if there is no largest."""
+    """By named dimension, the smallest and largest size of a call; None if there is no largest.
+
+    Calls that no bucket holds run in a function of any size, so the largest size is that of any function. Other limits
+    are those of every function.
+    """
     accepted: dict[str, tuple[int, int | None]] = {}
     bucketed = graph.buckets[0] if graph.buckets else {}
     for name in (*bucketed, *open_dimensions(graph.dynamic, bucketed)) if bucketed else ():
         least, most = graph.bucket_limits.interval(name)
-        largest = [most] if most is not None else []
-        largest += [max(bucket[name] for bucket in graph.buckets)] if name in bucketed else []
-        accepted[name] = least, min(largest, default=None)
+        ends = [most] if most is not None else []
+        ends += [max(bucket[name] for bucket in graph.buckets)] if name in bucketed else []
+        accepted[name] = least, min(ends, default=None)
     if graph.limits is None:
         return accepted
     for name in graph.limits.smallest:
         least, most = graph.limits.interval(name)
         low, high = accepted.get(name, (least, most))
-        accepted[name] = min(least, low), None if most is None or high is None else max(most, high)
+        if name in bucketed:
+            largest = None if most is None or high is None else max(most, high)
+        else:
+            largest = min((size for size in (most, high) if size is not None), default=None)
+        accepted[name] = max(least, low), largest
     return accepted
 
 
