@@ -106,6 +106,11 @@ class Function:
         return [n.meta["val"] for n in self.graph.graph.output_node().args[0]]
 
 
+def sizes_like(value: torch.Tensor, like: torch.Tensor) -> list[int]:
+    """The shape of `like`, with the sizes of `value` for its symbolic sizes."""
+    return [b if isinstance(b, int) else a for a, b in zip(value.shape, like.shape, strict=True)]
+
+
 def specialised_name(name: str, bucket: Bucket | None) -> str:
     """Return the name of a function's version for one bucket, or for any size if `bucket` is None."""
     if bucket is None:

@@ -34,6 +34,8 @@ from irongrad.padding.rules import load_rules
 from irongrad.padding.rules.pointwise import is_pointwise, pointwise
 from irongrad.padding.rules.random import random
 from irongrad.runtime.errors import InternalError, UnsupportedOpError
+from irongrad.sizes.asked import Asked
+from irongrad.sizes.open import is_padded_size
 
 _SIZE_TYPES = ("int", "SymInt", "List[int]", "Optional[int]", "Optional[List[int]]")
 # These assert conditions on sizes. The guards of the entry points check the same conditions.
@@ -56,6 +58,7 @@ class PaddedInterpreter(Portable):
         names: each symbol of the graph as an expression of named dimensions.
         padding: the sizes of the bucket and of the call.
         zeroed: the node results whose padding is set to zero where they are computed.
+        asked: the conditions on the sizes of open dimensions that the trace asks; None if no dimension is open.
     """
 
     def __init__(
@@ -64,12 +67,14 @@ class PaddedInterpreter(Portable):
         names: Mapping[sympy.Symbol, sympy.Expr],
         padding: Padding,
         zeroed: Collection[Hashable] = (),
+        asked: Asked | None = None,
     ) -> None:
         super().__init__(graph)
         load_rules()
         self._names = names
         self._padding = padding
         self._zeroed = zeroed
+        self._asked = asked
 
     def placeholder(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An argument, with the padding that follows from its symbolic sizes."""
@@ -82,11 +87,18 @@ class PaddedInterpreter(Portable):
         return super().output(target, tree_map(self._compact, args), kwargs)
 
     def run_node(self, n: Node) -> Any:
-        """Run one node; a node that computes a size gives a number or an expression of named dimensions."""
+        """Run one node; a node that computes a size gives a number or an expression of named dimensions.
+
+        Raises:
+            UnsupportedOpError: the node's form depends on the size of an open dimension; names the user's line.
+        """
         value = n.meta.get("val")
         if isinstance(value, _SYMBOLIC):
             return self._named(value)
-        return super().run_node(n)
+        result = super().run_node(n)
+        if self._asked is not None and (new := self._asked.new()):
+            raise UnsupportedOpError(_depends_on_size(n, new))
+        return result
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator, by its padding rule if padding is involved."""
@@ -95,7 +107,8 @@ class PaddedInterpreter(Portable):
         if target in _ASSERTIONS:
             return None
         if not self._concerns_padding((args, kwargs)):
-            return super().call_function(target, args, kwargs)
+            results = super().call_function(target, *tree_map(self._opened, (args, kwargs), is_leaf=_is_leaf))
+            return self._with_layouts(results)
         try:
             results = self._by_rule(target, args, kwargs)
         except NoRule as reason:
@@ -110,7 +123,7 @@ class PaddedInterpreter(Portable):
         return Padded(value, layout, zero=True)
 
     def _finished(self, result: Padded | None, number: int) -> Padded | Tensor | None:
-        """Result `number` of a node in the form that its users receive; a tensor without padding is not wrapped.
+        """Result `number` of a node in the form that its users receive; a tensor of fixed sizes is not wrapped.
 
         The result is cast to its dtype in the graph. A size is a Python number in the program and promotes no dtype.
         Here it is a tensor, which may promote.
@@ -119,7 +132,7 @@ class PaddedInterpreter(Portable):
             return None
         result = replace(result, tensor=result.tensor.to(tree_leaves(self.node.meta["val"])[number].dtype))
         if not result.padded():
-            return result.tensor
+            return result if any(a.size.free_symbols for dim in result.layout for a in dim) else result.tensor
         made = replace(result, maker=result.maker or (self.node.name, number))
         if made.maker not in self._zeroed or made.repeats_padding():
             return made
@@ -130,7 +143,9 @@ class PaddedInterpreter(Portable):
             what = "control flow" if isinstance(target, HigherOrderOperator) else "not an operator"
             raise NoRule(f"is {what} and has no padding rule")
         arguments = _bound(target, args, kwargs)
-        call = Call(target, tree_map(_wrapped, arguments), self._padding, self._result_sizes(), self._run)
+        call = Call(
+            target, tree_map(_wrapped, arguments, is_leaf=_is_leaf), self._padding, self._result_sizes(), self._run
+        )
         if (rule := rule_of(target)) is not None:
             return rule(call)
         if is_random(target):
@@ -156,16 +171,29 @@ class PaddedInterpreter(Portable):
         if isinstance(value, Padded):
             return value.tensor
         if isinstance(value, sympy.Basic):
-            if not is_size:
+            if not is_size and is_padded_size(value):
                 raise NoRule("takes a number computed from sizes, for which it has no padding rule")
-            return self._padding.sizes.bucket(value)
+            return self._padding.sizes.bucket(value) if is_size else self._opened(value)
         return value
+
+    def _opened(self, value: Any) -> Any:
+        """A value that depends on open dimensions alone, as an operator takes it; other values stay as they are."""
+        if isinstance(value, Padded):
+            return value.tensor
+        return self._padding.sizes.open(value) if isinstance(value, sympy.Basic) else value
+
+    def _with_layouts(self, results: Any) -> Any:
+        """The results of an operator without padding; those whose sizes depend on open dimensions are wrapped."""
+        sizes = self._result_sizes()
+        if not any(isinstance(d, sympy.Basic) for expected in sizes for d in expected or ()):
+            return results
+        if isinstance(results, list | tuple):
+            return [_sized(r, expected) for r, expected in zip(results, sizes, strict=True)]
+        return _sized(results, sizes[0])
 
     def _concerns_padding(self, arguments: Any) -> bool:
         expected = [d for sizes in self._result_sizes() if sizes is not None for d in sizes]
-        return tree_any(lambda v: isinstance(v, Padded | sympy.Basic), arguments, is_leaf=_is_leaf) or any(
-            isinstance(d, sympy.Basic) for d in expected
-        )
+        return tree_any(_is_concerned, arguments, is_leaf=_is_leaf) or any(map(_is_concerned, expected))
 
     def _result_sizes(self) -> list[tuple[Any, ...] | None]:
         return [self._sizes(v) for v in tree_leaves(self.node.meta.get("val"))]
@@ -214,7 +242,7 @@ class PaddedInterpreter(Portable):
         sizes = [size_of(d) for v in leaves if isinstance(v, Padded) for d in v.layout if is_padded(d)]
         sizes += [v for v in leaves if isinstance(v, sympy.Basic)]
         expected = [d for m in self._result_sizes() if m is not None for d in m if isinstance(d, sympy.Basic)]
-        names = sorted({s.name for size in sizes or expected for s in size.free_symbols})
+        names = _padded_names(sizes) or _padded_names(expected)
         shapes = ", ".join(
             "(" + ", ".join(str(size_of(d)) for d in v.layout) + ")" for v in leaves if isinstance(v, Padded)
         )
@@ -240,12 +268,41 @@ def _wrapped(value: Any) -> Any:
     return Padded(value, layout_of(value.shape)) if isinstance(value, torch.Tensor) else value
 
 
+def _sized(value: Any, sizes: Sequence[Any] | None) -> Any:
+    """Wrap a tensor of these sizes if they depend on named dimensions."""
+    if not isinstance(value, torch.Tensor) or not any(isinstance(size, sympy.Basic) for size in sizes or ()):
+        return value
+    return Padded(value, layout_of(sizes or ()))
+
+
+def _padded_names(sizes: Sequence[sympy.Expr]) -> list[str]:
+    return sorted({s.name for size in sizes for s in size.free_symbols if is_padded_size(s)})
+
+
+def _is_concerned(value: Any) -> bool:
+    """Whether a value has padding, or is a size or a number that depends on padding."""
+    return (
+        bool(value.padded()) if isinstance(value, Padded) else isinstance(value, sympy.Basic) and is_padded_size(value)
+    )
+
+
+def _depends_on_size(node: Node, asked: Sequence[Any]) -> str:
+    listed = ", ".join(sorted({repr(s.name) for condition in asked for s in condition.free_symbols}))
+    needs = ", ".join(map(str, asked))
+    return (
+        f"{line_of(node)}\n  {node.target} is compiled differently where {needs} does not hold, so it cannot be "
+        f"compiled for every size of {listed}: give {listed} sizes in buckets= too, or leave {listed} out of dynamic=, "
+        "so that its size is fixed"
+    )
+
+
 def interpret_padded(
     graph: GraphModule,
     values: Sequence[torch.Tensor],
     names: Mapping[sympy.Symbol, sympy.Expr],
     padding: Padding,
     zeroed: Collection[Hashable] = (),
+    asked: Asked | None = None,
 ) -> Sequence[torch.Tensor]:
     """Run `graph` on flat `values` at a bucket's sizes and return its flat outputs, padded at the end.
 
@@ -255,11 +312,13 @@ def interpret_padded(
         names: each symbol of the graph as an expression of named dimensions.
         padding: the sizes of the bucket and of the call.
         zeroed: the result of `zeroed_in`.
+        asked: the conditions on the sizes of open dimensions that the trace asks.
 
     Raises:
-        UnsupportedOpError: an operator would read padding and has no rule; the message has the user's line.
+        UnsupportedOpError: an operator would read padding and has no rule, or its form depends on the size of an open
+            dimension; the message has the user's line.
     """
-    interpreter = PaddedInterpreter(graph, names, padding, zeroed)
+    interpreter = PaddedInterpreter(graph, names, padding, zeroed, asked)
     outputs: Sequence[torch.Tensor] = interpreter.run(*values, enable_io_processing=False)
     return outputs
 
@@ -269,6 +328,7 @@ def zeroed_in(
     values: Sequence[torch.Tensor],
     names: Mapping[sympy.Symbol, sympy.Expr],
     padding: Padding,
+    asked: Asked | None = None,
 ) -> Collection[Hashable]:
     """The node results that some node of `graph` reads with zeros in place of padding.
 
@@ -281,12 +341,13 @@ def zeroed_in(
         values: its flat arguments, at the bucket's sizes.
         names: each symbol of the graph as an expression of named dimensions.
         padding: the sizes of the bucket and of the call; its `zeroed` is filled in.
+        asked: as in `interpret_padded`.
     """
     if _ZEROED not in graph.meta:
         mode = detect_fake_mode(values) or FakeTensorMode(allow_non_fake_inputs=True)
         with _disable_current_modes(), mode, torch.no_grad():
             like = [torch.empty(v.shape, dtype=v.dtype) for v in values]
-            PaddedInterpreter(graph, names, padding).run(*like, enable_io_processing=False)
+            PaddedInterpreter(graph, names, padding, asked=asked).run(*like, enable_io_processing=False)
         graph.meta[_ZEROED] = padding.zeroed
     found: Collection[Hashable] = graph.meta[_ZEROED]
     return found

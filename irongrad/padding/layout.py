@@ -2,9 +2,9 @@
 
 A true element also exists in the program without padding. All other elements are padding. A dimension of a padded
 tensor is a product of axes, outermost first: the dimension of `x.view(B * T)` has the axes B and T. Along each axis the
-true elements come first. An axis of fixed size is merged into the axis outside it: the first B rows of 64 elements are
-the first 64 * B elements. Most dimensions therefore have one axis. Two dimensions have the same padding if their axes
-are equal.
+true elements come first. An axis without padding is merged into the axis outside it: the first B rows of 64 elements
+are the first 64 * B elements. Most dimensions therefore have one axis. Two dimensions have the same padding if their
+axes are equal.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
+
+from irongrad.sizes.open import is_padded_size
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class Axis:
 
     @property
     def padded(self) -> bool:
-        """Whether its size depends on a named dimension."""
-        return bool(self.size.free_symbols)
+        """Whether its size depends on a dimension that is padded."""
+        return is_padded_size(self.size)
 
 
 Dim = tuple[Axis, ...]
@@ -50,7 +52,7 @@ def layout_of(sizes: Sequence[Any], *, uniform: bool = False) -> Layout:
 
 
 def joined(axes: Sequence[Axis]) -> Dim:
-    """The dimension with these `axes`; axes of size 1 are dropped, and fixed axes merge into the axis outside them."""
+    """The dimension with these `axes`; axes of size 1 are dropped, and those without padding merge outwards."""
     result: list[Axis] = []
     for axis in axes:
         if axis.size == 1:
@@ -112,7 +114,7 @@ def reshaped(layout: Layout, sizes: Sequence[Any]) -> Layout | None:
     """The layout of a view with these `sizes`; None if the view mixes true elements with padding.
 
     Each new dimension takes axes from the innermost outwards. An axis that is larger than the rest of the dimension is
-    split. After a split the true elements still come first only if the inner part has a fixed size.
+    split. After a split the true elements still come first only if the inner part has no padding.
     """
     axes = [a for dim in layout for a in dim if a.size != 1]
     result: list[Dim] = []
@@ -128,7 +130,7 @@ def reshaped(layout: Layout, sizes: Sequence[Any]) -> Layout | None:
                 left = outer
                 continue
             rest = quotient(axis.size, left)
-            if rest is None or (left.free_symbols and not axis.uniform):
+            if rest is None or (is_padded_size(left) and not axis.uniform):
                 return None
             axes.append(Axis(rest, axis.uniform))
             taken.insert(0, Axis(left, axis.uniform))

@@ -20,6 +20,8 @@ LOWEST, HIGHEST = "lowest", "highest"
 class Padded:
     """A tensor with a bucket's sizes, in which only some elements exist in the program without padding.
 
+    It has no padding if its sizes depend on open dimensions alone.
+
     Attributes:
         tensor: the elements. Padding may have any values.
         layout: which elements are true, by dimension.
@@ -85,8 +87,8 @@ class Padding:
         """Require that a dimension has at least `count` elements in the program without padding."""
         self.needs.add(size_of(dim) - count)
 
-    def extent(self, dim: Dim) -> int:
-        """The number of elements of a dimension in the bucket."""
+    def extent(self, dim: Dim) -> Any:
+        """The number of elements of a dimension in the bucket; a symbolic number if the dimension is open."""
         return self.sizes.bucket(size_of(dim))
 
     def positions(self, axis: Axis) -> Tensor:
@@ -98,10 +100,16 @@ class Padding:
         if dim not in self._masks:
             valid = torch.ones((1,), dtype=torch.bool)
             for axis in dim:
-                inner = self.positions(axis) < self.sizes.true(axis.size)
+                inner = self._true_along(axis)
                 valid = (valid.unsqueeze(1) & inner).reshape(-1)
             self._masks[dim] = valid
         return self._masks[dim]
+
+    def _true_along(self, axis: Axis) -> Tensor:
+        """A boolean vector that marks the true elements of an axis; an open one has no others."""
+        if not axis.padded and axis.size.free_symbols:
+            return torch.ones([self.sizes.bucket(axis.size)], dtype=torch.bool)
+        return self.positions(axis) < self.sizes.true(axis.size)
 
     def valid(self, value: Padded, dims: Sequence[int] | int | None = None) -> Tensor | None:
         """A mask of the true elements along `dims`, which broadcasts to the tensor; None if all elements are true."""

@@ -87,7 +87,11 @@ class Call:
         Raises:
             NoRule: the padding of the values differs.
         """
-        layout = broadcast([v.layout for v in values if v is not None])
+        return self.broadcast_layouts([v.layout for v in values if v is not None])
+
+    def broadcast_layouts(self, layouts: Sequence[Layout]) -> Layout:
+        """As `broadcast`, for tensors of these layouts."""
+        layout = broadcast(layouts)
         if layout is None:
             raise NoRule("combines tensors whose padding lies in different places")
         return layout

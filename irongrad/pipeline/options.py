@@ -17,6 +17,7 @@ from irongrad.pipeline.lower.routes import known_route
 from irongrad.pipeline.memory_budget import asked_budget
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.staging import check_output
+from irongrad.sizes.buckets import open_dimensions
 from irongrad.step.train_step import TrainStep, sizes_of
 from irongrad.targets import Target, parse_targets
 
@@ -145,9 +146,12 @@ def check_choices(step: TrainStep, passes: Sequence[Pass], route: str) -> None:
     budget = asked_budget(passes) is not None
     if budget and step.between:
         raise UserError("max_memory needs forward and backward in one piece, and this step has two: leave it out")
-    of_any_size = step.dynamic and (step.bucket_fallback or not step.bucket_list)
-    names = ", ".join(sizes_of(step, step.inputs))
-    remedy = "leave out bucket_fallback" if step.bucket_fallback else f"give buckets for {names}"
+    named = open_dimensions(step.dynamic, step.bucket_list[0] if step.bucket_list else {})
+    of_any_size = bool(named or step.bucket_fallback)
+    names = ", ".join(sizes_of(step, step.inputs) if step.bucket_fallback else named)
+    remedies = ["leave out bucket_fallback"] if step.bucket_fallback else []
+    remedies += [f"give buckets for {', '.join(named)}"] if named else []
+    remedy = " and ".join(remedies)
     if budget and of_any_size:
         raise UserError(f"max_memory needs known sizes, and functions of any size leave {names} open: {remedy}")
     if route == "stablehlo" and of_any_size:

@@ -1,16 +1,16 @@
-"""Buckets: the fixed sizes for which a step with dynamic dimensions is compiled."""
+"""Buckets: the fixed sizes for which a step with dynamic dimensions is compiled, of all of them or of some."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from irongrad.runtime.errors import UserError
+from irongrad.runtime.errors import CaptureError, UserError
 
-# Sizes by named dimension.
+# Sizes by named dimension; dimensions without a size in it are open (`irongrad.sizes.open`).
 Bucket = Mapping[str, int]
 
 
@@ -133,6 +133,39 @@ def _elements(bucket: Bucket) -> tuple[int, tuple[int, ...]]:
     for size in bucket.values():
         product *= size
     return product, tuple(bucket.values())
+
+
+def check_sizes(buckets: Sequence[Bucket], dimensions: Collection[str]) -> None:
+    """Refuse buckets that are no sizes of `dimensions`, or that name different ones.
+
+    Raises:
+        CaptureError: there is such a bucket.
+    """
+    for bucket in buckets:
+        if not bucket or not set(bucket) <= set(dimensions) or not all(map(_is_size, bucket.values())):
+            raise CaptureError(
+                f"bucket {dict(bucket)} is not a positive size for one or more of {sorted(dimensions)}, the dimensions "
+                "of dynamic"
+            )
+        if set(bucket) != set(buckets[0]):
+            raise CaptureError(
+                f"the buckets {dict(buckets[0])} and {dict(bucket)} name different dimensions. Every bucket must give "
+                "sizes for the same ones; the others have any size in all of them"
+            )
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int) and size > 0
+
+
+def open_dimensions(dynamic: Mapping[str, Mapping[int, str]], bucket: Bucket) -> tuple[str, ...]:
+    """The dimensions that `bucket` gives no size for, so that they have any size in it.
+
+    Args:
+        dynamic: names of dimensions, by the input's name and the dimension's position.
+        bucket: one of the step's buckets; all of them name the same dimensions.
+    """
+    return tuple(dict.fromkeys(name for dims in dynamic.values() for name in dims.values() if name not in bucket))
 
 
 def smallest(buckets: Sequence[Bucket], sizes: Bucket) -> Bucket | None:

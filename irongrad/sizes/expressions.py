@@ -46,21 +46,39 @@ class Sizes:
         bucket: the bucket's size of each named dimension.
         true: the call's true size of each named dimension, int64 of rank 0.
         units: symbols that `unit` made, which get values too.
+        open_sizes: the value of each symbol of an open dimension, and of each unit of one (`irongrad.sizes.open`).
     """
 
     def __init__(
-        self, bucket: Mapping[str, int], true: Mapping[str, torch.Tensor], units: Iterable[sympy.Symbol] = ()
+        self,
+        bucket: Mapping[str, int],
+        true: Mapping[str, torch.Tensor],
+        units: Iterable[sympy.Symbol] = (),
+        open_sizes: Mapping[sympy.Symbol, Any] | None = None,
     ) -> None:
         self._bucket = {symbol(n): sympy.Integer(size) for n, size in bucket.items()}
+        self._open = dict(open_sizes or {})
         self._true = {symbol(n): size for n, size in true.items()}
+        self._true |= {one: self._true_size(one, true) for one in (*units, *self._open)}
         for one, (name, multiple) in ((s, unit_of(s) or ("", 1)) for s in units):
             self._bucket[one] = sympy.Integer(bucket[name] // multiple)
-            self._true[one] = torch.div(true[name], multiple, rounding_mode="floor")
         self._known: dict[sympy.Expr, Number] = {}
 
-    def bucket(self, size: Any) -> int:
-        """The value of a size in the bucket."""
-        return size if isinstance(size, int) else int(sympy.sympify(size).xreplace(self._bucket))
+    @staticmethod
+    def _true_size(one: sympy.Symbol, true: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        name, multiple = unit_of(one) or (one.name, 1)
+        return torch.div(true[name], multiple, rounding_mode="floor") if multiple > 1 else true[name]
+
+    def bucket(self, size: Any) -> Any:
+        """The value of a size in the bucket: an int, or a symbolic number if it depends on an open dimension."""
+        if isinstance(size, int):
+            return size
+        expression = sympy.sympify(size).xreplace(self._bucket)
+        return self.open(expression) if expression.free_symbols else int(expression)
+
+    def open(self, number: sympy.Expr) -> Any:
+        """The value of a number that depends on open dimensions alone; a symbolic one in a trace."""
+        return sympy_interp(PythonReferenceAnalysis, self._open, number)
 
     def true(self, number: Any) -> Number:
         """The value of a number in the program without padding; a tensor if it depends on a named dimension."""

@@ -45,17 +45,40 @@ class Limits:
         )
 
 
-def limits_up_to(conditions: Iterable[Any], largest: Mapping[str, int], declared: Sequence[Any] = ()) -> Limits:
+def limits_up_to(
+    conditions: Iterable[Any], largest: Mapping[str, int], declared: Sequence[Any] = (), unlimited: Sequence[str] = ()
+) -> Limits:
     """As `limits_of`, for sizes up to `largest`; a condition that holds for all these sizes sets no limit.
 
     A condition on several large dimensions is tried only at some of their sizes. Conditions in `declared` always set
-    limits.
+    limits. The dimensions in `unlimited` have no largest size.
     """
-    return limits_of([*(c for c in conditions if not _always(c, largest)), *declared], list(largest))
+    names = [*largest, *unlimited]
+    return limits_of([*(c for c in conditions if not _always(c, largest)), *declared], names)
+
+
+def always_holds(condition: Any, limits: Limits) -> bool:
+    """Whether a condition holds at all sizes within the intervals of `limits`.
+
+    A condition on one dimension is tried at all sizes that limits are searched up to. One on several is tried at the
+    smallest sizes of each, unless it is about remainders.
+    """
+    names = sorted(s.name for s in condition.free_symbols)
+    if not names or (len(names) > 1 and condition.has(Mod, PythonMod)):
+        return not names and bool(condition)
+    ends = [limits.interval(name) for name in names]
+    if len(names) == 1:
+        found = _interval(condition, names[0])
+        (least, most), (low, high) = ends[0], found if found is not None else (_FAR, 0)
+        return low <= least and (high is None or (most is not None and most <= high))
+    tried = [[n for n in (*range(least, least + 12), _FAR) if most is None or n <= most] for least, most in ends]
+    return all(holds(condition, dict(zip(names, sizes, strict=True))) for sizes in itertools.product(*tried))
 
 
 def _always(condition: Any, largest: Mapping[str, int]) -> bool:
     names = sorted(s.name for s in getattr(condition, "free_symbols", ()))
+    if not set(names) <= largest.keys():
+        return False
     every = math.prod(largest[n] for n in names) <= _TRIED
     if not every and isinstance(condition, sympy.Ne):
         return False  # a `!=` that holds at some sizes may fail at the others

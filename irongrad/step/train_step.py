@@ -16,7 +16,7 @@ from irongrad.diagnostics.source_lines import caller, where
 from irongrad.diagnostics.stage_errors import refusals_name
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import STEPS_DIM, TICKET
-from irongrad.sizes.buckets import Bucket, combinations, smallest
+from irongrad.sizes.buckets import Bucket, check_sizes, combinations, smallest
 from irongrad.sizes.constraints import conditions_of
 from irongrad.sizes.expressions import symbol
 from irongrad.step.argument_checks import check_kinds
@@ -61,8 +61,8 @@ class TrainStep:
             one name have one size in a call.
         buckets: the sizes that the step is compiled for, by dimension, such as `{"B": [4, 8], "T": ig.pow2(16, 512)}`
             for every combination of them; or a list of combinations. A call runs in the smallest bucket that its inputs
-            fit into, with the results of the step without padding. Without buckets, the step is compiled once for every
-            size of its dynamic dimensions, and nothing is padded.
+            fit into, with the results of the step without padding. A dimension without sizes here has any size in every
+            bucket, and nothing is padded along it. Without buckets, that holds for all dynamic dimensions.
         bucket_fallback: `dynamic` adds a function of any size for calls that no bucket holds. Without it such calls are
             refused.
         constraints: conditions on the sizes of every call, such as `"T % 8 == 0"` or `"S <= 2 * T"`. They compare
@@ -308,11 +308,7 @@ def _check_dynamic(step: TrainStep) -> None:
         raise CaptureError(f"bucket_fallback is {step.bucket_fallback!r}; it must be 'dynamic', or empty for none")
     if step.bucket_fallback and not step.bucket_list:
         raise CaptureError("bucket_fallback is for calls that no bucket holds, and the step has no buckets")
-    for bucket in step.bucket_list:
-        if set(bucket) != set(found) or any(not isinstance(s, int) or s < 1 for s in bucket.values()):
-            raise CaptureError(
-                f"bucket {dict(bucket)} is not a positive size for each of the dimensions {sorted(found)} of dynamic"
-            )
+    check_sizes(step.bucket_list, found)
     _check_constraints(step)
     if found and step.accumulate > 1:
         raise CaptureError("a step with dynamic dimensions cannot cut its batch into parts: leave accumulate at 1")

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from irongrad.graph.step_graph import Value
+from irongrad.operators.legalize.retrace import interpret_eager
 from irongrad.operators.random import Draws
 from irongrad.padding.interpreter import PaddedInterpreter, zeroed_in
 from irongrad.padding.layout import Layout
@@ -29,6 +30,8 @@ from irongrad.pipeline.differentiate.programs import Programs, programs
 from irongrad.pipeline.differentiate.specialise import Program, padded_shape, padding_in, specialise
 from irongrad.pipeline.differentiate.state_names import StateNames
 from irongrad.pipeline.guards.decisions import Indices
+from irongrad.runtime.manifest import DRAWS, SEED
+from irongrad.sizes.open import opened
 from irongrad.step.train_step import TrainStep, call_of
 
 BUCKET = {"B": 4, "T": 6, "U": 8}
@@ -129,14 +132,14 @@ def _padded(
             poison_of(tensor.dtype), tensor, padded_shape(tensor.shape, case.step.dynamic.get(value.name, {}), bucket)
         )
 
-    def padding() -> Padding:
-        return padding_in(program.names, bucket, [torch.tensor(true[n]) for n in bucket])
-
     def interpret(graph: GraphModule, values: Sequence[Tensor]) -> Sequence[Tensor]:
-        zeroed = zeroed_in(graph, values, program.names, padding())
-        results: Sequence[Tensor] = Poisoning(graph, program.names, padding(), zeroed).run(
-            *values, enable_io_processing=False
-        )
+        names = opened(program.names, bucket)
+
+        def padding() -> Padding:
+            return padding_in(graph, values, names, bucket, {n: torch.tensor(size) for n, size in true.items()})
+
+        zeroed = zeroed_in(graph, values, names, padding())
+        results: Sequence[Tensor] = Poisoning(graph, names, padding(), zeroed).run(*values, enable_io_processing=False)
         return results
 
     with torch.no_grad(), Draws(3, 5):
@@ -249,7 +252,10 @@ def _holds(function: Callable[..., Any], sizes: str, *others: tuple[str, int]) -
     @given(at=SIZES)
     @hypothesis.example(at=BUCKET)
     def run(at: Mapping[str, int]) -> None:
-        check(made, made.step.bucket_list[0], example(sizes, others, at))
+        bucket, inputs = made.step.bucket_list[0], example(sizes, others, at)
+        check(made, bucket, inputs)
+        if bucket.keys() > {"B"}:  # nothing is padded along B if the bucket leaves it out
+            check(made, {name: size for name, size in bucket.items() if name != "B"}, inputs)
 
     run()
 
@@ -279,5 +285,52 @@ def step_holds() -> Callable[..., None]:
         made = case(model, loss, dynamic, **inputs[0])
         for given_inputs in inputs:
             check(made, made.step.bucket_list[0], given_inputs)
+
+    return run
+
+
+def _graph_holds(case: Case, bucket: Mapping[str, int], inputs: Sequence[Mapping[str, Tensor]]) -> None:
+    function = specialise(case.programs.joint, bucket)[0]
+    for given_inputs in inputs:
+        made = interpret_eager(function.graph, [_given(case, v, bucket, given_inputs) for v in function.arguments])
+        results = dict(zip(function.results, made, strict=True))
+        for value, expected in _eager(case.step, given_inputs, training=True).items():
+            _same(results[value], expected, str(value))
+
+
+def _given(case: Case, value: Value, bucket: Mapping[str, int], inputs: Mapping[str, Tensor]) -> Tensor:
+    """An argument of a traced function, as an entry point passes it on."""
+    if value.kind == "input":
+        tensor, dims = inputs[value.name], case.step.dynamic.get(value.name, {})
+        return padded_with(torch.zeros((), dtype=tensor.dtype), tensor, padded_shape(tensor.shape, dims, bucket))
+    if value.kind == "size":
+        named = ((dim, inputs[n].shape[d]) for n, dims in case.step.dynamic.items() for d, dim in dims.items())
+        return torch.tensor(dict(named)[value.name])
+    random = {SEED: 3, DRAWS: 5}
+    return torch.tensor(random[value.name]) if value.name in random else case.programs.state[value.name].initial
+
+
+@pytest.fixture
+def open_holds() -> Callable[..., None]:
+    """Traces a function once for any B, padded along T and U, and checks the graph at each of several sizes."""
+
+    def run(
+        function: Callable[..., Any], sizes: str, *others: tuple[str, int], at: Sequence[Mapping[str, int]]
+    ) -> None:
+        made = function_case(function, sizes, *others)
+        bucket = {name: size for name, size in made.step.bucket_list[0].items() if name != "B"}
+        _graph_holds(made, bucket, [example(sizes, others, given_sizes) for given_sizes in at])
+
+    return run
+
+
+@pytest.fixture
+def open_step_holds() -> Callable[..., None]:
+    """Traces a step for a bucket that leaves dimensions open, and checks the graph for each of several inputs."""
+
+    def run(
+        model: nn.Module, loss: Any, dynamic: Mapping[str, Any], bucket: Mapping[str, int], inputs: Sequence[Any]
+    ) -> None:
+        _graph_holds(case(model, loss, dynamic, **inputs[0]), bucket, inputs)
 
     return run

@@ -19,7 +19,7 @@ def _cat(call: Call) -> Padded:
     """Concatenate without the padding between the parts."""
     values = [v for v in call["tensors"] if v.ndim > 1 or size_of(v.layout[0]) != 0]
     d = call["dim"] % values[0].ndim
-    others = call.broadcast(*(Padded(v.tensor.select(d, 0), v.layout[:d] + v.layout[d + 1 :]) for v in values))
+    others = call.broadcast_layouts([v.layout[:d] + v.layout[d + 1 :] for v in values])
     total = sum((size_of(v.layout[d]) for v in values), start=sympy.Integer(0))
     whole = torch.cat([v.tensor for v in values], d)
     layout = (*others[:d], dim_of(total), *others[d:])

@@ -60,7 +60,10 @@ def _frozen_batch_norm(call: Call) -> list[Padded]:
 def _results(results: Sequence[Tensor], layout: Layout) -> list[Padded]:
     """Wrap the first result with `layout`, and each of the others as a vector of channels."""
     channels = layout[1:2]
-    return [Padded(results[0], layout), *(Padded(r, channels if len(r) else (dim_of(0),)) for r in results[1:])]
+    return [
+        Padded(results[0], layout),
+        *(Padded(r, channels if r.shape[0] != 0 else (dim_of(0),)) for r in results[1:]),
+    ]
 
 
 @rule(

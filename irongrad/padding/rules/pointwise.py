@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from irongrad.operators.legalize.scalars import with_tensors
+from irongrad.padding.layout import dim_of
 from irongrad.padding.padded import Padded
 from irongrad.padding.registry import Call, NoRule, aten, rule
 
@@ -105,5 +106,5 @@ def _glu(call: Call) -> Padded:
     result = call.run()
     layout = list(value.layout)
     d = call["dim"] % value.ndim
-    layout[d] = ((type(layout[d][0]))(sympy.Integer(result.shape[d])),)
+    layout[d] = dim_of((call.made[0] or ())[d])
     return Padded(result, tuple(layout))

@@ -1,8 +1,8 @@
 """Entry points of a step with buckets: guards on the named dimensions, and dispatch to the smallest bucket that fits.
 
-The compiled code measures the inputs, refuses sizes that no function takes, and pads the inputs to a bucket. It calls
-the function of the bucket on the padded inputs and the true sizes, and slices the outputs to their true sizes. A
-function of any size gets the inputs unpadded.
+The compiled code measures the inputs, refuses sizes that no function takes, and pads the inputs to a bucket along the
+dimensions that the bucket names. It calls the function of the bucket on the padded inputs and the true sizes, and
+slices the outputs to their true sizes. A function of any size gets the inputs unpadded.
 
 The branch on the bucket contains only forward and backward. The functions after them, and all stores, follow the
 branch, so they are compiled once. Stores in two branches would fail: IREE 3.13.0 then loses the offset of the tensor in
@@ -31,6 +31,7 @@ from irongrad.pipeline.assemble.step_functions import (
 )
 from irongrad.pipeline.assemble.storage import Storage
 from irongrad.runtime.manifest import EntryPoint, TensorSpec
+from irongrad.sizes.buckets import open_dimensions
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ class Dispatch:
         return self.graph.functions.get(f"check.{self.form(number)}")
 
     def kind(self, spec: TensorSpec, number: int) -> tuple[tuple[int | str, ...], str]:
-        """The shape of an input in form `number`, and its MLIR type; a function of any size takes the input's shape."""
-        bucket = self.graph.forms[number]
-        shape = tuple(bucket[d] if isinstance(d, str) and bucket else d for d in spec.shape)
+        """The shape of an input in form `number`, and its MLIR type; open dimensions keep the size of the call."""
+        bucket = self.graph.forms[number] or {}
+        shape = tuple(bucket.get(d, d) if isinstance(d, str) else d for d in spec.shape)
         return shape, mlir_type(shape, torch_dtype(spec.dtype))
 
     def own_sizes(self, number: int) -> dict[int, str]:
@@ -222,7 +223,8 @@ def _form_arguments(dispatch: Dispatch, number: int) -> Generator[str, None, dic
     bucket = dispatch.graph.forms[number]
     names = yield from _form_inputs(dispatch, number)
     values = {Value("input", s.name): n for s, n in zip(dispatch.entry.inputs, names, strict=True)}
-    for dim in bucket or ():
+    sized = (*bucket, *open_dimensions(dispatch.graph.dynamic, bucket)) if bucket is not None else ()
+    for dim in sized:
         values[Value("size", dim)] = f"%true.{dim}.{number}"
         yield from _true_size(f"%true.{dim}.{number}", dispatch.sizes.get(dim))
     return values
@@ -294,8 +296,9 @@ def _padded(result: str, number: int, shape: tuple[int | str, ...], dispatch: Di
     kind = mlir_type(shape, torch_dtype(spec.dtype))
     high = []
     for d, name in enumerate(spec.shape):
-        high.append(f"{result}.{d}" if isinstance(name, str) else "0")
-        if isinstance(name, str):
+        is_padded = isinstance(name, str) and shape[d] != name
+        high.append(f"{result}.{d}" if is_padded else "0")
+        if isinstance(name, str) and is_padded:
             yield f"{result}.{d}.n = arith.constant {shape[d]} : index"
             yield f"{result}.{d} = arith.subi {result}.{d}.n, {dispatch.sizes[name]} : index"
     element = kind.removesuffix(">").rpartition("x")[2]

@@ -17,7 +17,7 @@ from irongrad.pipeline.assemble.refusal_messages import assert_shape, exported, 
 from irongrad.pipeline.assemble.step_functions import spec_type
 from irongrad.runtime.manifest import STEPS_DIM, EntryPoint
 from irongrad.runtime.refusals import NOT_RUN
-from irongrad.sizes.buckets import Bucket
+from irongrad.sizes.buckets import Bucket, open_dimensions
 from irongrad.sizes.limits import multiple_of, spelled
 
 # By relation: the operation that yields the nearest allowed left side from both sides, and the number that is first
@@ -46,18 +46,28 @@ def measured(entry: EntryPoint, sizes: dict[str, str]) -> Iterator[str]:
 
 
 def accepted_sizes(graph: StepGraph) -> dict[str, tuple[int, int | None]]:
-    """By named dimension, the smallest and largest size that any function takes; None if there is no largest."""
+    """By named dimension, the smallest and largest size of a call; None if there is no largest.
+
+    Calls that no bucket holds run in a function of any size, so the largest size is that of any function. Other limits
+    are those of every function.
+    """
     accepted: dict[str, tuple[int, int | None]] = {}
-    for name in graph.buckets[0] if graph.buckets else ():
+    bucketed = graph.buckets[0] if graph.buckets else {}
+    for name in (*bucketed, *open_dimensions(graph.dynamic, bucketed)) if bucketed else ():
         least, most = graph.bucket_limits.interval(name)
-        largest_bucket = max(bucket[name] for bucket in graph.buckets)
-        accepted[name] = least, largest_bucket if most is None else min(most, largest_bucket)
+        ends = [most] if most is not None else []
+        ends += [max(bucket[name] for bucket in graph.buckets)] if name in bucketed else []
+        accepted[name] = least, min(ends, default=None)
     if graph.limits is None:
         return accepted
     for name in graph.limits.smallest:
         least, most = graph.limits.interval(name)
         low, high = accepted.get(name, (least, most))
-        accepted[name] = min(least, low), None if most is None or high is None else max(most, high)
+        if name in bucketed:
+            largest = None if most is None or high is None else max(most, high)
+        else:
+            largest = min((size for size in (most, high) if size is not None), default=None)
+        accepted[name] = max(least, low), largest
     return accepted
 
 
@@ -143,15 +153,18 @@ def _intervals(
 def _combinations(entry: EntryPoint, buckets: Sequence[Bucket], sizes: Mapping[str, str]) -> Iterator[str]:
     """Refuse sizes that each fit into some bucket, but do not fit into one bucket together."""
     listed = "; ".join(", ".join(f"{n} {size}" for n, size in bucket.items()) for bucket in buckets)
-    names = ", ".join(sizes)
+    limited = {name: size for name, size in sizes.items() if name in buckets[-1]}
+    if not limited:
+        return
+    names = ", ".join(limited)
     text = f"{names}: the sizes fit into no bucket of [{listed}]; {NOT_RUN}; beside the largest, written as a shape:"
     wanted: list[str] = []
-    for name, size in sizes.items():
+    for name, size in limited.items():
         yield f"%held.{name}.n = arith.constant {buckets[-1][name]} : index"
         yield f"%held.{name}.m = arith.minui {size}, %held.{name}.n : index"
         yield f"%held.{name} = arith.select %fits, {size}, %held.{name}.m : index"
         wanted.append(f"%held.{name}")
-    yield from refuse_unless_equal(entry, 0, list(sizes.values()), wanted, text, "%held")
+    yield from refuse_unless_equal(entry, 0, list(limited.values()), wanted, text, "%held")
 
 
 def _condition(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from irongrad.graph.float64_runs import run_in_float64
-from irongrad.graph.step_graph import Function, StepGraph, Value, base_name, specialised_name
+from irongrad.graph.step_graph import Function, StepGraph, Value, base_name, sizes_like, specialised_name
 from irongrad.runtime.manifest import Role
 
 # The functions that a training step runs, in order.
@@ -29,10 +29,11 @@ def arguments(step: StepGraph, name: str, value_of: ValueOf) -> list[torch.Tenso
 def _fitted(function: Function, place: int, value: torch.Tensor) -> torch.Tensor:
     like = function.example(place)
     value = value.to(like.dtype)
-    if function.of_any_size or value.shape == like.shape:
+    shape = sizes_like(value, like)
+    if list(value.shape) == shape:
         return value
-    result = value.new_zeros(like.shape)
-    part = value[tuple(slice(size) for size in like.shape)]
+    result = value.new_zeros(shape)
+    part = value[tuple(slice(size) for size in shape)]
     result[tuple(slice(size) for size in part.shape)] = part
     return result
 

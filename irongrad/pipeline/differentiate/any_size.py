@@ -19,8 +19,8 @@ from irongrad.graph.subgraphs import check_control_flow
 from irongrad.operators.legalize.retrace import Portable, interpret_eager
 from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.runtime.errors import UnsupportedOpError
-from irongrad.sizes.dimensions import is_condition
-from irongrad.sizes.symbols import environment_of, names_in
+from irongrad.sizes.asked import Asked
+from irongrad.sizes.symbols import environment_of
 
 # Entry points check the conditions that these assert.
 _ASSERTIONS = frozenset({torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default})
@@ -51,18 +51,14 @@ def interpret_any_size(
 class _AnySize(Portable):
     def __init__(self, graph: GraphModule, environment: ShapeEnv, known: Collection[Any]) -> None:
         super().__init__(graph)
-        self._environment = environment
-        self._known = known
+        self._asked = Asked(environment, known)
 
     def run_node(self, n: Node) -> Any:
         """Run one node, and refuse it if it tests a condition on sizes that is not known to hold."""
-        known = len(self._environment.guards)
         if n.target in _ASSERTIONS:
             return None
         result = super().run_node(n)
-        names = names_in(self._environment)
-        asked = [guard.expr.xreplace(names) for guard in self._environment.guards[known:] if is_condition(guard)]
-        if new := [condition for condition in asked if condition.canonical not in self._known]:
+        if new := self._asked.new():
             raise UnsupportedOpError(self._refusal(n, new))
         return result
 

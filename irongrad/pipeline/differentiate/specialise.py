@@ -1,8 +1,12 @@
-"""Trace a captured program at the sizes of its examples, at the sizes of a bucket with padding, or for any size."""
+"""Trace a captured program at the sizes of its examples, at the sizes of a bucket with padding, or for any size.
+
+A bucket may leave dimensions open (`irongrad.sizes.open`): these are traced for any size, beside the padded ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,11 +18,15 @@ from irongrad.graph.step_graph import Function, Value
 from irongrad.operators.legalize.random_state import trace
 from irongrad.padding.interpreter import interpret_padded, zeroed_in
 from irongrad.padding.padded import Padding
+from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.differentiate.any_size import interpret_any_size
-from irongrad.sizes.buckets import Bucket
+from irongrad.sizes.asked import Asked
+from irongrad.sizes.buckets import Bucket, open_dimensions
 from irongrad.sizes.dimensions import Names
 from irongrad.sizes.expressions import Sizes, in_dimensions, unit_of
-from irongrad.sizes.symbols import Derived
+from irongrad.sizes.limits import always_holds, limits_of
+from irongrad.sizes.open import closed, is_padded_size, name_of, open_sizes, opened
+from irongrad.sizes.symbols import Derived, environment_of
 
 Interpret = Callable[[GraphModule, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -53,7 +61,8 @@ class Program:
 def specialise(program: Program, bucket: Bucket | None) -> tuple[Function, set[Any]]:
     """Trace `program` at the sizes of `bucket`, with the true sizes as further arguments.
 
-    Without a bucket, the named dimensions stay symbols, or the example's sizes are fixed if there are none.
+    The dimensions that the bucket does not name stay symbols. Without a bucket, all named dimensions do, or the
+    example's sizes are fixed if there are none.
 
     Returns:
         The function, and expressions of named dimensions that must not be negative at the sizes of a call.
@@ -62,53 +71,98 @@ def specialise(program: Program, bucket: Bucket | None) -> tuple[Function, set[A
         UnsupportedOpError: an operator cannot be padded exactly, or cannot be compiled; names the user's line.
     """
     if bucket is None:
-        asked = [in_dimensions(guard.xreplace(dict(program.names))) for guard in program.guards]
-        known = {condition.canonical for condition in asked if condition.free_symbols}
+        known = {condition.canonical for condition in captured_conditions(program) if condition.free_symbols}
 
         def plain(*values: torch.Tensor) -> list[torch.Tensor]:
             return list(program.run(partial(interpret_any_size, known=known), *values))
 
-        dims = [program.dynamic.get(a.name, {}) if a.kind == "input" else {} for a in program.arguments]
+        dims = _dims(program, ())
         return trace(plain, program.examples, program.arguments, program.results, dims, program.derived), set()
 
     needs: set[Any] = set()
+    sized = (*bucket, *open_dimensions(program.dynamic, bucket))
 
     def padded(*values: torch.Tensor) -> list[torch.Tensor]:
-        operands, true = values[: -len(bucket)], values[-len(bucket) :]
-        return list(program.run(padded_interpreter(program.names, bucket, true, needs), *operands))
+        operands, true = values[: -len(sized)], dict(zip(sized, values[-len(sized) :], strict=True))
+        return list(program.run(padded_interpreter(program, bucket, true, needs), *operands))
 
-    scalars = [torch.zeros((), dtype=torch.int64)] * len(bucket)
-    arguments = (*program.arguments, *(Value("size", name) for name in bucket))
-    return trace(padded, [*examples_in(program, bucket), *scalars], arguments, program.results), needs
+    scalars = [torch.zeros((), dtype=torch.int64)] * len(sized)
+    arguments = (*program.arguments, *(Value("size", name) for name in sized))
+    dims = [*_dims(program, bucket), *({} for _ in sized)] if len(sized) > len(bucket) else []
+    examples = [*examples_in(program, bucket), *scalars]
+    return trace(padded, examples, arguments, program.results, dims, program.derived), needs
+
+
+def _dims(program: Program, without: Collection[str]) -> list[Mapping[int, str]]:
+    """For each argument, the names of its dimensions, except those in `without`."""
+    named = [program.dynamic.get(a.name, {}) if a.kind == "input" else {} for a in program.arguments]
+    return [{d: name for d, name in dims.items() if name not in without} for dims in named]
+
+
+def captured_conditions(program: Program) -> list[Any]:
+    """The conditions on named dimensions under which the captured graph is right."""
+    return [in_dimensions(guard.xreplace(dict(program.names))) for guard in program.guards]
 
 
 def padded_interpreter(
-    names: Names, bucket: Bucket, true: Sequence[torch.Tensor], needs: set[Any] | None = None
+    program: Program, bucket: Bucket, true: Mapping[str, torch.Tensor], needs: set[Any] | None = None
 ) -> Interpret:
-    """Return an interpreter that runs a graph at the sizes of `bucket`, on padded inputs.
+    """Return an interpreter that runs a graph of `program` at the sizes of `bucket`, on padded inputs.
 
     Args:
-        names: the symbols in the graph, as expressions of named dimensions.
+        program: the program.
         bucket: the sizes with padding.
-        true: the sizes without padding, int64 of rank 0, in the order of `bucket`.
+        true: the sizes without padding, int64 of rank 0.
         needs: receives expressions of named dimensions that must not be negative.
     """
+    names = opened(program.names, bucket)
 
     def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        zeroed = zeroed_in(graph, values, names, padding_in(names, bucket, true))
-        padding = padding_in(names, bucket, true)
-        results = interpret_padded(graph, values, names, padding, zeroed)
+        asked = _asked(program, bucket, values)
+        with plain_operators() if asked is not None else nullcontext():
+            zeroed = zeroed_in(graph, values, names, padding_in(graph, values, names, bucket, true), asked)
+            padding = padding_in(graph, values, names, bucket, true)
+            results = interpret_padded(graph, values, names, padding, zeroed, asked)
         if needs is not None:
-            needs.update(map(in_dimensions, padding.needs))
+            needs.update(in_dimensions(closed(need)) for need in padding.needs)
         return results
 
     return interpret
 
 
-def padding_in(names: Names, bucket: Bucket, true: Sequence[torch.Tensor]) -> Padding:
-    """Return the padding of inputs of `true` sizes (in the order of `bucket`) at the sizes of `bucket`."""
-    units = {s for size in names.values() for s in size.free_symbols if unit_of(s) is not None}
-    return Padding(Sizes(bucket, dict(zip(bucket, true, strict=True)), units))
+def _asked(program: Program, bucket: Bucket, values: Sequence[torch.Tensor]) -> Asked | None:
+    """The conditions that a trace asks on the sizes of open dimensions; None if no dimension is open.
+
+    Those of the program on open dimensions alone are checked in every call. Others have to hold for all sizes that
+    these allow: padded dimensions have the bucket's size in the trace, and not the size of the call.
+    """
+    environment = environment_of(values)
+    if environment is None:
+        return None
+    conditions = [(c, {name_of(s) for s in c.free_symbols}) for c in captured_conditions(program)]
+    known = [c for c, names in conditions if names and not names & bucket.keys()]
+    limits = limits_of(known, open_dimensions(program.dynamic, bucket))
+    return Asked(environment, {c.canonical for c in known}, lambda c: always_holds(in_dimensions(c), limits))
+
+
+def padding_in(
+    graph: GraphModule,
+    values: Sequence[torch.Tensor],
+    names: Names,
+    bucket: Bucket,
+    true: Mapping[str, torch.Tensor],
+) -> Padding:
+    """Return the padding of the arguments of `graph`, which are inputs of `true` sizes at the sizes of `bucket`.
+
+    Args:
+        graph: the graph.
+        values: its arguments.
+        names: its symbols as expressions of named dimensions, as `opened` returns them.
+        bucket: the sizes with padding.
+        true: the sizes without padding.
+    """
+    units = {s for size in names.values() for s in size.free_symbols if unit_of(s) is not None and is_padded_size(s)}
+    return Padding(Sizes(bucket, true, units, open_sizes(graph, values, names)))
 
 
 def examples_in(program: Program, bucket: Bucket) -> list[torch.Tensor]:
@@ -122,5 +176,5 @@ def examples_in(program: Program, bucket: Bucket) -> list[torch.Tensor]:
 
 
 def padded_shape(shape: Sequence[int], dims: Mapping[int, str], bucket: Bucket) -> list[int]:
-    """Return `shape` with the sizes of `bucket` for its named dimensions."""
-    return [bucket[dims[d]] if d in dims else size for d, size in enumerate(shape)]
+    """Return `shape` with the sizes of `bucket` for the dimensions that it names."""
+    return [bucket.get(dims[d], size) if d in dims else size for d, size in enumerate(shape)]

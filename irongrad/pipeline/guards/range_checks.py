@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from irongrad.graph.step_graph import Function, Range, StepGraph, Value
+from irongrad.graph.step_graph import Function, Range, StepGraph, Value, sizes_like
 from irongrad.operators.legalize.retrace import retrace
 from irongrad.pipeline.guards.decisions import Indices
 from irongrad.pipeline.guards.intervals import at_most
@@ -35,7 +35,7 @@ def add_guards(graph: StepGraph, indices: Indices, early: Mapping[str, Function]
         if mine := [r for r in ranges if r.input in taken]:
             examples = [_example(graph, function, r.input) for r in mine]
             dims = [graph.dynamic.get(r.input, {}) for r in mine]
-            made.append(_check(mine, examples, dims, function))
+            made.append(_check(mine, examples, dims, function, graph.buckets[0] if graph.buckets else {}))
         if name in computing:
             _refuse_unless_given(computing[name], taken, indices)
             made.append(computing[name])
@@ -58,18 +58,31 @@ def _refuse_unless_given(check: Function, taken: set[str], indices: Indices) -> 
 
 def _example(graph: StepGraph, function: Function, name: str) -> torch.Tensor:
     """An input as an entry point passes it on: a whole batch, at the sizes of the function's bucket."""
-    if not graph.buckets or function.of_any_size:
+    if not graph.buckets or not any(a.kind == "size" for a in function.arguments):
         return graph.inputs[name]
-    return function.example(function.arguments.index(Value("input", name)))
+    example, like = graph.inputs[name], function.example(function.arguments.index(Value("input", name)))
+    return example.new_empty(sizes_like(example, like))
 
 
 def _check(
-    ranges: Sequence[Range], examples: Sequence[torch.Tensor], dims: Sequence[Dims], function: Function
+    ranges: Sequence[Range],
+    examples: Sequence[torch.Tensor],
+    dims: Sequence[Dims],
+    function: Function,
+    bucketed: Collection[str],
 ) -> Function:
-    """The check of inputs; in a bucket, padding is left out where zero is not in the range."""
-    sizes = [a for a in function.arguments if a.kind == "size"]
+    """The check of inputs; in a bucket, padding is left out where zero is not in the range.
+
+    Args:
+        ranges: the ranges of the inputs.
+        examples: an example of each input.
+        dims: the names of the dimensions of each input.
+        function: the function that relies on the ranges.
+        bucketed: the dimensions that are padded, if the function has a bucket.
+    """
+    sizes = [a for a in function.arguments if a.kind == "size" and a.name in bucketed]
     padded = [bool(sizes) and not _holds_zero(limit) for limit in ranges]
-    masked = [names if mask else {} for mask, names in zip(padded, dims, strict=True)]
+    masked = [_only(names, bucketed) if mask else {} for mask, names in zip(padded, dims, strict=True)]
     needed = [a for a in sizes if any(a.name in names.values() for names in masked)]
 
     def check(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -82,8 +95,13 @@ def _check(
     arguments = (*(Value("input", r.input) for r in ranges), *needed)
     results = tuple(Value("output", r.input) for r in ranges)
     scalars = [torch.zeros((), dtype=torch.int64)] * len(needed)
-    symbols = [*dims, *({} for _ in needed)] if function.of_any_size else []
+    symbolic = [{d: n for d, n in names.items() if not sizes or n not in bucketed} for names in dims]
+    symbols = [*symbolic, *({} for _ in needed)] if function.of_any_size else []
     return Function(retrace(check, [*examples, *scalars], dims=symbols), arguments, results)
+
+
+def _only(dims: Dims, names: Collection[str]) -> Dims:
+    return {d: name for d, name in dims.items() if name in names}
 
 
 def _holds_zero(limit: Range) -> bool:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from irongrad.graph.step_graph import Function, StepGraph, base_name
+from irongrad.graph.step_graph import Function, StepGraph, base_name, sizes_like
 from irongrad.operators.legalize.retrace import interpret
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.runtime.errors import CaptureError
-from irongrad.sizes.buckets import Bucket, smallest
+from irongrad.sizes.buckets import Bucket, open_dimensions, smallest
 from irongrad.sizes.expressions import symbol
 from irongrad.sizes.limits import Limits, spelled
 from irongrad.step.train_step import TrainStep, sizes_of
@@ -20,8 +20,10 @@ from irongrad.step.train_step import TrainStep, sizes_of
 def at_other_sizes(captured: CapturedStep, graph: StepGraph) -> list[CapturedStep]:
     """Return `captured` with inputs for each bucket except the example's own, and for any-size functions."""
     step = captured.step
-    taken = smallest(step.bucket_list, sizes_of(step, step.inputs))
-    others = [_sizes_in_bucket(graph, bucket) for bucket in step.bucket_list if bucket != taken]
+    example = sizes_of(step, step.inputs)
+    taken = smallest(step.bucket_list, example)
+    others = [_sizes_in_bucket(graph, bucket, example) for bucket in step.bucket_list if bucket != taken]
+    others += [sizes for bucket in step.bucket_list for sizes in _other_open_sizes(graph, bucket, example)]
     if graph.limits is not None:
         others += _sizes_for_any_size(sizes_of(step, step.inputs), graph, graph.limits)
     # These steps have fixed sizes, because a size of 1 is a valid example of a fixed size only.
@@ -29,25 +31,50 @@ def at_other_sizes(captured: CapturedStep, graph: StepGraph) -> list[CapturedSte
     return [replace(captured, step=replace(fixed, inputs=_inputs(step, graph, sizes))) for sizes in others]
 
 
-def _sizes_in_bucket(graph: StepGraph, bucket: Bucket) -> Bucket:
+def _sizes_in_bucket(graph: StepGraph, bucket: Bucket, example: Bucket) -> Bucket:
     """Sizes that run in `bucket`, and are slightly smaller than it if possible, so that there is padding.
+
+    Open dimensions have the example's size.
 
     Raises:
         CaptureError: no such sizes were found that the step accepts.
     """
-    for less in range(1, max(bucket.values())):
-        fewer = {name: max(size - less, graph.bucket_limits.interval(name)[0]) for name, size in bucket.items()}
-        alone = [{**bucket, name: fewer[name]} for name in bucket]
-        for sizes in [fewer, *alone]:
-            if graph.bucket_limits.allow(sizes) and smallest(graph.buckets, sizes) == bucket:
-                return sizes
-    if graph.bucket_limits.allow(bucket):
-        return bucket
+    found = _padded_sizes(graph, bucket, {n: example[n] for n in open_dimensions(graph.dynamic, bucket)})
+    if found is not None:
+        return found
     needs = ", ".join(map(spelled, graph.bucket_limits.conditions))
     raise CaptureError(
         f"no sizes were found that run in the bucket {dict(bucket)} and satisfy {needs}. Leave the bucket out: "
         "buckets= takes a list of combinations too"
     )
+
+
+def _padded_sizes(graph: StepGraph, bucket: Bucket, open_sizes: Bucket) -> Bucket | None:
+    """As `_sizes_in_bucket`, with `open_sizes` for the open dimensions; None if the step accepts no such sizes."""
+    for less in range(1, max(bucket.values())):
+        fewer = {name: max(size - less, graph.bucket_limits.interval(name)[0]) for name, size in bucket.items()}
+        alone = [{**bucket, name: fewer[name]} for name in bucket]
+        for sizes in [{**tried, **open_sizes} for tried in (fewer, *alone)]:
+            if graph.bucket_limits.allow(sizes) and smallest(graph.buckets, sizes) == bucket:
+                return sizes
+    whole = {**bucket, **open_sizes}
+    return whole if graph.bucket_limits.allow(whole) else None
+
+
+def _other_open_sizes(graph: StepGraph, bucket: Bucket, example: Bucket) -> Iterator[Bucket]:
+    """Sizes that run in `bucket` with the smallest size of each open dimension, and with one larger than the example's.
+
+    Sizes that the step does not accept are left out.
+    """
+    names = open_dimensions(graph.dynamic, bucket)
+    least = {name: graph.bucket_limits.interval(name)[0] for name in names}
+    small = ({name: max(least[name], size) for name in names} for size in range(1, 9))
+    large = ({name: example[name] * factor + more for name in names} for factor in (2, 1) for more in (1, 0, 2, 3))
+    for open_sizes in (small, large) if names else ():
+        tried = (_padded_sizes(graph, bucket, s) for s in open_sizes if any(s[n] != example[n] for n in names))
+        found = next((sizes for sizes in tried if sizes is not None), None)
+        if found is not None:
+            yield found
 
 
 def _sizes_for_any_size(example: Bucket, graph: StepGraph, limits: Limits) -> list[Bucket]:
@@ -60,9 +87,9 @@ def _sizes_for_any_size(example: Bucket, graph: StepGraph, limits: Limits) -> li
         small = next(_allowed([dict.fromkeys(example, s) for s in (2, 3, 4, 8, 16)], limits), example)
         large = next(_allowed(({n: s * f + o for n, s in example.items()} for f in (2, 1) for o in (1, 0)), limits))
         return [sizes for sizes in (small, large) if sizes != example]
-    largest = {n: max(b[n] for b in graph.buckets) for n in example}
+    largest = {n: max(b.get(n, s) for b in graph.buckets) for n, s in example.items()}
     sizes: list[Bucket] = [{n: s + extra for n, s in largest.items()} for extra in range(1, 65)]
-    sizes += [{**largest, n: s + extra} for n, s in largest.items() for extra in range(1, 65)]
+    sizes += [{**largest, n: largest[n] + extra} for n in graph.buckets[0] for extra in range(1, 65)]
     found = next(_allowed(sizes, limits), None)
     if found is None:
         raise CaptureError(
@@ -128,9 +155,7 @@ def _argument(
     if argument.kind == "size":
         return torch.tensor(sizes[argument.name])
     value, like = inputs[argument.name], check.example(number)
-    if check.of_any_size:
-        return value
-    padded = torch.zeros(like.shape, dtype=like.dtype)
+    padded = torch.zeros(sizes_like(value, like), dtype=like.dtype)
     padded[tuple(slice(size) for size in value.shape)] = value
     return padded
 

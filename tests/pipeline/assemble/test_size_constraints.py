@@ -111,7 +111,7 @@ REFUSALS = [
     ),
     (
         (2, 68),
-        "x: dimension 1 (T) must be in [1, 64]; the step was not run; shape dimension 1 mismatch; expected 64 but "
+        "x: dimension 1 (T) must be in [4, 64]; the step was not run; shape dimension 1 mismatch; expected 64 but "
         "have 68",
     ),
 ]

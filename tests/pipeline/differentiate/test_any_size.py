@@ -152,6 +152,30 @@ def test_an_operator_that_needs_a_fixed_size_is_refused_at_its_line():
     assert "leave 'T' out of dynamic" in str(error.value)
 
 
+class _FirstRows(nn.Module):
+    """Takes a fixed number of rows, for which PyTorch keeps no guard: it takes every size for two or more."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows, self.layer = rows, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x).squeeze(0)
+        return h + h[: self.rows].mean(0)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_fewer_rows_than_the_model_takes_are_refused(rows: int):
+    model = _FirstRows(rows)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(
+        model, lambda h: h.square().mean(), optimizer, {"x": torch.randn(5, 4)}, dynamic={"x": {0: "B"}}
+    )
+    limits = differentiate(capture(step)).limits
+    assert limits is not None
+    assert limits.smallest == {"B": rows}
+
+
 def test_a_fallback_needs_buckets_and_sizes_beyond_them():
     with pytest.raises(CaptureError, match="the step has no buckets"):
         _step(bucket_fallback="dynamic")

@@ -35,6 +35,23 @@ def test_other_buckets_have_examples(buckets: list[int], sizes: list[int]) -> No
     assert [o.step.inputs["x"].shape[0] for o in others] == sizes
 
 
+def test_open_dimensions_have_several_sizes_in_every_bucket() -> None:
+    """The example runs in the bucket of 8; there are a row, and more rows than the example has, in both buckets."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    step = ig.TrainStep(
+        model=model,
+        loss=lambda made, y: nn.functional.cross_entropy(made.flatten(0, 1), y.flatten()),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        inputs={"x": torch.randn(3, 7, 4), "y": torch.randint(0, 3, (3, 7))},
+        dynamic={"x": {0: "B", 1: "T"}, "y": {0: "B", 1: "T"}},
+        buckets={"T": [4, 8]},
+    )
+    captured = capture(step)
+    others = at_other_sizes(captured, add_optimizer(differentiate(captured)))
+    assert [tuple(o.step.inputs["y"].shape) for o in others] == [(3, 3), (1, 3), (7, 3), (1, 7), (7, 7)]
+
+
 def test_a_bucket_of_one_trains(tmp_path: Path) -> None:
     step = step_with([1, 4])
     artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",))

@@ -1,0 +1,40 @@
+"""The conditions on sizes that a trace asks.
+
+PyTorch answers a question about a symbolic size from the example, and keeps the answer as a guard. So the trace is
+right only where the answer is: each such condition must hold in every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from irongrad.sizes.dimensions import is_condition
+from irongrad.sizes.symbols import names_in
+
+
+class Asked:
+    """The conditions that a trace asks.
+
+    Args:
+        environment: holds the symbols of the trace.
+        known: conditions on named dimensions that every call satisfies, in their `canonical` form.
+        always: whether a further condition on named dimensions holds in every call; by default, none is taken to.
+    """
+
+    def __init__(
+        self, environment: ShapeEnv, known: Collection[Any], always: Callable[[Any], bool] = lambda _: False
+    ) -> None:
+        self._environment = environment
+        self._known = known
+        self._always = always
+        self._seen = len(environment.guards)
+
+    def new(self) -> list[Any]:
+        """The conditions asked since the last call of this method that some call may not satisfy."""
+        guards, names = self._environment.guards[self._seen :], names_in(self._environment)
+        self._seen = len(self._environment.guards)
+        asked = [guard.expr.xreplace(names) for guard in guards if is_condition(guard)]
+        return [c for c in asked if c.canonical not in self._known and not self._always(c)]
