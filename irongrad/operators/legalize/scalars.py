@@ -106,7 +106,7 @@ _FORMS: dict[object, Callable[..., Any]] = {
 }
 
 
-_FILLING = (aten.full.default, aten.full_like.default, aten.scalar_tensor.default)
+_FILLING = (aten.full.default, aten.full_like.default, aten.scalar_tensor.default, aten.fill.Scalar)
 
 
 def with_tensors(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -142,6 +142,14 @@ class ScalarsToTensors(torch.fx.Interpreter):
         if target in _FILLING:
             return _filled(target, args, kwargs)
         form = _FORMS.get(target)
+        if form is None and isinstance(target, OpOverload) and _has_tensor_for_number(target, args, kwargs):
+            form = target._overloadpacket
         if form is None:
             return super().call_function(target, args, kwargs)
         return form(*args, **kwargs)
+
+
+def _has_tensor_for_number(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    types = {a.name: str(a.type) for a in operator._schema.arguments}
+    given = [*zip(types.values(), args, strict=False), *((types[name], value) for name, value in kwargs.items())]
+    return any(isinstance(value, torch.Tensor) and "Tensor" not in kind for kind, value in given)

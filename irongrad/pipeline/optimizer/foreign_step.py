@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from irongrad.diagnostics.source_lines import where
 from irongrad.pipeline.optimizer.branches import along_all_ways
 from irongrad.pipeline.optimizer.foreign import ForeignState
 from irongrad.pipeline.optimizer.layout import Layout
 from irongrad.pipeline.optimizer.step_hooks import step_with_hooks
+from irongrad.runtime.errors import CaptureError
 from irongrad.step.optimizer_slots import Slot, slots_of
 
 
@@ -44,7 +46,8 @@ class ForeignStep:
             has_started: whether this is not the first step.
 
         Raises:
-            CaptureError: there are too many ways through the step, or it cannot be traced.
+            CaptureError: there are too many ways through the step, it cannot be traced, or a run of it keeps its state
+                in other places.
         """
         found = self._along_all_ways(self.held.layout, self.state)
         if self.held.first is not None:
@@ -90,6 +93,12 @@ class ForeignStep:
         with self.prepared(mine):
             step_with_hooks(self.optimizer)
         found = slots_of(number, self.optimizer, filled)
+        if lost := [w for w in wanted if not isinstance(w, str) and w not in found]:
+            kind = type(self.optimizer)
+            raise CaptureError(
+                f"{where(kind.step)}\n  {kind.__name__} keeps {lost[0].owner}.{lost[0].key:.60} under a key "
+                "that another run of the step does not have, such as an address. Key its state by the parameter"
+            )
         return [mine[w].detach() if isinstance(w, str) else _like(self.held.slots[w], found[w]) for w in wanted]
 
 

@@ -36,8 +36,24 @@ def _either(function: Callable[..., Any], symbolic: Callable[[Any, Any], Any]) -
     return apply
 
 
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x=0.0: x if isinstance(x, torch.SymFloat) else function(x)
+class _FloatOrSymbol(type):
+    """The class of what replaces `float`: a symbolic number is one of its instances, and stays as it is."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, float | torch.SymFloat)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, float | torch.SymFloat)
+
+    def __call__(cls, x: Any = 0.0) -> Any:
+        return x if isinstance(x, torch.SymFloat) else float(x)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(float, name)
+
+
+class _Float(metaclass=_FloatOrSymbol):
+    pass
 
 
 def _pow(x: Any, y: Any) -> Any:
@@ -54,7 +70,7 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     math.copysign: _either(math.copysign, _with_sign_of),
     min: _either(min, torch.sym_min),
     max: _either(max, torch.sym_max),
-    float: _as_it_is(float),
+    float: _Float,
 }
 
 

@@ -67,6 +67,15 @@ class Counted(Own):
         p.data.add_(state["mean"], alpha=-group["lr"] / max(correction, 1e-3))
 
 
+class AsksForFloats(Own):
+    def update(self, p, state, group):
+        assert isinstance(group["lr"], float)
+        assert isinstance(group["lr"], (int, float))
+        rate = torch.empty(()).fill_(group["lr"]) if isinstance(group["lr"], float) else group["lr"]
+        held = torch.where(p.grad > 0, p.grad, group["lr"]).masked_fill(p.grad.abs() < 1e-3, group["lr"])
+        p.sub_((held + torch.remainder(p.grad, group["lr"])) * rate * float("0.5"))
+
+
 class WarmsUp(Own):
     def update(self, p, state, group):
         state["step"] = state.get("step", 0) + 1
@@ -249,6 +258,7 @@ OPTIMIZERS = [
     LazyMean,
     StartsAsGradient,
     Counted,
+    AsksForFloats,
     WarmsUp,
     OfGroup,
     CountsInItsDefaults,
@@ -363,6 +373,16 @@ class Outside(Own):
         p.sub_(p.grad * Outside.table.sum(), alpha=group["lr"])
 
 
+class KeyedByAddress(Own):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.counts: dict[int, int] = {}
+
+    def update(self, p, state, group):
+        self.counts[p.data_ptr()] = self.counts.get(p.data_ptr(), 0) + 1
+        p.sub_(p.grad / self.counts[p.data_ptr()], alpha=group["lr"])
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -370,6 +390,7 @@ class Outside(Own):
         (Toggles, "changes .*is_odd from step to step"),
         (KeepsObjects, "keeps a tensor in an object of type Projector"),
         (Wraps, "Wraps wraps another optimizer, self.inner"),
+        (KeyedByAddress, r"test_foreign.py.*\n.*KeyedByAddress"),
         (Outside, "neither a parameter in the optimizer nor in its state"),
         (torch.optim.LBFGS, "LBFGS.step needs a closure"),
         (torch.optim.SparseAdam, "SparseAdam updates from sparse gradients"),
