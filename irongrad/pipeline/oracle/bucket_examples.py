@@ -84,7 +84,7 @@ def _sizes_for_any_size(example: Bucket, graph: StepGraph, limits: Limits) -> li
         CaptureError: the step accepts no sizes larger than the largest bucket.
     """
     if not graph.buckets:
-        small = next(_allowed([dict.fromkeys(example, s) for s in (2, 3, 4, 8, 16)], limits), example)
+        small = next(_allowed([dict.fromkeys(example, s) for s in (1, 2, 3, 4, 8, 16)], limits), example)
         large = next(_allowed(({n: s * f + o for n, s in example.items()} for f in (2, 1) for o in (1, 0)), limits))
         return [sizes for sizes in (small, large) if sizes != example]
     largest = {n: max(b.get(n, s) for b in graph.buckets) for n, s in example.items()}
