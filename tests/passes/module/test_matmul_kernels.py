@@ -139,10 +139,11 @@ def _flow_of(module: bytes, directory: Path, target: str) -> bytes:
     return Compilation.of(source, compiled_for, [*COMMON_FLAGS, *compiled_for.flags]).to_flow()
 
 
-def launched(module: ir.Module) -> list[str]:
-    """The names of the pass's kernels that a module launches."""
+def launched(module: ir.Module, function: ir.Operation | None = None) -> list[str]:
+    """The names of the pass's kernels that a module launches, or one of its functions."""
     ours = {name_of(op.operation) for op in module.body.operations if op.operation.name == "stream.executable"}
-    entry_points = [ir.ArrayAttr(op.attributes["entry_points"]) for op in found_in(module, "flow.dispatch")]
+    dispatches = [op for op in inside(function or module.operation) if op.name == "flow.dispatch"]
+    entry_points = [ir.ArrayAttr(op.attributes["entry_points"]) for op in dispatches]
     names = [ir.SymbolRefAttr(first).value[0] for (first,) in entry_points]
     return [name for name in names if name in ours]
 
@@ -186,9 +187,13 @@ x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="
 
 
 @pytest.mark.parametrize("target", [AVX512_TARGET, AVX2_TARGET])
-@pytest.mark.parametrize("case", CASES)
-def test_products_have_kernels_of_our_own(tmp_path: Path, case: str, target: str, read: str) -> None:
-    assert is_ours(Product(*CASES[case], SIZES), tmp_path, target)
+@pytest.mark.usefixtures("read")
+def test_products_have_kernels_of_our_own(tmp_path: Path, target: str) -> None:
+    several = Several(tuple(Product(*operands, SIZES) for operands in CASES.values()))
+    with parsed(_flow_of(several.bytecode, tmp_path, target)) as module:
+        functions = [op.operation for op in module.body.operations if op.operation.name == "util.func"]
+        found = {name_of(op): len(launched(module, op)) for op in functions}
+    assert [found.get(f"f{n}$async", found[f"f{n}"]) for n in range(len(CASES))] == [1] * len(CASES)
 
 
 @x86
