@@ -21,7 +21,11 @@ from irongrad.runtime.devices import Device, find_device
 from tests.fixtures.step_copies import twin_of
 
 # Fixtures that several test folders share, one file per subject.
-pytest_plugins = ("tests.fixtures.compiled_steps", "tests.fixtures.rewritten_graphs")
+pytest_plugins = (
+    "tests.fixtures.compiled_steps",
+    "tests.fixtures.long_files_first",
+    "tests.fixtures.rewritten_graphs",
+)
 
 # The steps here are small. A thread pool slows their eager runs down, several times over on a busy machine.
 torch.set_num_threads(1)

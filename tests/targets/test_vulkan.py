@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -227,8 +230,13 @@ def test_another_subgroup_size_gives_wrong_numbers_without_the_check(vulkan, tmp
         in_a_process_of_its_own(packaged, replace(target, requirements=(), subgroup=0), tmp_path)
 
 
-def read_device_array(uri: str) -> None:
-    ireert.asdevicearray(ireert.get_device(uri), np.arange(5, dtype=np.float32)).to_host()
+# It runs in a process of its own, which imports no more than this.
+READ_DEVICE_ARRAY = """
+import sys
+import iree.runtime as ireert
+import numpy as np
+ireert.asdevicearray(ireert.get_device(sys.argv[1]), np.arange(5, dtype=np.float32)).to_host()
+"""
 
 
 def test_device_arrays_still_cannot_be_read(vulkan):
@@ -236,6 +244,8 @@ def test_device_arrays_still_cannot_be_read(vulkan):
 
     IREE 3.13.0 refuses the pointer. On lavapipe, some runs first lost the device or ended the process.
     """
-    expected = "minImportedHostPointerAlignment|VK_ERROR_DEVICE_LOST|terminated abruptly"
-    with pytest.raises((ValueError, RuntimeError), match=expected):
-        in_a_process_of_its_own(read_device_array, vulkan.uri)
+    command = [sys.executable, "-c", READ_DEVICE_ARRAY, vulkan.uri]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    was_ended = result.returncode < 0
+    assert was_ended or re.search("minImportedHostPointerAlignment|VK_ERROR_DEVICE_LOST", result.stderr)
+    assert result.returncode != 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -194,17 +195,27 @@ def _refuse_accumulators(step: TrainStep) -> None:
     """Refuse nodes that accumulate a parameter's gradient, if Python holds them: they may have hooks, as in DDP."""
     # register_multi_grad_hook holds such nodes, too; it is refused as a hook of the parameters.
     known = {id(p): name for name, p in step.model.named_parameters() if not p._backward_hooks}
-    if exempt := gc.get_freeze_count():  # objects that the collector leaves out are not listed either
+    objects = gc.get_objects()
+    # Objects that the collector leaves out are not listed either. Counting them takes longer than listing the others.
+    if not any(item is sys.modules for item in objects):
         gc.unfreeze()
-    nodes = [item for item in gc.get_objects() if type(item).__name__ == "AccumulateGrad"]
-    if exempt:
+        objects = gc.get_objects()
         gc.freeze()
+    # There are half a million objects. To look for the type in a list of types is faster than to look at each object.
+    accumulator = _accumulator_type()
+    nodes = [o for o in objects if type(o) is accumulator] if accumulator in list(map(type, objects)) else []
     held = [known[id(n.variable)] for n in nodes if id(getattr(n, "variable", None)) in known]
     if held:
         raise CaptureError(
             f"{where(step.model)}\n  a Python object holds the node that accumulates the gradient of {held[0]!r} "
             f"(AccumulateGrad). A hook on it cannot be compiled: {_LOST}. {_WAY_OUT}. Without a hook, hold no such node"
         )
+
+
+def _accumulator_type() -> type:
+    """The type of the nodes that accumulate gradients, which torch does not export."""
+    scalar = torch.zeros((), requires_grad=True)
+    return type(torch.autograd.graph.get_gradient_edge(scalar).node)
 
 
 def _unknown() -> None:

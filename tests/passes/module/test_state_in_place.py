@@ -56,13 +56,20 @@ def test_a_step_stores_no_state_and_iree_still_would(tmp_path: Path, monkeypatch
     assert state_stored(without, "train_step") > 0
 
 
-def test_every_function_gives_the_same_bits(tmp_path: Path) -> None:
-    ig.compile(make_step(), tmp_path / "in_place", cache=False)
+@pytest.fixture(scope="module")
+def in_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact with every entry point, whose new state overwrites the old."""
+    directory = tmp_path_factory.mktemp("in_place") / "step"
+    ig.compile(make_step(), directory, cache=False)
+    return directory
+
+
+def test_every_function_gives_the_same_bits(in_place: Path, tmp_path: Path) -> None:
     ig.compile(make_step(), tmp_path / "apart", cache=False, disable_passes=("state-in-place",))
-    in_place, apart = (results(ig.runtime.load(tmp_path / name), tmp_path / name) for name in ("in_place", "apart"))
-    assert in_place.keys() == apart.keys()
+    found, apart = (results(ig.runtime.load(path), tmp_path) for path in (in_place, tmp_path / "apart"))
+    assert found.keys() == apart.keys()
     for name, value in apart.items():
-        np.testing.assert_array_equal(in_place[name], value, err_msg=name)
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 def results(session: ig.runtime.Session, directory: Path) -> dict[str, Any]:
@@ -96,9 +103,8 @@ def results(session: ig.runtime.Session, directory: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_refused_step_leaves_the_state(tmp_path: Path) -> None:
-    ig.compile(make_step(), tmp_path / "step", cache=False)
-    session = ig.runtime.load(tmp_path / "step")
+def test_a_refused_step_leaves_the_state(in_place: Path) -> None:
+    session = ig.runtime.load(in_place)
     x, y = (v.numpy() for v in make_step().inputs.values())
     session.train_step(x=x, y=y)
     before = session.state()

@@ -6,15 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.graph.step_graph import Value
+from irongrad.graph.step_graph import StepGraph, Value
 from irongrad.passes import parse_passes, run_passes
 from irongrad.pipeline.assemble.packed_state import pack_state
 from irongrad.pipeline.driver import build, step_graph
 from irongrad.pipeline.options import make_options
+
+PASSES = parse_passes("dce,fold,simplify,cse,dce,multi-tensor")
 
 
 def make_step(clip: float | None = None) -> ig.TrainStep:
@@ -25,8 +28,18 @@ def make_step(clip: float | None = None) -> ig.TrainStep:
     return ig.TrainStep(model, nn.functional.mse_loss, optimizer, inputs, clip_grad_norm=clip)
 
 
-def test_packs_hold_the_tensors_that_the_update_concatenates():
-    graph = run_passes(step_graph(make_step()), parse_passes("dce,fold,simplify,cse,dce,multi-tensor"))
+@pytest.fixture(scope="module")
+def plain() -> StepGraph:
+    return step_graph(make_step())
+
+
+@pytest.fixture(scope="module")
+def graph(plain: StepGraph) -> StepGraph:
+    """The graph whose update concatenates tensors."""
+    return run_passes(plain, PASSES)
+
+
+def test_packs_hold_the_tensors_that_the_update_concatenates(graph: StepGraph):
     packed = pack_state(graph)
     assert {(next(iter(p.starts)).kind, len(p.starts)) for p in packed.packs} == {("state", 6), ("gradient", 6)}
     update = packed.functions["update"]
@@ -37,8 +50,7 @@ def test_packs_hold_the_tensors_that_the_update_concatenates():
     assert packed.functions["joint"] is graph.functions["joint"]
 
 
-def test_gradients_lie_in_the_pack_in_the_order_of_the_backward():
-    graph = run_passes(step_graph(make_step()), parse_passes("dce,fold,simplify,cse,dce,multi-tensor"))
+def test_gradients_lie_in_the_pack_in_the_order_of_the_backward(graph: StepGraph):
     (pack,) = (p for p in pack_state(graph).packs if Value("gradient", "0.weight") in p.starts)
     assert list(pack.starts)[-1].name.startswith("0.")
     assert next(iter(pack.starts)).name.startswith("4.")
@@ -46,15 +58,13 @@ def test_gradients_lie_in_the_pack_in_the_order_of_the_backward():
 
 def test_gradients_whose_norm_is_taken_are_packed_too():
     """The norm reads them from the pack."""
-    graph = run_passes(step_graph(make_step(clip=1.0)), parse_passes("dce,fold,simplify,cse,dce,multi-tensor"))
-    packed = pack_state(graph)
+    packed = pack_state(run_passes(step_graph(make_step(clip=1.0)), PASSES))
     assert {(next(iter(p.starts)).kind, len(p.starts)) for p in packed.packs} == {("state", 6), ("gradient", 6)}
 
 
-def test_without_the_pass_nothing_is_packed():
-    graph = step_graph(make_step())
-    assert pack_state(graph).packs == ()
-    assert pack_state(replace(graph, functions={"joint": graph.functions["joint"]})).packs == ()
+def test_without_the_pass_nothing_is_packed(plain: StepGraph):
+    assert pack_state(plain).packs == ()
+    assert pack_state(replace(plain, functions={"joint": plain.functions["joint"]})).packs == ()
 
 
 def test_a_packed_step_trains_and_keeps_its_state(tmp_path: Path):

@@ -34,12 +34,12 @@ def make_step(**choices: object) -> ig.TrainStep:
     return ig.TrainStep(model, nn.functional.cross_entropy, optimizer, inputs, **choices)  # type: ignore[arg-type]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def captured() -> CapturedStep:
     return capture(make_step())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def graph() -> StepGraph:
     return driver.step_graph(make_step())
 

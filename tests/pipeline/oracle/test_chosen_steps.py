@@ -64,8 +64,9 @@ def test_a_hyperparameter_that_is_wrong_at_its_edge_is_found(monkeypatch: pytest
     monkeypatch.setattr(eager_run, "_set_hypers", lambda step, v: None if "momentum" in v else plain(step, v))
     # A single step shows a wrong weight decay, but no wrong momentum.
     monkeypatch.setattr(eager_run, "_set_hypers", lambda step, v: None if len(v) == 1 else plain(step, v))
+    step = dense(torch.optim.SGD, momentum=0.9, weight_decay=0.1)
     with pytest.raises(VerificationError, match="at weight_decay = 0 in "):
-        ig.compile(dense(torch.optim.SGD, momentum=0.9, weight_decay=0.1), tmp_path / "out", cache=False)
+        ig.compile(step, tmp_path / "out", entry_points=("train_step",), cache=False)
 
 
 class Tied(nn.Module):
@@ -85,8 +86,9 @@ class Tied(nn.Module):
 def test_another_gradient_at_a_tie_is_found(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Tied()
+    step = step_of(model, torch.optim.SGD(model.parameters()))
     with pytest.raises(VerificationError, match="at all of x 0.0 in ") as caught:
-        ig.compile(step_of(model, torch.optim.SGD(model.parameters())), tmp_path / "out", cache=False)
+        ig.compile(step, tmp_path / "out", cache=False)
     assert "gradient/0/gain" in str(caught.value)
 
 
