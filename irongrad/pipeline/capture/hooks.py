@@ -203,7 +203,7 @@ def _refuse_accumulators(step: TrainStep) -> None:
         gc.freeze()
     # There are half a million objects. To look for the type in a list of types is faster than to look at each object.
     accumulator = _accumulator_type()
-    nodes = [o for o in objects if type(o) is accumulator] if accumulator in list(map(type, objects)) else []
+    nodes: list[Any] = [o for o in objects if type(o) is accumulator] if accumulator in list(map(type, objects)) else []
     held = [known[id(n.variable)] for n in nodes if id(getattr(n, "variable", None)) in known]
     if held:
         raise CaptureError(
