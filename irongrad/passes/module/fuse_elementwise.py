@@ -27,6 +27,12 @@ from irongrad.passes.module_pass import ModulePass
 _FUSE = "iree-dispatch-creation-elementwise-op-fusion,iree-flow-canonicalize,cse"
 _FUSE_MULTI_USE = f"iree-dispatch-creation-fuse-multi-use-elementwise-producer{{num-iterations={ROUNDS}}}"
 
+# Each result of a kernel is a binding, and each of its inputs may be one. IREE 3.13.0 makes kernels of over 32 bindings,
+# but loads none ("binding count 35 > 32").
+# Test: tests/passes/module/test_fuse_elementwise.py::test_results_of_one_kernel_are_split_among_several.
+_MOST_BINDINGS = 32
+_MOST_RESULTS = 16
+
 
 @dataclass(frozen=True)
 class FuseElementwise(ModulePass):
@@ -55,8 +61,21 @@ class FuseElementwise(ModulePass):
         run_pipeline(module, _FUSE_MULTI_USE)
         for value in held:
             release(value)
+        if _split(module):
+            run_pipeline(module, _FUSE)  # drops the results of each part that nothing reads
         fused = before - _count(module)
         return PassResult(fused > 0, {"fused": fused})
+
+
+def _split(module: ir.Module) -> bool:
+    """Compute the results of an operation with very many in several operations; return whether there was one."""
+    found = [op for op in inside(module.operation) if is_elementwise(op) and len(op.operands) > _MOST_BINDINGS]
+    for operation in found:
+        for first in range(_MOST_RESULTS, len(operation.results), _MOST_RESULTS):
+            copy = operation.clone(ir.InsertionPoint(operation))
+            for place in range(first, min(first + _MOST_RESULTS, len(operation.results))):
+                operation.results[place].replace_all_uses_with(copy.results[place])
+    return bool(found)
 
 
 def _count(module: ir.Module) -> int:

@@ -12,10 +12,12 @@ from iree.compiler.tools.binaries import find_tool
 import irongrad as ig
 from irongrad.mlir.barriers import BARRIER
 from irongrad.mlir.walk import found_in, inside, parsed
+from irongrad.passes.module import fuse_elementwise
 from irongrad.passes.module.fuse_elementwise import FuseElementwise
 from irongrad.passes.module.keep_products_apart import KeepProductsApart
 from irongrad.pipeline.driver import build
 from irongrad.pipeline.options import make_options
+from irongrad.runtime.errors import ArtifactError
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -58,6 +60,22 @@ def test_a_chain_is_one_kernel_and_iree_still_makes_several(flow_of, without):
     assert kernels(flow_of(chain, (X, Y))) == 1
     without(FuseElementwise)
     assert kernels(flow_of(chain, (X, Y))) > 1
+
+
+def long_chain(x: torch.Tensor) -> Tensors:
+    """40 results, each computed from the one before."""
+    values = [x]
+    for number in range(40):
+        values.append((values[-1] * (1 + number / 100)).sin())
+    return tuple(values[1:])
+
+
+def test_results_of_one_kernel_are_split_among_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the second part fails, IREE loads kernels of many bindings, and results need not be split."""
+    ig.compile_function(long_chain, (X,))
+    monkeypatch.setattr(fuse_elementwise, "_MOST_BINDINGS", 1000)
+    with pytest.raises(ArtifactError, match="binding count"):
+        ig.compile_function(long_chain, (X,))
 
 
 def test_operands_of_a_reduction_are_left_to_iree(flow_of, without):
