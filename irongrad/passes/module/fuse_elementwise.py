@@ -27,7 +27,7 @@ from irongrad.passes.module_pass import ModulePass
 _FUSE = "iree-dispatch-creation-elementwise-op-fusion,iree-flow-canonicalize,cse"
 _FUSE_MULTI_USE = f"iree-dispatch-creation-fuse-multi-use-elementwise-producer{{num-iterations={ROUNDS}}}"
 
-# but loads none ("binding count 35 > 32"). Later it fuses more operations into a kernel, so the limit here is lower.
+# Each result of a kernel is a binding, and each input may be one. IREE 3.13.0 makes kernels of over 32 bindings,
 # but loads none ("binding count 35 > 32"). Later it fuses further operations into a kernel, so the limit here is lower.
 # Test: test_results_of_one_kernel_are_split_among_several.
 _MOST_BINDINGS = 20
