@@ -191,3 +191,7 @@ def test_a_cast_at_its_edge_is_said_to_be_unjudged(tmp_path: Path) -> None:
     assert read_manifest(artifact.directory).targets[0].certificate.unjudged
     good = ig.compile(dense(), tmp_path / "good", cache=False)
     assert good.manifest.targets[0].certificate.unjudged == ()
+
+
+def test_gradients_that_nothing_clears_are_those_of_each_step(tmp_path: Path) -> None:
+    ig.compile(dense(), tmp_path / "step", entry_points=("grad_step", "export_gradients"))
