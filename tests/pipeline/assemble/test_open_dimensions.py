@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 import irongrad as ig
 from irongrad.runtime import Session
@@ -22,46 +20,13 @@ from irongrad.runtime.golden import read_golden
 from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
 from irongrad.runtime.manifest import GOLDEN
 from irongrad.runtime.session import initial_state
+from tests.fixtures.tagger import batch_of, loss_of, tagger_step
 
 Run = Callable[[list[str]], subprocess.CompletedProcess[str]]
-NAMES = {"x": {0: "B", 1: "T"}, "y": {0: "B", 1: "T"}}
 
 
-class _Tagger(nn.Module):
-    """Attention between tokens, position embeddings, and a batch norm over all tokens: sums over every dimension."""
-
-    def __init__(self, *, attends: bool = True) -> None:
-        super().__init__()
-        self.attends = attends
-        self.embedding, self.positions = nn.Embedding(9, 6), nn.Embedding(96, 6)
-        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(6, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.embedding(x) + self.positions(torch.arange(x.shape[1]))
-        h = self.norm(h.transpose(1, 2)).transpose(1, 2)
-        return self.head(self._attended(h) if self.attends else h)
-
-    def _attended(self, h: Tensor) -> Tensor:
-        h = h.unflatten(2, (2, 3)).transpose(1, 2)
-        return F.scaled_dot_product_attention(h, h, h, is_causal=True).transpose(1, 2).flatten(2)
-
-
-def _loss(tags: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(tags.flatten(0, 1), y.flatten(), ignore_index=2)
-
-
-def _batch(b: int, t: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(100 * b + t)
-    limits = {"x": 9, "y": 4}
-    return {n: torch.randint(0, limit, (b, t), generator=generator) for n, limit in limits.items()}
-
-
-def _step(*, attends: bool = True, **options: Any) -> ig.TrainStep:
-    torch.manual_seed(0)
-    model = _Tagger(attends=attends)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    given = {"dynamic": NAMES, "buckets": {"T": [4, 8]}, **options}
-    return ig.TrainStep(model, _loss, optimizer, _batch(3, 5), **given)
+def _step(**options: Any) -> ig.TrainStep:
+    return tagger_step(**{"buckets": {"T": [4, 8]}, **options})
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +43,7 @@ def session(artifact: Path) -> Session:
 
 
 def test_every_size_trains_one_state_as_eager_does(session: Session, trains_as_eager: Callable[..., None]):
-    batches = [_batch(b, t) for b, t in [(3, 5), (1, 4), (70, 8), (2, 3), (1, 7), (9, 1)]]
+    batches = [batch_of(b, t) for b, t in [(3, 5), (1, 4), (70, 8), (2, 3), (1, 7), (9, 1)]]
     trains_as_eager(session, _step(), batches, rtol=1e-5, state=(1e-4, 1e-5))
 
 
@@ -86,17 +51,17 @@ def test_outputs_have_their_own_sizes(session: Session):
     session.reset()
     reference = copy.deepcopy(_step().model).double().eval()
     for b, t in [(1, 3), (9, 4), (3, 6), (2, 8)]:
-        batch = _batch(b, t)
+        batch = batch_of(b, t)
         with torch.no_grad():
             expected = reference(batch["x"])
         arrays = {n: v.numpy() for n, v in batch.items()}
         np.testing.assert_allclose(session.predict(x=arrays["x"]), expected.numpy(), rtol=1e-4, atol=1e-5)
-        assert session.eval_step(**arrays) == pytest.approx(_loss(expected, batch["y"]).item(), rel=1e-5)
+        assert session.eval_step(**arrays) == pytest.approx(loss_of(expected, batch["y"]).item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(("b", "t"), [(2, 4), (11, 5)])
 def test_many_steps_in_one_call_are_the_same_steps(session: Session, b: int, t: int):
-    batch = {n: v.numpy() for n, v in _batch(b, t).items()}
+    batch = {n: v.numpy() for n, v in batch_of(b, t).items()}
     session.reset()
     one_by_one = [session.train_step(**batch) for _ in range(3)]
     expected = session.state()
@@ -158,7 +123,7 @@ def test_a_fallback_takes_the_sizes_beyond_the_buckets(tmp_path: Path, trains_as
     step = _step(attends=False, bucket_fallback="dynamic")
     session = ig.compile(step, tmp_path / "tagger", entry_points=["train_step", "reset"]).load()
     assert session.manifest.sizes == {"T": (1, 96), "B": (1, None)}
-    batches = [_batch(b, t) for b, t in [(3, 5), (4, 9), (6, 4), (1, 8), (5, 70), (1, 96)]]
+    batches = [batch_of(b, t) for b, t in [(3, 5), (4, 9), (6, 4), (1, 8), (5, 70), (1, 96)]]
     trains_as_eager(session, step, batches, rtol=1e-5, state=(1e-4, 1e-5))
 
 

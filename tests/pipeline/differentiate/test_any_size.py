@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import sympy
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._sympy.functions import Mod
 
@@ -34,51 +33,15 @@ from irongrad.runtime.manifest import GOLDEN
 from irongrad.runtime.session import initial_state
 from irongrad.sizes.expressions import symbol
 from irongrad.sizes.limits import limits_of, spelled
+from tests.fixtures.tagger import batch_of, loss_of, tagger_step
 
 Run = Callable[[list[str]], subprocess.CompletedProcess[str]]
 B, T = symbol("B"), symbol("T")
-NAMES = {"x": {0: "B", 1: "T"}, "y": {0: "B", 1: "T"}}
-
-
-class _Tagger(nn.Module):
-    """Attention between tokens, position embeddings, and a batch norm over all tokens: sums over every dimension."""
-
-    def __init__(self, *, attends: bool = True) -> None:
-        super().__init__()
-        self.attends = attends
-        self.embedding, self.positions = nn.Embedding(9, 6), nn.Embedding(96, 6)
-        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(6, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.embedding(x) + self.positions(torch.arange(x.shape[1]))
-        h = self.norm(h.transpose(1, 2)).transpose(1, 2)
-        return self.head(self._attended(h) if self.attends else h)
-
-    def _attended(self, h: Tensor) -> Tensor:
-        h = h.unflatten(2, (2, 3)).transpose(1, 2)
-        return F.scaled_dot_product_attention(h, h, h, is_causal=True).transpose(1, 2).flatten(2)
-
-
-def _loss(tags: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(tags.flatten(0, 1), y.flatten(), ignore_index=2)
-
-
-def _batch(b: int, t: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(100 * b + t)
-    limits = {"x": 9, "y": 4}
-    return {n: torch.randint(0, limit, (b, t), generator=generator) for n, limit in limits.items()}
-
-
-def _step(*, attends: bool = True, **options: Any) -> ig.TrainStep:
-    torch.manual_seed(0)
-    model = _Tagger(attends=attends)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return ig.TrainStep(model, _loss, optimizer, _batch(3, 5), **{"dynamic": NAMES, **options})
 
 
 @pytest.fixture(scope="module")
 def joint() -> tuple[ig.TrainStep, Function]:
-    step = _step()
+    step = tagger_step()
     return step, differentiate(capture(step)).joint
 
 
@@ -93,8 +56,8 @@ def _simplified(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 @pytest.mark.parametrize(("b", "t"), [(3, 5), (2, 1), (1, 7), (5, 90), (70, 2)])
 def test_one_graph_is_right_at_every_size(joint: tuple[ig.TrainStep, Function], b: int, t: int, write: Any):
     step, function = joint
-    model, batch = copy.deepcopy(step.model).double(), _batch(b, t)
-    loss = _loss(model(batch["x"]), batch["y"])
+    model, batch = copy.deepcopy(step.model).double(), batch_of(b, t)
+    loss = loss_of(model(batch["x"]), batch["y"])
     loss.backward()
     state = {**dict(step.model.named_parameters()), **dict(step.model.named_buffers())}
     given = [batch[a.name] if a.kind == "input" else state[a.name].detach() for a in function.arguments]
@@ -131,7 +94,7 @@ def test_limits_become_intervals_if_they_can():
 
 def test_a_table_of_positions_is_a_limit_and_so_is_a_batch_of_one():
     limits = limits_of([sympy.Le(T, 96), sympy.Ne(B * T, 1)], ["B", "T"])
-    assert step_graph(_step(attends=False)).limits == limits
+    assert step_graph(tagger_step(attends=False)).limits == limits
     assert [spelled(c) for c in limits.conditions] == ["B*T != 1"]
 
 
@@ -178,9 +141,9 @@ def test_fewer_rows_than_the_model_takes_are_refused(rows: int):
 
 def test_a_fallback_needs_buckets_and_sizes_beyond_them():
     with pytest.raises(CaptureError, match="the step has no buckets"):
-        _step(bucket_fallback="dynamic")
+        tagger_step(bucket_fallback="dynamic")
     with pytest.raises(CaptureError, match="must be 'dynamic'"):
-        _step(buckets={"B": [4], "T": [8]}, bucket_fallback="pad")
+        tagger_step(buckets={"B": [4], "T": [8]}, bucket_fallback="pad")
 
 
 @pytest.mark.parametrize(
@@ -195,22 +158,22 @@ def test_a_budget_of_memory_needs_known_sizes(
     tmp_path: Path, options: dict[str, Any], message: str, budget: dict[str, str]
 ):
     with pytest.raises(UserError, match=f"max_memory needs known sizes.*{message}"):
-        ig.compile(_step(**options), tmp_path / "artifact", **budget)
+        ig.compile(tagger_step(**options), tmp_path / "artifact", **budget)
 
 
 def test_the_route_over_stablehlo_needs_known_sizes(tmp_path: Path):
     with pytest.raises(UserError, match="StableHLO needs known sizes, .* leave B, T open: give buckets for B, T, or"):
-        ig.compile(_step(), tmp_path / "artifact", route="stablehlo")
+        ig.compile(tagger_step(), tmp_path / "artifact", route="stablehlo")
 
 
 def test_the_name_of_the_dimension_of_steps_is_reserved():
     with pytest.raises(CaptureError, match="'K', as the steps of train_steps are called; rename it"):
-        _step(dynamic={"x": {1: "K"}, "y": {1: "K"}})
+        tagger_step(dynamic={"x": {1: "K"}, "y": {1: "K"}})
 
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    step = _step(attends=False, buckets={"B": [4], "T": [8]}, bucket_fallback="dynamic")
+    step = tagger_step(attends=False, buckets={"B": [4], "T": [8]}, bucket_fallback="dynamic")
     directory: Path = tmp_path_factory.mktemp("any_size") / "tagger"
     ig.compile(step, directory, entry_points=["train_step", "train_steps", "eval_step", "reset"])
     return directory
@@ -222,13 +185,13 @@ def session(artifact: Path) -> Session:
 
 
 def test_calls_that_no_bucket_holds_train_the_same_state(session: Session, trains_as_eager: Callable[..., None]):
-    batches = [_batch(b, t) for b, t in [(3, 5), (4, 9), (6, 4), (2, 8), (5, 70), (1, 96)]]
-    trains_as_eager(session, _step(attends=False), batches, rtol=1e-5, state=(1e-4, 1e-5))
+    batches = [batch_of(b, t) for b, t in [(3, 5), (4, 9), (6, 4), (2, 8), (5, 70), (1, 96)]]
+    trains_as_eager(session, tagger_step(attends=False), batches, rtol=1e-5, state=(1e-4, 1e-5))
 
 
 @pytest.mark.parametrize(("b", "t"), [(3, 5), (6, 11)])
 def test_many_steps_in_one_call_are_the_same_steps(session: Session, b: int, t: int):
-    batch = {n: v.numpy() for n, v in _batch(b, t).items()}
+    batch = {n: v.numpy() for n, v in batch_of(b, t).items()}
     session.reset()
     one_by_one = [session.train_step(**batch) for _ in range(3)]
     expected = session.state()
