@@ -72,9 +72,14 @@ def _hold_before(loop: Any) -> int:
 
 
 def _place_of(reader: Any, places: Mapping[Any, int]) -> int:
-    """The place of a reader in a block, or of the operation of the block that contains the reader."""
+    """The place of a reader in a block, or of the operation of the block that contains the reader.
+
+    A reader in another block of the function comes after this one.
+    """
     operation = reader.operation
     while operation not in places:
+        if operation.parent is None:
+            return len(places)
         operation = operation.parent.operation
     return places[operation]
 
