@@ -31,6 +31,7 @@ def check_kinds(model: Any, loss: Any, optimizer: Any, inputs: Any) -> None:
         raise CaptureError("inputs is empty: give an example batch, such as inputs={'x': x, 'y': y}")
     for name, value in inputs.items():
         _check_input(name, value)
+    _refuse_empty(inputs)
 
 
 def _check_model(model: Any) -> None:
@@ -109,11 +110,16 @@ def _check_input(name: Any, value: Any) -> None:
         raise CaptureError(
             f"input {name!r} is on the device 'meta' and has no values, which verify the step. Give an example batch"
         )
-    if not value.numel():
-        raise CaptureError(
-            f"input {name!r} has shape {tuple(value.shape)}, and so no elements: nothing would verify the step, and "
-            "most losses are NaN. Give an example batch with elements"
-        )
+
+
+def _refuse_empty(inputs: Mapping[str, Any]) -> None:
+    """Refuse an example without elements. An index may be empty beside other inputs, if nothing is looked up."""
+    for name, value in inputs.items():
+        if not value.numel() and (value.is_floating_point() or not any(v.numel() for v in inputs.values())):
+            raise CaptureError(
+                f"input {name!r} has shape {tuple(value.shape)}, and so no elements: nothing would verify the step, "
+                "and most losses are NaN. Give an example batch with elements"
+            )
 
 
 def _advice(name: str, value: Any) -> str:

@@ -130,3 +130,8 @@ def test_an_epsilon_that_the_dtype_of_the_parameters_does_not_hold() -> None:
         half(torch.optim.SGD, torch.float16),
     ):
         ig.TrainStep(loss=cross_entropy, inputs={"x": X, "y": Y}, **settings)
+
+
+def test_an_example_without_any_element_is_refused() -> None:
+    empty = torch.zeros(0, dtype=torch.int64)
+    assert "has shape (0,), and so no elements" in refusal(inputs={"x": empty, "y": empty})
