@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -56,17 +55,12 @@ def _has_gaps(value: Any) -> bool:
         return False
     sizes, strides = (list(value.owner.attributes[name]) for name in ("static_sizes", "static_strides"))
     source = ir.ShapedType(value.owner.operands[0].type)
-    for size, stride, whole in reversed(list(zip(sizes, strides, _shape(source), strict=True))):
+    for size, stride, whole in reversed(list(zip(sizes, strides, source.shape, strict=True))):
         if size != 1:
             return bool(stride != 1)
         if whole != 1:
             return True
     return False
-
-
-def _shape(kind: ir.ShapedType) -> Iterator[int]:
-    dynamic = ir.ShapedType.get_dynamic_size()
-    yield from (dynamic if kind.is_dynamic_dim(d) else kind.get_dim_size(d) for d in range(kind.rank))
 
 
 PASS = KeepSlicesApart

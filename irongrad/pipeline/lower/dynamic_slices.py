@@ -25,7 +25,7 @@ def convert(operation: str, value: Value, kind: Type) -> Value:
 
 def size_of(value: Value, dim: int) -> Value:
     """The size of dimension `dim` of `value`, of type `index`."""
-    return tensor.DimOp(_to_builtin(value), _constant_index(dim, value.context)).result
+    return tensor.DimOp(_to_builtin(value), constant_index(dim, value.context)).result
 
 
 def empty(kind: Type, dynamic: Sequence[Value]) -> Value:
@@ -40,10 +40,10 @@ def read_row(stacked: Value, index: Value) -> Value:
     """`stacked[index]`."""
     (_, *row), element = _parsed(stacked.type)
     context = stacked.context
-    source = _to_builtin(stacked)
-    sizes = [tensor.DimOp(source, _constant_index(d + 1, context)).result for d, s in enumerate(row) if s == _DYNAMIC]
     place = ([_DYNAMIC, *(0 for _ in row)], [1, *row], [1] * (len(row) + 1))
-    part = tensor.ExtractSliceOp(_builtin(row, element, context), source, [_index(index)], sizes, [], *place).result
+    part = tensor.ExtractSliceOp(
+        _builtin(row, element, context), _to_builtin(stacked), [_index(index)], _sizes_of_row(stacked), [], *place
+    ).result
     return _from_builtin(part, _vtensor(row, element, context))
 
 
@@ -51,13 +51,19 @@ def write_row(row: Value, stacked: Value, index: Value) -> Value:
     """`stacked` with `stacked[index]` replaced by `row`."""
     (_, *sizes), element = _parsed(stacked.type)
     context = stacked.context
-    target = _to_builtin(stacked)
     # The type of a row may know sizes that the type of the stack does not.
     same = tensor.CastOp(_builtin(sizes, element, context), _to_builtin(row)).result
-    known = [tensor.DimOp(target, _constant_index(d + 1, context)).result for d, s in enumerate(sizes) if s == _DYNAMIC]
     place = ([_DYNAMIC, *(0 for _ in sizes)], [1, *sizes], [1] * (len(sizes) + 1))
-    result = tensor.InsertSliceOp(same, target, [_index(index)], known, [], *place).result
+    result = tensor.InsertSliceOp(
+        same, _to_builtin(stacked), [_index(index)], _sizes_of_row(stacked), [], *place
+    ).result
     return _from_builtin(result, stacked.type)
+
+
+def _sizes_of_row(stacked: Value) -> list[Value]:
+    """The dynamic sizes of `stacked[index]`, in order."""
+    (_, *row), _ = _parsed(stacked.type)
+    return [size_of(stacked, d + 1) for d, size in enumerate(row) if size == _DYNAMIC]
 
 
 def constant(value: int, context: Any) -> Value:
@@ -66,7 +72,8 @@ def constant(value: int, context: Any) -> Value:
     return arith.ConstantOp(kind, IntegerAttr.get(kind, value)).result
 
 
-def _constant_index(value: int, context: Any) -> Value:
+def constant_index(value: int, context: Any) -> Value:
+    """A constant of type `index`."""
     kind = IndexType.get(context)
     return arith.ConstantOp(kind, IntegerAttr.get(kind, value)).result
 

@@ -10,9 +10,9 @@ import torch
 from torch.fx import Node
 from torch.utils._sympy.functions import FloorDiv, Mod
 from torch_mlir.dialects import arith
-from torch_mlir.ir import Context, IndexType, IntegerAttr, Value
+from torch_mlir.ir import Context, Value
 
-from irongrad.pipeline.lower.dynamic_slices import size_of
+from irongrad.pipeline.lower.dynamic_slices import constant_index, size_of
 
 
 class SizeValues:
@@ -46,21 +46,19 @@ class SizeValues:
 
         def made() -> Value:
             size = size_of(value, dim)
-            return size if multiple == 1 else arith.FloorDivSIOp(size, self._constant(int(multiple))).result
+            return (
+                size if multiple == 1 else arith.FloorDivSIOp(size, constant_index(int(multiple), self._context)).result
+            )
 
         self._known[one] = made
 
     def _value(self, expression: sympy.Expr) -> Value:
         if expression.is_Integer:
-            return self._constant(int(expression))
+            return constant_index(int(expression), self._context)
         if expression.is_Symbol:
             return self._known[expression]()
         operation = _OPERATIONS[expression.func]
         return reduce(lambda a, b: operation(a, b).result, map(self._value, expression.args))
-
-    def _constant(self, number: int) -> Value:
-        kind = IndexType.get(self._context)
-        return arith.ConstantOp(kind, IntegerAttr.get(kind, number)).result
 
 
 _OPERATIONS = {
