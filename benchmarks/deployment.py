@@ -61,7 +61,7 @@ def run_python(code: str, *arguments: str) -> tuple[float, float]:
 def run_module(artifact: str) -> tuple[float, float]:
     """Run one step with iree-run-module; return its wall seconds and the largest resident memory seen, in MB."""
     from irongrad.runtime import commands
-    from irongrad.runtime.manifest import read_manifest
+    from irongrad.runtime.manifest_file import read_manifest
 
     command = commands.run_module(read_manifest(Path(artifact)), Path(artifact), "train_step")
     start = time.perf_counter()

@@ -11,7 +11,8 @@ import msgspec
 from irongrad.cache.store import Store
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import Manifest, read_manifest
+from irongrad.runtime.manifest import Manifest
+from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.staging import publish, staged
 
 ARTIFACT = "artifact"

@@ -71,14 +71,17 @@ class Store:
         """Write the files under `key` to the directory `into`; return False if there is no complete entry."""
         path = self._path(kind, key)
         try:
-            with zipfile.ZipFile(path) as archive:
-                hashes: dict[str, str] = json.loads(archive.read(_HASHES))
-                for name, sha256 in hashes.items():
-                    if _extract(archive, name, into / name) != sha256:
-                        raise zipfile.BadZipFile(name)
-        except OSError:  # there is no entry, or `into` cannot be written
+            file = path.open("rb")
+        except OSError:  # there is no entry
             return False
-        except (EOFError, KeyError, ValueError, zipfile.BadZipFile):
+        try:
+            with file, zipfile.ZipFile(file) as archive:
+                _extract_all(archive, into)
+        except _UnwritableError:
+            return False
+        except Exception:
+            # zipfile, zlib, struct and json have a dozen errors for damaged data, NotImplementedError and RuntimeError
+            # among them. Whatever cannot be read is missing, and in the way.
             with suppress(OSError):
                 path.unlink()
             return False
@@ -203,9 +206,24 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
+class _UnwritableError(Exception):
+    """The directory for the files cannot be written; the entry may be good."""
+
+
+def _extract_all(archive: zipfile.ZipFile, into: Path) -> None:
+    hashes: dict[str, str] = json.loads(archive.read(_HASHES))
+    for name, sha256 in hashes.items():
+        if Path(name).name != name or _extract(archive, name, into / name) != sha256:
+            raise zipfile.BadZipFile(name)
+
+
 def _extract(archive: zipfile.ZipFile, name: str, output: Path) -> str:
     """Write a member of an archive to `output`, and return its sha256."""
-    with archive.open(name) as source, output.open("wb") as target:
+    try:
+        target = output.open("wb")
+    except OSError as error:
+        raise _UnwritableError from error
+    with target, archive.open(name) as source:
         return _copy(source, target)
 
 

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.markup import escape
 from rich.table import Table
 
 from irongrad.cli.common import (
@@ -111,16 +110,17 @@ def _print(found: tuple[Finding, ...], guilty: Finding | None, module: ModuleFin
     console.print(
         f"[red]{guilty.name}[/] {what} of {guilty.function}. --disable-pass {guilty.name} leaves it out; "
         f"irongrad compile --dump-dir DIR shows the graph before and after",
+        markup=True,
         highlight=False,
     )
 
 
 def _print_module(module: ModuleFinding) -> None:
-    console.print("[green]no pass over the step graph changes the numbers[/]", highlight=False)
+    console.print("no pass over the step graph changes the numbers", style="green", highlight=False)
     if not module.failure:
-        console.print("[green]the compiled step agrees with the oracle[/]", highlight=False)
+        console.print("the compiled step agrees with the oracle", style="green", highlight=False)
         return
-    console.print(f"[red]the compiled step fails[/]: {escape(module.failure)}", highlight=False, soft_wrap=True)
+    console.print(f"the compiled step fails: {module.failure}", style="red", highlight=False, soft_wrap=True)
     if module.guilty is None:
         console.print(
             "It also fails without our passes over IREE's module: the fault is in the module before them, or in IREE."
@@ -129,5 +129,6 @@ def _print_module(module: ModuleFinding) -> None:
         console.print(
             f"[red]{module.guilty}[/] is the first pass over IREE's module with which it fails. --disable-pass "
             f"{module.guilty} leaves it out; irongrad compile --dump-dir DIR shows the module after each pass",
+            markup=True,
             highlight=False,
         )

@@ -67,14 +67,14 @@ def _print(report: Report, target: str) -> None:
     counts = ", ".join(f"{n} {phase}" for phase, n in _counts(report.lowerings).items())
     console.print(f"{counts} operators", highlight=False)
     if report.error is None:
-        console.print(f"[green]all of them can be compiled[/] for {target}", highlight=False)
+        console.print(f"all of them can be compiled for {target}", style="green", highlight=False)
         return
-    console.print("[red]it cannot be compiled; 'irongrad compile' says:[/]", highlight=False)
-    console.print(f"  {report.error}", markup=False, highlight=False, soft_wrap=True)
+    console.print("it cannot be compiled; 'irongrad compile' says:", style="red", highlight=False)
+    console.print(f"  {report.error}", highlight=False, soft_wrap=True)
     if more := [r for r in report.refusals if not _is_said(r, str(report.error))]:
-        console.print("[red]these cannot be compiled either:[/]", highlight=False)
+        console.print("these cannot be compiled either:", style="red", highlight=False)
         for refusal in more:
-            console.print(f"  {refusal}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"  {refusal}", highlight=False, soft_wrap=True)
 
 
 def _is_said(refusal: Refusal, message: str) -> bool:

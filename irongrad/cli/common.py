@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +12,7 @@ import click
 from rich.console import Console
 
 from irongrad.pipeline.choices import Choice, declared
+from irongrad.runtime.atomic_files import check_writable
 from irongrad.runtime.errors import GuardError, UserError
 from irongrad.runtime.report import WHY_UNJUDGED
 
@@ -21,8 +23,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _SHOWN = 10
 
-console = Console()
-error_console = Console(stderr=True)
+# Names, paths and messages may hold brackets, so text is no markup unless a call asks for it.
+console = Console(markup=False)
+error_console = Console(stderr=True, markup=False)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for scripts.")
 device_option = click.option("--device", help="IREE device URI, such as local-task, cuda or vulkan.")
@@ -41,6 +44,12 @@ targets_option = click.option(
     "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for."
 )
 directory_argument = click.argument("directory", type=click.Path(path_type=Path))
+trusted_option = click.option(
+    "--trusted",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A public key (PEM, Ed25519); one of them must have signed the artifact. Repeatable.",
+)
 target_option = click.option("--target", help="Which of the artifact's targets; by default one that fits the device.")
 
 
@@ -72,13 +81,21 @@ def given_choices(choices: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as one JSON document."""
-    print(json.dumps(value, indent=2, default=_plain))
+    """Print `value` as one JSON document (RFC 8259); a number that is NaN or infinite becomes null."""
+    print(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:
-    # By attribute: numpy is not imported here.
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    """`value` in the types that JSON has; arrays by attribute, because numpy is not imported here."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 def print_unjudged(names: Sequence[str]) -> None:
@@ -86,7 +103,7 @@ def print_unjudged(names: Sequence[str]) -> None:
     if names:
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         text = f"cannot be judged: {len(names)} values, because {WHY_UNJUDGED}: {shown}"
-        console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        console.print(text, style="yellow", highlight=False, soft_wrap=True)
 
 
 def pairs(items: tuple[str, ...], option: str) -> dict[str, str]:
@@ -116,6 +133,18 @@ def numbers(items: tuple[str, ...], option: str) -> dict[str, float]:
         raise UserError(f"{option}: {error}") from None
 
 
+def refuse_unwritable(path: Path, option: str) -> None:
+    """Refuse a file that cannot be written, before any work for it.
+
+    Raises:
+        UserError: gives the system's reason.
+    """
+    try:
+        check_writable(path)
+    except OSError as error:
+        raise UserError(f"{option} {path} cannot be written: {error.strerror or error}") from None
+
+
 def load_npy(name: str, path: str) -> np.ndarray[Any, Any]:
     """Read one .npy file.
 
@@ -125,6 +154,9 @@ def load_npy(name: str, path: str) -> np.ndarray[Any, Any]:
     import numpy as np
 
     try:
-        return np.asarray(np.load(path, allow_pickle=False))
-    except (OSError, ValueError) as error:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)  # so that a header cannot ask for any memory
+    except (OSError, ValueError, EOFError, OverflowError, MemoryError, TypeError) as error:
         raise GuardError(f"the file for input {name!r} cannot be read: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise GuardError(f"the file for input {name!r} is an .npz; give the .npy of one array")
+    return np.array(array)

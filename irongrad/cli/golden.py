@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 
 from irongrad.cli.common import console, device_option, directory_argument, error_console, json_option, print_json
-from irongrad.runtime.checkpoint import atomic_write
+from irongrad.runtime.atomic_files import atomic_write
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.golden_plan import ARTIFACT, FILES, Plan, ctest_script, make_plan, write_files
 from irongrad.runtime.golden_whole import whole_golden
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import GOLDEN, INITIAL_STATE, read_manifest
+from irongrad.runtime.manifest import GOLDEN, INITIAL_STATE
+from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.session import initial_state
 
 CTEST_FILE = "CTestTestfile.cmake"
@@ -57,7 +58,6 @@ def command(directory: Path, output: Path, target: str | None, device: str | Non
             f"the whole tensors come from running it. {reason}",
             style="yellow",
             highlight=False,
-            markup=False,
         )
     if as_json:
         print_json(_report(plan, directory, output))

@@ -10,16 +10,17 @@ from typing import Any
 import click
 import msgspec
 import numpy as np
-from rich.markup import escape
 from rich.table import Table
 
 from irongrad.cli.common import console, directory_argument, json_option, print_json
-from irongrad.runtime.checkpoint import numpy_dtype, read
+from irongrad.runtime.checkpoint import read
 from irongrad.runtime.commands import command_line
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import OF_GRADIENTS, OF_STATE, Certificate, Manifest, Role, StateSpec, read_manifest
+from irongrad.runtime.manifest import OF_GRADIENTS, OF_STATE, Certificate, Manifest, Role, StateSpec
+from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.refusals import largest_of
+from irongrad.runtime.safetensors_file import numpy_dtype
 from irongrad.runtime.session import initial_state
 
 # Roles of small state whose values show the progress of training.
@@ -58,7 +59,7 @@ def command(directory: Path, checkpoint: Path | None, memory: bool, as_json: boo
     _files(manifest)
     console.rule("commands", align="left")
     for text in commands.values():
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
+        console.print(text, soft_wrap=True, highlight=False)
 
 
 def _entry_points(manifest: Manifest) -> None:
@@ -66,20 +67,18 @@ def _entry_points(manifest: Manifest) -> None:
     for entry in manifest.entry_points:
         short = entry.name in (*OF_STATE, *OF_GRADIENTS)
         signature = f"{entry.name}(…)" if short else entry.signature
-        console.print(signature, markup=False, highlight=False, soft_wrap=True)
+        console.print(signature, highlight=False, soft_wrap=True)
         console.print(f"    {entry.summary}", style="dim")
         for spec in entry.inputs:
             if spec.minimum is not None and not short:
                 exempt = f" or {spec.exempt}" if spec.exempt is not None else ""
-                console.print(f"    {spec.name} in [{spec.minimum}, {largest_of(spec)}]{exempt}", markup=False)
+                console.print(f"    {spec.name} in [{spec.minimum}, {largest_of(spec)}]{exempt}")
     buckets = "; ".join(", ".join(f"{n} {size}" for n, size in bucket.items()) for bucket in manifest.buckets)
-    console.print(
-        f"buckets: {buckets or ('none (any size)' if manifest.sizes else 'none (fixed shapes)')}", markup=False
-    )
+    console.print(f"buckets: {buckets or ('none (any size)' if manifest.sizes else 'none (fixed shapes)')}")
     for name, (least, most) in manifest.sizes.items():
-        console.print(f"    {name}: {f'{least} to {most}' if most else f'{least} and more'}", markup=False)
+        console.print(f"    {name}: {f'{least} to {most}' if most else f'{least} and more'}")
     for constraint in manifest.constraints:
-        console.print(f"    {constraint.text}", markup=False)
+        console.print(f"    {constraint.text}")
 
 
 def _indices(manifest: Manifest) -> None:
@@ -88,7 +87,7 @@ def _indices(manifest: Manifest) -> None:
     console.rule("indices", align="left")
     table = Table("line", "operator", "in", "", box=None)
     for index in manifest.indices:
-        table.add_row(escape(index.line), index.operator, escape(index.range), index.how)
+        table.add_row(index.line, index.operator, index.range, index.how)
     console.print(table)
 
 
@@ -114,12 +113,12 @@ def _memory(manifest: Manifest) -> None:
         allowed = f"{plan.limits[name]:,}" if name in plan.limits else ""
         table.add_row(name, allowed, f"{size:,}", *(f"{t.transients.get(name, 0):,}" for t in manifest.targets))
     console.print(table)
-    console.print(f"budget: {plan.budget or 'none'}", markup=False)
+    console.print(f"budget: {plan.budget or 'none'}")
     console.rule("values of the forward pass", align="left")
     table = Table("decision", "value", "dtype", "shape", "bytes", "line", box=None)
     for value in plan.values:
         shape = str(list(value.shape))
-        table.add_row(value.decision, value.name, value.dtype, shape, f"{value.bytes:,}", escape(value.line))
+        table.add_row(value.decision, value.name, value.dtype, shape, f"{value.bytes:,}", value.line)
     for decision in ("saved", "recomputed", "discarded"):
         total = sum(v.bytes for v in plan.values if v.decision == decision)
         table.add_row(decision, "total", "", "", f"{total:,}", style="bold")
@@ -143,7 +142,7 @@ def _state(manifest: Manifest, values: Mapping[str, object]) -> None:
     table.add_row("total", "", "", "", f"{total:,}", style="bold")
     console.print(table)
     if values:
-        console.print(", ".join(f"{n} = {v}" for n, v in values.items()), markup=False, highlight=False)
+        console.print(", ".join(f"{n} = {v}" for n, v in values.items()), highlight=False)
     if manifest.precision != "f32":
         console.print(f"precision: the model runs under autocast in {manifest.precision}", highlight=False)
     if manifest.seed is not None:
@@ -152,6 +151,7 @@ def _state(manifest: Manifest, values: Mapping[str, object]) -> None:
 
 def _files(manifest: Manifest) -> None:
     console.rule("targets and files", align="left")
+    console.print(f"identity: {manifest.digest}", highlight=False, soft_wrap=True)
     for target in manifest.targets:
         signed = [c for c in (target.certificate, *target.verified) if c is not None]
         note = "" if signed else " not verified"
@@ -164,7 +164,7 @@ def _files(manifest: Manifest) -> None:
         table.add_row(name, f"{spec.size:,}", spec.sha256)
     console.print(table)
     passes = ", ".join(manifest.passes) or "none"
-    console.print(f"route: {manifest.route}; passes: {passes}", markup=False, highlight=False)
+    console.print(f"route: {manifest.route}; passes: {passes}", highlight=False)
     console.print(", ".join(f"{n} {v}" for n, v in manifest.versions.items()), highlight=False)
 
 

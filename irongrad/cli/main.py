@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from keyword import iskeyword
+from types import FrameType
+from typing import Any
 
 import click
 
@@ -22,6 +28,7 @@ VERBS = (
     "verify",
     "golden",
     "rebuild",
+    "sign",
     "passes",
     "opt",
     "bisect",
@@ -59,17 +66,70 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; exits with the error class's code (see `irongrad.runtime.errors`)."""
+    with _noted_interrupts() as interrupts, _plain_warnings():
+        try:
+            cli(standalone_mode=True)
+        except IronGradError as error:
+            _report(error)
+            sys.exit(error.exit_code)
+        except Exception as error:
+            # An interrupt inside an import or a callback of a library comes out as another error: a RecursionError of
+            # numpy, for one.
+            if interrupts:
+                click.echo("Aborted!", err=True)
+                sys.exit(1)
+            known = _as_user_error(error)
+            if known is None:
+                raise
+            _report(known)
+            sys.exit(UserError.exit_code)
+
+
+def _as_user_error(error: Exception) -> Exception | None:
+    """The error in words, if the user can do something about it; None for a bug."""
+    if isinstance(error, ModuleNotFoundError):
+        return compiler_missing("this command", error)
+    if isinstance(error, OSError) and error.strerror:  # a full disk, a directory that cannot be written
+        about = f": {error.filename}" if error.filename is not None else ""
+        return UserError(f"{error.strerror}{about}")
+    return None
+
+
+@contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Yield a list that gets an entry for every Ctrl-C."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield noted
+        return
+    signal.signal(signal.SIGINT, note)
     try:
-        cli(standalone_mode=True)
-    except IronGradError as error:
-        _report(error)
-        sys.exit(error.exit_code)
-    except ModuleNotFoundError as error:
-        missing = compiler_missing("this command", error)
-        if missing is None:
-            raise
-        _report(missing)
-        sys.exit(UserError.exit_code)
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Show warnings for the user as one line, without the place in our code."""
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        if issubclass(category, UserWarning):
+            sys.stderr.write(f"warning: {message}\n")
+        else:
+            usual(message, category, *place)
+
+    warnings.showwarning = show  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.showwarning = usual
 
 
 def _report(error: Exception) -> None:

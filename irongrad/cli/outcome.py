@@ -112,7 +112,7 @@ def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path) 
     console.print(f"{output / target.file}: {about['bytes'] / 1024:.0f} KiB, {note}", highlight=False)
     print_unjudged(target.certificate.unjudged if target.certificate is not None else ())
     for text in about.get("skipped", ()):
-        console.print(f"not compared at {text}", highlight=False, markup=False)
+        console.print(f"not compared at {text}", highlight=False)
     counts = about["statistics"]
     each = ", ".join(f"{name} {dispatches}" for name, dispatches in counts["by_function"].items())
     console.print(

@@ -7,7 +7,6 @@ from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.markup import escape
 from rich.table import Column, Table
 
 from irongrad.cli.common import console, json_option, print_json
@@ -120,11 +119,11 @@ def _print(rows: list[dict[str, Any]], levels: dict[int, list[str]], broken: dic
     for level, names in levels.items():
         console.print(f"--opt-level {level}: {', '.join(names) or 'nothing'}", highlight=False)
     for reason in broken.values():
-        console.print(f"[bold red]broken:[/] {escape(reason)}", highlight=False, soft_wrap=True)
+        console.print(f"broken: {reason}", style="red", highlight=False, soft_wrap=True)
 
 
 def _print_one(row: dict[str, Any]) -> None:
-    console.print(row["doc"], markup=False, highlight=False)
+    console.print(row["doc"], highlight=False)
     levels = f"levels: {', '.join(map(str, row['levels'])) or 'none'}"
     console.print(f"\nphase: {row['phase']}" if "phase" in row else f"\n{levels}", highlight=False)
     if "required" in row:

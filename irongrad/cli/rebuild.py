@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from irongrad.cli.common import console, directory_argument, json_option, print_json
-from irongrad.runtime.manifest import Manifest, TargetSpec, read_manifest
+from irongrad.runtime.manifest import Manifest, TargetSpec
+from irongrad.runtime.manifest_file import read_manifest
 
 
 @click.command(

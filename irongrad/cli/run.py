@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -16,7 +17,9 @@ from irongrad.cli.common import (
     numbers,
     pairs,
     print_json,
+    refuse_unwritable,
     target_option,
+    trusted_option,
 )
 from irongrad.runtime import load
 from irongrad.runtime.errors import UserError
@@ -41,6 +44,7 @@ Example:
     metavar="[NAME=]FILE.npy",
     help="Where to write an output; without NAME, the outputs in order. Outputs that are not written are printed.",
 )
+@trusted_option
 @target_option
 @device_option
 @json_option
@@ -52,12 +56,15 @@ def command(
     checkpoint: Path | None,
     save: Path | None,
     outputs: tuple[str, ...],
+    trusted: tuple[Path, ...],
     target: str | None,
     device: str | None,
     as_json: bool,
 ) -> None:
     """Call one ENTRY point of the artifact in DIRECTORY."""
-    session = load(directory, target=target, device=device, checkpoint=checkpoint)
+    if save is not None:
+        refuse_unwritable(save, "--save")
+    session = load(directory, target=target, device=device, checkpoint=checkpoint, trusted=trusted or None)
     arrays = {name: load_npy(name, path) for name, path in pairs(inputs, "--input").items()}
     results = session.call(entry, {**arrays, **numbers(settings, "--set")})
     point = session.manifest.entry_point(entry)
@@ -65,7 +72,7 @@ def command(
     named = dict(zip([s.name for s in point.outputs], results, strict=True))
     files = _files(outputs, list(named))
     for name, path in files.items():
-        np.save(path, named[name])
+        _write(path, named[name])
     if save is not None:
         session.save(save)
     left = {n: a for n, a in named.items() if n not in files}
@@ -73,11 +80,17 @@ def command(
         print_json({"outputs": left, "files": files})
         return
     for name, array in left.items():
-        console.print(
-            f"{name}: {array.dtype}{list(array.shape)} = {np.array2string(array, threshold=20)}", markup=False
-        )
+        console.print(f"{name}: {array.dtype}{list(array.shape)} = {np.array2string(array, threshold=20)}")
     for name, path in files.items():
         console.print(f"{name} -> {path}")
+
+
+def _write(path: str, array: np.ndarray[Any, Any]) -> None:
+    try:
+        with open(path, "wb") as file:  # numpy.save would write to another name, with .npy at its end
+            np.save(file, array)
+    except OSError as error:
+        raise UserError(f"--output {path} cannot be written: {error.strerror or error}") from None
 
 
 def _files(outputs: tuple[str, ...], names: list[str]) -> dict[str, str]:

@@ -80,7 +80,7 @@ def _ptxas() -> str:
 def _print(found: dict[str, Any]) -> None:
     table = Table("target", "option", "values", "", box=None)
     for kind in kinds():
-        table.add_row(f"[bold]{kind.name}[/]", "", "", kind.summary)
+        table.add_row(kind.name, "", "", kind.summary, style="bold")
         for option in kind.options:
             table.add_row("", option.name, ", ".join(option.values), option.summary)
     console.print(table)

@@ -20,12 +20,16 @@ from irongrad.cli.common import (
     json_option,
     numbers,
     print_json,
+    refuse_unwritable,
     target_option,
+    trusted_option,
 )
 from irongrad.runtime import Session, load
 from irongrad.runtime.errors import GuardError
 from irongrad.runtime.manifest import STEPS
+from irongrad.runtime.nonfinite import CHOICES, OnNonFinite
 from irongrad.runtime.selection import is_verified
+from irongrad.training.npz_file import read_npz
 
 Data = dict[str, np.ndarray[Any, Any]]
 
@@ -59,7 +63,15 @@ Example:
     help="Seed of the order of the samples (0 by default) and of the random numbers that the step draws (the compiled "
     "seed by default).",
 )
+@click.option(
+    "--on-nonfinite",
+    type=click.Choice(CHOICES),
+    default="warn",
+    show_default=True,
+    help="What to do when the loss or the state becomes NaN or infinite. The last finite checkpoint is kept.",
+)
 @click.option("--strict", is_flag=True, help="Refuse inputs that are NaN or infinite.")
+@trusted_option
 @target_option
 @device_option
 @json_option
@@ -74,7 +86,9 @@ def command(
     resume: Path | None,
     checkpoint: Path | None,
     seed: int | None,
+    on_nonfinite: OnNonFinite,
     strict: bool,
+    trusted: tuple[Path, ...],
     target: str | None,
     device: str | None,
     as_json: bool,
@@ -84,7 +98,17 @@ def command(
     The order of samples depends only on the seed and the step count, and random numbers depend on the checkpoint. So a
     resumed run continues as the first run would have.
     """
-    session = load(directory, target=target, device=device, checkpoint=resume, strict=strict)
+    if checkpoint is not None:
+        refuse_unwritable(checkpoint, "--checkpoint")
+    session = load(
+        directory,
+        target=target,
+        device=device,
+        checkpoint=resume,
+        strict=strict,
+        on_nonfinite=on_nonfinite,
+        trusted=trusted or None,
+    )
     _warn_unless_verified(session)
     if seed is not None and resume is None and session.manifest.seed is not None:
         session.seed(seed)
@@ -202,14 +226,9 @@ def read_data(path: Path, session: Session) -> Data:
     entry = session.manifest.entry_point("train_step") or session.manifest.entry_point("grad_step")
     if entry is None:
         raise GuardError("this artifact was compiled without train_step and without grad_step")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise GuardError(f"{path} cannot be read as an .npz file: {error}") from None
-    if missing := [s.name for s in entry.inputs if s.name not in arrays]:
-        raise GuardError(f"{path} has the arrays {', '.join(arrays)}; the step also needs {', '.join(missing)}")
-    chosen = {s.name: arrays[s.name] for s in entry.inputs}
+    chosen = read_npz(path, [s.name for s in entry.inputs])
+    if scalars := [n for n, a in chosen.items() if not a.ndim]:
+        raise GuardError(f"{path}: {scalars[0]} is a single number; the first dimension of an array counts samples")
     if len({len(a) for a in chosen.values()}) > 1:
         lengths = ", ".join(f"{n}: {len(a)}" for n, a in chosen.items())
         raise GuardError(f"{path}: the arrays have different numbers of samples ({lengths})")

@@ -12,6 +12,7 @@ from irongrad.cli.common import (
     console,
     device_option,
     directory_argument,
+    error_console,
     json_option,
     print_json,
     print_unjudged,
@@ -21,8 +22,10 @@ from irongrad.runtime import Session
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import GOLDEN, Certificate, write_manifest
+from irongrad.runtime.manifest import GOLDEN, Certificate
+from irongrad.runtime.manifest_file import write_manifest
 from irongrad.runtime.report import Report
+from irongrad.runtime.signatures import SIGNATURE
 from irongrad.runtime.verification import signed, verify
 
 
@@ -58,6 +61,8 @@ def command(directory: Path, rows: int, target: str | None, device: str | None, 
     if not report.passed:
         raise VerificationError(f"{directory} is wrong on {session.device}: see the table")
     _sign(session, record)
+    if (directory / SIGNATURE).exists():
+        error_console.print(f"warning: the record changed the manifest, so sign {directory} again", highlight=False)
 
 
 def _print(report: Report, record: Certificate, rows: int) -> None:
@@ -67,10 +72,11 @@ def _print(report: Report, record: Certificate, rows: int) -> None:
         table.add_row(c.entry_point, c.key, f"{c.error:.3g}", f"{c.allowed:.3g}", f"{c.ratio:.2f}", style=style)
     console.print(table)
     wrong = sum(c.ratio > 1 for c in report.comparisons)
-    verdict = "[green]passed[/]" if report.passed else f"[red]{wrong} wrong[/]"
+    verdict = "passed" if report.passed else f"{wrong} wrong"
     device = f"{record.device}, {record.name}" if record.name else record.device
     console.print(
         f"{len(report.comparisons)} values of {report.steps} steps, oracle {report.oracle}, on {device}: {verdict}",
+        style="green" if report.passed else "red",
         highlight=False,
     )
     tight = report.tightness

@@ -22,10 +22,10 @@ import numpy as np
 import safetensors.numpy
 
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.checkpoint import arrays_of
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.golden import Golden, read_golden, write_golden
 from irongrad.runtime.manifest import HyperSpec, IndexSpec, StateSpec, TensorSpec
+from irongrad.runtime.safetensors_file import read_arrays
 
 # 2: programs have no index that may be out of range.
 FORMAT_VERSION = 2
@@ -140,9 +140,11 @@ def read_bundle(directory: Path) -> Bundle:
                 "again with this version's irongrad.jax.export_step"
             )
         index = msgspec.json.decode(data, type=Index)
+        if outside := [p.file for p in index.programs.values() if Path(p.file).name != p.file]:
+            raise ArtifactError(f"{path} names the file {outside[0]!r}, which is not in the bundle's directory")
         modules = {n: (directory / p.file).read_bytes() for n, p in index.programs.items()}
-        state = arrays_of(directory / STATE)
-    except (OSError, msgspec.DecodeError, safetensors.SafetensorError, AttributeError) as error:
+        state, _ = read_arrays(directory / STATE)
+    except (OSError, msgspec.DecodeError, AttributeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError(f"{directory} is no whole bundle of irongrad.jax.export_step: {error}") from None
     if missing := [s.name for s in index.state if s.name not in state]:
         raise ArtifactError(f"{directory / STATE} lacks {', '.join(missing)}; export the step again")

@@ -15,7 +15,8 @@ from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.iree.report.statistics import Statistics
 from irongrad.pipeline.package import Artifact
 from irongrad.pipeline.step_key import step_key
-from irongrad.runtime.manifest import MANIFEST, encoded
+from irongrad.runtime.manifest import MANIFEST
+from irongrad.runtime.manifest_file import encoded
 from irongrad.runtime.report import Report
 
 if TYPE_CHECKING:

@@ -38,9 +38,8 @@ from irongrad.runtime.manifest import (
     Manifest,
     MemorySpec,
     TargetSpec,
-    file_spec,
-    write_manifest,
 )
+from irongrad.runtime.manifest_file import file_spec, write_manifest
 from irongrad.runtime.report import WHY_UNJUDGED, Comparison, Report
 from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session

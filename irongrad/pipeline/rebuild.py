@@ -20,19 +20,12 @@ from irongrad.pipeline.package import Artifact, target_spec
 from irongrad.runtime.errors import ToolchainError, UserError, VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import (
-    GOLDEN,
-    INITIAL_STATE,
-    PORTABLE_MODULE,
-    EntryPoint,
-    Manifest,
-    file_spec,
-    read_manifest,
-    write_manifest,
-)
+from irongrad.runtime.manifest import GOLDEN, INITIAL_STATE, PORTABLE_MODULE, EntryPoint, Manifest
+from irongrad.runtime.manifest_file import file_spec, read_manifest, write_manifest
 from irongrad.runtime.report import Report
 from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
+from irongrad.runtime.signatures import SIGNATURE
 from irongrad.runtime.staging import publish, staged
 from irongrad.runtime.verification import certificate, verify
 from irongrad.targets import parse_target
@@ -76,7 +69,7 @@ def rebuild(directory: Path, targets: Sequence[str] = ()) -> Artifact:
     with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
         compiled = compile_all(None, module, chosen, Path(scratch))
     with staged(directory) as staging:
-        shutil.copytree(directory, staging, dirs_exist_ok=True)
+        shutil.copytree(directory, staging, dirs_exist_ok=True, ignore=shutil.ignore_patterns(SIGNATURE))
         changed = _with_targets(manifest, compiled, asked, staging)
         write_manifest(changed, staging)
         rebuilt = [t for t in changed.targets if t.name in {c.target.name for c in compiled}]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
+from math import isinf
 from typing import Any
 
 import numpy as np
 
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.checkpoint import numpy_dtype
 from irongrad.runtime.errors import GuardError
 from irongrad.runtime.manifest import EntryPoint, Manifest, TensorSpec
+from irongrad.runtime.safetensors_file import numpy_dtype
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 
@@ -48,34 +49,68 @@ def refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Mani
         raise GuardError(f"{entry.name} takes no argument {name!r}\n  expected {entry.signature}")
 
 
-def check_finite(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any]) -> None:
-    """Refuse inputs and hyperparameters that hold NaN or infinity.
+def check_finite(entry: EntryPoint, inputs: Sequence[Any]) -> None:
+    """Refuse inputs that hold NaN or infinity.
 
     Raises:
-        GuardError: names the input or hyperparameter, and counts its NaN and infinite values.
+        GuardError: names the input, and counts its NaN and infinite values.
     """
-    names = [s.name for s in entry.inputs] + list(entry.hypers)
-    for name, value in zip(names, [*inputs, *hypers], strict=True):
+    for spec, value in zip(entry.inputs, inputs, strict=True):
         array = np.asarray(value)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int(array.size - np.isfinite(array).sum())
-            raise GuardError(f"{entry.name}: {name} has {bad} values that are NaN or infinite (strict mode)")
+            raise GuardError(f"{entry.name}: {spec.name} has {bad} values that are NaN or infinite (strict mode)")
 
 
-def per_step(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any]) -> list[Array]:
+def infinite_hypers(manifest: Manifest) -> frozenset[str]:
+    """Return the hyperparameters that may be infinite: limits of gradients, and those that are by default."""
+    return frozenset({"clip_grad_norm", "clip_grad_value", *(h.name for h in manifest.hypers if isinf(h.default))})
+
+
+def per_step(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any], infinite: Container[str]) -> list[Array]:
     """Return each hyperparameter of `train_steps` as a float64 array of shape [K].
 
     A single number is repeated K times. K is the first dimension of the first input.
 
     Raises:
-        GuardError: a hyperparameter is neither a number nor an array of numbers.
+        GuardError: a hyperparameter is neither a number nor an array of numbers, or one is NaN.
     """
     steps = inputs[0].shape[0] if getattr(inputs[0], "shape", ()) else 0
-    try:
-        arrays = [np.asarray(h, np.float64) for h in hypers]
-    except (TypeError, ValueError) as error:
-        raise GuardError(f"{entry.name}: a hyperparameter is neither a number nor {steps} numbers: {error}") from None
+    arrays = [_hypers(entry, name, value, infinite) for name, value in zip(entry.hypers, hypers, strict=True)]
     return [np.full(steps, a) if a.ndim == 0 else a for a in arrays]
+
+
+def as_number(entry: EntryPoint, name: str, value: Any, infinite: Container[str]) -> float:
+    """Return the value of the hyperparameter `name` as a float.
+
+    Raises:
+        GuardError: it is not a number, or NaN.
+    """
+    array = _hypers(entry, name, value, infinite)
+    if array.size != 1:
+        raise GuardError(f"{entry.name}: {name} must be a number, not {value!r:.60}")
+    return float(array.reshape(()))
+
+
+def _hypers(entry: EntryPoint, name: str, value: Any, infinite: Container[str]) -> Array:
+    """A hyperparameter as float64: one number, or one for each step.
+
+    numpy would read None as NaN, a text as the number it spells, and a complex number as its real part.
+    """
+    wrong = f"{entry.name}: {name} must be a number{'' if entry.name != 'train_steps' else ', or one for each step'}"
+    refused = GuardError(f"{wrong}, not {value!r:.60}")
+    try:
+        given = value if isinstance(value, np.ndarray) else np.asarray(value)
+        if isinstance(given, np.ma.MaskedArray) or given.dtype.kind not in "biufV":
+            raise refused
+        array = given.astype(np.float64)
+    except (TypeError, ValueError, RuntimeError):  # ragged lists, dtypes that are no numbers, tensors on a GPU
+        raise refused from None
+    bad = np.isnan(array) | (np.isinf(array) & (name not in infinite))
+    if bad.any():
+        where = f" of step {int(np.argmax(bad))}" if array.ndim else ""
+        raise GuardError(f"{entry.name}: {name}{where} is {array[bad][0] if array.ndim else array}: it must be finite")
+    return array
 
 
 def as_input(entry: EntryPoint, spec: TensorSpec, value: Any) -> Any:
@@ -133,8 +168,10 @@ def as_array(value: Any) -> Array:
     Raises:
         GuardError: DLPack cannot read it.
     """
-    if not hasattr(value, "__dlpack__"):
-        return np.asarray(value)
+    if isinstance(value, np.ma.MaskedArray):
+        raise GuardError("a masked array cannot be an input: its mask would be ignored. Pass value.filled(…)")
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+        return _plain_array(value)
     try:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError) as error:
@@ -154,13 +191,8 @@ def as_seed(value: Any) -> Array:
     return np.array(value, np.int64)
 
 
-def as_number(entry: EntryPoint, name: str, value: Any) -> float:
-    """Return the value of the hyperparameter `name` as a float.
-
-    Raises:
-        GuardError: it is not a number.
-    """
+def _plain_array(value: Any) -> Array:
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise GuardError(f"{entry.name}: {name} must be a number, not {value!r:.60}") from None
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise GuardError(f"a {type(value).__name__} cannot be read as an array: {error}") from None

@@ -6,57 +6,68 @@ A checkpoint can replace an artifact's `state.irpa`: `iree-run-module --paramete
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import safetensors
 import safetensors.numpy
 
 from irongrad.runtime.arrays import Array
+from irongrad.runtime.atomic_files import atomic_write
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.manifest import Manifest, StateSpec
+from irongrad.runtime.manifest import Manifest, Role, StateSpec
+from irongrad.runtime.nonfinite import is_finite
+from irongrad.runtime.safetensors_file import Checksum, Header, Tensor, metadata, numpy_dtype, opened, read_arrays
+
+# What a checkpoint says about itself, beside its checksum: the artifact that wrote it, and whether its state is finite.
+ARTIFACT, FINITE = "artifact", "finite"
 
 
-def write(path: Path, state: Mapping[str, Array], manifest: Manifest) -> None:
+def write(path: Path, state: Mapping[str, Array], manifest: Manifest, *, finite: bool) -> None:
     """Write `state` to `path` atomically: a reader sees the old file or the complete new one.
 
     A tied tensor is written under its name and under each of its aliases.
+
+    Args:
+        path: the file.
+        state: the state by name.
+        manifest: the artifact's manifest.
+        finite: whether no tensor became NaN or infinite.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     arrays = {key: np.asarray(state[s.name], order="C") for s in manifest.state for key in (s.name, *s.aliases)}
-    atomic_write(path, safetensors.numpy.save(arrays, metadata={"format": "irongrad-1"}))
+    about = metadata(arrays.items(), {ARTIFACT: manifest.digest, FINITE: finite})
+    atomic_write(path, safetensors.numpy.save(arrays, metadata=about))
+
+
+def keep_finite(path: Path) -> Path | None:
+    """Keep the checkpoint at `path`, if its state is finite, under another name; return that name.
+
+    Returns:
+        The path of the kept file, `NAME.finite`; None if there is no checkpoint, or its state is not finite.
+    """
+    path = Path(os.path.realpath(path))
+    kept = path.with_name(f"{path.name}.finite")
+    try:
+        with opened(path) as file:
+            finite = file.header.about.get(FINITE, True)
+    except ArtifactError:
+        return None
+    if not finite:
+        return kept if kept.exists() else None
+    with suppress(FileNotFoundError):
+        os.unlink(kept)
+    os.link(path, kept)
+    return kept
 
 
 def under_all_names(arrays: Sequence[Array], manifest: Manifest) -> dict[str, Array]:
     """Return the arrays of the state by name; a tied parameter or buffer is one array under each of its names."""
     return {key: array for s, array in zip(manifest.state, arrays, strict=True) for key in s.model_names}
-
-
-def atomic_write(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves either the old file or the complete new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, _default_mode())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _default_mode() -> int:
-    """Return the permissions that an ordinary new file gets; a temporary file has fewer."""
-    umask = os.umask(0)
-    os.umask(umask)
-    return 0o666 & ~umask
 
 
 def read(path: Path, manifest: Manifest) -> dict[str, Array]:
@@ -65,78 +76,77 @@ def read(path: Path, manifest: Manifest) -> dict[str, Array]:
     Raises:
         ArtifactError: the file is missing or damaged, or does not hold this model's state.
     """
-    with readable(path):
-        arrays = arrays_of(path)
+    arrays, _ = read_arrays(path)
     check_arrays(arrays, manifest, str(path))
     return {s.name: arrays[s.name] for s in manifest.state}
 
 
-def check(path: Path, manifest: Manifest) -> None:
-    """Check that `path` is a checkpoint of this model; reads only its header.
+def check(path: Path, manifest: Manifest) -> tuple[str, ...]:
+    """Check that `path` is a checkpoint of this model; reads it one tensor at a time.
+
+    Returns:
+        The names of the tensors that hold a NaN or an infinite value.
 
     Raises:
         ArtifactError: as `read`.
     """
-    with readable(path), safetensors.safe_open(path, framework="numpy") as file:
-        found = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-        shapes = {key: (tuple(s.get_shape()), _DTYPES.get(s.get_dtype(), s.get_dtype())) for key, s in found.items()}
-    _compare(shapes, manifest, str(path))
+    with opened(path) as file:
+        _compare(_kinds(file.header), manifest, str(path))
+        tied = {key for s in manifest.state for key in (s.name, *s.aliases) if s.aliases}
+        needed = tied | _counters(manifest)
+        kept: dict[str, Array] = {}
+        checksum, nonfinite = Checksum(), []
+        for name, array in file.arrays():
+            checksum.add(name, array)
+            if not is_finite(array):
+                nonfinite.append(name)
+            if name in needed:
+                kept[name] = array
+        checksum.compare(file.header)
+    _check_values(kept, manifest, str(path))
+    return tuple(nonfinite)
 
 
 def check_arrays(arrays: Mapping[str, Array], manifest: Manifest, source: str) -> None:
-    """Check the names, shapes and dtypes of `arrays`, and that tied tensors have equal values.
+    """Check the names, shapes and dtypes of `arrays`, that tied tensors have equal values, and that counts are counts.
 
     Raises:
         ArtifactError: lists the first differences.
     """
     _compare({k: (a.shape, a.dtype.name) for k, a in arrays.items()}, manifest, source)
+    _check_values(arrays, manifest, source)
+
+
+def _check_values(arrays: Mapping[str, Array], manifest: Manifest, source: str) -> None:
     for spec in manifest.state:
         for alias in spec.aliases:
             if alias in arrays and not np.array_equal(arrays[alias], arrays[spec.name], equal_nan=True):
                 raise ArtifactError(
                     f"{source}: {alias} and {spec.name} are one tensor in the compiled step, but their values differ"
                 )
+    for name in _counters(manifest):
+        if name in arrays and not (np.asarray(arrays[name]) >= 0).all():
+            raise ArtifactError(f"{source}: {name} is {arrays[name]}, and it counts, so it cannot be below 0")
 
 
-_DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
+def _counters(manifest: Manifest) -> set[str]:
+    """The names of the tensors that hold a count, or a seed."""
+    return {
+        s.name
+        for s in manifest.state
+        if s.role in (Role.COUNTER, Role.RANDOM) or (s.role is Role.OPTIMIZER and s.name.startswith(_STEP))
+    }
 
 
-def arrays_of(path: Path) -> dict[str, Array]:
-    """Read all arrays of a safetensors file.
-
-    `safetensors.numpy.load` of safetensors 0.8.0 cannot read bfloat16; `safe_open` can.
-    """
-    with safetensors.safe_open(path, framework="numpy") as file:
-        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+# The number of updates of a parameter, as torch.optim calls it.
+_STEP = "optimizer/step/"
 
 
-@contextmanager
-def readable(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn any error while reading the checkpoint at `path` into an ArtifactError.
+def _kinds(header: Header) -> dict[str, tuple[tuple[int, ...], str]]:
+    def kind(tensor: Tensor) -> tuple[tuple[int, ...], str]:
+        return tensor.shape, tensor.dtype
 
-    Raises:
-        ArtifactError: the checkpoint is missing or damaged.
-    """
-    try:
-        yield
-    except FileNotFoundError:
-        raise ArtifactError(f"the checkpoint {path} does not exist") from None
-    except Exception as error:
-        raise ArtifactError(f"{path} is not a readable safetensors file: {error}") from None
+    return {name: kind(tensor) for name, tensor in header.tensors.items()}
 
 
 def _compare(found: Mapping[str, tuple[tuple[int, ...], str]], manifest: Manifest, source: str) -> None:
@@ -145,9 +155,10 @@ def _compare(found: Mapping[str, tuple[tuple[int, ...], str]], manifest: Manifes
     problems = [f"{n} is missing" for n in wanted if n not in found]
     problems += [f"{n} is unknown" for n in found if n not in wanted and n not in aliases]
     for name, spec in wanted.items():
-        if name in found and found[name] != (spec.shape, spec.dtype):
-            shape, dtype = found[name]
-            problems.append(f"{name} is {dtype}{list(shape)}, the step has {spec.dtype}{list(spec.shape)}")
+        for key in (name, *spec.aliases):
+            if key in found and found[key] != (spec.shape, spec.dtype):
+                shape, dtype = found[key]
+                problems.append(f"{key} is {dtype}{list(shape)}, the step has {spec.dtype}{list(spec.shape)}")
     if problems:
         more = f", and {len(problems) - 4} more" if len(problems) > 4 else ""
         raise ArtifactError(
@@ -163,8 +174,3 @@ def from_index(index: Any, manifest: Manifest) -> dict[str, Array]:
         for spec in manifest.state
     ]
     return under_all_names(arrays, manifest)
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype called `name`; for bfloat16 it is the dtype of ml_dtypes."""
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

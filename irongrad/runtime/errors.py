@@ -39,6 +39,10 @@ class ArtifactError(UserError):
     """An artifact or checkpoint that is missing, damaged, foreign, or made for another machine."""
 
 
+class NonFiniteError(UserError):
+    """A loss or the state became NaN or infinite, and the session was told to stop then."""
+
+
 class VerificationError(IronGradError):
     """The compiled step disagrees with the float64 oracle."""
 

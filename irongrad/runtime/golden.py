@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.checkpoint import arrays_of
 from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.safetensors_file import read_arrays
 
 # The number of elements that an artifact keeps of a larger tensor.
 SAMPLE = 4096
@@ -129,9 +128,8 @@ def read_golden(path: Path) -> Golden:
         ArtifactError: the file is damaged.
     """
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            about = json.loads(file.metadata()[_METADATA])
-        arrays = arrays_of(path)
+        arrays, header = read_arrays(path)
+        about = json.loads(header.metadata[_METADATA])
     except Exception as error:
         raise ArtifactError(
             f"{path} is not a readable golden file: {error}. Copy or compile the artifact again"

@@ -20,9 +20,11 @@ import numpy as np
 from irongrad.runtime import checkpoint
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.commands import file_value, filled_value, run_module
+from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import OF_STATE, TICKET, EntryPoint, Manifest, TargetSpec, TensorSpec
 from irongrad.runtime.refusals import NOT_RUN, mismatch, out_of_range
+from irongrad.runtime.safetensors_file import numpy_dtype
 
 ARTIFACT = "${IRONGRAD_ARTIFACT}"
 FILES = "${IRONGRAD_GOLDEN}"
@@ -297,7 +299,7 @@ class _Planner:
 
 def _cast(array: Array, dtype: str) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(array).astype(checkpoint.numpy_dtype(dtype))
+        return np.asarray(array).astype(numpy_dtype(dtype))
 
 
 def _wrong_shape(spec: TensorSpec, own: TensorSpec, size: int) -> tuple[str, str]:
@@ -326,7 +328,14 @@ def _outside(spec: TensorSpec) -> int | None:
 
 
 def write_files(plan: Plan, manifest: Manifest, directory: Path) -> None:
-    """Write the plan's arrays and checkpoints below `directory`."""
+    """Write the plan's arrays and checkpoints below `directory`.
+
+    Raises:
+        ArtifactError: a name of the artifact leads out of `directory`.
+    """
+    for name in (*plan.arrays, *plan.states):
+        if not (directory / name).resolve().is_relative_to(directory.resolve()):
+            raise ArtifactError(f"the artifact names the file {name!r}, which is outside of {directory}")
     for name, array in plan.arrays.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -335,7 +344,7 @@ def write_files(plan: Plan, manifest: Manifest, directory: Path) -> None:
         else:
             array.tofile(path)
     for name, state in plan.states.items():
-        checkpoint.write(directory / name, state, manifest)
+        checkpoint.write(directory / name, state, manifest, finite=True)
 
 
 def ctest_script(plan: Plan, artifact: PurePath, prefix: str) -> str:

@@ -1,21 +1,16 @@
 """`manifest.json`: everything that a program needs to know about an artifact, as typed records.
 
-The compiler writes it and the runtime reads it. msgspec encodes it as JSON, and checks the types when it is read.
+The compiler writes it and the runtime reads it (`manifest_file.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
-import msgspec
-
-from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.structure import Structure
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 INITIAL_STATE = "state.irpa"
 GOLDEN = "golden.safetensors"
@@ -349,6 +344,8 @@ class Manifest:
         route: the lowering of the step graph to linalg, `linalg` or `stablehlo`.
         tuned: the choices that were made by measurement.
         indices: every index that the step uses, and what keeps it within its tensor.
+        digest: the sha256 of the manifest's file, with zeros in the place of the digest. The manifest holds the hash of
+            every other file, so this is the identity of the artifact.
     """
 
     format_version: int
@@ -371,52 +368,8 @@ class Manifest:
     route: str = "linalg"
     tuned: tuple[ChoiceSpec, ...] = ()
     indices: tuple[IndexSpec, ...] = ()
+    digest: str = ""
 
     def entry_point(self, name: str) -> EntryPoint | None:
         """Return the entry point called `name`, or None."""
         return next((e for e in self.entry_points if e.name == name), None)
-
-
-def write_manifest(manifest: Manifest, directory: Path) -> None:
-    """Write `manifest` into `directory` as indented JSON."""
-    (directory / MANIFEST).write_bytes(encoded(manifest))
-
-
-def encoded(manifest: Manifest) -> bytes:
-    """Return `manifest` as the bytes of its file."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
-
-
-def read_manifest(directory: Path) -> Manifest:
-    """Read the manifest of the artifact in `directory`.
-
-    Raises:
-        ArtifactError: there is no manifest, or it is damaged or of another format version.
-    """
-    path = directory / MANIFEST
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise ArtifactError(
-            f"{directory} is not an IronGrad artifact: it has no {MANIFEST}. Make one with 'irongrad compile "
-            f"FILE:FUNCTION -o {directory}'"
-        ) from None
-    try:
-        version = msgspec.json.decode(data).get("format_version")
-    except (msgspec.DecodeError, AttributeError) as error:
-        raise ArtifactError(f"{path} is damaged: {error}. Copy or compile the artifact again") from None
-    if version != FORMAT_VERSION:
-        raise ArtifactError(
-            f"{path} has format version {version}; this IronGrad reads version {FORMAT_VERSION}. Compile the step "
-            "again, or install the IronGrad that made it"
-        )
-    try:
-        return msgspec.json.decode(data, type=Manifest)
-    except msgspec.ValidationError as error:
-        raise ArtifactError(f"{path} is damaged: {error}. Copy or compile the artifact again") from None
-
-
-def file_spec(path: Path) -> FileSpec:
-    """Return the hash and size of the file at `path`."""
-    with path.open("rb") as file:
-        return FileSpec(hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size)

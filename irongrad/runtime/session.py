@@ -16,37 +16,25 @@ import numpy as np
 
 from irongrad.runtime import checkpoint as checkpoints
 from irongrad.runtime.arguments import (
-    as_array,
-    as_input,
     as_number,
     as_seed,
     as_steps,
     check_finite,
+    infinite_hypers,
     per_step,
     refuse_leftovers,
     take,
 )
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.devices import is_local
-from irongrad.runtime.errors import ArtifactError, GuardError, UserError
-from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import (
-    DRAWS,
-    INITIAL_STATE,
-    SCOPE,
-    SEED,
-    TICKET,
-    EntryPoint,
-    Manifest,
-    TensorSpec,
-    read_manifest,
-)
-from irongrad.runtime.memory import keep_freed_memory, prefer_large_pages
+from irongrad.runtime.chunks import Pace, train_steps
+from irongrad.runtime.errors import GuardError, UserError
+from irongrad.runtime.manifest import DRAWS, INITIAL_STATE, SEED, TICKET, EntryPoint
+from irongrad.runtime.manifest_file import read_manifest
+from irongrad.runtime.nonfinite import NonFiniteCheck, OnNonFinite, is_finite, nonfinite_names
+from irongrad.runtime.opened_artifact import Asked, opened_artifact
 from irongrad.runtime.partial_state import Absent, completed
-from irongrad.runtime.selection import check_device, choose_target
-from irongrad.runtime.stacks import give_workers_stack
-from irongrad.runtime.status import reason
-from irongrad.runtime.transfer import to_device, to_host
+from irongrad.runtime.safetensors_file import read_arrays
+from irongrad.runtime.signatures import Trusted
 
 
 def load(
@@ -56,6 +44,8 @@ def load(
     device: str | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     strict: bool = False,
+    on_nonfinite: OnNonFinite = "warn",
+    trusted: Trusted | None = None,
 ) -> Session:
     """Load the artifact in `directory`.
 
@@ -64,12 +54,26 @@ def load(
         target: the name of one of its targets; by default the first for `device`, or the first that can run here.
         device: an IREE device URI, such as `local-task`, `local-sync`, `cuda` or `vulkan`; the target's own by default.
         checkpoint: a checkpoint to start from instead of the initial state.
-        strict: whether to refuse inputs and hyperparameters that are not finite.
+        strict: whether to refuse inputs that are not finite.
+        on_nonfinite: what to do when a loss, or the state in a checkpoint, becomes NaN or infinite: `warn` with a
+            NonFiniteWarning, `stop` with a NonFiniteError, or `ignore` it.
+        trusted: the path of a public key (PEM, Ed25519), or several; one of them must have signed the artifact.
 
     Raises:
-        ArtifactError: the artifact or checkpoint is missing, damaged or foreign, or its target cannot run here.
+        ArtifactError: the artifact or checkpoint is missing, damaged, foreign or not signed by a trusted key, or its
+            target cannot run here.
+        NonFiniteError: the checkpoint holds a NaN or infinite value, and `on_nonfinite` is `stop`.
+        UserError: the parent of this process opened the device, and this process is a fork of it.
     """
-    return Session(Path(directory), target=target, device=device, checkpoint=checkpoint, strict=strict)
+    return Session(
+        Path(directory),
+        target=target,
+        device=device,
+        checkpoint=checkpoint,
+        strict=strict,
+        on_nonfinite=on_nonfinite,
+        trusted=trusted,
+    )
 
 
 def initial_state(directory: Path) -> dict[str, Array]:
@@ -86,6 +90,9 @@ class Session:
     `to_device`. Their shapes and dtypes are those of `manifest`. An input of rank 0 may be a Python number instead. No
     call writes into an input. A refused call (a GuardError) leaves the state unchanged.
 
+    Threads may share a session: it runs one call at a time. A session is a context manager, and `close` frees it. It
+    belongs to the process that opened it; a forked child opens its own.
+
     Attributes:
         manifest: the artifact's manifest.
         directory: the artifact's directory.
@@ -101,89 +108,52 @@ class Session:
         device: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         strict: bool = False,
+        on_nonfinite: OnNonFinite = "warn",
+        trusted: Trusted | None = None,
         verifying: bool = False,
     ) -> None:
-        self.directory = directory
-        self.manifest: Manifest = read_manifest(directory)
-        self.target = choose_target(self.manifest, directory, target, device)
+        self._check = NonFiniteCheck(on_nonfinite)
         self._strict = strict
-        self.device = device or self.target.device
-        check_files(self.manifest, directory, (self.target.file, INITIAL_STATE))
-        check_device(self.target, directory, self.device, verifying=verifying)
-        state = Path(checkpoint) if checkpoint is not None else directory / INITIAL_STATE
-        if checkpoint is not None:
-            checkpoints.check(state, self.manifest)
-        self._open(state)
-
-    def _open(self, state: Path) -> None:
-        if is_local(self.device):
-            keep_freed_memory()
-            # Twice the size: allocations in between fragment the memory, and too little is left in one piece.
-            prefer_large_pages(2 * (state.stat().st_size + max(self.target.transients.values(), default=0)))
-            give_workers_stack()
-        path = self.directory / self.target.file
-        module = self._load(path, state)
-        self._functions = {e.name: (e, module.lookup_function(e.name)) for e in self.manifest.entry_points}
+        self.directory = directory
+        opened = opened_artifact(
+            directory, Asked(target, device, None if checkpoint is None else Path(checkpoint), trusted, verifying)
+        )
+        self.manifest, self.target, self.device = opened.manifest, opened.target, opened.device
+        self._module = opened.module
+        self._entries = {e.name: e for e in self.manifest.entry_points}
         self._defaults = {h.name: h.default for h in self.manifest.hypers}
+        self._infinite = infinite_hypers(self.manifest)
+        self._pace = Pace()
+        self._check.state(self._became_nonfinite(opened.nonfinite), f"that is how it is in {checkpoint}")
 
-    def _load(self, path: Path, state: Path) -> Any:
-        """Load the module and the state onto the device.
+    def __enter__(self) -> Session:
+        return self
 
-        If a Vulkan device is lost before it has computed anything, it is opened once more, without IREE's cache, which
-        keeps the lost device. Mesa 22.3.6 loses the device in one of 20 to 60 processes on a busy machine
-        (VK_ERROR_DEVICE_LOST, IREE's DATA_LOSS). The loss is reported to the first call that waits for the device.
-        """
-        try:
-            return self._load_on(self._opened(), path, state)
-        except ArtifactError as error:
-            if "DATA_LOSS" not in str(error.__cause__):
-                raise
-        return self._load_on(self._opened(cache=False), path, state)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    def _opened(self, *, cache: bool = True) -> Any:
-        try:
-            return ireert.get_device(self.device, cache=cache)
-        except Exception as error:
-            known = ", ".join(ireert.query_available_drivers())
-            raise ArtifactError(
-                f"the device {self.device!r} cannot be opened: {reason(error)}. Drivers in this IREE: {known}"
-            ) from error
-
-    def _load_on(self, device: Any, path: Path, state: Path) -> Any:
-        instance = ireert.VmInstance()
-        index = ireert.ParameterIndex()
-        try:
-            index.load(str(state), mode="file_async")  # read it: a mapped file would stay in memory as well
-            parameters = ireert.create_io_parameters_module(instance, index.create_provider(scope=SCOPE))
-            module = ireert.VmModule.mmap(instance, str(path))
-            hal = ireert.create_hal_module(instance, device)
-            self._device, self._context = device, ireert.VmContext(instance, modules=[hal, parameters, module])
-            if not is_local(self.device):
-                to_device(device, np.zeros(1, np.float32))  # waits for the device; loading only queues work
-        except Exception as error:
-            raise ArtifactError(
-                f"{path} does not load on {self.device}: {reason(error)}. Is the artifact made for this target, and by "
-                "the IREE version in its manifest?"
-            ) from error
-        return module
+    def close(self) -> None:
+        """Free the state and the module; every further call raises a UserError. A second close does nothing."""
+        self._module.close()
 
     # --- entry points ---------------------------------------------------------------------------------------------
 
     def train_step(self, **arguments: Any) -> float:
         """Train one step on inputs and hyperparameters by name; return the loss before the update."""
-        return float(self.call("train_step", arguments)[0])
+        return self._loss("train_step", arguments)
 
     def train_steps(self, **arguments: Any) -> Array:
         """Train K steps inside the module and return the K losses.
 
         Each input is stacked along a new first dimension of size K. A hyperparameter is a number, or an array of K
-        numbers.
+        numbers. A long call runs in chunks of about a quarter of a second. After an interrupt (KeyboardInterrupt) the
+        state is that after the last whole chunk.
         """
         return self.call("train_steps", arguments)[0]
 
     def grad_step(self, **inputs: Any) -> float:
         """Add the gradients of one batch to the accumulators, and return the batch's loss."""
-        return float(self.call("grad_step", inputs)[0])
+        return self._loss("grad_step", inputs)
 
     def apply_step(self, **hypers: float) -> int:
         """Update with the mean of the accumulated gradients, clear them, and return the step count."""
@@ -199,7 +169,7 @@ class Session:
         The state does not change. A new forward replaces an earlier one that was not finished.
         """
         *outputs, ticket = self.call("forward", inputs)
-        names = [s.name for s in self._function("forward")[0].outputs]
+        names = [s.name for s in self._entry("forward").outputs]
         return dict(zip(names, outputs, strict=False)), int(ticket)
 
     def finish_step(self, ticket: int, **arguments: Any) -> float:
@@ -208,7 +178,7 @@ class Session:
         Raises:
             GuardError: another forward ran since then, or the state was replaced.
         """
-        return float(self.call("finish_step", {**arguments, TICKET: np.array(ticket, np.int64)})[0])
+        return self._loss("finish_step", {**arguments, TICKET: np.array(ticket, np.int64)})
 
     def run_pieces(self, between: Callable[..., Mapping[str, Any]], **arguments: Any) -> float:
         """Train one step in pieces on inputs and hyperparameters by name; return the loss before the update.
@@ -218,17 +188,18 @@ class Session:
                 arguments are the model's outputs, and those of `arguments` that `finish_step` takes, by name.
             arguments: all other inputs, and hyperparameters.
         """
-        early = {s.name for s in self._function("forward")[0].inputs}
-        late = {s.name for s in self._function("finish_step")[0].inputs}
-        outputs, ticket = self.forward(**{n: a for n, a in arguments.items() if n in early})
-        computed = between(outputs, **{n: a for n, a in arguments.items() if n in late})
-        rest = {n: a for n, a in arguments.items() if n not in early}
-        return self.finish_step(ticket, **{**rest, **computed})
+        early = {s.name for s in self._entry("forward").inputs}
+        late = {s.name for s in self._entry("finish_step").inputs}
+        with self._module.lock:
+            outputs, ticket = self.forward(**{n: a for n, a in arguments.items() if n in early})
+            computed = between(outputs, **{n: a for n, a in arguments.items() if n in late})
+            rest = {n: a for n, a in arguments.items() if n not in early}
+            return self.finish_step(ticket, **{**rest, **computed})
 
     def predict(self, **inputs: Any) -> Array | dict[str, Array]:
         """Return the model's output in evaluation mode: an array, or a dictionary if there are several outputs."""
         outputs = self.call("predict", inputs)
-        names = [s.name for s in self._function("predict")[0].outputs]
+        names = [s.name for s in self._entry("predict").outputs]
         return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))
 
     def reset(self) -> None:
@@ -246,7 +217,8 @@ class Session:
         """
         if self.manifest.seed is None:
             raise UserError("this step draws no random numbers, so it has no seed")
-        self.load_state(self.state() | {SEED: as_seed(value), DRAWS: np.array(0, np.int64)})
+        with self._module.lock:
+            self.load_state(self.state() | {SEED: as_seed(value), DRAWS: np.array(0, np.int64)})
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -278,8 +250,9 @@ class Session:
         if absent not in ("keep", "reset"):
             raise UserError(f"absent is {absent!r}; it must be 'keep' or 'reset'")
         rest = self.state if absent == "keep" else self.initial_state
-        whole = completed(state, self.manifest, source, rest)
-        self._invoke("import_state", [whole[s.name] for s in self.manifest.state])
+        with self._module.lock:
+            whole = completed(state, self.manifest, source, rest)
+            self._invoke("import_state", [whole[s.name] for s in self.manifest.state])
 
     def gradients(self) -> tuple[dict[str, Array], int]:
         """Return the accumulated sums of gradients by parameter, and the number of gradients in each sum."""
@@ -306,9 +279,26 @@ class Session:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a safetensors checkpoint, atomically.
 
-        Parameters and buffers have their PyTorch names. Accumulated gradients are not part of the checkpoint.
+        Parameters and buffers have their PyTorch names. Accumulated gradients are not part of the checkpoint. The file
+        carries a checksum. If the state became NaN or infinite, a finite checkpoint that `path` replaces is kept as
+        `PATH.finite`.
+
+        Raises:
+            NonFiniteError: the state became NaN or infinite, and `on_nonfinite` is `stop`; nothing is written.
+            OSError: the file cannot be written; an old one is unchanged.
         """
-        checkpoints.write(Path(path), self.state(), self.manifest)
+        state = self.state()
+        spoilt = self._became_nonfinite(nonfinite_names({s.name: state[s.name] for s in self.manifest.state}))
+        if spoilt:
+            self._check.state(spoilt, self._kept(Path(path)))
+        checkpoints.write(Path(path), state, self.manifest, finite=not spoilt)
+
+    def _kept(self, path: Path) -> str:
+        """Keep the last checkpoint with a finite state, before `path` is written; say what was kept."""
+        if self._check.policy == "stop":
+            return f"{path} is not written"
+        kept = checkpoints.keep_finite(path) if self._check.policy == "warn" else None
+        return f"the last finite checkpoint is {kept}" if kept else f"{path} holds it"
 
     def restore(self, path: str | os.PathLike[str], *, absent: Absent = "keep") -> None:
         """Replace the state by a checkpoint's, or by that of a safetensors file of the model's tensors alone.
@@ -320,13 +310,13 @@ class Session:
         Raises:
             ArtifactError: the file is missing, damaged, or of another model or optimizer; the state is unchanged.
         """
-        with checkpoints.readable(path):
-            arrays = checkpoints.arrays_of(Path(path))
+        arrays, _ = read_arrays(path)
+        self._check.state(self._became_nonfinite(nonfinite_names(arrays)), f"that is how it is in {path}")
         self._replace(arrays, str(path), absent)
 
     def to_device(self, array: Any) -> ireert.DeviceArray:
         """Copy an array to the device, for an input of many calls."""
-        return ireert.DeviceArray(self._device, self._buffer_view(np.asarray(array)), implicit_host_transfer=True)
+        return self._module.on_device(np.asarray(array))
 
     # --- calls ----------------------------------------------------------------------------------------------------
 
@@ -337,27 +327,47 @@ class Session:
             GuardError: an argument is missing, unknown, or not what the step was compiled for.
             UserError: there is no such entry point.
         """
-        entry, _ = self._function(name)
+        entry = self._entry(name)
         remaining = dict(arguments)
         inputs = [take(remaining, spec.name, entry) for spec in entry.inputs]
         hypers = [self._hyper(remaining, h) for h in entry.hypers]
         refuse_leftovers(remaining, entry, self.manifest)
         if name != "train_steps":
-            hypers = [as_number(entry, n, v) for n, v in zip(entry.hypers, hypers, strict=True)]
+            hypers = [as_number(entry, n, v, self._infinite) for n, v in zip(entry.hypers, hypers, strict=True)]
         if self._strict:
-            check_finite(entry, inputs, hypers)
+            check_finite(entry, inputs)
         if name == "train_steps":
-            inputs, hypers = as_steps(entry, inputs), per_step(entry, inputs, hypers)
-        return self._invoke(name, [*inputs, *hypers])
+            return [self._train_steps([*as_steps(entry, inputs), *per_step(entry, inputs, hypers, self._infinite)])]
+        return self._module.call(entry, [*inputs, *hypers])
 
-    def _function(self, name: str) -> tuple[EntryPoint, Any]:
+    def _train_steps(self, values: list[Any]) -> Array:
+        def report(losses: Array, first: int) -> None:
+            self._check.losses("train_steps", losses, first)
+
+        with self._module.lock:
+            return train_steps(self._module, self.manifest, values, self._pace, report)
+
+    def _loss(self, name: str, arguments: Mapping[str, Any]) -> float:
+        loss = self.call(name, arguments)[0]
+        self._check.losses(name, loss)
+        return float(loss)
+
+    def _became_nonfinite(self, names: Sequence[str]) -> list[str]:
+        """Those of the names whose tensors were finite when the artifact was compiled; a mask may hold infinities."""
+        initial = self.initial_state() if names else {}
+        return [n for n in names if n not in initial or is_finite(initial[n])]
+
+    def _entry(self, name: str) -> EntryPoint:
         try:
-            return self._functions[name]
+            return self._entries[name]
         except KeyError:
             raise UserError(
-                f"this artifact has no entry point {name!r}; it has {', '.join(self._functions)}. Entry points are "
+                f"this artifact has no entry point {name!r}; it has {', '.join(self._entries)}. Entry points are "
                 "chosen at compile time"
             ) from None
+
+    def _invoke(self, name: str, values: Sequence[Any]) -> list[Array]:
+        return self._module.call(self._entry(name), values)
 
     def _hyper(self, remaining: dict[str, Any], name: str) -> Any:
         if name in remaining:
@@ -366,34 +376,3 @@ class Session:
         if group.isdigit() and base in remaining:
             return remaining[base]  # a name without a group number means every group
         return self._defaults[name]
-
-    def _invoke(self, name: str, values: Sequence[Any]) -> list[Array]:
-        entry, function = self._function(name)
-        arguments = ireert.VmVariantList(len(values))
-        inputs = [as_input(entry, spec, value) for spec, value in zip(entry.inputs, values, strict=False)]
-        for value in (*inputs, *values[len(inputs) :]):
-            if isinstance(value, float):
-                arguments.push_float(value)
-            elif isinstance(value, ireert.DeviceArray):
-                arguments.push_ref(value._buffer_view)
-            else:
-                arguments.push_ref(self._buffer_view(value))
-        results = ireert.VmVariantList(len(entry.outputs))
-        try:
-            self._context.invoke(function, arguments, results)
-        except Exception as error:
-            raise GuardError(f"{name}: {reason(error)}\n  expected {entry.signature}") from error
-        return [self._to_host(results, i, spec) for i, spec in enumerate(entry.outputs)]
-
-    def _buffer_view(self, array: Any) -> Any:
-        host = array if isinstance(array, np.ndarray) else as_array(array)
-        try:
-            return to_device(self._device, host)
-        except TypeError:
-            raise GuardError(
-                f"{str(array)[:60]!r} is no array of numbers (its dtype is {host.dtype.str}), so it cannot be an input"
-            ) from None
-
-    def _to_host(self, results: Any, index: int, spec: TensorSpec) -> Array:
-        host = to_host(self._device, results.get_as_object(index, ireert.HalBufferView))
-        return np.array(host, dtype=np.dtype(spec.dtype) if spec.dtype != "bfloat16" else host.dtype)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from irongrad.runtime.abandoned import hold, remove_abandoned
 from irongrad.runtime.errors import UserError
+from irongrad.runtime.exchange import exchange
 from irongrad.runtime.manifest import MANIFEST
+
+_STAGED, _VERSION = ".staged", ".version"
 
 
 def check_output(output: Path) -> None:
-    """Refuse to write over a file, or over a directory that is not an artifact.
+    """Refuse to write over a file, or over a directory that is not an artifact, or where nothing can be written.
 
     Raises:
         UserError: names the file or directory.
@@ -23,24 +28,92 @@ def check_output(output: Path) -> None:
         raise UserError(f"{output} is a directory with other things in it, not an artifact; give another -o")
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; give a directory with -o")
+    parent = next(p for p in (output.absolute().parent, *output.absolute().parents) if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(f"{output} cannot be made: {parent} is not a directory that you may write to; give another -o")
 
 
 @contextmanager
 def staged(output: Path) -> Iterator[Path]:
-    """Yield a new directory beside `output`, and remove it afterwards unless it was published."""
+    """Yield a new directory beside `output`, and remove it afterwards unless it was published.
+
+    What killed writers left is removed first.
+    """
+    output = _real(output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
+    remove_abandoned(output, _STAGED)
+    remove_abandoned(output, _VERSION, keep=output.resolve())
+    staging, handle = _created(output)
     try:
-        staging.chmod(0o755)
         yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        os.close(handle)
 
 
 def publish(staging: Path, output: Path) -> None:
-    """Move a complete artifact into place."""
-    old = staging.with_name(staging.name + ".old")
-    if output.exists():
-        os.rename(output, old)
-    os.rename(staging, output)
-    shutil.rmtree(old, ignore_errors=True)
+    """Put a complete artifact in the place of `output`; a reader sees the old one or the new one at every moment.
+
+    The two directories are exchanged in one step. Where the file system cannot do that (NFS, some of FUSE), `output`
+    becomes a symbolic link to a directory beside it, and the link is replaced in one step.
+
+    Raises:
+        OSError: the artifact cannot be moved; the old one is in its place.
+    """
+    output = _real(output)
+    while not output.is_symlink():
+        with suppress(FileNotFoundError):  # somebody removed `output` just now
+            if not output.exists() and _moved(staging, output):
+                return
+            if output.exists() and exchange(staging, output):
+                return
+            break
+    _publish_behind_link(staging, output)
+
+
+def _moved(staging: Path, output: Path) -> bool:
+    """Move a directory to a place where nothing is; return False if another publisher was first."""
+    try:
+        os.rename(staging, output)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        return False
+    return True
+
+
+def _publish_behind_link(staging: Path, output: Path) -> None:
+    version, link = _beside(output, _VERSION), _beside(output, _STAGED)
+    old = output.resolve() if output.is_symlink() else None
+    os.rename(staging, version)
+    os.symlink(version.name, link)
+    if not output.is_symlink() and output.exists():
+        # Once for each output, if the first was published where the file system could exchange.
+        os.rename(output, old := _beside(output, _VERSION))
+    os.replace(link, output)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _created(output: Path) -> tuple[Path, int]:
+    """Make a directory beside `output`, and hold its lock; return its path and its file descriptor."""
+    while True:
+        staging = _beside(output, _STAGED)
+        staging.mkdir()
+        with suppress(FileNotFoundError):
+            handle = os.open(staging, os.O_RDONLY)
+            if hold(handle, staging):
+                return staging, handle
+            os.close(handle)  # another writer took it for abandoned, before its lock was held
+
+
+def _real(output: Path) -> Path:
+    """`output` with links followed, except a link that `publish` made."""
+    absolute = output.absolute()
+    real = absolute.parent.resolve() / absolute.name
+    ours = real.is_symlink() and os.readlink(real).endswith(_VERSION)
+    return real if ours else real.resolve()
+
+
+def _beside(output: Path, suffix: str) -> Path:
+    return output.with_name(f".{output.name}.{secrets.token_hex(4)}{suffix}")

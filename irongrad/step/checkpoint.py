@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import ml_dtypes
 import numpy as np
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import nn
 
-from irongrad.runtime.checkpoint import atomic_write, readable
+from irongrad.runtime.atomic_files import atomic_write
+from irongrad.runtime.checkpoint import ARTIFACT, FINITE
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.manifest import DRAWS, GROWTH_TRACKER, SCALE, SEED, SKIPPED, STEPS, Manifest, Role, read_manifest
+from irongrad.runtime.manifest import DRAWS, GROWTH_TRACKER, SCALE, SEED, SKIPPED, STEPS, Manifest, Role
+from irongrad.runtime.manifest_file import read_manifest
+from irongrad.runtime.nonfinite import is_finite
+from irongrad.runtime.safetensors_file import metadata, read_arrays
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -39,8 +44,8 @@ def load_checkpoint(
     Raises:
         ArtifactError: the checkpoint is missing or damaged, or does not fit the model.
     """
-    with readable(path):
-        tensors = load_file(path)
+    arrays, _ = read_arrays(path)
+    tensors = {name: _tensor(array) for name, array in arrays.items()}
     wanted = model.state_dict().keys()
     mine = {n: t for n, t in tensors.items() if n in wanted}
     if missing := sorted(wanted - mine.keys()):
@@ -102,7 +107,23 @@ def save_checkpoint(
             if tuple(value.shape) != spec.shape:
                 raise ArtifactError(f"{key} has shape {tuple(value.shape)}, the compiled step has {spec.shape}")
             tensors[key] = value.detach().cpu().contiguous().clone()
-    atomic_write(Path(path), save(tensors, metadata={"format": "irongrad-1"}))
+    arrays = {name: _array(tensor) for name, tensor in tensors.items()}
+    about = {ARTIFACT: manifest.digest, FINITE: all(map(is_finite, arrays.values()))}
+    atomic_write(Path(path), save(tensors, metadata=metadata(arrays.items(), about)))
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """The array as a tensor over the same memory; torch reads no numpy array of bfloat16."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The inverse of `_tensor`."""
+    half = tensor.dtype == torch.bfloat16
+    array: np.ndarray[Any, Any] = tensor.view(torch.int16).numpy() if half else tensor.numpy()
+    return array.view(ml_dtypes.bfloat16) if half else array
 
 
 def _scaler_state(scaler: torch.amp.GradScaler | None, manifest: Manifest) -> dict[str, torch.Tensor]:

@@ -247,7 +247,8 @@ def test_verify_fails_on_a_wrong_artifact(project, tmp_path):
     import shutil
 
     from irongrad.runtime.golden import read_golden, write_golden
-    from irongrad.runtime.manifest import GOLDEN, file_spec, read_manifest, write_manifest
+    from irongrad.runtime.manifest import GOLDEN
+    from irongrad.runtime.manifest_file import file_spec, read_manifest, write_manifest
 
     wrong = shutil.copytree(project / "build", tmp_path / "wrong")
     golden = read_golden(wrong / GOLDEN)

@@ -22,7 +22,8 @@ from irongrad.runtime.errors import ArtifactError, UserError, VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.golden_plan import ctest_script, make_plan, write_files
 from irongrad.runtime.golden_whole import whole_golden
-from irongrad.runtime.manifest import GOLDEN, read_manifest
+from irongrad.runtime.manifest import GOLDEN
+from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.session import initial_state
 
 

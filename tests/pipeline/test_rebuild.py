@@ -18,7 +18,8 @@ from irongrad.pipeline.iree import compile_cached
 from irongrad.pipeline.rebuild import rebuild
 from irongrad.runtime import Session
 from irongrad.runtime.errors import ArtifactError, ToolchainError, UserError, VerificationError
-from irongrad.runtime.manifest import GOLDEN, PORTABLE_MODULE, file_spec, read_manifest, write_manifest
+from irongrad.runtime.manifest import GOLDEN, PORTABLE_MODULE
+from irongrad.runtime.manifest_file import file_spec, read_manifest, write_manifest
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from irongrad.diagnostics.portable_paths import absolute, portable
 from irongrad.diagnostics.toolchain_errors import toolchain_error
 from irongrad.passes import DEFAULT_LEVEL, parse_passes, passes_at, spelled
-from irongrad.runtime.manifest import read_manifest
+from irongrad.runtime.manifest_file import read_manifest
 
 NET = """
 import torch

@@ -13,7 +13,7 @@ import safetensors.numpy
 from irongrad.runtime import Session
 from irongrad.runtime.cpu import check_cpu
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.manifest import read_manifest
+from irongrad.runtime.manifest_file import read_manifest
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_damaged_manifest_is_refused(copy):
 
 def test_a_manifest_of_another_format_is_refused(copy):
     edit_manifest(copy, lambda m: m.update(format_version=99))
-    with pytest.raises(ArtifactError, match="format version 99; this IronGrad reads version 2"):
+    with pytest.raises(ArtifactError, match="format version 99; this IronGrad reads version 3"):
         Session(copy)
 
 

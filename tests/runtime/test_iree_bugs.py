@@ -12,7 +12,7 @@ import pytest
 import irongrad as ig
 from irongrad.cli.compile import load_step
 from irongrad.runtime.commands import run_module
-from irongrad.runtime.manifest import read_manifest
+from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.session import initial_state
 
 STARTS = 80

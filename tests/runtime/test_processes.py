@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from irongrad.runtime import Session
 from irongrad.runtime.commands import run_module
-from irongrad.runtime.manifest import read_manifest
+from irongrad.runtime.manifest_file import read_manifest
 
 FORBIDDEN = ("torch", "torch_mlir", "iree.compiler")
 

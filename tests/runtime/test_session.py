@@ -145,11 +145,9 @@ def test_no_call_writes_into_its_inputs(mlp_artifact, batches, device):
 
 
 def test_exported_state_stays_as_it_was(session, batches):
-    entry, function = session._function("export_state")
-    results = ireert.VmVariantList(len(entry.outputs))
-    session._context.invoke(function, ireert.VmVariantList(0), results)
-    views = [results.get_as_object(i, ireert.HalBufferView) for i in range(len(entry.outputs))]
-    arrays = [ireert.DeviceArray(session._device, v, implicit_host_transfer=True) for v in views]
+    entry = session.manifest.entry_point("export_state")
+    views = session._module.run(entry, ())
+    arrays = [ireert.DeviceArray(session._module._device, v, implicit_host_transfer=True) for v in views]
     copies = [a.to_host().copy() for a in arrays]
     for batch in batches[:5]:
         session.train_step(**batch)
@@ -217,9 +215,7 @@ def test_strict_mode_refuses_nan(mlp_artifact, batches):
     x[1, 2] = np.nan
     with pytest.raises(GuardError, match="x has 1 values that are NaN or infinite"):
         strict.train_step(x=x, y=batches[0]["y"])
-    with pytest.raises(GuardError, match="lr has 1 values"):
-        strict.train_step(**batches[0], lr=float("inf"))
-    assert np.isnan(Session(mlp_artifact).train_step(x=x, y=batches[0]["y"]))
+    assert np.isnan(Session(mlp_artifact, on_nonfinite="ignore").train_step(x=x, y=batches[0]["y"]))
 
 
 def test_an_unknown_entry_point_is_named(session):
@@ -243,8 +239,108 @@ def test_hyperparameters_take_numpy_and_integers(session, batches):
 
 def test_train_steps_names_the_bad_hyperparameter(session, batches):
     stacked = {n: np.stack([b[n] for b in batches[:2]]) for n in batches[0]}
-    with pytest.raises(GuardError, match="hyperparameter"):
+    with pytest.raises(GuardError, match="lr must be a number, or one for each step, not 'fast'"):
         session.train_steps(**stacked, lr="fast")
+
+
+NO_NUMBERS = {
+    "None": None,
+    "NaN": float("nan"),
+    "infinite": float("inf"),
+    "complex": 0.1j,
+    "text": "0.1",
+    "None among numbers": [0.1, None],
+    "NaN among numbers": [0.1, np.nan],
+    "masked": np.ma.array([0.1, 0.2], mask=[False, True]),
+    "too large": 10**400,
+    "ragged": [[0.1], [0.1, 0.2]],
+}
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS.values(), ids=NO_NUMBERS)
+@pytest.mark.parametrize("name", ["train_step", "train_steps"])
+def test_a_hyperparameter_that_is_no_finite_number_is_refused_before_anything_runs(session, batches, name, value):
+    many = name == "train_steps"
+    arguments = {n: np.stack([b[n] for b in batches[:2]]) if many else batches[0][n] for n in batches[0]}
+    before = snapshot(session)
+    with pytest.raises(GuardError, match=f"^{name}: lr "):
+        session.call(name, {**arguments, "lr": value})
+    assert_same(snapshot(session), before)
+
+
+def test_a_masked_array_is_no_input(session, batches):
+    x = np.ma.array(batches[0]["x"], mask=batches[0]["x"] > 0)
+    with pytest.raises(GuardError, match="its mask would be ignored"):
+        session.predict(x=x)
+
+
+def test_ragged_lists_are_no_input(session, batches):
+    with pytest.raises(GuardError, match="a list cannot be read as an array"):
+        session.predict(x=[[1.0], [1.0, 2.0]])
+
+
+def test_a_closed_session_refuses_calls(mlp_artifact, batches):
+    with Session(mlp_artifact) as session:
+        session.train_step(**batches[0])
+    session.close()
+    for call in (
+        session.state,
+        session.reset,
+        lambda: session.train_step(**batches[0]),
+        lambda: session.to_device([1]),
+    ):
+        with pytest.raises(UserError, match="this session is closed"):
+            call()
+
+
+def stacked_batches(count: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return {
+        "x": rng.standard_normal((count, 6, 8)).astype(np.float32),
+        "y": rng.integers(0, 4, (count, 6), dtype=np.int64),
+    }
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_train_steps_in_chunks_is_train_steps(session, on_device):
+    steps = stacked_batches(50)
+    given = {n: session.to_device(a) for n, a in steps.items()} if on_device else steps
+    rates = np.geomspace(1e-2, 1e-4, 50)
+    losses = session.train_steps(**given, lr=rates)  # a session begins with chunks of 16 steps
+    after = snapshot(session)
+    session.reset()
+    session._pace.steps = 1000
+    np.testing.assert_array_equal(losses, session.train_steps(**given, lr=rates))
+    assert_same(snapshot(session), after)
+
+
+def test_a_refused_late_chunk_leaves_the_state(session):
+    steps = stacked_batches(50)
+    steps["y"][45, 2] = 4
+    before = snapshot(session)
+    with pytest.raises(GuardError, match="y "):
+        session.train_steps(**steps)
+    assert_same(snapshot(session), before)
+
+
+def test_an_interrupt_leaves_the_state_after_a_whole_chunk(session, monkeypatch):
+    steps, calls = stacked_batches(50), []
+    call = session._module.call
+
+    def interrupted(entry, values):
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        calls.append(entry.name)
+        return call(entry, values)
+
+    monkeypatch.setattr(session._module, "call", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.train_steps(**steps)
+    monkeypatch.undo()
+    after = snapshot(session)
+    session.reset()
+    session.train_steps(**{n: a[:16] for n, a in steps.items()})
+    assert_same(snapshot(session), after)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from irongrad.pipeline.options import make_options
 from irongrad.runtime import load, selection
 from irongrad.runtime.devices import devices_of
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.manifest import read_manifest
+from irongrad.runtime.manifest_file import read_manifest
 from irongrad.targets import parse_target
 from irongrad.targets.cuda import ARCHITECTURES, find_ptxas
 

@@ -15,7 +15,7 @@ from irongrad.cli import targets, train, verify
 from irongrad.runtime import cpu, devices, selection
 from irongrad.runtime.devices import Device
 from irongrad.runtime.errors import ArtifactError, UserError
-from irongrad.runtime.manifest import read_manifest, write_manifest
+from irongrad.runtime.manifest_file import read_manifest, write_manifest
 from irongrad.runtime.selection import check_device, choose_target
 from irongrad.targets import kinds, parse_target, parse_targets
 from irongrad.targets.vulkan import propose

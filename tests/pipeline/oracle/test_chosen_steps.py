@@ -21,7 +21,7 @@ from irongrad.pipeline.oracle import eager_run
 from irongrad.pipeline.oracle.chosen_steps import choices, chosen_steps, resting
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import Golden, Resting, are_same, key_of, read_golden, write_golden
-from irongrad.runtime.manifest import read_manifest
+from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.verification import _train_steps
 
 

@@ -1,0 +1,84 @@
+"""Write a file so that a reader sees the old or the new one, whatever kills the writer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from irongrad.runtime.abandoned import hold, remove_abandoned
+
+_TEMPORARY = ".tmp"
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write `data` to `path` atomically, and remove what killed writers of `path` left.
+
+    A symbolic link is followed. A file that exists keeps its permissions; a new one gets those of any new file.
+
+    Raises:
+        OSError: the file cannot be written; the old one is unchanged.
+    """
+    path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(path, _TEMPORARY)
+    handle, temporary = _created(path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            with suppress(FileNotFoundError):
+                os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_directory(path.parent)
+
+
+def check_writable(path: Path) -> None:
+    """Check that `atomic_write` can write `path`, and make its directory.
+
+    Raises:
+        OSError: it cannot.
+    """
+    path = Path(os.path.realpath(path))
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from None
+    trial = _temporary(path)
+    os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    os.unlink(trial)
+
+
+def _created(path: Path) -> tuple[int, Path]:
+    """Make a temporary file beside `path`, and hold its lock; return its handle and its path."""
+    while True:
+        temporary = _temporary(path)
+        # The system applies the umask to the mode. `os.umask` reads it by setting it, for all threads.
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        if hold(handle, temporary):
+            return handle, temporary
+        os.close(handle)  # another writer took it for abandoned, before its lock was held
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the rename itself survive a power failure; does nothing where directories cannot be opened."""
+    with suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,197 @@
+"""`LoadedModule`: a compiled module and its state on a device, which runs one call at a time."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import iree.runtime as ireert
+import numpy as np
+
+from irongrad.runtime import forks
+from irongrad.runtime.arguments import as_array, as_input
+from irongrad.runtime.arrays import Array
+from irongrad.runtime.devices import driver_of, is_local
+from irongrad.runtime.errors import ArtifactError, GuardError, UserError
+from irongrad.runtime.manifest import SCOPE, EntryPoint, TensorSpec
+from irongrad.runtime.status import reason
+from irongrad.runtime.transfer import to_device, to_host
+
+# IREE tells the format of a parameter file by the end of its name; a checkpoint may have any name.
+_IRPA, _SAFETENSORS = "irpa", "safetensors"
+
+
+class LoadedModule:
+    """A module on a device, and the functions that it exports.
+
+    Attributes:
+        driver: the device's driver, such as `local-task`.
+        is_local: whether the device is the CPU.
+        lock: held during a call. An IREE context is "thread-compatible but not thread-safe" (iree-org/iree#12948): it
+            must not run two calls at a time. Calls that belong together hold the lock for all of them.
+    """
+
+    def __init__(self, name: Path, code: bytes, state: Path, device: str) -> None:
+        """
+        Args:
+            name: the path of the module, for messages.
+            code: the contents of that file.
+            state: the parameter file or checkpoint to start from.
+            device: an IREE device URI.
+
+        Raises:
+            ArtifactError: the device cannot be opened, or the module or the state does not load on it.
+            UserError: the parent of this process opened the device's driver, and the child cannot.
+        """
+        self.lock = threading.RLock()
+        self.driver = driver_of(device)
+        self.is_local = is_local(device)
+        self._uri = device
+        self._unusable = ""
+        self._functions: dict[str, Any] = {}
+        forks.refuse_drivers_of_ancestors(device)
+        self._module = self._load(name, code, state)
+        forks.register(self)
+
+    def _load(self, name: Path, code: bytes, state: Path) -> Any:
+        """Load the module and the state onto the device.
+
+        If a Vulkan device is lost before it has computed anything, it is opened once more, without IREE's cache, which
+        keeps the lost device. Mesa 22.3.6 loses the device in one of 20 to 60 processes on a busy machine
+        (VK_ERROR_DEVICE_LOST, IREE's DATA_LOSS). The loss is reported to the first call that waits for the device.
+        """
+        try:
+            return self._load_on(self._opened(), name, code, state)
+        except ArtifactError as error:
+            if "DATA_LOSS" not in str(error.__cause__):
+                raise
+        return self._load_on(self._opened(cache=False), name, code, state)
+
+    def _opened(self, *, cache: bool = True) -> Any:
+        try:
+            return ireert.get_device(self._uri, cache=cache)
+        except Exception as error:
+            known = ", ".join(ireert.query_available_drivers())
+            raise ArtifactError(
+                f"the device {self._uri!r} cannot be opened: {reason(error)}. Drivers in this IREE: {known}"
+            ) from error
+
+    def _load_on(self, device: Any, name: Path, code: bytes, state: Path) -> Any:
+        instance = ireert.VmInstance()
+        index = ireert.ParameterIndex()
+        try:
+            # Read the state: a mapped file would stay in memory as well.
+            index.load(str(state), format=_IRPA if state.suffix == ".irpa" else _SAFETENSORS, mode="file_async")
+            parameters = ireert.create_io_parameters_module(instance, index.create_provider(scope=SCOPE))
+            # A copy: a mapped file that somebody truncates ends the process with SIGBUS.
+            module = ireert.VmModule.copy_buffer(instance, code)
+            hal = ireert.create_hal_module(instance, device)
+            self._device, self._context = device, ireert.VmContext(instance, modules=[hal, parameters, module])
+            if not self.is_local:
+                to_device(device, np.zeros(1, np.float32))  # waits for the device; loading only queues work
+        except Exception as error:
+            raise ArtifactError(
+                f"{name} does not load on {self._uri}: {reason(error)}. Is the artifact made for this target, and by "
+                "the IREE version in its manifest?"
+            ) from error
+        return module
+
+    def close(self) -> None:
+        """Free the module and its state; further calls are refused."""
+        with self.lock:
+            self._functions.clear()
+            self._module = self._context = self._device = None
+            self._unusable = self._unusable or "this session is closed; load the artifact again"
+
+    def held_objects(self) -> tuple[Any, ...]:
+        """Return the objects of IREE that belong to the device."""
+        return self._device, self._context
+
+    def inherited(self) -> None:
+        """Refuse further calls in a child process, unless the device survives a fork and no thread was in a call."""
+        idle = self.lock.acquire(blocking=False)
+        self.lock = threading.RLock()
+        if not idle or not forks.survives(self.driver):
+            self._unusable = (
+                f"this session belongs to process {os.getppid()}, and process {os.getpid()} is a fork of it: the "
+                f"threads of its device are there and not here. {forks.way_out()}"
+            )
+
+    def run(self, entry: EntryPoint, values: Sequence[Any]) -> list[Any]:
+        """Run an entry point; return its outputs in order, as buffers on the device.
+
+        Args:
+            entry: the entry point.
+            values: arrays, device arrays or buffers, then the hyperparameters.
+
+        Raises:
+            GuardError: the module refuses a value.
+            UserError: the module is closed, or belongs to the parent process.
+        """
+        with self._usable():
+            arguments = ireert.VmVariantList(len(values))
+            inputs = [as_input(entry, spec, value) for spec, value in zip(entry.inputs, values, strict=False)]
+            for value in (*inputs, *values[len(inputs) :]):
+                self._push(arguments, value)
+            results = ireert.VmVariantList(len(entry.outputs))
+            try:
+                self._context.invoke(self._function(entry.name), arguments, results)
+            except Exception as error:
+                raise GuardError(f"{entry.name}: {reason(error)}\n  expected {entry.signature}") from error
+            return [results.get_as_object(i, ireert.HalBufferView) for i in range(len(entry.outputs))]
+
+    def call(self, entry: EntryPoint, values: Sequence[Any]) -> list[Array]:
+        """As `run`, with the outputs as arrays of the host."""
+        with self.lock:
+            outputs = self.run(entry, values)
+            return [self._to_host(view, spec) for view, spec in zip(outputs, entry.outputs, strict=True)]
+
+    def on_device(self, array: Any) -> ireert.DeviceArray:
+        """Copy an array to the device.
+
+        Raises:
+            GuardError: it is no array of numbers.
+            UserError: as `run`.
+        """
+        with self._usable():
+            return ireert.DeviceArray(self._device, self._buffer_view(array), implicit_host_transfer=True)
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Hold the lock of a module that may be called."""
+        with self.lock:
+            if self._unusable:
+                raise UserError(self._unusable)
+            yield
+
+    def _function(self, name: str) -> Any:
+        if name not in self._functions:
+            self._functions[name] = self._module.lookup_function(name)
+        return self._functions[name]
+
+    def _push(self, arguments: Any, value: Any) -> None:
+        if isinstance(value, float):
+            arguments.push_float(value)
+        elif isinstance(value, ireert.DeviceArray):
+            arguments.push_ref(value._buffer_view)
+        elif isinstance(value, ireert.HalBufferView):
+            arguments.push_ref(value)
+        else:
+            arguments.push_ref(self._buffer_view(value))
+
+    def _buffer_view(self, array: Any) -> Any:
+        host = as_array(array)
+        try:
+            return to_device(self._device, host)
+        except TypeError:
+            raise GuardError(
+                f"{str(array)[:60]!r} is no array of numbers (its dtype is {host.dtype.str}), so it cannot be an input"
+            ) from None
+
+    def _to_host(self, view: Any, spec: TensorSpec) -> Array:
+        host = to_host(self._device, view)
+        return np.array(host, dtype=np.dtype(spec.dtype) if spec.dtype != "bfloat16" else host.dtype)

@@ -1,0 +1,88 @@
+"""Write and read `manifest.json`.
+
+msgspec encodes the manifest as JSON, and checks the types when it is read. The file carries its own sha256, because a
+changed default of a hyperparameter or a changed order of the state would train with other numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from irongrad.runtime.atomic_files import atomic_write
+from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.manifest import FORMAT_VERSION, MANIFEST, FileSpec, Manifest
+
+# What stands in the place of the digest while it is computed.
+_NO_DIGEST = 64 * "0"
+
+
+def write_manifest(manifest: Manifest, directory: Path) -> None:
+    """Write `manifest` into `directory` as indented JSON, atomically."""
+    atomic_write(directory / MANIFEST, encoded(manifest))
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """Return `manifest` as the bytes of its file, with their digest."""
+    blank = replace(manifest, digest=_NO_DIGEST)
+    data: bytes = msgspec.json.format(msgspec.json.encode(blank), indent=2) + b"\n"
+    start = data.rindex(_NO_DIGEST.encode())
+    return data[:start] + hashlib.sha256(data).hexdigest().encode() + data[start + len(_NO_DIGEST) :]
+
+
+def _check_digest(data: bytes, manifest: Manifest, path: Path) -> None:
+    found = manifest.digest.encode()
+    start = data.rfind(found)
+    blank = data[:start] + _NO_DIGEST.encode() + data[start + len(found) :]
+    if start < 0 or hashlib.sha256(blank).hexdigest() != manifest.digest:
+        raise ArtifactError(f"{path} is damaged: it differs from its digest. Copy or compile the artifact again")
+
+
+def _check_names(manifest: Manifest, path: Path) -> None:
+    """Refuse names of files that are outside of the artifact's directory."""
+    for name in (*manifest.files, *(t.file for t in manifest.targets)):
+        if name in ("", ".", "..") or any(c in name for c in "/\\\0:"):
+            raise ArtifactError(f"{path} names the file {name!r}, which is not in the artifact's directory")
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest of the artifact in `directory`.
+
+    Raises:
+        ArtifactError: there is no manifest, or it is damaged or of another format version.
+    """
+    path = directory / MANIFEST
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ArtifactError(
+            f"{directory} is not an IronGrad artifact: it has no {MANIFEST}. Make one with 'irongrad compile "
+            f"FILE:FUNCTION -o {directory}'"
+        ) from None
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        version = msgspec.json.decode(data).get("format_version")
+    except (msgspec.DecodeError, AttributeError, UnicodeDecodeError, RecursionError) as error:
+        raise ArtifactError(f"{path} is damaged: {error}. Copy or compile the artifact again") from None
+    if version != FORMAT_VERSION:
+        raise ArtifactError(
+            f"{path} has format version {version}; this IronGrad reads version {FORMAT_VERSION}. Compile the step "
+            "again, or install the IronGrad that made it"
+        )
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ArtifactError(f"{path} is damaged: {error}. Copy or compile the artifact again") from None
+    _check_digest(data, manifest, path)
+    _check_names(manifest, path)
+    return manifest
+
+
+def file_spec(path: Path) -> FileSpec:
+    """Return the hash and size of the file at `path`."""
+    with path.open("rb") as file:
+        return FileSpec(hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size)

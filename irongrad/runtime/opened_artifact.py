@@ -1,0 +1,104 @@
+"""Open an artifact: choose its target, check its files, and load them onto the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from irongrad.runtime import checkpoint as checkpoints
+from irongrad.runtime.devices import is_local
+from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.integrity import check_files, checked_bytes
+from irongrad.runtime.loaded_module import LoadedModule
+from irongrad.runtime.manifest import INITIAL_STATE, Manifest, TargetSpec
+from irongrad.runtime.manifest_file import read_manifest
+from irongrad.runtime.memory import keep_freed_memory, prefer_large_pages
+from irongrad.runtime.selection import check_device, choose_target
+from irongrad.runtime.signatures import Trusted, check_signature
+from irongrad.runtime.stacks import give_workers_stack
+
+# Publishing an artifact is atomic, but opening it takes several reads. Each further attempt means that a new artifact
+# was published during the last one.
+_ATTEMPTS = 100
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the caller of `load` asks for.
+
+    Attributes:
+        target: the name of a target; None for the first that can run here.
+        device: an IREE device URI; None for the target's own.
+        checkpoint: the checkpoint to start from; None for the artifact's initial state.
+        trusted: the keys of which one must have signed the artifact; None to accept any artifact.
+        verifying: whether the caller verifies the numbers, so that an unverified device is accepted.
+    """
+
+    target: str | None
+    device: str | None
+    checkpoint: Path | None
+    trusted: Trusted | None
+    verifying: bool
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An artifact that is loaded.
+
+    Attributes:
+        manifest: its manifest.
+        target: the target that was chosen.
+        device: the URI of the device.
+        module: the module on the device, with its state.
+        nonfinite: the names of the tensors of the checkpoint that hold NaN or infinite values.
+    """
+
+    manifest: Manifest
+    target: TargetSpec
+    device: str
+    module: LoadedModule
+    nonfinite: tuple[str, ...]
+
+
+def opened_artifact(directory: Path, asked: Asked) -> Opened:
+    """Open the artifact in `directory`; if it is replaced meanwhile, open the new one.
+
+    Raises:
+        ArtifactError: the artifact or checkpoint is missing, damaged, foreign or not trusted, or cannot run here.
+    """
+    for _ in range(_ATTEMPTS):
+        manifest = read_manifest(directory)
+        try:
+            return _opened(manifest, directory, asked)
+        except ArtifactError:
+            if not _replaced(manifest, directory):
+                raise
+    raise ArtifactError(f"{directory} was replaced {_ATTEMPTS} times while it was read")
+
+
+def _replaced(manifest: Manifest, directory: Path) -> bool:
+    try:
+        return read_manifest(directory).digest != manifest.digest
+    except ArtifactError:
+        return False
+
+
+def _opened(manifest: Manifest, directory: Path, asked: Asked) -> Opened:
+    if asked.trusted is not None:
+        check_signature(manifest, directory, asked.trusted)
+    target = choose_target(manifest, directory, asked.target, asked.device)
+    device = asked.device or target.device
+    check_files(manifest, directory, (INITIAL_STATE,))
+    code = checked_bytes(manifest, directory, target.file)
+    check_device(target, directory, device, verifying=asked.verifying)
+    state = directory / INITIAL_STATE
+    nonfinite: tuple[str, ...] = ()
+    if asked.checkpoint is not None:
+        state, nonfinite = asked.checkpoint, checkpoints.check(asked.checkpoint, manifest)
+    if is_local(device):
+        keep_freed_memory()
+        # Twice the size: allocations in between fragment the memory, and too little is left in one piece.
+        prefer_large_pages(2 * (state.stat().st_size + max(target.transients.values(), default=0)))
+        give_workers_stack()
+    module = LoadedModule(directory / target.file, code, state, device)
+    return Opened(manifest, target, device, module, nonfinite)
