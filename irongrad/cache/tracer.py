@@ -31,6 +31,7 @@ from irongrad.cache.machine import CPUINFO
 from irongrad.cache.observations import ANSWERS, SPECIAL, Question, importable, names_in
 from irongrad.cache.recordings import Search, Trace
 from irongrad.runtime.installed import PACKAGE
+from irongrad.runtime.loaded_modules import module_globals
 
 # Audit events of actions that leave no trace on disk, with the words of the refusal.
 _REFUSED = {
@@ -104,10 +105,11 @@ class Tracer:
 
     def start(self) -> None:
         """Start recording; only one tracer runs at a time."""
-        for name, module in list(sys.modules.items()):
-            parent = sys.modules.get(name.rpartition(".")[0])
-            self.searched(name, sys.path if parent is None else getattr(parent, "__path__", ()))
-            if isinstance(file := getattr(module, "__file__", None), str):
+        loaded = dict(module_globals())
+        for name, names in loaded.items():
+            parent = loaded.get(name.rpartition(".")[0])
+            self.searched(name, sys.path if parent is None else parent.get("__path__", ()))
+            if isinstance(file := names.get("__file__"), str):
                 self._read(file)
         sys.meta_path.insert(0, self._finder)
         _install()
@@ -140,9 +142,9 @@ class Tracer:
     def finish(self) -> Trace | None:
         """Stop recording and return what was read; None, with a `refusal`, if that does not determine a later run."""
         self.stop()
-        for module in list(sys.modules.values()):
-            if isinstance(file := getattr(module, "__file__", None), str):
-                self._loaded(module.__name__, file)
+        for name, names in module_globals():
+            if isinstance(file := names.get("__file__"), str):
+                self._loaded(names.get("__name__", name), file)
         if not self.refusal and not self.trace().holds():
             self.refusal = "reads files that changed meanwhile"
         return None if self.refusal else self.trace()
@@ -371,7 +373,7 @@ def _places(module: str, path: str) -> list[tuple[Any, str]]:
     if parents:
         return [(owner, name)]
     value = getattr(owner, name)
-    return [(m, name) for m in list(sys.modules.values()) if getattr(m, "__dict__", {}).get(name) is value]
+    return [(sys.modules[m], name) for m, names in module_globals() if names.get(name) is value]
 
 
 @contextmanager

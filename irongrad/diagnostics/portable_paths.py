@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from pathlib import PurePath
+
+from irongrad.runtime.loaded_modules import module_globals
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+),')
 
@@ -21,7 +22,7 @@ def portable(path: str) -> str:
     """
     if path.startswith("<"):
         return path.partition(">")[0] + ">"
-    module = next((n for n, m in list(sys.modules.items()) if getattr(m, "__file__", None) == path), "__main__")
+    module = next((n for n, names in module_globals() if names.get("__file__") == path), "__main__")
     pure = PurePath(path)
     depth = module.count(".") + (2 if pure.stem == "__init__" else 1)
     name = "/".join(pure.parts[-depth:])

@@ -2,7 +2,7 @@
 
 A file has the header's length (8 bytes), the header (JSON: a tensor's dtype, shape and place, by name), and the data.
 The format is described at https://github.com/huggingface/safetensors. This reader also refuses a name that occurs
-twice: some readers take the first, some the last. A file that `irongrad` wrote carries a checksum of its tensors.
+twice: some readers take the first, some the last. A checkpoint of ours carries a checksum of its tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import ArtifactError
 
-# The metadata key of everything that irongrad records about a file, as JSON. There is one key only, because the
+# The metadata key of everything that we record about a file, as JSON. There is one key only, because the
 # safetensors library writes several in an order that differs from run to run.
 ABOUT = "irongrad"
 SHA256 = "sha256"
@@ -82,7 +82,7 @@ class Header:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What `irongrad` recorded about the file; empty for a file from elsewhere."""
+        """What our writers recorded about the file; empty for a file from elsewhere."""
         try:
             about = json.loads(self.metadata.get(ABOUT, "{}"))
         except (ValueError, RecursionError):

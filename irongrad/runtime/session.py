@@ -28,7 +28,7 @@ from irongrad.runtime.arguments import (
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.chunks import Pace, train_steps
 from irongrad.runtime.errors import GuardError, UserError
-from irongrad.runtime.manifest import DRAWS, INITIAL_STATE, SEED, TICKET, EntryPoint
+from irongrad.runtime.manifest import DRAWS, INITIAL_STATE, SCALE, SEED, TICKET, EntryPoint
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.nonfinite import NonFiniteCheck, OnNonFinite, is_finite, nonfinite_names
 from irongrad.runtime.opened_artifact import Asked, opened_artifact
@@ -56,7 +56,8 @@ def load(
         checkpoint: a checkpoint to start from instead of the initial state.
         strict: whether to refuse inputs that are not finite.
         on_nonfinite: what to do when a loss, or the state in a checkpoint, becomes NaN or infinite: `warn` with a
-            NonFiniteWarning, `stop` with a NonFiniteError, or `ignore` it.
+            NonFiniteWarning, `stop` with a NonFiniteError, or `ignore` it. The loss of a step with a loss scale is not
+            looked at, because such a step skips its update.
         trusted: the path of a public key (PEM, Ed25519), or several; one of them must have signed the artifact.
 
     Raises:
@@ -123,6 +124,7 @@ class Session:
         self._entries = {e.name: e for e in self.manifest.entry_points}
         self._defaults = {h.name: h.default for h in self.manifest.hypers}
         self._infinite = infinite_hypers(self.manifest)
+        self._scaled = any(s.name == SCALE for s in self.manifest.state)
         self._pace = Pace()
         self._check.state(self._became_nonfinite(opened.nonfinite), f"that is how it is in {checkpoint}")
 
@@ -342,15 +344,19 @@ class Session:
 
     def _train_steps(self, values: list[Any]) -> Array:
         def report(losses: Array, first: int) -> None:
-            self._check.losses("train_steps", losses, first)
+            self._report("train_steps", losses, first)
 
         with self._module.lock:
             return train_steps(self._module, self.manifest, values, self._pace, report)
 
     def _loss(self, name: str, arguments: Mapping[str, Any]) -> float:
         loss = self.call(name, arguments)[0]
-        self._check.losses(name, loss)
+        self._report(name, loss)
         return float(loss)
+
+    def _report(self, name: str, losses: Array, first: int = 0) -> None:
+        if not self._scaled:  # a loss scale skips the update of a step that overflows, which is no accident
+            self._check.losses(name, losses, first)
 
     def _became_nonfinite(self, names: Sequence[str]) -> list[str]:
         """Those of the names whose tensors were finite when the artifact was compiled; a mask may hold infinities."""

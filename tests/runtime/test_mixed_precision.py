@@ -15,6 +15,7 @@ import irongrad as ig
 from irongrad.cli import inspect
 from irongrad.runtime import Session
 from irongrad.runtime.manifest import GROWTH_TRACKER, SCALE, SKIPPED, STEPS
+from irongrad.runtime.nonfinite import NonFiniteWarning
 
 ENTRY_POINTS = ("train_step", "grad_step", "apply_step", "export_gradients", "reset")
 
@@ -104,13 +105,14 @@ def test_a_checkpoint_has_the_scale_and_training_goes_on_exactly(session: Sessio
     path = tmp_path / "three.safetensors"
     for number in range(3):
         session.train_step(**batch(number, overflow=number == 1))
-    session.save(path)
+    # The overflowing batch leaves NaN in BatchNorm's statistics, as in eager.
+    with pytest.warns(NonFiniteWarning, match="1.running_mean, 1.running_var"):
+        session.save(path)
     rest = [session.train_step(**batch(number)) for number in (3, 4)]
-    resumed = ig.runtime.load(artifact, checkpoint=path)
+    resumed = ig.runtime.load(artifact, checkpoint=path, on_nonfinite="ignore")
     assert [resumed.train_step(**batch(number)) for number in (3, 4)] == rest
     assert scale_of(resumed) == scale_of(session) == (256.0, 1, [1], 5)
     one, other = session.state(), resumed.state()
-    # The overflowing batch leaves NaN in BatchNorm's statistics, as in eager.
     assert all(np.array_equal(one[n], other[n], equal_nan=True) for n in one)
 
     step, scaler = make_step(), torch.amp.GradScaler("cpu")
@@ -118,8 +120,8 @@ def test_a_checkpoint_has_the_scale_and_training_goes_on_exactly(session: Sessio
     assert (scaler.get_scale(), scaler._init_growth_tracker) == (128.0, 1)
     back = tmp_path / "back.safetensors"
     ig.save_checkpoint(back, step.model, step.optimizers, artifact, scaler)
-    session.restore(back)
-    assert scale_of(session)[:2] == (128.0, 1)
+    resumed.restore(back)
+    assert scale_of(resumed)[:2] == (128.0, 1)
 
     shown = CliRunner().invoke(inspect.command, [str(artifact), "--checkpoint", str(path), "--json"])
     report = json.loads(shown.output)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
 from irongrad.diagnostics.source_lines import is_user_file
+from irongrad.runtime.loaded_modules import module_globals
 
 _SECONDS = 3_468_345.678  # another month, day, weekday, hour, minute and second
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
@@ -73,10 +72,8 @@ def _later_class(cls: Any) -> type:
 def users_namespaces() -> list[dict[str, Any]]:
     """Return the globals of `datetime` and of the user's modules; a module that is not loaded yet stays so."""
     found: list[dict[str, Any]] = [vars(datetime)]
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
-            names = object.__getattribute__(module, "__dict__")
-            path = names.get("__file__")
-            if names.get("__name__") == "__main__" or (isinstance(path, str) and is_user_file(path)):
-                found.append(names)
+    for _, names in module_globals():
+        path = names.get("__file__")
+        if names.get("__name__") == "__main__" or (isinstance(path, str) and is_user_file(path)):
+            found.append(names)
     return found
