@@ -29,7 +29,7 @@ from irongrad.runtime.errors import GuardError
 from irongrad.runtime.manifest import STEPS
 from irongrad.runtime.nonfinite import CHOICES, OnNonFinite
 from irongrad.runtime.selection import is_verified
-from irongrad.training.npz_file import read_npz
+from irongrad.training.numpy_files import read_npz
 
 Data = dict[str, np.ndarray[Any, Any]]
 

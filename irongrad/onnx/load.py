@@ -12,7 +12,6 @@ from typing import TypeAlias
 
 import onnx
 import torch
-from google.protobuf.message import DecodeError
 from onnx import inliner
 from torch import nn
 
@@ -21,7 +20,7 @@ from irongrad.onnx.dtypes import torch_dtype
 from irongrad.onnx.graphs import Reader, names_of
 from irongrad.onnx.model import Input, OnnxModel, module_of
 from irongrad.onnx.registry import DOMAINS, Node, Static, operator_of, tensor, with_inner
-from irongrad.runtime.errors import UserError
+from irongrad.runtime.errors import IronGradError, UserError
 
 # By operator, the positions of inputs that are numbers to compute with, not weights.
 _NO_WEIGHTS = {
@@ -66,7 +65,14 @@ def load(
         UserError: the file is not an ONNX file, or has no such output.
         UnsupportedOpError: an operator has no differentiable form here; names the node.
     """
-    return from_proto(_read(Path(path)), str(Path(path).resolve()), freeze=freeze, outputs=outputs)
+    model = _read(Path(path))
+    try:
+        return from_proto(model, str(Path(path).resolve()), freeze=freeze, outputs=outputs)
+    except IronGradError:
+        raise
+    except Exception:
+        _refuse_malformed(model, path)
+        raise
 
 
 def from_proto(
@@ -133,8 +139,18 @@ def _said_of(graph: onnx.GraphProto) -> dict[str, str]:
 def _read(path: Path) -> onnx.ModelProto:
     try:
         return onnx.load(path)
-    except (OSError, DecodeError) as error:
-        raise UserError(f"{path} cannot be read as an ONNX file: {error}") from None
+    except Exception as error:
+        # onnx raises whatever its parts raise: DecodeError, ValueError, UnicodeDecodeError, and its own ValidationError
+        # for external data that is missing or outside of the file's directory.
+        raise UserError(f"{path} cannot be read as an ONNX file: {' '.join(str(error).split())}") from None
+
+
+def _refuse_malformed(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
+    """Refuse a model that ONNX's own checker refuses; it is asked only when reading failed, for it is strict."""
+    try:
+        onnx.checker.check_model(model)
+    except Exception as error:
+        raise UserError(f"{path} is no well-formed ONNX model: {' '.join(str(error).split())}") from None
 
 
 def _is_static(array: Static) -> bool:

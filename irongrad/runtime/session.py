@@ -28,6 +28,7 @@ from irongrad.runtime.arguments import (
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.chunks import Pace, train_steps
 from irongrad.runtime.errors import GuardError, UserError
+from irongrad.runtime.integrity import check_files
 from irongrad.runtime.manifest import DRAWS, INITIAL_STATE, SCALE, SEED, TICKET, EntryPoint
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.nonfinite import NonFiniteCheck, OnNonFinite, is_finite, nonfinite_names
@@ -78,10 +79,16 @@ def load(
 
 
 def initial_state(directory: Path) -> dict[str, Array]:
-    """Return the state that the artifact in `directory` was compiled with."""
+    """Return the state that the artifact in `directory` was compiled with.
+
+    Raises:
+        ArtifactError: it is missing or damaged.
+    """
+    manifest = read_manifest(directory)
+    check_files(manifest, directory, (INITIAL_STATE,))
     index = ireert.ParameterIndex()
     index.load(str(directory / INITIAL_STATE))
-    return checkpoints.from_index(index, read_manifest(directory))
+    return checkpoints.from_index(index, manifest)
 
 
 class Session:

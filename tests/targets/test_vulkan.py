@@ -30,7 +30,7 @@ from irongrad.pipeline.options import make_options
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.package import Artifact, Origin, package, write_state
 from irongrad.runtime import Session, load
-from irongrad.runtime import session as session_module
+from irongrad.runtime import loaded_module
 from irongrad.runtime.commands import run_module
 from irongrad.runtime.errors import ArtifactError, GuardError, VerificationError
 from irongrad.runtime.golden import read_golden
@@ -81,8 +81,8 @@ def test_a_device_that_is_lost_while_loading_is_opened_once_more(digits, vulkan,
             raise error
         return to_device(device, host)
 
-    monkeypatch.setattr(session_module.ireert, "get_device", opened)
-    monkeypatch.setattr(session_module, "to_device", lost)
+    monkeypatch.setattr(loaded_module.ireert, "get_device", opened)
+    monkeypatch.setattr(loaded_module, "to_device", lost)
     if times == 1:
         assert np.isfinite(load(digits, device=vulkan.uri).train_step(**read_golden(digits / GOLDEN).inputs))
     else:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from irongrad.runtime.errors import GuardError
-from irongrad.training import npz_file
-from irongrad.training.npz_file import read_npz
+from irongrad.training import numpy_files
+from irongrad.training.numpy_files import read_npz
 
 ARRAYS = {
     "x": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -43,7 +43,7 @@ def test_only_the_arrays_that_are_asked_for_are_read(tmp_path):
 
 def test_an_array_that_does_not_fit_is_refused_before_it_is_read(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "data.npz", x=np.zeros(1_000_000))
-    monkeypatch.setattr(npz_file, "_free_memory", lambda: 1_000_000)
+    monkeypatch.setattr(numpy_files, "_free_memory", lambda: 1_000_000)
     with pytest.raises(GuardError, match=r"x has 7.7MiB, and 976.6KiB of memory are free"):
         read_npz(tmp_path / "data.npz", ["x"])
 

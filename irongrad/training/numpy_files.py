@@ -1,12 +1,13 @@
-"""Read arrays from an .npz file: those that are asked for, and no more memory than they say that they need.
+"""Read arrays from .npy and .npz files: those that are asked for, and within the memory that is free.
 
-The format is numpy's (numpy.org, "numpy.lib.format"): a zip archive with one .npy file an array.
+The formats are numpy's (numpy.org, "numpy.lib.format"): an .npz file is a zip archive with one .npy file an array.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, Array]:
     Raises:
         GuardError: the file is missing or damaged, lacks an array, or one does not fit into the memory that is free.
     """
-    with _refusing(path), path.open("rb") as file:
+    with _refusing(path, ".npz"), path.open("rb") as file:
         if file.read(len(_NPY_MAGIC)) == _NPY_MAGIC:
             raise _DamagedError(
                 "it is one array (.npy); save one array for each input: numpy.savez(FILE, name=array, …)"
@@ -63,23 +64,32 @@ _UNREADABLE = (
     ValueError,
     NotImplementedError,
     RuntimeError,
+    OverflowError,
+    SyntaxError,  # numpy reads a header as Python's literals
+    TypeError,
+    tokenize.TokenError,
 )
 
 
+def read_npy(path: Path) -> Array:
+    """Read the array in the .npy file at `path`.
+
+    Raises:
+        GuardError: the file is missing or damaged, or the array does not fit into the memory that is free.
+    """
+    with _refusing(path, ".npy"), path.open("rb") as file:
+        if file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
+            raise _DamagedError("it does not begin as one; an .npz file holds several arrays, and is not read here")
+        file.seek(0)
+        return _array("it", file, os.fstat(file.fileno()).st_size, _free_memory())
+
+
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
+def _refusing(path: Path, kind: str) -> Iterator[None]:
     try:
         yield
-    except (
-        _DamagedError,
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        ValueError,
-        NotImplementedError,
-        RuntimeError,
-    ) as error:
-        raise GuardError(f"{path} cannot be read as an .npz file: {error}") from None
+    except _UNREADABLE as error:
+        raise GuardError(f"{path} cannot be read as an {kind} file: {' '.join(str(error).split())}") from None
     except MemoryError:
         raise GuardError(f"{path} does not fit into memory") from None
     except OSError as error:
