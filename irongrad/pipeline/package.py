@@ -136,8 +136,7 @@ def package(
             targets.append(target)
         _write_golden(expected.golden, staging / GOLDEN)
         files = {**manifest.files, GOLDEN: file_spec(staging / GOLDEN)}
-        manifest = replace(manifest, targets=tuple(targets), files=files)
-        write_manifest(manifest, staging)
+        manifest = write_manifest(replace(manifest, targets=tuple(targets), files=files), staging)
         publish(staging, output)
     return Artifact(output, manifest, reports)
 

@@ -78,8 +78,7 @@ def rebuild(directory: Path, targets: Sequence[str] = ()) -> Artifact:
             replace(t, certificate=certificate(reports[t.name], t.device)) if t.name in reports else t
             for t in changed.targets
         )
-        changed = replace(changed, targets=signed)
-        write_manifest(changed, staging)
+        changed = write_manifest(replace(changed, targets=signed), staging)
         publish(staging, directory)
     return Artifact(directory, changed, reports)
 

@@ -20,17 +20,25 @@ from irongrad.runtime.manifest import FORMAT_VERSION, MANIFEST, FileSpec, Manife
 _NO_DIGEST = 64 * "0"
 
 
-def write_manifest(manifest: Manifest, directory: Path) -> None:
-    """Write `manifest` into `directory` as indented JSON, atomically."""
-    atomic_write(directory / MANIFEST, encoded(manifest))
+def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
+    """Write `manifest` into `directory` as indented JSON, atomically; return it with its digest."""
+    complete = with_digest(manifest)
+    atomic_write(directory / MANIFEST, _as_json(complete))
+    return complete
 
 
 def encoded(manifest: Manifest) -> bytes:
     """Return `manifest` as the bytes of its file, with their digest."""
-    blank = replace(manifest, digest=_NO_DIGEST)
-    data: bytes = msgspec.json.format(msgspec.json.encode(blank), indent=2) + b"\n"
-    start = data.rindex(_NO_DIGEST.encode())
-    return data[:start] + hashlib.sha256(data).hexdigest().encode() + data[start + len(_NO_DIGEST) :]
+    return _as_json(with_digest(manifest))
+
+
+def with_digest(manifest: Manifest) -> Manifest:
+    """Return `manifest` with the digest of its file."""
+    return replace(manifest, digest=hashlib.sha256(_as_json(replace(manifest, digest=_NO_DIGEST))).hexdigest())
+
+
+def _as_json(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
 def _check_digest(data: bytes, manifest: Manifest, path: Path) -> None:

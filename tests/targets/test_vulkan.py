@@ -29,8 +29,7 @@ from irongrad.pipeline.iree.compile import compile_module
 from irongrad.pipeline.options import make_options
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.package import Artifact, Origin, package, write_state
-from irongrad.runtime import Session, load
-from irongrad.runtime import loaded_module
+from irongrad.runtime import Session, load, loaded_module
 from irongrad.runtime.commands import run_module
 from irongrad.runtime.errors import ArtifactError, GuardError, VerificationError
 from irongrad.runtime.golden import read_golden
