@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from math import isinf
+from math import isfinite, isinf
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,8 @@ def as_number(entry: EntryPoint, name: str, value: Any, infinite: Container[str]
     Raises:
         GuardError: it is not a number, or NaN.
     """
+    if type(value) is float and isfinite(value):  # nearly every call; an array takes 2 microseconds
+        return value
     array = _hypers(entry, name, value, infinite)
     if array.size != 1:
         raise GuardError(f"{entry.name}: {name} must be a number, not {value!r:.60}")

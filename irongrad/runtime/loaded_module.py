@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,22 +131,13 @@ class LoadedModule:
             GuardError: the module refuses a value.
             UserError: the module is closed, or belongs to the parent process.
         """
-        with self._usable():
-            arguments = ireert.VmVariantList(len(values))
-            inputs = [as_input(entry, spec, value) for spec, value in zip(entry.inputs, values, strict=False)]
-            for value in (*inputs, *values[len(inputs) :]):
-                self._push(arguments, value)
-            results = ireert.VmVariantList(len(entry.outputs))
-            try:
-                self._context.invoke(self._function(entry.name), arguments, results)
-            except Exception as error:
-                raise GuardError(f"{entry.name}: {reason(error)}\n  expected {entry.signature}") from error
-            return [results.get_as_object(i, ireert.HalBufferView) for i in range(len(entry.outputs))]
+        with self.lock:
+            return self._run(entry, values)
 
     def call(self, entry: EntryPoint, values: Sequence[Any]) -> list[Array]:
         """As `run`, with the outputs as arrays of the host."""
         with self.lock:
-            outputs = self.run(entry, values)
+            outputs = self._run(entry, values)
             return [self._to_host(view, spec) for view, spec in zip(outputs, entry.outputs, strict=True)]
 
     def on_device(self, array: Any) -> ireert.DeviceArray:
@@ -157,31 +147,38 @@ class LoadedModule:
             GuardError: it is no array of numbers.
             UserError: as `run`.
         """
-        with self._usable():
+        with self.lock:
+            self._refuse_unusable()
             return ireert.DeviceArray(self._device, self._buffer_view(array), implicit_host_transfer=True)
 
-    @contextmanager
-    def _usable(self) -> Iterator[None]:
-        """Hold the lock of a module that may be called."""
-        with self.lock:
-            if self._unusable:
-                raise UserError(self._unusable)
-            yield
+    def _run(self, entry: EntryPoint, values: Sequence[Any]) -> list[Any]:
+        self._refuse_unusable()
+        arguments = ireert.VmVariantList(len(values))
+        inputs = [as_input(entry, spec, value) for spec, value in zip(entry.inputs, values, strict=False)]
+        for value in (*inputs, *values[len(inputs) :]):
+            if isinstance(value, float):
+                arguments.push_float(value)
+            elif isinstance(value, ireert.DeviceArray):
+                arguments.push_ref(value._buffer_view)
+            elif isinstance(value, ireert.HalBufferView):
+                arguments.push_ref(value)
+            else:
+                arguments.push_ref(self._buffer_view(value))
+        results = ireert.VmVariantList(len(entry.outputs))
+        try:
+            self._context.invoke(self._function(entry.name), arguments, results)
+        except Exception as error:
+            raise GuardError(f"{entry.name}: {reason(error)}\n  expected {entry.signature}") from error
+        return [results.get_as_object(i, ireert.HalBufferView) for i in range(len(entry.outputs))]
+
+    def _refuse_unusable(self) -> None:
+        if self._unusable:
+            raise UserError(self._unusable)
 
     def _function(self, name: str) -> Any:
         if name not in self._functions:
             self._functions[name] = self._module.lookup_function(name)
         return self._functions[name]
-
-    def _push(self, arguments: Any, value: Any) -> None:
-        if isinstance(value, float):
-            arguments.push_float(value)
-        elif isinstance(value, ireert.DeviceArray):
-            arguments.push_ref(value._buffer_view)
-        elif isinstance(value, ireert.HalBufferView):
-            arguments.push_ref(value)
-        else:
-            arguments.push_ref(self._buffer_view(value))
 
     def _buffer_view(self, array: Any) -> Any:
         host = as_array(array)

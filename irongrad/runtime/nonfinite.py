@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -47,6 +48,9 @@ class NonFiniteCheck:
             NonFiniteError: there is one, and the policy is to stop.
         """
         if self.policy == "ignore":
+            return
+        if losses.ndim == 0 and isfinite(losses):  # nearly every call of `train_step`
+            self._reported = False
             return
         bad = np.flatnonzero(~np.isfinite(np.asarray(losses, np.float64).reshape(-1)))
         if not bad.size:
