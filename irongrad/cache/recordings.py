@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ import msgspec
 from irongrad.cache.machine import host, sha256, sources
 from irongrad.cache.observations import ANSWERS, Question, importable, names_in
 from irongrad.cache.store import DIRECTORY_VARIABLE, SIZE_VARIABLE, Store, default_store
+from irongrad.runtime.scratch import scratch_directory
 
 RECORDING = "recording"
 
@@ -104,11 +104,11 @@ class CommandPlace:
 
     def recorded(self) -> Recording | None:
         """Return the recording if the command line would do the same again; None if it has to run."""
-        with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
-            if not self.store.get(RECORDING, self.key, Path(folder)):
+        with scratch_directory() as folder:
+            if not self.store.get(RECORDING, self.key, folder):
                 return None
             try:
-                found = msgspec.msgpack.decode((Path(folder) / _FILE).read_bytes(), type=Recording)
+                found = msgspec.msgpack.decode((folder / _FILE).read_bytes(), type=Recording)
             except (OSError, msgspec.DecodeError):
                 return None
         return found if found.trace.holds() else None

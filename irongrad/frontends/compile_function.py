@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,6 +53,7 @@ from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.function import CompiledFunction
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import SEED, FunctionSpec
+from irongrad.runtime.scratch import scratch_directory
 from irongrad.runtime.structure import Structure, flatten, unflatten
 from irongrad.step.borrow import Record, unchanged
 from irongrad.targets import parse_target
@@ -123,13 +121,12 @@ def compile_function(
     interface = describe_function(graph)
     expected = Expected(golden_runs_of_function(flat, graph))
     with ExitStack() as stack:
-        directory = Path(tempfile.mkdtemp(prefix="irongrad-function-"))
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
-            module = portable_function(graph, interface, Path(scratch))
-            compiled = compile_once(default_store() if cache else None, module, chosen, Path(scratch))
+        directory = stack.enter_context(scratch_directory())
+        with scratch_directory() as scratch:
+            module = portable_function(graph, interface, scratch)
+            compiled = compile_once(default_store() if cache else None, module, chosen, scratch)
             origin = Origin([target], passes, function=FunctionSpec(flat.arguments, flat.result))
-            initial = write_state(module, Path(scratch))
+            initial = write_state(module, scratch)
             artifact = package(module, [compiled], origin, expected, initial, directory / "artifact")
         result = CompiledFunction(artifact.load())
         weakref.finalize(result, stack.pop_all().close)

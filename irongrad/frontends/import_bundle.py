@@ -8,7 +8,6 @@ verifying and packaging are the same as for every step.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +38,7 @@ from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.package import Artifact, Origin, package, write_state
 from irongrad.runtime.errors import InternalError, ToolchainError
 from irongrad.runtime.manifest import STEPS, Role
+from irongrad.runtime.scratch import scratch_directory
 from irongrad.runtime.staging import check_output
 from irongrad.targets import parse_targets
 
@@ -81,8 +81,7 @@ def import_bundle(
     graph = add_guards(step_graph(bundle), Indices(ranges, specs=bundle.index.indices))
     interface = describe(graph, entry_points)
     graph = selected(graph, interface)
-    with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
-        scratch = Path(folder)
+    with scratch_directory() as scratch:
         module = portable_module(lowered(bundle, graph, scratch), interface)
         store = default_store() if cache else None
         compiled = compile_all(store, module, targets, scratch)

@@ -7,9 +7,7 @@ finds `torch_backend` by the entry point in pyproject.toml.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +34,7 @@ from irongrad.pipeline.guards.function_indices import function_indices, guarded
 from irongrad.pipeline.iree.compile_cached import compile_once
 from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.runtime.manifest import SEED
+from irongrad.runtime.scratch import scratch_directory
 from irongrad.targets import parse_target
 
 Compiled = Callable[..., Any]
@@ -144,10 +143,10 @@ class _Plan:
         graph, target = self._step_graph(indices, early), parse_target("llvm-cpu")
         check_operators(graph)
         graph, _ = optimised_function(graph, target)
-        with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
+        with scratch_directory() as scratch:
             interface = describe_function(graph)
-            module = portable_function(graph, interface, Path(scratch))
-            binary = compile_once(default_store(), module, target, Path(scratch))
+            module = portable_function(graph, interface, scratch)
+            binary = compile_once(default_store(), module, target, scratch)
         return TorchCall(module, binary.vmfb, [TensorLike.of(n.meta["val"]) for n in wanted])
 
     def _step_graph(self, indices: Indices, early: Function | None) -> StepGraph:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -40,6 +39,7 @@ from irongrad.pipeline.package import Artifact, Origin, package, write_state
 from irongrad.pipeline.stopwatch import Stopwatch
 from irongrad.runtime.devices import is_local
 from irongrad.runtime.memory import clear_early, keep_freed_memory
+from irongrad.runtime.scratch import scratch_directory
 from irongrad.step.train_step import TrainStep
 
 GOLDEN_STEPS = 3
@@ -99,7 +99,7 @@ def build(step: TrainStep, options: Options) -> Build:
     stage = run.stage
     with (
         run.errors(step),
-        tempfile.TemporaryDirectory(prefix="irongrad-") as directory,
+        scratch_directory() as directory,
         few_collections(),
         # Graphs are interpreted or imported. Generating their Python code would take a tenth of the time for nothing.
         _use_lazy_graph_module(True),
@@ -113,7 +113,7 @@ def build(step: TrainStep, options: Options) -> Build:
         keep_freed_memory()  # each run of the oracle and of the compiled step reuses the memory of the run before
         graph = front(captured, stage)
         interface: Interface = describe(graph, options.entry_points)
-        compiled = _compiled(run, captured, selected(graph, interface), interface, Path(directory))
+        compiled = _compiled(run, captured, selected(graph, interface), interface, directory)
         run.statistics |= {c.target.name: c.statistics for c in compiled.targets}
         choices = tuple(choice for record in run.records for choice in record.choices)
         origin = Origin(options.asked, compiled.passes, choices, options.route, run.memory)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from irongrad.pipeline.bisect.module_passes import first_wrong
 from irongrad.pipeline.choices import Choices
@@ -12,6 +10,7 @@ from irongrad.pipeline.driver import build
 from irongrad.pipeline.iree.phases import module_passes
 from irongrad.pipeline.options import make_options
 from irongrad.runtime.errors import ToolchainError, VerificationError
+from irongrad.runtime.scratch import scratch_directory
 from irongrad.step.train_step import TrainStep
 
 
@@ -45,8 +44,8 @@ def bisect_module_passes(step: TrainStep, targets: tuple[str, ...], choices: Cho
 
     def holds(disabled: tuple[str, ...]) -> bool:
         leave_out = (*choices["disable_passes"], *disabled)
-        with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
-            options = make_options(Path(folder) / "step", targets, **(choices | {"disable_passes": leave_out}))
+        with scratch_directory() as folder:
+            options = make_options(folder / "step", targets, **(choices | {"disable_passes": leave_out}))
             try:
                 build(step, options)
             except (VerificationError, ToolchainError) as error:

@@ -7,7 +7,6 @@ its result is verified against the same float64 values.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from irongrad.runtime.integrity import check_files
 from irongrad.runtime.manifest import GOLDEN, INITIAL_STATE, PORTABLE_MODULE, EntryPoint, Manifest
 from irongrad.runtime.manifest_file import file_spec, read_manifest, write_manifest
 from irongrad.runtime.report import Report
+from irongrad.runtime.scratch import scratch_directory
 from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
 from irongrad.runtime.signatures import SIGNATURE
@@ -66,8 +66,8 @@ def rebuild(directory: Path, targets: Sequence[str] = ()) -> Artifact:
         raise UserError(f"{directory} does not say what it was compiled for; give --target")
     module = _read_module(directory / PORTABLE_MODULE, manifest)
     chosen = [parse_target(text) for text in asked]
-    with tempfile.TemporaryDirectory(prefix="irongrad-") as scratch:
-        compiled = compile_all(None, module, chosen, Path(scratch))
+    with scratch_directory() as scratch:
+        compiled = compile_all(None, module, chosen, scratch)
     with staged(directory) as staging:
         shutil.copytree(directory, staging, dirs_exist_ok=True, ignore=shutil.ignore_patterns(SIGNATURE))
         changed = _with_targets(manifest, compiled, asked, staging)

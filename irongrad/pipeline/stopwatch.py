@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from irongrad.pipeline.lower.importer import import_functions
 from irongrad.pipeline.package import target_spec
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import EntryPoint
+from irongrad.runtime.scratch import scratch_directory
 from irongrad.runtime.selection import why_not
 from irongrad.runtime.transfer import to_device
 from irongrad.targets import Target
@@ -88,10 +88,10 @@ class Stopwatch:
         return seconds
 
     def _known(self, key: str) -> dict[str, float] | None:
-        with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
-            if self.store is not None and self.store.get(TIMING, key, Path(folder)):
+        with scratch_directory() as folder:
+            if self.store is not None and self.store.get(TIMING, key, folder):
                 with suppress(msgspec.DecodeError):
-                    return msgspec.msgpack.decode((Path(folder) / _TIMES).read_bytes(), type=dict[str, float])
+                    return msgspec.msgpack.decode((folder / _TIMES).read_bytes(), type=dict[str, float])
         return None
 
 
@@ -119,9 +119,9 @@ class _Module:
 @cache
 def _why_not(target: Target) -> str:
     """Why `target` cannot run on this machine, found with a module that adds two numbers; empty if it can."""
-    with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
-        compiled = _compiled([lambda x: x + x], [torch.empty(1, device="meta")], target, Path(folder))
-        return why_not(target_spec(compiled, target.name), Path(folder), target.device)
+    with scratch_directory() as folder:
+        compiled = _compiled([lambda x: x + x], [torch.empty(1, device="meta")], target, folder)
+        return why_not(target_spec(compiled, target.name), folder, target.device)
 
 
 def _compiled(
@@ -139,8 +139,8 @@ def _measured(
 ) -> dict[str, float]:
     if reason := _why_not(target):
         raise UserError(f"--tune measures on this machine, and the target {target.name} cannot run here: {reason}")
-    with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
-        compiled = _compiled(candidates.values(), operands, target, Path(folder))
+    with scratch_directory() as folder:
+        compiled = _compiled(candidates.values(), operands, target, folder)
     device = ireert.get_device(target.device)
     instance = ireert.VmInstance()
     module = ireert.VmModule.copy_buffer(instance, compiled.vmfb)

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from irongrad.runtime.abandoned import hold, remove_abandoned
+from irongrad.runtime.abandoned import remove_abandoned
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.exchange import exchange
 from irongrad.runtime.manifest import MANIFEST
+from irongrad.runtime.scratch import made_and_held
 
 _STAGED, _VERSION = ".staged", ".version"
 
@@ -43,7 +44,7 @@ def staged(output: Path) -> Iterator[Path]:
     output.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(output, _STAGED)
     remove_abandoned(output, _VERSION, keep=output.resolve())
-    staging, handle = _created(output)
+    staging, handle = made_and_held(output, _STAGED)
     try:
         yield staging
     finally:
@@ -93,18 +94,6 @@ def _publish_behind_link(staging: Path, output: Path) -> None:
     os.replace(link, output)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _created(output: Path) -> tuple[Path, int]:
-    """Make a directory beside `output`, and hold its lock; return its path and its file descriptor."""
-    while True:
-        staging = _beside(output, _STAGED)
-        staging.mkdir()
-        with suppress(FileNotFoundError):
-            handle = os.open(staging, os.O_RDONLY)
-            if hold(handle, staging):
-                return staging, handle
-            os.close(handle)  # another writer took it for abandoned, before its lock was held
 
 
 def _real(output: Path) -> Path:

@@ -7,9 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+import irongrad as ig
+from tests.conftest import make_mlp_step
 
 CAMPAIGN = Path(__file__).with_name("campaign.py")
 
@@ -49,6 +53,25 @@ def test_no_failing_call_loses_or_damages_anything(mlp_artifact, library, stride
     print(done.stdout)
     assert all(c["errors"] >= 10 // stride for c in counts.values())
     assert sum(c["kills"] for c in counts.values()) >= 50 // stride
+
+
+def other_steps() -> dict[str, ig.TrainStep]:
+    """A step of several sizes, one with a loss scale, and one in pieces."""
+    step = make_mlp_step()
+    dynamic = {"x": {0: "B"}, "y": {0: "B"}}
+    return {
+        "buckets": replace(step, dynamic=dynamic, buckets={"B": [4, 8]}),
+        "loss scale": replace(step, precision="f16"),
+        "pieces": replace(step, between=["y"]),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["buckets", "loss scale", "pieces"])
+def test_artifacts_of_other_steps_are_as_safe(library, tmp_path, kind):
+    ig.compile(other_steps()[kind], tmp_path / "artifact")
+    done = campaign(tmp_path / "artifact", library, 1)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

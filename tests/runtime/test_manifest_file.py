@@ -12,6 +12,7 @@ import pytest
 
 from irongrad.runtime import Session
 from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.golden_plan import Plan, write_files
 from irongrad.runtime.manifest import MANIFEST
 from irongrad.runtime.manifest_file import encoded, read_manifest, write_manifest
 
@@ -77,3 +78,11 @@ def test_a_truncated_module_does_not_end_the_process(copy, batches):
         path.write_bytes(b"")
     session.train_step(**batches[0])
     session.state()
+
+
+@pytest.mark.parametrize("name", ["../outside.npy", "/tmp/outside.npy", "a/../../outside.npy"])
+def test_golden_files_stay_in_their_directory(mlp_artifact, tmp_path, name):
+    plan = Plan((), {name: np.zeros(1)}, {})
+    with pytest.raises(ArtifactError, match="which is outside of"):
+        write_files(plan, read_manifest(mlp_artifact), tmp_path / "golden")
+    assert not (tmp_path / "outside.npy").exists()

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ import pytest
 from irongrad.runtime import Session, staging
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest_file import read_manifest, write_manifest
+from irongrad.runtime.scratch import scratch_directory
 from irongrad.runtime.staging import check_output, publish, staged
 
 
@@ -140,3 +142,24 @@ def test_new_directories_have_the_permissions_of_any_new_directory(tmp_path, mlp
     plain.mkdir()
     publish_copy(mlp_artifact, tmp_path / "out")
     assert (tmp_path / "out").stat().st_mode == plain.stat().st_mode
+
+
+def test_scratch_directories_of_killed_processes_are_removed_by_the_next(tmp_path, monkeypatch):
+    program = """
+import time
+from irongrad.runtime.scratch import scratch_directory
+with scratch_directory() as folder:
+    (folder / "half").write_text("half")
+    print("written", flush=True)
+    time.sleep(100)
+"""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "irongrad-of-the-user").mkdir()
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "written\n"
+        process.kill()
+    assert len(list(tmp_path.iterdir())) == 2
+    with scratch_directory() as folder:
+        assert [p for p in tmp_path.iterdir() if p != folder] == [tmp_path / "irongrad-of-the-user"]
+    assert [p.name for p in tmp_path.iterdir()] == ["irongrad-of-the-user"]

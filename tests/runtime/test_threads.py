@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import irongrad as ig
 from irongrad.runtime import Session
 from irongrad.runtime.manifest import STEPS
+from tests.conftest import make_mlp_step
 
 Batch = dict[str, np.ndarray]
 
@@ -61,6 +63,12 @@ def mixed_calls(directory: Path, device: str, batch: Batch, calls: int) -> None:
 @pytest.mark.parametrize("device", ["local-task", "local-sync"])
 def test_threads_that_share_a_session_lose_no_update(mlp_artifact, batches, device):
     mixed_calls(mlp_artifact, device, batches[0], 60)
+
+
+@pytest.mark.slow
+def test_threads_that_share_a_session_on_a_gpu_lose_no_update(vulkan, batches, tmp_path):
+    ig.compile(make_mlp_step(), tmp_path / "mlp", target="vulkan")
+    mixed_calls(tmp_path / "mlp", vulkan.uri, batches[0], 60)
 
 
 @pytest.mark.slow

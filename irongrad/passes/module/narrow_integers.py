@@ -10,10 +10,8 @@ size.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -26,6 +24,7 @@ from irongrad.mlir.walk import bytecode_of, named_in
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModuleContext, ModulePass
 from irongrad.runtime.errors import UnsupportedOpError
+from irongrad.runtime.scratch import scratch_directory
 
 _PASS = "--iree-input-conversion-demote-i64-to-i32"
 _PREFIX = "graph."
@@ -186,8 +185,8 @@ def _fitting(values: Sequence[int], constant: ir.Operation) -> np.ndarray[Any, A
 
 
 def _narrowed(bytecode: bytes) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="irongrad-") as folder:
-        source = Path(folder) / "functions.mlirbc"
+    with scratch_directory() as folder:
+        source = folder / "functions.mlirbc"
         source.write_bytes(bytecode)
         output = source.with_name("narrow.mlirbc")
         result = run_tool("iree-opt", [_PASS, "--emit-bytecode", str(source), "-o", str(output)])
