@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from iree.compiler import ir
 
 from irongrad.graph.step_graph import StepGraph
-from irongrad.mlir.walk import bytecode_of
+from irongrad.mlir.walk import bytecode_of, new_context
 from irongrad.pipeline.assemble.entry_points import entry_point
 from irongrad.pipeline.assemble.interface import Interface, chain_of
 from irongrad.pipeline.assemble.shared_step_functions import Cores, parts_of
@@ -52,7 +52,7 @@ def assemble(step: ImportedStep, interface: Interface) -> AssembledModule:
         InternalError: the result is no valid MLIR.
     """
     shell = "\n".join(_shell(step.graph, interface))
-    with ir.Context() as context:
+    with new_context() as context:
         context.allow_unregistered_dialects = False
         try:
             module = ir.Module.parse(shell)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
-
-from irongrad.pipeline.capture.later import users_namespaces
 
 _SHIFT = 16 * 1_299_709 + 1  # odd, and no multiple of small primes: the remainder of any modulus changes
 
@@ -39,14 +37,14 @@ class _Elsewhere(int):
 
 
 @contextmanager
-def elsewhere() -> Iterator[None]:
-    """While open, numbers of processes, threads and addresses are others, and so are ids and hashes in user code."""
+def elsewhere(namespaces: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """While open, numbers of processes, threads and addresses are others, and so are ids and hashes in `namespaces`."""
     with ExitStack() as stack:
         for owner, name in ((os, "getpid"), (os, "getppid"), (threading, "get_ident"), (threading, "get_native_id")):
             stack.enter_context(mock.patch.object(owner, name, _shifted(getattr(owner, name))))
         stack.enter_context(mock.patch.object(torch.Tensor, "data_ptr", _shifted(torch.Tensor.data_ptr)))
         stack.enter_context(mock.patch.object(os, "getloadavg", _later_load, create=True))
-        for names in users_namespaces():
+        for names in namespaces:
             own = {"id": _shifted(id), "hash": _hash}
             stack.enter_context(mock.patch.dict(names, {n: f for n, f in own.items() if n not in names}))
         yield

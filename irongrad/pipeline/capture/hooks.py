@@ -7,7 +7,6 @@ backward, which AOTAutograd derives on its own; it would be lost, so it is refus
 
 from __future__ import annotations
 
-import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -194,17 +193,10 @@ class NodeHooks:
 def _refuse_accumulators(step: TrainStep) -> None:
     """Refuse nodes that accumulate a parameter's gradient, if Python holds them: they may have hooks, as in DDP."""
     # register_multi_grad_hook holds such nodes, too; it is refused as a hook of the parameters.
-    known = {id(p): name for name, p in step.model.named_parameters() if not p._backward_hooks}
-    objects = gc.get_objects()
-    # Objects that the collector leaves out are not listed either. Counting them takes longer than listing the others.
-    if not any(item is sys.modules for item in objects):
-        gc.unfreeze()
-        objects = gc.get_objects()
-        gc.freeze()
-    # There are half a million objects. To look for the type in a list of types is faster than to look at each object.
-    accumulator = _accumulator_type()
-    nodes: list[Any] = [o for o in objects if type(o) is accumulator] if accumulator in list(map(type, objects)) else []
-    held = [known[id(n.variable)] for n in nodes if id(getattr(n, "variable", None)) in known]
+    known = {name: p for name, p in step.model.named_parameters() if not p._backward_hooks}
+    with torch._C.DisableTorchFunctionSubclass():  # a parameter without a shape yet, of a lazy module, allows nothing
+        unheld = _references(torch.zeros(()))
+        held = [name for name, p in known.items() if _may_accumulate(p) and _references(p) > unheld]
     if held:
         raise CaptureError(
             f"{where(step.model)}\n  a Python object holds the node that accumulates the gradient of {held[0]!r} "
@@ -212,10 +204,33 @@ def _refuse_accumulators(step: TrainStep) -> None:
         )
 
 
-def _accumulator_type() -> type:
-    """The type of the nodes that accumulate gradients, which torch does not export."""
-    scalar = torch.zeros((), requires_grad=True)
-    return type(torch.autograd.graph.get_gradient_edge(scalar).node)
+def _may_accumulate(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a gradient of its own, now or once it is no longer frozen."""
+    has_gradient = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.is_leaf and has_gradient and not tensor.is_inference()
+
+
+class _Reading(torch.autograd.Function):
+    """A function of any tensor, also of a sparse one. Its node in autograd's graph leads to that of the tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        """Return another tensor."""
+        return torch.empty(0)
+
+
+def _references(leaf: torch.Tensor) -> int:
+    """Count Python's references to the node that accumulates a tensor's gradient, with the one of this function.
+
+    A node has at most one Python object. If Python holds none, it is made here.
+    """
+    required = leaf.requires_grad
+    try:
+        with torch.enable_grad():
+            reading = _Reading.apply(leaf.requires_grad_())
+        return sys.getrefcount(reading.grad_fn.next_functions[0][0])
+    finally:
+        leaf.requires_grad_(required)
 
 
 def _unknown() -> None:

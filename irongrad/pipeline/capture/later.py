@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -19,8 +19,8 @@ _FORMATS = ("localtime", "gmtime", "ctime", "strftime", "asctime")  # of the pre
 
 
 @contextmanager
-def later() -> Iterator[None]:
-    """While open, the clocks of `time`, and those of `datetime` in the user's modules, show a later time."""
+def later(namespaces: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """While open, the clocks of `time`, and those of `datetime` in `namespaces`, show a later time."""
     classes = {cls: _later_class(cls) for cls in (datetime.datetime, datetime.date)}
     with ExitStack() as stack:
         for name in _CLOCKS:
@@ -29,7 +29,7 @@ def later() -> Iterator[None]:
         now = time.localtime
         for name in _FORMATS:
             stack.enter_context(mock.patch.object(time, name, _formatted(name, getattr(time, name), now)))
-        for names in users_namespaces():
+        for names in namespaces:
             changed = {n: classes[v] for n, v in names.items() if isinstance(v, type) and v in classes}
             stack.enter_context(mock.patch.dict(names, changed))
         yield

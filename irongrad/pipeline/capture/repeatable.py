@@ -23,6 +23,7 @@ import torch
 from irongrad.diagnostics.source_lines import is_of_a_model, is_standard_file, is_user_file, source_line, where
 from irongrad.pipeline.capture.elsewhere import elsewhere
 from irongrad.pipeline.capture.later import later as later_clocks
+from irongrad.pipeline.capture.later import users_namespaces
 from irongrad.pipeline.capture.outside_calls import OutsideCalls
 from irongrad.pipeline.capture.profiled import profiled
 from irongrad.runtime.errors import CaptureError
@@ -181,7 +182,8 @@ def _run(
 @contextmanager
 def _another_process() -> Iterator[None]:
     """While open, clocks, ids and the like are those of a later run in another process."""
-    with later_clocks(), elsewhere():
+    namespaces = users_namespaces()
+    with later_clocks(namespaces), elsewhere(namespaces):
         yield
 
 

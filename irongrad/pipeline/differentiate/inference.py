@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
 import torch
 from torch._C import DispatchKey
+from torch._export import utils
 from torch._higher_order_ops.utils import autograd_not_implemented
 from torch._ops import OperatorBase
-from torch.export import ExportedProgram, default_decompositions, exported_program
+from torch.export import ExportedProgram, decomp_utils, default_decompositions, exported_program
 from torch.export.graph_signature import InputKind, OutputKind
 
 from irongrad.diagnostics import source_lines
@@ -66,6 +68,56 @@ def composites_within_autocast(table: Table) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _composites_listed_once() -> Iterator[None]:
+    """While open, torch.export lists the composite operators of all libraries once.
+
+    torch 2.13 lists them for each table and for each program. Each time, it looks up all of them once per library.
+    """
+    listed = functools.cache(utils._collect_all_valid_cia_ops)
+    with (
+        mock.patch.object(utils, "_materialize_cpp_cia_ops", functools.cache(utils._materialize_cpp_cia_ops)),
+        mock.patch.object(decomp_utils, "_collect_all_valid_cia_ops", listed),
+        mock.patch.object(exported_program, "_collect_all_valid_cia_ops", listed),
+    ):
+        yield
+
+
+@contextmanager
+def _kernels_given_once() -> Iterator[None]:
+    """While open, the kernels that `run_decompositions` gives to all composite operators stay for the next program.
+
+    torch 2.13 gives and takes some 20 kernels for each of hundreds of operators. That takes longer than to decompose a
+    small program.
+    """
+    override = exported_program._override_composite_implicit_decomp
+    given: dict[OperatorBase, Callable[..., Any]] = {}
+
+    with ExitStack() as stack:
+
+        def kept(kernels: dict[OperatorBase, Callable[..., Any]]) -> AbstractContextManager[None]:
+            if kernels != given:
+                stack.close()
+                with mock.patch.object(OperatorBase, "py_impl", _registered):
+                    stack.enter_context(override(kernels))
+                given.clear()
+                given.update(kernels)
+            return nullcontext()
+
+        with mock.patch.object(exported_program, "_override_composite_implicit_decomp", kept):
+            yield
+
+
+def _registered(operator: OperatorBase, key: DispatchKey) -> Callable[[Callable[..., Any]], None]:
+    """What `py_impl` does for a dispatch key without a kernel; torch 2.13's makes new type hints in each call."""
+
+    def register(kernel: Callable[..., Any]) -> None:
+        operator.py_kernels[key] = kernel
+        operator._dispatch_cache.clear()
+
+    return register
+
+
 def _untie_unused(program: ExportedProgram) -> None:
     """Give each buffer that the graph does not read memory of its own.
 
@@ -79,23 +131,39 @@ def _untie_unused(program: ExportedProgram) -> None:
             program.state_dict[target] = program.state_dict[target].clone()
 
 
+def decomposed(programs: Sequence[ExportedProgram], *, dynamic: bool) -> list[ExportedProgram]:
+    """Decompose the operators of evaluation-mode programs, as `inference_table` says, into programs of their own.
+
+    Args:
+        programs: the programs of one step.
+        dynamic: whether the step has named dimensions.
+    """
+    if not programs:
+        return []
+    with plain_operators(), source_lines.quiet_export(), _composites_listed_once():
+        table = inference_table(dynamic=dynamic)
+        with composites_within_autocast(table), _kernels_given_once():
+            return [_decomposed(program, table) for program in programs]
+
+
+def _decomposed(program: ExportedProgram, table: Table) -> ExportedProgram:
+    interpret_regions(program.graph_module)
+    _untie_unused(program)
+    return with_gradients(program).run_decompositions(table)
+
+
 def inference_program(
     program: ExportedProgram,
     names: StateNames,
     step: TrainStep,
-    table: Table,
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
 ) -> Program:
-    """Turn an evaluation-mode program into a function of the state and of `inputs` that returns `outputs`.
+    """Turn a decomposed evaluation-mode program into a function of the state and of `inputs` that returns `outputs`.
 
     Raises:
         CaptureError: the program writes into an input.
     """
-    interpret_regions(program.graph_module)
-    _untie_unused(program)
-    with plain_operators(), source_lines.quiet_export(), composites_within_autocast(table):
-        program = with_gradients(program).run_decompositions(table)
     symbols = names_in_program(program, inputs, step.dynamic)
     arguments, examples = _arguments(program, names, step, inputs)
     results = _results(program, names, outputs)

@@ -12,7 +12,7 @@ from irongrad.graph.step_graph import StateTensor
 from irongrad.operators.legalize.complex_numbers import refuse_complex
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.step_modules import StepModule
-from irongrad.pipeline.differentiate.inference import Table, inference_program, inference_table
+from irongrad.pipeline.differentiate.inference import decomposed, inference_program
 from irongrad.pipeline.differentiate.joint_program import joint_program
 from irongrad.pipeline.differentiate.specialise import Interpret, Program
 from irongrad.pipeline.differentiate.state_names import StateNames
@@ -54,23 +54,25 @@ def programs(captured: CapturedStep, indices: Indices) -> Programs:
     refuse_complex({**step.inputs, **{n: t.initial for n, t in names.state.items()}})
     joint = joint_program(captured, names)
     evaluation, predict = None, None
-    table = inference_table(dynamic=bool(step.dynamic)) if captured.eval or captured.predict or indices.early else {}
+    exported = [p for p in (captured.eval, captured.predict) if p is not None]
+    exported += [early.program for early in indices.early.values()]
+    inference = iter(decomposed(exported, dynamic=bool(step.dynamic)))
     if captured.eval is not None:
-        evaluation = inference_program(captured.eval, names, step, table, tuple(step.inputs), ("loss",))
+        evaluation = inference_program(next(inference), names, step, tuple(step.inputs), ("loss",))
     if captured.predict is not None:
-        predict = inference_program(
-            captured.predict, names, step, table, captured.predict_inputs, captured.output_names
-        )
+        predict = inference_program(next(inference), names, step, captured.predict_inputs, captured.output_names)
     checks = {
-        name: _check_program(early, names, step, table, step.accumulate if name == "joint" else 1)
+        name: _check_program(
+            replace(early, program=next(inference)), names, step, step.accumulate if name == "joint" else 1
+        )
         for name, early in indices.early.items()
     }
     return Programs(names.state, joint, evaluation, predict, checks, indices.conditions)
 
 
-def _check_program(early: EarlyProgram, names: StateNames, step: TrainStep, table: Table, count: int) -> Program:
-    """The program of a check; that of a step with `count` micro-batches runs on each of them."""
-    program = inference_program(early.program, names, step, table, early.inputs, early.results)
+def _check_program(early: EarlyProgram, names: StateNames, step: TrainStep, count: int) -> Program:
+    """The program of a decomposed check; that of a step with `count` micro-batches runs on each of them."""
+    program = inference_program(early.program, names, step, early.inputs, early.results)
     if count == 1:
         return program
 

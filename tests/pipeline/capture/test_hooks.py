@@ -184,6 +184,15 @@ def test_a_hook_on_the_node_that_accumulates_a_gradient_is_refused() -> None:
     assert f"{__file__}:" in message
 
 
+def test_a_node_that_accumulates_the_gradient_of_a_frozen_parameter_is_refused() -> None:
+    """The parameter may no longer be frozen when a step runs; it stays frozen here."""
+    model = network()
+    node = torch.autograd.graph.get_gradient_edge(model[0].weight).node
+    model[0].weight.requires_grad_(False)
+    assert f"gradient of '0.weight' ({type(node).__name__})" in refused(model)
+    assert not model[0].weight.requires_grad
+
+
 def test_the_users_hook_inside_of_a_librarys_is_named() -> None:
     model = network()
     torch.autograd.graph.register_multi_grad_hook(list(model.parameters()), lambda gradients: None)
