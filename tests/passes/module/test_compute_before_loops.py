@@ -62,7 +62,8 @@ def test_an_orthogonal_layer_trains_as_eager_does(kind: str, shape: tuple[int, i
         inputs = {"x": torch.randn(8, shape[0]), "y": torch.randn(8, 2)}
         return ig.TrainStep(model, mse_loss, torch.optim.AdamW(model.parameters(), lr=0.01), inputs)
 
-    session, step = ig.compile(make(), tmp_path / "artifact", cache=False).load(), make()
+    artifact = ig.compile(make(), tmp_path / "artifact", entry_points=("train_step",), cache=False)
+    session, step = artifact.load(), make()
     for _ in range(3):
         step.optimizer.zero_grad()
         loss = mse_loss(step.model(step.inputs["x"]), step.inputs["y"])
