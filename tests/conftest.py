@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from iree.runtime import system_setup
 from torch import nn
 
 import irongrad as ig
@@ -80,6 +82,21 @@ def vulkan() -> Device:
     found = find_device("vulkan")
     assert found is not None, "these tests need a Vulkan device: apt-get install mesa-vulkan-drivers libvulkan1"
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_vulkan_devices() -> Iterator[None]:
+    """Close the Vulkan devices that the tests of a file opened.
+
+    IREE waits for an open device in threads that, with Mesa 22.3.6, poll instead of sleep. They would take most of the
+    CPU time from all later tests of the process. IREE keeps a device in its cache, and a session keeps it too.
+    """
+    yield
+    opened = [uri for uri in system_setup._GLOBAL_DEVICES_BY_URI if uri.startswith("vulkan")]
+    for uri in opened:
+        del system_setup._GLOBAL_DEVICES_BY_URI[uri]
+    if opened:
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

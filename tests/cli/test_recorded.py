@@ -60,11 +60,17 @@ class Words(nn.Module):
         return self.out(self.attention(hidden)[:, -1])
 
 
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
+IMAGE, WORDS = (Image, torch.rand(2, 3, 8, 8)), (Words, torch.arange(12).reshape(2, 6) % 9)
+
+
 @pytest.mark.parametrize(
-    ("model", "x"),
-    [(Image, torch.rand(2, 3, 8, 8)), (Words, torch.arange(12).reshape(2, 6) % 9)],
-    ids=["image", "words"],
+    ("model", "x", "precision"),
+    [
+        pytest.param(*IMAGE, "f32", id="image-f32", marks=pytest.mark.slow),
+        pytest.param(*IMAGE, "bf16", id="image-bf16"),
+        pytest.param(*WORDS, "f32", id="words-f32"),
+        pytest.param(*WORDS, "bf16", id="words-bf16", marks=pytest.mark.slow),
+    ],
 )
 def test_steps_are_recorded_as_make_fx_traces_them(
     model: Callable[[], nn.Module], x: torch.Tensor, precision: str, monkeypatch: pytest.MonkeyPatch

@@ -45,7 +45,9 @@ def test_the_matching_is_the_cheapest(detr: ModuleType):
     np.testing.assert_array_equal(detr.match(outputs, classes, boxes)["owner"], [[3, 1, 3, 0]])
 
 
+@pytest.mark.slow
 def test_pieces_train_as_eager_does(detr: ModuleType, check_losses: Callable[..., None], tmp_path: Path):
+    """`tests/pipeline/optimizer/test_split_step.py` trains a smaller step in pieces, in the default run."""
     step = detr.make_step(batch=4, width=16, heads=2, layers=1, queries=4)
     batches = list(islice(detr.batches(4, seed=1), STEPS))
     session = ig.compile(step, tmp_path / "artifact", entry_points=("forward", "finish_step")).load()

@@ -351,6 +351,24 @@ _STEP = """
         return ig.TrainStep(model, lambda y: y.square().mean(), optimizer, {"input": torch.ones(3, 2)})
 """
 
+# One process for all calls, which imports torch once; prints the exit code and the output of each.
+_CALLS = """
+    import io, json, sys
+    from contextlib import redirect_stdout
+
+    sys.path.insert(0, sys.argv[1])
+    from irongrad.cli.main import main
+
+    for call in json.loads(sys.argv[2]):
+        sys.argv = ["irongrad", *call]
+        with redirect_stdout(io.StringIO()) as printed:
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code or 0
+        print(json.dumps([code, json.loads(printed.getvalue())]))
+"""
+
 
 def test_a_pass_of_another_package_is_found_and_bisected(tmp_path):
     """From the entry point of an installed package, on the command line."""
@@ -361,21 +379,22 @@ def test_a_pass_of_another_package_is_found_and_bisected(tmp_path):
     entries = "halve = other:Halve\ngone = nowhere:Gone"
     (metadata / "entry_points.txt").write_text(f"[irongrad.passes]\n{entries}\n")
     (tmp_path / "step.py").write_text(textwrap.dedent(_STEP))
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from irongrad.cli.main import main; main()"
-
-    def run(*arguments):
-        return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
-
-    listed = json.loads(run("passes", "--json").stdout)
+    source = f"{tmp_path}/step.py:make_step"
+    calls = [
+        ["passes", "--json"],
+        ["bisect", source, "--passes", "dce,halve{factor=0.25}", "--json"],
+        ["bisect", source, "--passes", "dce,halve{factor=1}", "--precision", "bf16", "--json"],
+    ]
+    code = textwrap.dedent(_CALLS)
+    given = [sys.executable, "-c", code, str(tmp_path), json.dumps(calls)]
+    done = subprocess.run(given, capture_output=True, text=True, check=True)
+    (_, listed), (found_code, found), (good_code, good) = map(json.loads, done.stdout.splitlines())
     assert "the pass 'gone' (nowhere:Gone) cannot be loaded: ModuleNotFoundError" in listed["broken"]["gone"]
     assert {"name": "halve", "summary": "Halve what is added.", "levels": []}.items() <= listed["passes"][-1].items()
-    source = f"{tmp_path}/step.py:make_step"
-    found = run("bisect", source, "--passes", "dce,halve{factor=0.25}", "--json")
-    assert json.loads(found.stdout)["first"]["name"] == "halve"
-    assert found.returncode == InternalError.exit_code
-    good = run("bisect", source, "--passes", "dce,halve{factor=1}", "--precision", "bf16", "--json")
-    assert json.loads(good.stdout)["first"] is None
-    assert good.returncode == 0
+    assert found["first"]["name"] == "halve"
+    assert found_code == InternalError.exit_code
+    assert good["first"] is None
+    assert good_code == 0
 
 
 def test_an_unknown_pass_to_leave_out_is_refused_with_the_passes_of_both_kinds(tmp_path):

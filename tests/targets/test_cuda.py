@@ -75,13 +75,32 @@ def assemble(ptx: Path, architecture: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+# The default run assembles for the oldest architecture, which lacks products, and for the latest, which IREE lacks.
+DEFAULT = ("sm_70", "sm_90")
+
+
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory) -> Path:
-    return compiled(make_step(), tmp_path_factory.mktemp("cuda"), ARCHITECTURES)
+    return compiled(make_step(), tmp_path_factory.mktemp("cuda"), DEFAULT)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.fixture(scope="module")
+def others(tmp_path_factory) -> Path:
+    return compiled(make_step(), tmp_path_factory.mktemp("others"), [a for a in ARCHITECTURES if a not in DEFAULT])
+
+
+@pytest.mark.parametrize("architecture", DEFAULT)
 def test_ptxas_assembles_every_kernel(artifact, architecture):
+    check_kernels(artifact, architecture)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a not in DEFAULT])
+def test_ptxas_assembles_every_kernel_of_the_others(others, architecture):
+    check_kernels(others, architecture)
+
+
+def check_kernels(artifact: Path, architecture: str) -> None:
     (ptx,) = artifact.with_name(f"ptx.{architecture}").iterdir()
     assert f".target {architecture}\n" in ptx.read_text()
     result = assemble(ptx, architecture)

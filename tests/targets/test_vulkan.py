@@ -249,3 +249,35 @@ def test_device_arrays_still_cannot_be_read(vulkan):
     was_ended = result.returncode < 0
     assert was_ended or re.search("minImportedHostPointerAlignment|VK_ERROR_DEVICE_LOST", result.stderr)
     assert result.returncode != 0
+
+
+# It runs in a process of its own, which has no other threads. It prints the CPU seconds of two idle spans of a second.
+IDLE = """
+import gc, sys, time
+import iree.runtime as ireert
+import numpy as np
+from iree.runtime import system_setup
+from irongrad.runtime.transfer import to_device
+
+def idle():
+    before = time.process_time()
+    time.sleep(1)
+    print(time.process_time() - before)
+
+device = ireert.get_device(sys.argv[1])
+to_device(device, np.zeros(1, np.float32))
+idle()
+del device
+system_setup._GLOBAL_DEVICES_BY_URI.clear()
+gc.collect()
+idle()
+"""
+
+
+def test_an_open_device_still_takes_the_cpu(vulkan, iree_run):
+    """When the first time is small, `_close_vulkan_devices` of tests/conftest.py can be removed."""
+    done = iree_run([sys.executable, "-c", IDLE, vulkan.uri])
+    assert done.returncode == 0, done.stderr
+    opened, closed = map(float, done.stdout.split())
+    assert opened > 0.1
+    assert closed < 0.05

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import irongrad as ig
 from irongrad.pipeline.iree.compile import compile_module
@@ -20,31 +18,21 @@ from irongrad.targets import llvm_cpu, parse_target
 from tests.fixtures.module_texts import TextModule, functions_of
 
 
-def make_step() -> ig.TrainStep:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 3))
-    return ig.TrainStep(
-        model=model,
-        loss=nn.functional.cross_entropy,
-        optimizer=torch.optim.Adam(model.parameters()),
-        inputs={"x": torch.randn(40, 16), "y": torch.arange(40) % 3},
-    )
-
-
-def test_calls_in_any_order_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ig.compile(make_step(), tmp_path / "anew", cache=False)
+def test_calls_in_any_order_give_the_same_bits(
+    mlp_step: ig.TrainStep, mlp_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(llvm_cpu, "_LARGEST_FREED", 0)
-    ig.compile(make_step(), tmp_path / "kept", cache=False)
+    ig.compile(mlp_step, tmp_path / "kept", cache=False)
     monkeypatch.chdir(tmp_path)
-    anew, kept = (_results(ig.runtime.load(tmp_path / name)) for name in ("anew", "kept"))
+    anew, kept = (_results(ig.runtime.load(path), mlp_step) for path in (mlp_artifact, tmp_path / "kept"))
     assert anew.keys() == kept.keys()
     for name, value in anew.items():
         np.testing.assert_array_equal(kept[name], value, err_msg=name)
 
 
-def _results(session: Session) -> dict[str, Any]:
+def _results(session: Session, step: ig.TrainStep) -> dict[str, Any]:
     """The results of all entry points that compute, called in turn, and the final state."""
-    x, y = (v.numpy() for v in make_step().inputs.values())
+    x, y = (v.numpy() for v in step.inputs.values())
     found: dict[str, Any] = {}
     for turn in range(3):
         found[f"train {turn}"] = session.train_step(x=x, y=y)

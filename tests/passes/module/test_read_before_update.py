@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,14 @@ def compiled(model: nn.Module, shape: tuple[int, ...], directory: Path) -> None:
     ig.compile(step, directory / "step", entry_points=("train_step",), cache=False)
 
 
-@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
-@pytest.mark.parametrize("shape", [(2, 1, 4), (3, 1, 4), (2, 3, 4)])
+# Each layer and each shape occurs in the default run; IREE alone fails for a GRU of the first shape.
+DEFAULT = [(nn.GRU, (2, 1, 4)), (nn.LSTM, (3, 1, 4)), (nn.RNN, (2, 3, 4))]
+OTHERS = [c for c in product([nn.GRU, nn.LSTM, nn.RNN], [(2, 1, 4), (3, 1, 4), (2, 3, 4)]) if c not in DEFAULT]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [*DEFAULT, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)]
+)
 def test_recurrent_layers_over_few_steps(kind: type[nn.RNNBase], shape: tuple[int, ...], tmp_path: Path) -> None:
     compiled(Recurrent(kind), shape, tmp_path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,12 @@ def made(forward: Forward, **options: Any) -> ig.TrainStep:
     return ig.TrainStep(model, None, torch.optim.SGD(model.parameters(), lr=0.1), inputs, **options)
 
 
+@functools.cache
+def differentiated(forward: Forward) -> JointStep:
+    """The joint step of `made(forward)`; two tests run it."""
+    return differentiate(capture(made(forward)))
+
+
 def run(joint: JointStep, function: Function, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     values = {s.name: s.initial for s in joint.state} | dict(inputs)
     with torch.no_grad():
@@ -193,8 +200,7 @@ def run(joint: JointStep, function: Function, inputs: Mapping[str, Tensor]) -> d
 
 @pytest.mark.parametrize("forward", PROGRAMS, ids=lambda f: f.__name__)
 def test_the_joint_graph_has_eagers_loss_and_gradients(forward: Forward) -> None:
-    step = made(forward)
-    joint = differentiate(capture(step))
+    step, joint = made(forward), differentiated(forward)
     found = run(joint, joint.joint, step.inputs)
     loss = step.model(**{n: t.clone() for n, t in step.inputs.items()})
     loss.backward()
@@ -207,8 +213,7 @@ def test_the_joint_graph_has_eagers_loss_and_gradients(forward: Forward) -> None
 
 @pytest.mark.parametrize("forward", [gradient_penalty, second_derivative, hessians], ids=lambda f: f.__name__)
 def test_the_evaluation_has_eagers_loss(forward: Forward) -> None:
-    step = made(forward)
-    joint = differentiate(capture(step))
+    step, joint = made(forward), differentiated(forward)
     assert joint.eval is not None
     found = run(joint, joint.eval, step.inputs)["loss"].reshape(())
     loss = step.model.eval()(**{n: t.clone() for n, t in step.inputs.items()})

@@ -6,9 +6,10 @@ import copy
 import inspect
 import pickle
 import threading
+import warnings
 from collections.abc import Callable
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -88,31 +89,62 @@ def resizes_to_its_own_shape(model, x):
     return h + torch.zeros(8, 4).resize_(8, 4).resize_as_(h).copy_(h)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        copies_a_layer,
-        copies_a_norm,
-        copies_a_tensor,
-        chooses_by_bytes,
-        selects_by_bytes,
-        asserts,
-        detaches_in_place,
-        resizes_to_its_own_shape,
-    ],
-)
-@pytest.mark.filterwarnings("ignore")
-def test_trains_as_eager_does(body: Body, tmp_path: Path) -> None:
-    session = ig.compile(of(body), tmp_path / "artifact", cache=False).load()
-    step = of(body)
-    for _ in range(3):
-        step.optimizer.zero_grad()
-        loss = cross_entropy(step.model(step.inputs["x"]), step.inputs["y"])
-        loss.backward()
-        step.optimizer.step()
-        assert session.train_step(**step.inputs) == pytest.approx(loss.item(), rel=1e-4)
-    for name, value in step.model.state_dict().items():
-        assert torch.allclose(torch.as_tensor(session.state()[name]), value, rtol=1e-4, atol=1e-6), name
+BODIES = [
+    copies_a_layer,
+    copies_a_norm,
+    copies_a_tensor,
+    chooses_by_bytes,
+    selects_by_bytes,
+    asserts,
+    detaches_in_place,
+    resizes_to_its_own_shape,
+]
+
+
+class Models(nn.Module):
+    """A model for each body, all on one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of = nn.ModuleDict({body.__name__: Model(body) for body in BODIES})
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [model(x) for model in self.of.values()]
+
+
+def sum_of_losses(outputs: list[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+    return torch.stack([cross_entropy(output, y) for output in outputs]).sum()
+
+
+def of_all_bodies() -> ig.TrainStep:
+    model, inputs = Models(), of(asserts).inputs
+    return ig.TrainStep(model, sum_of_losses, torch.optim.SGD(model.parameters(), 0.1), inputs)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, np.ndarray], nn.Module]:
+    """The state of a compiled step after three calls, and the model that eager trains; the losses agree."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        directory = tmp_path_factory.mktemp("idioms") / "artifact"
+        session = ig.compile(of_all_bodies(), directory, entry_points=("train_step",), cache=False).load()
+        step = of_all_bodies()
+        for _ in range(3):
+            step.optimizer.zero_grad()
+            loss = sum_of_losses(step.model(step.inputs["x"]), step.inputs["y"])
+            loss.backward()
+            step.optimizer.step()
+            assert session.train_step(**step.inputs) == pytest.approx(loss.item(), rel=1e-4)
+    return session.state(), step.model
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_trains_as_eager_does(body: Body, trained: tuple[dict[str, np.ndarray], nn.Module]) -> None:
+    found, model = trained
+    expected = {n: v for n, v in model.state_dict().items() if n.startswith(f"of.{body.__name__}.")}
+    assert expected
+    for name, value in expected.items():
+        assert torch.allclose(torch.as_tensor(found[name]), value, rtol=1e-4, atol=1e-6), name
 
 
 def asserts_a_value(model, x):

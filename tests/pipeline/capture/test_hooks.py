@@ -65,24 +65,55 @@ def clamped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.register_step_post_hook(clamp)
 
 
-@pytest.mark.parametrize("put", [masked, decayed, halved_in_place, normed, clamped])
-def test_a_hook_on_gradients_or_updates_is_compiled(put: Put, tmp_path: Path) -> None:
-    step = make_step(put)
-    session = ig.compile(step, tmp_path / "step", entry_points=["train_step"]).load()
-    model, plain = step.model, network()
-    other = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+HOOKS: list[Put] = [masked, decayed, halved_in_place, normed, clamped]
+
+
+class Towers(nn.Module):
+    """Equal networks on one input, one for each hook and one without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleDict({name: network() for name in (*(put.__name__ for put in HOOKS), "plain")})
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [tower(x) for tower in self.towers.values()]
+
+
+def sum_of_losses(outputs: list[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+    return torch.stack([nn.functional.mse_loss(output, y) for output in outputs]).sum()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, np.ndarray], Towers]:
+    """The state of a compiled step after three calls, and the model that eager trains."""
+    model = Towers()
+    optimizers = [torch.optim.SGD(tower.parameters(), lr=0.1, momentum=0.9) for tower in model.towers.values()]
+    for put, optimizer in zip(HOOKS, optimizers[:-1], strict=True):
+        put(model.towers[put.__name__], optimizer)
+    inputs = {"x": torch.randn(6, 4), "y": torch.randn(6, 3)}
+    step = ig.TrainStep(model, sum_of_losses, optimizers, inputs)
+    session = ig.compile(step, tmp_path_factory.mktemp("hooks") / "step", entry_points=["train_step"]).load()
     rng = np.random.default_rng(0)
     for _ in range(3):
         x, y = rng.standard_normal((6, 4)).astype(np.float32), rng.standard_normal((6, 3)).astype(np.float32)
         session.train_step(x=x, y=y)
-        for net, optimizer in ((model, step.optimizers[0]), (plain, other)):
+        for optimizer in optimizers:
             optimizer.zero_grad()
-            nn.functional.mse_loss(net(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        sum_of_losses(model(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        for optimizer in optimizers:
             optimizer.step()
-    found = session.state()
-    for name, value in model.state_dict().items():
-        np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
-    assert not np.allclose(found["0.weight"], plain[0].weight.detach().numpy(), atol=1e-4), "the hook does nothing"
+    return session.state(), model
+
+
+@pytest.mark.parametrize("put", HOOKS)
+def test_a_hook_on_gradients_or_updates_is_compiled(put: Put, trained: tuple[dict[str, np.ndarray], Towers]) -> None:
+    found, model = trained
+    hooked, plain = model.towers[put.__name__], model.towers["plain"]
+    for name, value in hooked.state_dict().items():
+        made = found[f"towers.{put.__name__}.{name}"]
+        np.testing.assert_allclose(made, value.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
+    made = found[f"towers.{put.__name__}.0.weight"]
+    assert not np.allclose(made, plain[0].weight.detach().numpy(), atol=1e-4), "the hook does nothing"
 
 
 class HookInside(nn.Module):

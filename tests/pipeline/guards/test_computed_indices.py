@@ -401,7 +401,7 @@ def _check_arithmetic(expressions: Sequence[Callable[[Tensor], Tensor]], seed: i
 _MANY = st.lists(_EXPRESSIONS, min_size=PROGRAMS, max_size=PROGRAMS)
 
 
-@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(expressions=_MANY, seed=st.integers(0, 99))
 def test_random_arithmetic_gives_eagers_numbers_or_its_refusals(
     expressions: list[Callable[[Tensor], Tensor]], seed: int, tmp_path_factory: pytest.TempPathFactory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -293,33 +293,96 @@ def batch(number: int) -> dict[str, np.ndarray]:
     return {"x": rng.standard_normal((6, 4)).astype(np.float32), "y": rng.standard_normal((6, 3)).astype(np.float32)}
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
-    values = {n: torch.from_numpy(v) for n, v in batch(number).items()}
-    optimizer.zero_grad()
-    nn.functional.mse_loss(model(values["x"]), values["y"]).backward()
-    optimizer.step()
+class Towers(nn.Module):
+    """Equal networks on one input, each with its own optimizer: a step compiles them in the time of a few."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self.towers = nn.ModuleDict({name: network() for name in names})
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [tower(x) for tower in self.towers.values()]
 
 
-@pytest.mark.parametrize(
-    ("make", "started"),
-    [(make, False) for make in OPTIMIZERS] + [(make, True) for make in (StartsAsGradient, Counted, OfGroup, Nested)],
-)
-def test_an_optimizer_trains_as_in_eager(
-    make: Callable[..., torch.optim.Optimizer], started: bool, tmp_path: Path
-) -> None:
-    model = network()
-    step = step_of(make, model)
+def sum_of_losses(outputs: list[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+    return torch.stack([nn.functional.mse_loss(output, y) for output in outputs]).sum()
+
+
+# For each optimizer and each of five steps: the compiled and the eager parameters.
+Trained = dict[str, list[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]]
+
+
+def trained(makes: Sequence[Callable[..., torch.optim.Optimizer]], folder: Path, *, started: bool) -> Trained:
+    """Train one step with all these optimizers, compiled and in eager, after two eager steps if `started`."""
+    model = Towers(make.__name__ for make in makes)
+    optimizers = [make(tower.parameters()) for make, tower in zip(makes, model.towers.values(), strict=True)]
+    inputs = {"x": torch.randn(6, 4), "y": torch.randn(6, 3)}
+    step = ig.TrainStep(model, sum_of_losses, optimizers, inputs)
+
+    def train_in_eager(number: int) -> None:
+        values = {n: torch.from_numpy(v) for n, v in batch(number).items()}
+        for optimizer in step.optimizers:
+            optimizer.zero_grad()
+        sum_of_losses(model(values["x"]), values["y"]).backward()
+        for optimizer in step.optimizers:
+            optimizer.step()
+
     for number in (7, 8) if started else ():
-        train(model, step.optimizers[0], number)
+        train_in_eager(number)
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    session = ig.compile(step, tmp_path / "step", entry_points=["train_step"]).load()
+    session = ig.compile(step, folder / "step", entry_points=["train_step"]).load()
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    steps: Trained = {make.__name__: [] for make in makes}
     for number in range(5):
         session.train_step(**batch(number))
-        train(model, step.optimizers[0], number)
+        train_in_eager(number)
         found = session.state()
-        for name, value in model.state_dict().items():
-            np.testing.assert_allclose(found[name], value.numpy(), rtol=2e-5, atol=2e-6, err_msg=f"{number}: {name}")
+        for name, made in steps.items():
+            prefix = f"towers.{name}."
+            expected = {n: v.numpy().copy() for n, v in model.state_dict().items() if n.startswith(prefix)}
+            made.append(({n: found[n] for n in expected}, expected))
+    return steps
+
+
+# Each way through one of their steps is compiled, so in one step with others they would have too many ways.
+ALONE = [WarmsUp, DecidesOnGradients, DecidesForEachParameter, OtherRuleAtZero]
+STARTED = [StartsAsGradient, Counted, OfGroup, Nested]
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    together = [make for make in OPTIMIZERS if make not in ALONE]
+    return trained(together, tmp_path_factory.mktemp("fresh"), started=False)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return trained(STARTED, tmp_path_factory.mktemp("resumed"), started=True)
+
+
+def check_steps(steps: Trained, make: Callable[..., torch.optim.Optimizer]) -> None:
+    assert len(steps[make.__name__]) == 5
+    for number, (found, expected) in enumerate(steps[make.__name__]):
+        assert len(expected) == 4
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-6, err_msg=f"{number}: {name}")
+
+
+@pytest.mark.parametrize("make", [make for make in OPTIMIZERS if make not in ALONE])
+def test_an_optimizer_trains_as_in_eager(make: Callable[..., torch.optim.Optimizer], fresh: Trained) -> None:
+    check_steps(fresh, make)
+
+
+@pytest.mark.parametrize("make", ALONE)
+def test_an_optimizer_that_decides_trains_as_in_eager(
+    make: Callable[..., torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    check_steps(trained([make], tmp_path, started=False), make)
+
+
+@pytest.mark.parametrize("make", STARTED)
+def test_an_optimizer_goes_on_as_in_eager(make: Callable[..., torch.optim.Optimizer], resumed: Trained) -> None:
+    check_steps(resumed, make)
 
 
 @pytest.mark.parametrize("make", [Counted, SumInDefaults])
