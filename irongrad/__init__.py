@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from irongrad.sizes.buckets import pow2 as pow2
     from irongrad.step.checkpoint import load_checkpoint as load_checkpoint
     from irongrad.step.checkpoint import save_checkpoint as save_checkpoint
+    from irongrad.step.hyperparameters import hypers as hypers
     from irongrad.step.train_step import TrainStep as TrainStep
     from irongrad.step.train_step import pieces as pieces
 
@@ -31,6 +32,7 @@ __all__ = [
     "choose_buckets",
     "compile",
     "compile_function",
+    "hypers",
     "load_checkpoint",
     "pieces",
     "pow2",
@@ -46,6 +48,7 @@ _HOME = {
     "choose_buckets": "irongrad.sizes.buckets",
     "compile": "irongrad.pipeline.driver",
     "compile_function": "irongrad.frontends.compile_function",
+    "hypers": "irongrad.step.hyperparameters",
     "load_checkpoint": "irongrad.step.checkpoint",
     "pieces": "irongrad.step.train_step",
     "pow2": "irongrad.sizes.buckets",

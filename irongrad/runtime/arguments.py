@@ -42,6 +42,8 @@ def refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Mani
         if any(h.startswith(f"{name}_") and h[len(name) + 1 :].isdigit() for h in entry.hypers):
             continue
         if name in manifest.fixed:
+            if given[name] == manifest.fixed[name]:
+                continue
             raise GuardError(
                 f"{entry.name}: {name} is compiled in as {manifest.fixed[name]}: at that value the optimizer's update "
                 "does not read it, or keeps no state for it. Compile with the value you want"

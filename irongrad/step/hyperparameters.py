@@ -64,6 +64,19 @@ def hyperparameters(optimizers: Sequence[torch.optim.Optimizer]) -> list[Hyper]:
     return found
 
 
+def hypers(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> dict[str, float]:
+    """Return the present hyperparameters of an optimizer, as the entry points take them.
+
+    A scheduler of PyTorch changes the numbers of an eager optimizer. `session.train_step(**batch, **hypers(optimizer))`
+    trains with them. Numbers that are compiled in may be passed on as long as they have not changed.
+
+    Args:
+        optimizer: the optimizer that was compiled, or all of them in the same order; or others with the same groups.
+    """
+    optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
+    return {hyper.name: hyper.default for hyper in hyperparameters(optimizers)}
+
+
 def with_values(
     group: dict[str, object], hypers: Sequence[Hyper], value: Callable[[Hyper], object]
 ) -> dict[str, object]:

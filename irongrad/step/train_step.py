@@ -46,6 +46,9 @@ class TrainStep:
         model_inputs: names of the inputs of the model; the others go to the loss in the order of `inputs`. By default,
             those that `model.forward` names as parameters. If it names none of them, the first inputs are passed by
             position, as many as it has required positional parameters.
+        loss_inputs: names of the inputs of the loss, in the order in which it takes them after the model's output. They
+            may be inputs of the model too, such as the image that an autoencoder reconstructs. By default, all inputs
+            that are not the model's, in the order of `inputs`.
         clip_grad_norm: the `max_norm` of `torch.nn.utils.clip_grad_norm_`, applied before the update.
         clip_grad_value: the `clip_value` of `torch.nn.utils.clip_grad_value_`, applied before the update.
         seed: the seed of the random numbers that the step draws, for dropout and the like; `Session.seed` changes it.
@@ -80,6 +83,7 @@ class TrainStep:
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
     inputs: Mapping[str, torch.Tensor]
     model_inputs: Sequence[str] | None = None
+    loss_inputs: Sequence[str] | None = None
     clip_grad_norm: float | None = None
     clip_grad_value: float | None = None
     seed: int = 0
@@ -99,9 +103,12 @@ class TrainStep:
 
     def _check(self) -> None:
         check_kinds(self.model, self.loss, self.optimizer, self.inputs)
-        for name in self.model_inputs or ():
-            if name not in self.inputs:
-                raise CaptureError(f"model_inputs names {name!r}, which is not in inputs {list(self.inputs)}")
+        for field_name in ("model_inputs", "loss_inputs"):
+            for name in getattr(self, field_name) or ():
+                if name not in self.inputs:
+                    raise CaptureError(f"{field_name} names {name!r}, which is not in inputs {list(self.inputs)}")
+        if self.loss_inputs is not None and self.loss is None:
+            raise CaptureError("loss_inputs names inputs of the loss, and the model computes its own loss")
         if not 0 <= self.seed < 2**63:
             raise CaptureError(f"seed is {self.seed}; it must be an integer from 0 to 2**63 - 1")
         if self.precision not in PRECISIONS:
@@ -177,7 +184,12 @@ class Call:
 
 
 def call_of(step: TrainStep) -> Call:
-    """Divide the inputs between model and loss, as `TrainStep.model_inputs` says."""
+    """Divide the inputs between model and loss, as `TrainStep.model_inputs` and `TrainStep.loss_inputs` say."""
+    call = _call_of_model(step)
+    return call if step.loss_inputs is None else replace(call, targets=tuple(step.loss_inputs))
+
+
+def _call_of_model(step: TrainStep) -> Call:
     parameters = inspect.signature(step.model.forward).parameters
     accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     names = list(step.inputs)
@@ -222,7 +234,8 @@ def _check_binds(
     except TypeError as error:
         raise CaptureError(
             f"{where(thing)}: {given}, but its signature is {signature}: {error}. Which inputs go to the model is "
-            "TrainStep.model_inputs; the others go to the loss, in the order of TrainStep.inputs"
+            "TrainStep.model_inputs; the others go to the loss, in the order of TrainStep.inputs, or those of "
+            "TrainStep.loss_inputs"
         ) from None
 
 
@@ -275,12 +288,14 @@ def _check_accumulate(step: TrainStep) -> None:
 
 
 def _check_between(step: TrainStep) -> None:
-    targets = call_of(step).targets if step.loss is not None else ()
+    call = call_of(step)
+    of_model = {*call.positional, *call.keyword}
+    targets = [n for n in call.targets if n not in of_model] if step.loss is not None else []
     for name in step.between:
         if name not in targets:
             raise CaptureError(
-                f"between names {name!r}, which is not an input of the loss. Python can compute these inputs: "
-                f"{list(targets)}"
+                f"between names {name!r}, which is not an input of the loss alone. Python can compute these inputs: "
+                f"{targets}"
             )
     if step.between and TICKET in step.inputs:
         raise CaptureError(f"the input {TICKET!r} has the name of an argument of finish_step; rename it")
