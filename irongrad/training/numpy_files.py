@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,22 +53,6 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, Array]:
     return arrays
 
 
-# What zipfile, zlib and numpy raise for a damaged file.
-_UNREADABLE = (
-    _DamagedError,
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    ValueError,
-    NotImplementedError,
-    RuntimeError,
-    OverflowError,
-    SyntaxError,  # numpy reads a header as Python's literals
-    TypeError,
-    tokenize.TokenError,
-)
-
-
 def read_npy(path: Path) -> Array:
     """Read the array in the .npy file at `path`.
 
@@ -88,12 +70,16 @@ def read_npy(path: Path) -> Array:
 def _refusing(path: Path, kind: str) -> Iterator[None]:
     try:
         yield
-    except _UNREADABLE as error:
-        raise GuardError(f"{path} cannot be read as an {kind} file: {' '.join(str(error).split())}") from None
+    except GuardError:
+        raise
     except MemoryError:
         raise GuardError(f"{path} does not fit into memory") from None
     except OSError as error:
         raise GuardError(f"{path} cannot be read: {error.strerror or error}") from None
+    except Exception as error:
+        # zipfile, its decompressors and numpy's reader of headers have a dozen errors for damaged data: LZMAError,
+        # TokenError and NotImplementedError among them.
+        raise GuardError(f"{path} cannot be read as an {kind} file: {' '.join(str(error).split())}") from None
 
 
 def _array(name: str, member: IO[bytes], size: int, free: int) -> Array:

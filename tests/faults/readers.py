@@ -5,6 +5,7 @@ python tests/faults/readers.py NAME FILE RUNS      fuzzes one reader with atheri
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
 from collections.abc import Callable
@@ -114,17 +115,14 @@ def main(name: str, seed: str, runs: str) -> None:
         with atheris.instrument_imports(include=["irongrad", "json", "zipfile", "numpy.lib", "onnx"]):
             accepts(name, Path(seed).read_bytes(), folder)  # imports the reader
 
+        count = itertools.count(1)
+
         def one(data: bytes) -> None:
             accepts(name, data, folder)
+            if next(count) == int(runs):
+                print(f"{runs} inputs", flush=True)
 
-        options = [
-            f"-runs={runs}",
-            "-seed=1",
-            f"-rss_limit_mb={MEMORY}",
-            "-max_len=20000",
-            "-timeout=20",
-            "-verbosity=0",
-        ]
+        options = [f"-runs={runs}", "-seed=1", f"-rss_limit_mb={MEMORY}", "-max_len=40000", "-timeout=20"]
         atheris.Setup([sys.argv[0], *options, f"-artifact_prefix={tempfile.gettempdir()}/", str(corpus)], one)
         atheris.Fuzz()
 

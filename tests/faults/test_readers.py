@@ -78,3 +78,4 @@ def test_100_000_fuzzed_files_are_read_or_refused(seeds, name):
     command = [sys.executable, "-m", "tests.faults.readers", name, seeds[name], "100000"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
+    assert "100000 inputs" in done.stdout
