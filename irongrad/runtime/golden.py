@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 import safetensors.numpy
 
@@ -127,18 +127,23 @@ def read_golden(path: Path) -> Golden:
     Raises:
         ArtifactError: the file is damaged.
     """
+    arrays, header = read_arrays(path)
     try:
-        arrays, header = read_arrays(path)
-        about = json.loads(header.metadata[_METADATA])
-    except Exception as error:
+        about = msgspec.convert(json.loads(header.metadata[_METADATA]), _About)
+    except (KeyError, ValueError, RecursionError, msgspec.ValidationError) as error:
         raise ArtifactError(
             f"{path} is not a readable golden file: {error}. Copy or compile the artifact again"
         ) from None
     inputs = {k.removeprefix("input/"): a for k, a in arrays.items() if k.startswith("input/")}
     expected = {k.removeprefix("expected/"): a for k, a in arrays.items() if k.startswith("expected/")}
-    resting = _resting(about["resting"]) if "resting" in about else None
-    return Golden(about["steps"], about["oracle"], inputs, expected, about["allowed"], resting=resting)
+    return Golden(about.steps, about.oracle, inputs, expected, about.allowed, resting=about.resting)
 
 
-def _resting(stored: Mapping[str, Any]) -> Resting:
-    return Resting(stored["hypers"], tuple(stored["moving"]), tuple(stored["unbounded"]))
+@dataclass(frozen=True)
+class _About:
+    """What a golden file holds beside its tensors; the fields are those of `Golden`."""
+
+    steps: int
+    oracle: str
+    allowed: dict[str, float]
+    resting: Resting | None = None
