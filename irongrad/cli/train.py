@@ -182,17 +182,19 @@ class _Training:
         Returns:
             The number of steps so far, and the mean losses.
         """
-        losses = []
+        steps: list[Reported] = []
         for number in range(first, first + self.per_epoch):
-            losses.append(self._step(number))
-            show(advance=1, loss=f"loss {np.mean(losses):.4f}")
-        record = {"steps": first + self.per_epoch, "loss": float(np.mean(losses))}
+            steps.append(self._step(number))
+            show(advance=1, loss=_listed(mean_of(steps)))
+        means = mean_of(steps)
+        record = {"steps": first + self.per_epoch, **_record(means)}
         if self.held_out is not None:
-            record["validation_loss"] = evaluate(self.session, self.held_out, self.sizes[0])
-            show(loss=f"loss {record['loss']:.4f}, validation {record['validation_loss']:.4f}")
+            held_out = evaluate(self.session, self.held_out, self.sizes[0])
+            record |= {f"validation_{name}": value for name, value in _record(held_out).items()}
+            show(loss=f"{_listed(means)}, validation {_listed(held_out)}")
         return record
 
-    def _step(self, number: int) -> float:
+    def _step(self, number: int) -> Reported:
         """Run step `number`, counted from the beginning of the first run; it and the seed determine the samples."""
         epoch, place = divmod(number, self.per_epoch)
         order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
@@ -200,10 +202,35 @@ class _Training:
         rows = order[place * self.batch :][: self.batch].reshape(factor, compiled)
         batches: Iterator[Data] = ({n: a[part] for n, a in self.data.items()} for part in rows)
         if factor == 1:
-            return self.session.train_step(**next(batches), **self.hypers)
-        losses = [self.session.grad_step(**batch) for batch in batches]
+            return reported(self.session.train_step(**next(batches), **self.hypers))
+        parts = [reported(self.session.grad_step(**batch)) for batch in batches]
         self.session.apply_step(**self.hypers)
-        return float(np.mean(losses))
+        return mean_of(parts)
+
+
+# The loss, as `loss`, and the values beside it by name.
+Reported = dict[str, float]
+
+
+def reported(result: Any) -> Reported:
+    """Return what a training or evaluation step returned, by name."""
+    loss, values = result if isinstance(result, tuple) else (result, {})
+    return {"loss": loss, **values}
+
+
+def mean_of(results: Sequence[Reported], weights: Sequence[int] | None = None) -> Reported:
+    """Return the means of what several steps returned."""
+    return {n: float(np.average([r[n] for r in results], weights=weights)) for n in results[0]}
+
+
+def _record(means: Reported) -> dict[str, Any]:
+    """The loss and the values beside it, as `--json` prints them."""
+    values = {n: v for n, v in means.items() if n != "loss"}
+    return {"loss": means["loss"], **({"values": values} if values else {})}
+
+
+def _listed(means: Reported) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in means.items())
 
 
 def _warn_unless_verified(session: Session) -> None:
@@ -252,8 +279,8 @@ def _fits(shape: Sequence[int], wanted: Sequence[int | str], sizes: dict[str, in
     )
 
 
-def evaluate(session: Session, data: Data, batch: int) -> float:
-    """The mean evaluation loss over the samples of `data`, `batch` at a time.
+def evaluate(session: Session, data: Data, batch: int) -> Reported:
+    """The mean evaluation loss over the samples of `data`, `batch` at a time, and the means of the values beside it.
 
     The samples of a last smaller batch count as much as the others. A step of one batch size leaves them out.
     """
@@ -263,9 +290,9 @@ def evaluate(session: Session, data: Data, batch: int) -> float:
     starts = range(0, samples if varies else samples // batch * batch, batch)
     parts = [{n: a[start : start + batch] for n, a in data.items()} for start in starts]
     if not parts:
-        return float("nan")
+        return {"loss": float("nan")}
     weights = [len(next(iter(part.values()))) for part in parts]
-    return float(np.average([session.eval_step(**part) for part in parts], weights=weights))
+    return mean_of([reported(session.eval_step(**part)) for part in parts], weights)
 
 
 def _batch(session: Session, wanted: int | None) -> tuple[int, int]:

@@ -48,8 +48,8 @@ def train_steps(
     values: Sequence[Any],
     pace: Pace,
     report: Callable[[Array, int], None],
-) -> Array:
-    """Run `train_steps`, in chunks if it takes long; return the losses.
+) -> list[Array]:
+    """Run `train_steps`, in chunks if it takes long; return the losses, and the values beside them.
 
     A refused call leaves the state unchanged: a value that the step may refuse is looked for before the first chunk,
     or the state before the first chunk is kept, if only the module can tell.
@@ -68,20 +68,20 @@ def train_steps(
     assert entry is not None
     count = _step_count(values, module.is_local)
     if count is None or count <= pace.steps or _refused(entry, values) or (undo := _undo(module, manifest)) is None:
-        (losses,) = module.call(entry, values)
-        report(losses, 0)
-        return losses
+        outputs = module.call(entry, values)
+        report(outputs[0], 0)
+        return outputs
     arrays = [v.to_host() if isinstance(v, ireert.DeviceArray) else as_array(v) for v in values]
-    parts: list[Array] = []
+    parts: list[list[Array]] = []
     for part in pace.chunks(count):
         try:
-            (losses,) = module.call(entry, [a[part] for a in arrays])
+            outputs = module.call(entry, [a[part] for a in arrays])
         except GuardError:
             undo()
             raise
-        report(losses, part.start)
-        parts.append(losses)
-    return np.concatenate(parts)
+        report(outputs[0], part.start)
+        parts.append(outputs)
+    return [np.concatenate(columns) for columns in zip(*parts, strict=True)]
 
 
 def _step_count(values: Sequence[Any], local: bool) -> int | None:

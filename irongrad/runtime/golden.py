@@ -27,7 +27,8 @@ def key_of(kind: str, step: int, name: str = "") -> str:
     """Return the key of a golden value.
 
     Args:
-        kind: `loss`, `gradient`, `forward` (outputs in training mode), `eval` and `predict` are values of step `step`.
+        kind: `loss`, `value` (beside the loss), `gradient`, `forward` (outputs in training mode), `eval` and `predict`
+            are values of step `step`.
             `state` is the state before step `step`. `call` is the result of a compiled function (step 0).
         step: the step, from 0.
         name: the name of the tensor; empty for a loss (`loss` and `eval`).

@@ -129,8 +129,8 @@ class _Planner:
                 self._refusals(point, inputs)
             if point.name == "train_step":
                 for step in filter(self._has_state, range(1, self._golden.steps)):
-                    loss = {point.outputs[0].name: self._value(key_of("loss", step))}
-                    self._matches(point, f".from_step_{step}", inputs, loss, self._state(step))
+                    reported = self._reported(point, step)
+                    self._matches(point, f".from_step_{step}", inputs, reported, self._state(step))
 
     def _inputs(self, point: EntryPoint) -> dict[str, Path | str]:
         """Return the files that hold the golden inputs of an entry point, by name."""
@@ -150,13 +150,12 @@ class _Planner:
         """Return the outputs that a fresh process must give, by name."""
         match point.name:
             case "train_step" | "grad_step":
-                return {point.outputs[0].name: self._value(key_of("loss", 0))}
+                return self._reported(point, 0)
             case "train_steps":
-                losses = [self._value(key_of("loss", k)) for k in range(self._golden.steps)]
-                stacked = _Expected(np.stack([e.value for e in losses]), max(e.allowed for e in losses))
-                return {point.outputs[0].name: stacked}
+                return self._stacked(point)
             case "eval_step":
-                return {point.outputs[0].name: self._value(key_of("eval", 0))}
+                keys = {s.name: key_of("eval", 0, s.name if number else "") for number, s in enumerate(point.outputs)}
+                return {name: self._value(key) for name, key in keys.items()}
             case "predict":
                 return self._outputs(point.name, point.outputs)
             case "forward":
@@ -166,6 +165,19 @@ class _Planner:
                 return {s.name: _Expected(self._initial[s.name], 0.0) for s in point.outputs}
             case _:
                 return {}
+
+    def _reported(self, point: EntryPoint, step: int) -> dict[str, _Expected]:
+        """The loss of a step and the values beside it, by the names of the outputs of an entry point."""
+        loss, *values = point.outputs
+        expected = {s.name: self._value(key_of("value", step, s.name)) for s in values}
+        return {loss.name: self._value(key_of("loss", step)), **expected}
+
+    def _stacked(self, point: EntryPoint) -> dict[str, _Expected]:
+        steps = [self._reported(point, step) for step in range(self._golden.steps)]
+        return {
+            name: _Expected(np.stack([s[name].value for s in steps]), max(s[name].allowed for s in steps))
+            for name in steps[0]
+        }
 
     def _outputs(self, kind: str, specs: Sequence[TensorSpec]) -> dict[str, _Expected]:
         keys = {s.name: key_of(kind, 0, s.name) for s in specs}

@@ -147,30 +147,34 @@ class Session:
 
     # --- entry points ---------------------------------------------------------------------------------------------
 
-    def train_step(self, **arguments: Any) -> float:
-        """Train one step on inputs and hyperparameters by name; return the loss before the update."""
+    def train_step(self, **arguments: Any) -> Any:
+        """Train one step on inputs and hyperparameters by name; return the loss before the update.
+
+        If the loss function returns values beside the loss, return the loss and a dictionary of these numbers.
+        """
         return self._loss("train_step", arguments)
 
-    def train_steps(self, **arguments: Any) -> Array:
-        """Train K steps inside the module and return the K losses.
+    def train_steps(self, **arguments: Any) -> Any:
+        """Train K steps inside the module and return the K losses; with values beside the loss, K of each by name.
 
         Each input is stacked along a new first dimension of size K. A hyperparameter is a number, or an array of K
         numbers. A long call runs in chunks of about a quarter of a second. After an interrupt (KeyboardInterrupt) the
         state is that after the last whole chunk.
         """
-        return self.call("train_steps", arguments)[0]
+        losses, *values = self.call("train_steps", arguments)
+        return (losses, self._named("train_steps", values)) if values else losses
 
-    def grad_step(self, **inputs: Any) -> float:
-        """Add the gradients of one batch to the accumulators, and return the batch's loss."""
+    def grad_step(self, **inputs: Any) -> Any:
+        """Add the gradients of one batch to the accumulators, and return the batch's loss, as `train_step` does."""
         return self._loss("grad_step", inputs)
 
     def apply_step(self, **hypers: float) -> int:
         """Update with the mean of the accumulated gradients, clear them, and return the step count."""
         return int(self.call("apply_step", hypers)[0])
 
-    def eval_step(self, **inputs: Any) -> float:
-        """Return the loss in evaluation mode."""
-        return float(self.call("eval_step", inputs)[0])
+    def eval_step(self, **inputs: Any) -> Any:
+        """Return the loss in evaluation mode, as `train_step` does."""
+        return self._loss("eval_step", inputs, trains=False)
 
     def forward(self, **inputs: Any) -> tuple[dict[str, Array], int]:
         """Begin a training step in pieces; return the model's outputs by name, and a ticket for `finish_step`.
@@ -187,7 +191,7 @@ class Session:
         Raises:
             GuardError: another forward ran since then, or the state was replaced.
         """
-        return self._loss("finish_step", {**arguments, TICKET: np.array(ticket, np.int64)})
+        return float(self._loss("finish_step", {**arguments, TICKET: np.array(ticket, np.int64)}))
 
     def run_pieces(self, between: Callable[..., Mapping[str, Any]], **arguments: Any) -> float:
         """Train one step in pieces on inputs and hyperparameters by name; return the loss before the update.
@@ -346,20 +350,27 @@ class Session:
         if self._strict:
             check_finite(entry, inputs)
         if name == "train_steps":
-            return [self._train_steps([*as_steps(entry, inputs), *per_step(entry, inputs, hypers, self._infinite)])]
+            return self._train_steps([*as_steps(entry, inputs), *per_step(entry, inputs, hypers, self._infinite)])
         return self._module.call(entry, [*inputs, *hypers])
 
-    def _train_steps(self, values: list[Any]) -> Array:
+    def _train_steps(self, values: list[Any]) -> list[Array]:
         def report(losses: Array, first: int) -> None:
             self._report("train_steps", losses, first)
 
         with self._module.lock:
             return train_steps(self._module, self.manifest, values, self._pace, report)
 
-    def _loss(self, name: str, arguments: Mapping[str, Any]) -> float:
-        loss = self.call(name, arguments)[0]
-        self._report(name, loss)
-        return float(loss)
+    def _loss(self, name: str, arguments: Mapping[str, Any], *, trains: bool = True) -> Any:
+        loss, *values = self.call(name, arguments)
+        if trains:
+            self._report(name, loss)
+        if not values:
+            return float(loss)
+        return float(loss), {n: v.item() for n, v in self._named(name, values).items()}
+
+    def _named(self, entry: str, values: Sequence[Array]) -> dict[str, Array]:
+        """The values beside the loss, by name."""
+        return dict(zip([s.name for s in self._entry(entry).outputs[1:]], values, strict=True))
 
     def _report(self, name: str, losses: Array, first: int = 0) -> None:
         if not self._scaled:  # a loss scale skips the update of a step that overflows, which is no accident

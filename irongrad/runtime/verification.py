@@ -104,15 +104,29 @@ def signed(report: Report, device: str) -> Certificate:
 
 
 def _eval_step(session: Session, golden: Golden, found: list[Comparison]) -> None:
-    loss = session.eval_step(**golden.inputs)
-    _compare(found, golden, "eval_step", key_of("eval", 0), np.asarray(loss))
+    for name, value in _reported(session, "eval_step", golden.inputs).items():
+        _compare(found, golden, "eval_step", key_of("eval", 0, name), value)
+
+
+def _reported(session: Session, entry: str, arguments: Mapping[str, object]) -> dict[str, Array]:
+    """The loss that an entry point returns, under an empty name, and the values beside it by name."""
+    point = session.manifest.entry_point(entry)
+    assert point is not None
+    loss, *values = session.call(entry, arguments)
+    return {"": loss} | dict(zip([s.name for s in point.outputs[1:]], values, strict=True))
+
+
+def _keyed(reported: Mapping[str, Array], step: int) -> dict[str, Array]:
+    """The loss of a step and the values beside it, by golden key."""
+    return {key_of("value" if name else "loss", step, name): value for name, value in reported.items()}
 
 
 def _train_step(results: dict[str, Array], session: Session, golden: Golden, found: list[Comparison]) -> None:
     for step in range(golden.steps):
-        loss = session.train_step(**golden.inputs, **golden.hypers)
-        results[key_of("loss", step)] = np.asarray(loss)
-        _compare(found, golden, "train_step", key_of("loss", step), np.asarray(loss))
+        values = _keyed(_reported(session, "train_step", {**golden.inputs, **golden.hypers}), step)
+        results |= values
+        for key, value in values.items():
+            _compare(found, golden, "train_step", key, value)
         state = _state(session)
         _compare_state(found, golden, "train_step", step + 1, state)
     results |= {key_of("state", golden.steps, name): value for name, value in state.items()}
@@ -121,8 +135,10 @@ def _train_step(results: dict[str, Array], session: Session, golden: Golden, fou
 def _train_steps(results: Mapping[str, Array], session: Session, golden: Golden, found: list[Comparison]) -> None:
     """Compare with the golden values, and with as many calls of `train_step`: both are right within one tolerance."""
     stacked = {n: np.stack([a] * golden.steps) for n, a in golden.inputs.items()}
-    losses = session.train_steps(**stacked, **golden.hypers)
-    values = {key_of("loss", step): np.asarray(loss) for step, loss in enumerate(losses)}
+    columns = _reported(session, "train_steps", {**stacked, **golden.hypers})
+    values: dict[str, Array] = {}
+    for step in range(golden.steps):
+        values |= _keyed({name: np.asarray(column[step]) for name, column in columns.items()}, step)
     values |= {key_of("state", golden.steps, name): value for name, value in _state(session).items()}
     for key, value in values.items():
         _compare(found, golden, "train_steps", key, value)
@@ -161,8 +177,8 @@ def _moved(
 
 def _accumulation(has: set[str], session: Session, golden: Golden, found: list[Comparison]) -> None:
     for step in range(golden.steps if "apply_step" in has else 1):
-        loss = session.grad_step(**golden.inputs)
-        _compare(found, golden, "grad_step", key_of("loss", step), np.asarray(loss))
+        for key, value in _keyed(_reported(session, "grad_step", golden.inputs), step).items():
+            _compare(found, golden, "grad_step", key, value)
         if "export_gradients" in has:
             for name, gradient in session.gradients()[0].items():
                 _compare(found, golden, "grad_step", key_of("gradient", step, name), gradient)

@@ -38,7 +38,8 @@ class TrainStep:
             and prediction are always captured after `model.eval()`.
         loss: `loss(model_output, *targets) -> scalar tensor`, a function or an `nn.Module`. None if the model returns
             its own loss: a scalar tensor, or an output with the field or key `loss` (as Hugging Face's ModelOutput
-            has).
+            has). It may return numbers beside the loss, `(loss, {"accuracy": accuracy})`. The entry points return them
+            too; the gradient is that of the loss alone.
         optimizer: a `torch.optim` optimizer over the model's parameters, or several over disjoint parts of them. State
             that it already holds is taken over.
         inputs: an example batch, name to tensor. Shapes and dtypes are compiled in. The values are used to verify the

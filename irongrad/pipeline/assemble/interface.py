@@ -113,7 +113,8 @@ def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
     tensors = tuple(TensorSpec(s.name, s.dtype, s.shape) for s in state)
     hypers = tuple(graph.hypers)
     in_pieces = "finish" in graph.functions
-    loss = _output(graph, "finish" if in_pieces else chain_of("train_step", graph)[0], "loss")
+    trained = _reported(graph, "finish" if in_pieces else chain_of("train_step", graph)[0])
+    evaluated = _reported(graph, "eval") if "eval" in graph.functions else ()
     everything = tuple(inputs.values())
     stacked = tuple(_stacked(s) for s in everything)
     sums = tuple(_spec(n, graph.tensor(n).initial, ()) for n in graph.gradients)
@@ -122,11 +123,11 @@ def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
     # sometimes hangs at exit.
     steps = TensorSpec("steps", "int64", ())
     signatures = {
-        "train_step": (everything, hypers, (loss,)),
-        "train_steps": (stacked, hypers, (_stacked(loss, "losses"),)),
-        "grad_step": (everything, (), (loss,)),
+        "train_step": (everything, hypers, trained),
+        "train_steps": (stacked, hypers, (_stacked(trained[0], "losses"), *map(_stacked, trained[1:]))),
+        "grad_step": (everything, (), trained),
         "apply_step": ((), hypers, (steps,)),
-        "eval_step": (everything, (), (loss,)),
+        "eval_step": (everything, (), evaluated),
         "predict": _predict(graph, inputs),
         "export_state": ((), (), tensors),
         "import_state": (tensors, (), (steps,)),
@@ -135,7 +136,7 @@ def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
         "reset": ((), (), (steps,)),
     }
     if in_pieces:
-        pieces = {"forward": _forward(graph, inputs), "finish_step": (_late_inputs(graph, inputs), hypers, (loss,))}
+        pieces = {"forward": _forward(graph, inputs), "finish_step": (_late_inputs(graph, inputs), hypers, trained)}
         signatures = {**pieces, **{name: parts for name, parts in signatures.items() if name not in _OF_UNDIVIDED_STEP}}
     signatures = {n: parts for n, parts in signatures.items() if set(chain_of(n, graph)) <= set(graph.functions)}
     if "grad_step" not in signatures:
@@ -198,6 +199,12 @@ def _late_inputs(graph: StepGraph, inputs: dict[str, TensorSpec]) -> tuple[Tenso
     """The inputs of a split step's second piece: the ticket, and all inputs that the first piece does not take."""
     early = {a.name for a in graph.functions["forward"].arguments if a.kind == "input"}
     return (_TICKET, *(spec for name, spec in inputs.items() if name not in early))
+
+
+def _reported(graph: StepGraph, function: str) -> tuple[TensorSpec, ...]:
+    """The loss that a function returns, and the values beside it."""
+    names = [r.name for r in graph.functions[function].results if r.kind == "output"]
+    return tuple(_output(graph, function, name) for name in names)
 
 
 def _output(graph: StepGraph, function: str, name: str) -> TensorSpec:

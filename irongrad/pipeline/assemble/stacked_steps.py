@@ -52,18 +52,23 @@ def train_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[s
     yield from _measure_step_count(entry)
     step = (yield from _in_buckets(entry, graph)) if graph.forms else _at_fixed_sizes(entry, graph, cores)
     steps = yield from _guards_of_all_steps(step, entry, graph)
-    (loss,) = returned_by(chain_of(entry.name, graph), graph).values()
-    element = loss.removeprefix("tensor<").removesuffix(">")
-    yield f"%none = tensor.empty(%k) : tensor<?x{element}>"
+    kinds = list(returned_by(chain_of(entry.name, graph), graph).values())
+    elements = [kind.removeprefix("tensor<").removesuffix(">") for kind in kinds]
+    stacks = [f"tensor<?x{element}>" for element in elements]
+    for n, stack in enumerate(stacks):
+        yield f"%none{n} = tensor.empty(%k) : {stack}"
 
     def body() -> Lines:
-        (row,) = yield from step.run()
-        yield f"%row = tensor.expand_shape {row} [] output_shape [1] : {loss} into tensor<1x{element}>"
-        yield f"%next = tensor.insert_slice %row into %acc[%i][1][1] : tensor<1x{element}> into tensor<?x{element}>"
-        return ["%next"]
+        rows = yield from step.run()
+        for n, (row, kind, element, stack) in enumerate(zip(rows, kinds, elements, stacks, strict=True)):
+            one = f"tensor<1x{element}>"
+            yield f"%row{n} = tensor.expand_shape {row} [] output_shape [1] : {kind} into {one}"
+            yield f"%next{n} = tensor.insert_slice %row{n} into %acc{n}[%i][1][1] : {one} into {stack}"
+        return [f"%next{n}" for n in range(len(kinds))]
 
-    (losses,) = yield from _loop("%ran", steps, [("%acc", "%none", f"tensor<?x{element}>")], body())
-    yield f"return {losses} : tensor<?x{element}>"
+    carried = [(f"%acc{n}", f"%none{n}", stack) for n, stack in enumerate(stacks)]
+    made = yield from _loop("%ran", steps, carried, body())
+    yield f"return {', '.join(made)} : {', '.join(stacks)}"
 
 
 def _loop(result: str, steps: str, carried: Sequence[tuple[str, str, str]], body: Lines) -> Lines:
@@ -160,9 +165,9 @@ def _in_buckets(entry: EntryPoint, graph: StepGraph) -> Generator[str, None, _St
 
 def _single_step(entry: EntryPoint, graph: StepGraph) -> EntryPoint:
     """`train_steps` with the inputs and the output of one of its steps."""
-    (loss,) = returned_by(chain_of(entry.name, graph), graph)
-    (losses,) = entry.outputs
-    return replace(entry, inputs=tuple(map(_slice, entry.inputs)), outputs=(replace(_slice(losses), name=loss.name),))
+    made = returned_by(chain_of(entry.name, graph), graph)
+    outputs = tuple(replace(_slice(spec), name=value.name) for value, spec in zip(made, entry.outputs, strict=True))
+    return replace(entry, inputs=tuple(map(_slice, entry.inputs)), outputs=outputs)
 
 
 def _slice(spec: TensorSpec) -> TensorSpec:

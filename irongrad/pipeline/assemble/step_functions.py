@@ -146,52 +146,53 @@ def _call(
 def _micro_batches(
     graph: StepGraph, storage: Storage, values: dict[Value, str], new: dict[Value, str], *, updates: bool
 ) -> Iterator[str]:
-    """Run `joint` on each micro-batch in a loop, and sum its gradients and losses.
+    """Run `joint` on each micro-batch in a loop, sum its gradients, and average its loss and the values beside it.
 
     If an update follows, the sums start from zeros and become its gradients. Otherwise they are the accumulators.
     """
     joint = graph.functions["joint"]
     sums = typed_results(graph.functions["accumulate"])
-    loss = next((v, k) for v, k in typed_results(joint) if v.kind == "output")
+    reported = [(v, k) for v, k in typed_results(joint) if v.kind == "output"]
     written = [(v, k) for v, k in typed_results(joint) if v.kind == "state"]
     yield from _loads([*typed_arguments(joint), *(() if updates else sums)], storage, values)
-    for i, (value, kind) in enumerate([*(sums if updates else ()), loss]):
+    for i, (value, kind) in enumerate([*(sums if updates else ()), *reported]):
         values[value] = f"%zero{i}"
         yield f"%zero{i} = arith.constant dense<0.0> : {kind}"
-    carried = [*written, *sums, loss]
+    carried = [*written, *sums, *reported]
     kinds = ", ".join(kind for _, kind in carried)
     yield from (f"%c{n} = arith.constant {n} : index" for n in (0, 1, graph.accumulate))
     begun = ", ".join(f"%l{i} = {values[v]}" for i, (v, _) in enumerate(carried))
     limits = f"%c0 to %c{graph.accumulate} step %c1"
     yield f"%l:{len(carried)} = scf.for %i = {limits} iter_args({begun}) -> ({kinds}) {{"
     inner = values | {v: f"%l{i}" for i, (v, _) in enumerate(carried)}
-    yield from (f"  {line}" for line in _micro_batch(graph, storage, inner, carried))
+    yield from (f"  {line}" for line in _micro_batch(graph, storage, inner, carried, len(reported)))
     yield "}"
     new |= {v: f"%l#{i}" for i, (v, _) in enumerate(carried)}
-    yield f"%count = arith.constant dense<{graph.accumulate}.0> : {loss[1]}"
-    yield f"%mean = arith.divf {new[loss[0]]}, %count : {loss[1]}"
-    new[loss[0]] = "%mean"
+    for i, (value, kind) in enumerate(reported):
+        yield f"%count{i} = arith.constant dense<{graph.accumulate}.0> : {kind}"
+        yield f"%mean{i} = arith.divf {new[value]}, %count{i} : {kind}"
+        new[value] = f"%mean{i}"
     for i, (value, kind) in enumerate(sums if updates else ()):
         values[Value("gradient", value.name)] = f"%g{i}"
         yield gradient_line(f"%g{i}", new.pop(value), kind)
 
 
 def _micro_batch(
-    graph: StepGraph, storage: Storage, values: dict[Value, str], carried: Sequence[tuple[Value, str]]
+    graph: StepGraph, storage: Storage, values: dict[Value, str], carried: Sequence[tuple[Value, str]], summed: int
 ) -> Iterator[str]:
-    """The body of the loop: one step on micro-batch `%i`."""
+    """The body of the loop: one step on micro-batch `%i`; the last `summed` of the carried values are summed here."""
     joint = graph.functions["joint"]
     for number, value in enumerate(joint.arguments):
         if value.kind == "input" and joint.example(number).ndim:
             yield from _slice(f"%in{number}", values[value], joint.example(number), graph.inputs[value.name])
             values[value] = f"%in{number}"
     new: dict[Value, str] = {}
-    loss, kind = carried[-1]
-    so_far = values[loss]
+    so_far = {value: values[value] for value, _ in carried[-summed:]}
     yield from _call("joint", graph, storage, values, new, ".j")
     yield from _call("accumulate", graph, storage, values, new, ".a")
-    yield f"%sum = arith.addf {so_far}, {new[loss]} : {kind}"
-    names = [*(new[v] for v, _ in carried[:-1]), "%sum"]
+    for i, (value, kind) in enumerate(carried[-summed:]):
+        yield f"%sum{i} = arith.addf {so_far[value]}, {new[value]} : {kind}"
+    names = [*(new[v] for v, _ in carried[:-summed]), *(f"%sum{i}" for i in range(summed))]
     yield f"scf.yield {', '.join(names)} : {', '.join(k for _, k in carried)}"
 
 

@@ -27,7 +27,7 @@ from irongrad.pipeline.capture import autograd_functions, hooks, side_effects
 from irongrad.pipeline.capture.changed_memory import set_refused
 from irongrad.pipeline.capture.cumulative_averages import cumulative_averages
 from irongrad.pipeline.capture.derivatives import evaluated, recorded_derivatives
-from irongrad.pipeline.capture.eager_runs import refuse_unrepeatable_step
+from irongrad.pipeline.capture.eager_runs import run_twice
 from irongrad.pipeline.capture.function_transforms import expand_transforms
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
 from irongrad.pipeline.capture.modes import compiled_as_plain, inference_as_no_grad, mode
@@ -37,7 +37,7 @@ from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
 from irongrad.pipeline.capture.size_decisions import kept_decisions
 from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_multiples
 from irongrad.pipeline.capture.sparse import refuse_sparse
-from irongrad.pipeline.capture.step_modules import PiecesModule, PredictModule, StepModule
+from irongrad.pipeline.capture.step_modules import PiecesModule, PredictModule, ReportingModule, StepModule
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.capture.written_windows import as_strided_where_written
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
@@ -60,6 +60,8 @@ class CapturedStep:
         predict_inputs: the inputs of `predict`, in order. A label from which the model computes its own loss is among
             them, although no result of `predict` depends on it.
         output_names: names of the results of `predict`, in order.
+        value_names: names of the values that the loss function returns beside the loss; `train` and `eval` return them
+            after the loss.
     """
 
     step: TrainStep
@@ -69,6 +71,7 @@ class CapturedStep:
     predict: ExportedProgram | None
     predict_inputs: tuple[str, ...]
     output_names: tuple[str, ...]
+    value_names: tuple[str, ...] = ()
 
     @property
     def programs(self) -> list[ExportedProgram]:
@@ -89,13 +92,13 @@ def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> Captured
         UnsupportedOpError: the step draws random numbers that a compiled step cannot draw.
     """
     hooks.refuse_hooks(step)
-    module = StepModule(step)
+    module = ReportingModule(step)
     refuse_sparse(module, step.inputs)
     _refuse_scripts(step)
-    changes = refuse_unrepeatable_step(step, module, inference)
-    captured = _captured(step, inference)
-    if changes is not None:
-        raise changes
+    found = run_twice(step, module, inference)
+    captured = _captured(step, inference, found.names)
+    if found.changes is not None:
+        raise found.changes
     return captured
 
 
@@ -109,24 +112,25 @@ def _refuse_scripts(step: TrainStep) -> None:
             )
 
 
-def _captured(step: TrainStep, inference: Collection[str]) -> CapturedStep:
+def _captured(step: TrainStep, inference: Collection[str], names: tuple[str, ...]) -> CapturedStep:
     """Export the step; if a call of it changes attributes, once more while these are watched."""
     try:
         with unchanged((step.model, step.loss)):  # a refused forward leaves behind what it has set
-            return _capture(step, inference, watches=False)
+            return _capture(step, inference, names, watches=False)
     except side_effects.ChangedAttributeError as error:
         changed = CaptureError(str(error))
     try:
         with unchanged((step.model, step.loss)):
-            return _capture(step, inference, watches=True)
+            return _capture(step, inference, names, watches=True)
     except UserError as error:
         if isinstance(error.__cause__, UncapturedHigherOrderOpError):  # Dynamo does not trace what watches attributes
             raise changed from None
         raise
 
 
-def _capture(step: TrainStep, inference: Collection[str], *, watches: bool) -> CapturedStep:
-    module = StepModule(step)
+def _capture(step: TrainStep, inference: Collection[str], names: tuple[str, ...], *, watches: bool) -> CapturedStep:
+    _check_names(names, step)
+    module = ReportingModule(step) if names else StepModule(step)
     training = PiecesModule(step) if step.between else module
     values = tuple(step.inputs.values())
     micro = tuple(micro_batches(step.inputs, step.accumulate)[0].values())
@@ -140,6 +144,7 @@ def _capture(step: TrainStep, inference: Collection[str], *, watches: bool) -> C
             train = export(training, micro, dynamic, multiples, use)
     refuse_shared_memory(step, training, train)
     _check_loss(train, step)
+    _check_values(train, step, names)
     _check_used(train, step)
     with mode(module.model, training=False):
         evaluation = export(module, values, dynamic, multiples, use) if "eval" in inference else None
@@ -151,7 +156,7 @@ def _capture(step: TrainStep, inference: Collection[str], *, watches: bool) -> C
         warnings.warn(f"{line}: the compiled step does not set self.{name}, which no call reads", stacklevel=2)
     for line in _assertions(train):
         warnings.warn(f"{line}: the compiled step does not check this assertion", stacklevel=2)
-    return CapturedStep(step, call_of(step), train, evaluation, *predicted)
+    return CapturedStep(step, call_of(step), train, evaluation, *predicted, names)
 
 
 def export(
@@ -273,6 +278,36 @@ def _check_loss(program: ExportedProgram, step: TrainStep) -> None:
         f"{place}\n  the loss has shape {tuple(value.shape)} and dtype {value.dtype}; it must be a floating-point "
         f"scalar.{inside} Reduce it in the loss function: return loss.mean() or loss.sum()"
     )
+
+
+def _check_names(names: tuple[str, ...], step: TrainStep) -> None:
+    """Refuse values beside the loss where they have no place."""
+    if names and step.between:
+        raise CaptureError(
+            f"{source_lines.where(step.loss)}: a step in pieces returns the loss alone, and this loss function returns "
+            f"{', '.join(names)} beside it"
+        )
+    if "loss" in names:
+        raise CaptureError(f"{source_lines.where(step.loss)}: a value beside the loss has the name 'loss'; rename it")
+
+
+def _check_values(program: ExportedProgram, step: TrainStep, names: tuple[str, ...]) -> None:
+    """Check that the values beside the loss are numbers that `train_steps` can stack and micro-batches can average."""
+    if not names:
+        return
+    results = {node.name: node for node in program.graph.output_node().args[0]}
+    for name, result in zip(names, program.graph_signature.user_outputs[1:], strict=True):
+        value = results[str(result)].meta["val"]
+        place = f"{source_lines.where(step.loss)}: the value {name!r} beside the loss"
+        if value.shape != () or value.dtype.is_complex:
+            raise CaptureError(
+                f"{place} has shape {tuple(value.shape)} and dtype {value.dtype}; it must be a single number. Reduce "
+                "it, such as by .mean(), or let the model return it"
+            )
+        if step.accumulate > 1 and not value.dtype.is_floating_point:
+            raise CaptureError(
+                f"{place} is {value.dtype}, and micro-batches take the mean of their values: return {name}.float()"
+            )
 
 
 def _check_used(program: ExportedProgram, step: TrainStep) -> None:

@@ -17,13 +17,26 @@ from irongrad.pipeline.capture.derivatives import evaluated
 from irongrad.pipeline.capture.modes import mode
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.capture.repeatable import Recorder
-from irongrad.pipeline.capture.step_modules import StepModule
+from irongrad.pipeline.capture.step_modules import ReportingModule
 from irongrad.runtime.errors import CaptureError
 from irongrad.step.borrow import Record, borrowed
 from irongrad.step.train_step import TrainStep, micro_batches
 
 
-def refuse_unrepeatable_step(step: TrainStep, module: StepModule, inference: Collection[str]) -> CaptureError | None:
+@dataclass
+class Found:
+    """What eager runs tell about a step.
+
+    Attributes:
+        changes: the refusal of a step that changes a Python value and depends on it, if the export does not refuse it.
+        names: the names of the values that the loss function returns beside the loss.
+    """
+
+    changes: CaptureError | None = None
+    names: tuple[str, ...] = ()
+
+
+def run_twice(step: TrainStep, module: ReportingModule, inference: Collection[str]) -> Found:
     """Refuse a step whose training or evaluation changes from run to run; eager's refusals are left to the export.
 
     Args:
@@ -31,21 +44,19 @@ def refuse_unrepeatable_step(step: TrainStep, module: StepModule, inference: Col
         module: its model and its loss.
         inference: which of `eval` and `predict` are compiled; if neither is, evaluation does not run.
 
-    Returns:
-        The refusal of a step that changes a Python value and depends on it, if the export does not refuse it.
-
     Raises:
         CaptureError: two runs differ, or a hook on a node of autograd was found.
     """
     tensors = [*module.parameters(), *module.buffers()]
     if any(is_lazy(t) for t in tensors):  # a run would make another module of a lazy one
-        return None
-    runs = _EagerRuns(step, module, updates=sum(t.numel() for t in tensors) <= repeatable.LARGE)
-    changes = repeatable.refuse_unrepeatable(runs.program("the training step", runs.train, runs.gradients))
+        return Found()
+    found = Found()
+    runs = _EagerRuns(step, module, found, updates=sum(t.numel() for t in tensors) <= repeatable.LARGE)
+    found.changes = repeatable.refuse_unrepeatable(runs.program("the training step", runs.train, runs.gradients))
     runs.nodes.refuse()
     if inference:
         repeatable.refuse_unrepeatable(runs.program("the evaluation", runs.evaluate))
-    return changes
+    return found
 
 
 @dataclass(frozen=True)
@@ -55,12 +66,14 @@ class _EagerRuns:
     Attributes:
         step: the step.
         module: its model and its loss.
+        found: gets the names of values beside the loss.
         updates: whether the backward and the update run too, or the forward alone.
         nodes: collects the hooks on nodes of autograd.
     """
 
     step: TrainStep
-    module: StepModule
+    module: ReportingModule
+    found: Found
     updates: bool
     nodes: hooks.NodeHooks = field(default_factory=hooks.NodeHooks)
 
@@ -83,7 +96,7 @@ class _EagerRuns:
             for optimizer in self.step.optimizers:
                 optimizer.step()
             with self._training():
-                record(self._loss())
+                record(self._loss(record))
 
     def gradients(self, record: Recorder) -> None:
         """Loss and gradients of a step; without updates the loss alone."""
@@ -92,7 +105,7 @@ class _EagerRuns:
             optimizer.zero_grad(set_to_none=True)
         with self._training():
             with self.nodes.watched():
-                loss = self._loss()
+                loss = self._loss(record)
             record(loss)
             if not self.updates:
                 return
@@ -106,8 +119,7 @@ class _EagerRuns:
 
         def evaluation() -> torch.Tensor:
             with Draws(self.step.seed, 0), mode(self.module.model, training=False):
-                loss: torch.Tensor = self.module(*(t.clone() for t in self.step.inputs.values()))
-                return loss
+                return self.module.named(*(t.clone() for t in self.step.inputs.values()))[0]
 
         record(evaluated(evaluation))
 
@@ -116,12 +128,18 @@ class _EagerRuns:
         with Draws(self.step.seed, 0), mode(self.module.model, training=True), BeforeAutograd(eager=True):
             yield
 
-    def _loss(self) -> torch.Tensor:
-        """The loss of a micro-batch; buffers that the forward assigns anew are the module's own again."""
+    def _loss(self, record: Recorder) -> torch.Tensor:
+        """The loss of a micro-batch, with the values beside it recorded.
+
+        Buffers that the forward assigns anew are the module's own again.
+        """
         held = [(m._buffers, dict(m._buffers)) for m in self.module.modules()]
         micro = micro_batches(self.step.inputs, self.step.accumulate)[0]
         try:
-            loss: torch.Tensor = self.module(*(t.clone() for t in micro.values()))
+            loss, values = self.module.named(*(t.clone() for t in micro.values()))
+            self.found.names = tuple(values)
+            for value in values.values():
+                record(value)
             return loss
         finally:
             for buffers, before in held:

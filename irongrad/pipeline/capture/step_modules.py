@@ -56,21 +56,56 @@ class StepModule(nn.Module):
         Raises:
             CaptureError: the loss is not a tensor.
         """
+        return self.reported(output, inputs)[0]
+
+    def reported(self, output: object, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Compute the loss, and the values that the loss function returns beside it, detached and by name.
+
+        Raises:
+            CaptureError: the loss is not a tensor, or a value beside it is not one.
+        """
         if self._inside:
-            return _scalar(loss_of(output))
+            return _scalar(loss_of(output)), {}
         function = self._loss if self._loss is not None else self.loss
-        loss = function(output, *(inputs[n] for n in self._call.targets))
+        returned = function(output, *(inputs[n] for n in self._call.targets))
+        loss, values = returned if _has_values(returned) else (returned, {})
         if not isinstance(loss, torch.Tensor):
             raise CaptureError(
                 f"{source_lines.where(function)}: the loss is a {type(loss).__name__}, not a tensor. Return a scalar "
-                "tensor alone, such as loss.mean()"
+                "tensor such as loss.mean(), alone or with values beside it: (loss, {'accuracy': accuracy})"
             )
-        return _scalar(loss)
+        for name, value in values.items():
+            if not isinstance(value, torch.Tensor):
+                raise CaptureError(
+                    f"{source_lines.where(function)}: the value {name!r} beside the loss is a {type(value).__name__}, "
+                    "not a tensor. Leave .item() and float() out: what the step returns are numbers"
+                )
+        return _scalar(loss), {str(name): value.detach() for name, value in values.items()}
 
 
 def _scalar(loss: torch.Tensor) -> torch.Tensor:
     """The loss without dimensions of size 1: eager differentiates any loss of one element."""
     return loss.reshape(()) if loss.ndim and all(size == 1 for size in loss.shape) else loss
+
+
+def _has_values(returned: object) -> bool:
+    """Whether a loss function returned a loss and a dictionary of further values."""
+    return isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
+
+
+class ReportingModule(StepModule):
+    """The step module that also returns the values that the loss function returns beside the loss."""
+
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the loss and the values beside it, detached."""
+        loss, reported = self.named(*values)
+        return (loss, *reported.values())
+
+    def named(self, *values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the loss, and the values beside it by name."""
+        inputs = dict(zip(self._names, values, strict=True))
+        with self.autocast():
+            return self.reported(self.outputs(inputs), inputs)
 
 
 class PiecesModule(StepModule):

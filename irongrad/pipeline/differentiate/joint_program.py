@@ -50,7 +50,8 @@ def joint_program(captured: CapturedStep, names: StateNames) -> Program:
     joint = _exported_joint(captured, exported, names, inputs)
     pairs = _joint_arguments(joint, exported, names, inputs)
     arguments, examples = [value for value, _ in pairs], [example for _, example in pairs]
-    results, kept = _joint_results(joint, names, captured.output_names if captured.step.between else ())
+    beside = captured.output_names if captured.step.between else captured.value_names
+    results, kept = _joint_results(joint, names, beside)
     if not any(r.kind == "gradient" for r in results):
         raise CaptureError(_no_gradient(captured))
 

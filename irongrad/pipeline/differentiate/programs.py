@@ -58,7 +58,8 @@ def programs(captured: CapturedStep, indices: Indices) -> Programs:
     exported += [early.program for early in indices.early.values()]
     inference = iter(decomposed(exported, dynamic=bool(step.dynamic)))
     if captured.eval is not None:
-        evaluation = inference_program(next(inference), names, step, tuple(step.inputs), ("loss",))
+        outputs = ("loss", *captured.value_names)
+        evaluation = inference_program(next(inference), names, step, tuple(step.inputs), outputs)
     if captured.predict is not None:
         predict = inference_program(next(inference), names, step, captured.predict_inputs, captured.output_names)
     checks = {

@@ -18,7 +18,13 @@ from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.derivatives import evaluated
 from irongrad.pipeline.capture.modes import mode
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
-from irongrad.pipeline.capture.step_modules import PiecesModule, PredictModule, StepModule, name_of
+from irongrad.pipeline.capture.step_modules import (
+    PiecesModule,
+    PredictModule,
+    ReportingModule,
+    StepModule,
+    name_of,
+)
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler, Skips
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
@@ -125,7 +131,7 @@ def _train(
 
     `wide` is open around the user's code, but not around the loss scale, which is float32 in every run.
     """
-    module = PiecesModule(step) if step.between else StepModule(step)
+    module = PiecesModule(step) if step.between else ReportingModule(step)
     scaler = EagerScaler(loss_scale_of(step), step.optimizers, skips)
     parts = micro_batches(inputs, step.accumulate)
     groups = [group for _, group in groups_of(step.optimizers)]
@@ -140,21 +146,25 @@ def _train(
             _set_hypers(step, variant.hypers)
         for optimizer in step.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        losses = []
+        losses: list[torch.Tensor] = []
+        beside: list[dict[str, torch.Tensor]] = []
         for call, part in enumerate(parts, number * len(parts)):
             with _draws(graph, call), noise, mode(module.model, training=True), BeforeAutograd(eager=True):
                 with wide():
-                    loss = _forward(module, [t.clone() for t in part.values()], number, record)
+                    loss, values = _forward(module, [t.clone() for t in part.values()], number, record)
                 scaled = scaler.scaled(loss / len(parts) if len(parts) > 1 else loss)
                 with wide():
                     scaled.backward()
             losses.append(loss.detach())
+            beside.append(values)
         _fill_gradients(module, graph)
         if number in variant.zero_steps:
             for parameter in module.parameters():
                 if parameter.grad is not None:
                     parameter.grad.zero_()
         record(key_of("loss", number), torch.stack(losses).mean())
+        for name in beside[0]:
+            record(key_of("value", number, name), _mean([values[name] for values in beside]))
         for name, gradient in _gradients(module, graph).items():
             record(key_of("gradient", number, name), gradient.clone())
         with noise, wide() if step.scaler is None else nullcontext():
@@ -173,15 +183,20 @@ def _set_hypers(step: TrainStep, values: Mapping[str, float]) -> None:
         group.update(with_values(group, [h for h in chosen if h.group == number], lambda h: values[h.name]))
 
 
-def _forward(module: StepModule, values: list[torch.Tensor], step: int, record: Recorder) -> torch.Tensor:
-    """Return the loss; for a step in pieces, also record the model's outputs."""
-    if not isinstance(module, PiecesModule):
-        loss: torch.Tensor = module(*values)
-        return loss
-    loss, outputs = module.named(*values)
-    for name, tensor in outputs.items():
+def _forward(
+    module: ReportingModule | PiecesModule, values: list[torch.Tensor], step: int, record: Recorder
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the loss and the values beside it; for a step in pieces, record the model's outputs."""
+    loss, named = module.named(*values)
+    if isinstance(module, ReportingModule):
+        return loss, {name: tensor.clone() for name, tensor in named.items()}
+    for name, tensor in named.items():
         record(key_of("forward", step, name), tensor.clone())  # it may be a parameter, which the update overwrites
-    return loss
+    return loss, {}
+
+
+def _mean(values: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(values).mean() if len(values) > 1 else values[0]
 
 
 def _fill_gradients(module: StepModule, graph: StepGraph) -> None:
@@ -240,7 +255,7 @@ def _record_inference(
     record: Recorder,
 ) -> None:
     """Record evaluation and prediction; a forward may write into buffers even in evaluation mode."""
-    module = StepModule(captured.step)
+    module = ReportingModule(captured.step)
     probe = PredictModule(module, captured.predict_inputs)
 
     def run(function: Callable[..., T], names: Iterable[str]) -> T:
@@ -248,7 +263,10 @@ def _record_inference(
             return function(*(inputs[n].clone() for n in names))
 
     if captured.eval is not None:
-        record(key_of("eval", 0), evaluated(lambda: run(module, inputs)))
+        loss, values = evaluated(lambda: run(module.named, inputs))
+        record(key_of("eval", 0), loss)
+        for name, value in values.items():
+            record(key_of("eval", 0, name), value.clone())
     if captured.predict is not None:
         outputs = evaluated(lambda: run(probe.named, captured.predict_inputs))
         for name in captured.output_names:
