@@ -103,10 +103,21 @@ def test_an_artifact_is_signed_and_checked(mlp_artifact, data, tmp_path):
 def test_an_interrupt_of_training_is_one_line(mlp_artifact, data, tmp_path, seconds):
     command = [sys.executable, "-m", "irongrad", "train", mlp_artifact, "--data", data, "--epochs", "100000"]
     command += ["--checkpoint", tmp_path / "state.safetensors"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        time.sleep(seconds)
-        process.send_signal(signal.SIGINT)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A process that ignores Ctrl-C, such as a worker of pytest-xdist, hands that on to its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    try:
         _, errors = process.communicate(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
     if seconds > 1:  # before that, Python itself may be interrupted while it starts
         assert process.returncode == 1
         assert errors.strip() == "Aborted!"

@@ -1,0 +1,19 @@
+"""The loop of docs/scripts.md trains."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "scripts.md"
+
+
+def test_the_loop_of_the_page_trains(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "script.py").write_text(code)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(re.findall(r"accuracy ([\d.]+)", done.stdout)[0]) > 0.9
+    assert (tmp_path / "script.safetensors").exists()
