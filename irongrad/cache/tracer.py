@@ -32,6 +32,7 @@ from irongrad.cache.observations import ANSWERS, SPECIAL, Question, importable, 
 from irongrad.cache.recordings import Search, Trace
 from irongrad.runtime.installed import PACKAGE
 from irongrad.runtime.loaded_modules import module_globals
+from irongrad.runtime.scratch import is_scratch
 
 # Audit events of actions that leave no trace on disk, with the words of the refusal.
 _REFUSED = {
@@ -242,7 +243,7 @@ class Tracer:
 
     def _matters(self, path: str) -> bool:
         """Return whether the contents of `path` can make a difference that no key covers."""
-        if path.startswith(_OWN) or path == CPUINFO:
+        if path.startswith(_OWN) or path == CPUINFO or is_scratch(path):
             return False
         if not path.startswith(("/proc/", "/sys/")):
             return True

@@ -130,7 +130,7 @@ def package(
             if not (runs_here and is_local(target.device)):
                 expected.widest()  # other devices may round more; other CPUs round like this one
             if runs_here:
-                session = Session(staging, target=target.name)
+                session = Session(staging, target=target.name, on_nonfinite="ignore")
                 reports[target.name] = _verified(session, expected, others, skipped)
                 target = replace(target, certificate=certificate(reports[target.name], target.device))
             targets.append(target)
@@ -174,7 +174,7 @@ def _restarted(session: Session) -> Session:
     """A session at the initial state, without accumulated gradients."""
     names = {e.name for e in session.manifest.entry_points}
     if "grad_step" in names and "apply_step" not in names:  # nothing else clears the gradients
-        return Session(session.directory, target=session.target.name)
+        return Session(session.directory, target=session.target.name, on_nonfinite="ignore")
     session.load_state(session.initial_state())
     return session
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +18,11 @@ try:
     import fcntl
 except ImportError:
     fcntl = None  # type: ignore[assignment]
+
+
+def unique() -> str:
+    """Return a part of a name that no other process or thread makes; without random numbers, which a build may draw."""
+    return f"{os.getpid():x}-{threading.get_ident():x}-{time.monotonic_ns():x}"
 
 
 def hold(handle: int, path: Path) -> bool:
@@ -47,6 +54,6 @@ def remove_abandoned(path: Path, suffix: str, keep: Path | None = None) -> None:
                 if found.is_dir():
                     shutil.rmtree(found, ignore_errors=True)
                 else:
-                    found.unlink()
+                    os.unlink(found)
             finally:
                 os.close(handle)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
 
-from irongrad.runtime.abandoned import hold, remove_abandoned
+from irongrad.runtime.abandoned import hold, remove_abandoned, unique
 
 _TEMPORARY = ".tmp"
 
@@ -71,7 +70,7 @@ def _created(path: Path) -> tuple[int, Path]:
 
 
 def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
+    return path.with_name(f".{path.name}.{unique()}{_TEMPORARY}")
 
 
 def _sync_directory(directory: Path) -> None:

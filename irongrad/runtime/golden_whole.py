@@ -63,10 +63,12 @@ def _run(directory: Path, manifest: Manifest, golden: Golden) -> Mapping[str, Ar
     has = {e.name for e in manifest.entry_points}
     found: dict[str, Array] = {}
     if (entry := manifest.entry_point("predict")) is not None:
-        outputs = load(directory).call("predict", {s.name: golden.inputs[s.name] for s in entry.inputs})
+        outputs = load(directory, on_nonfinite="ignore").call(
+            "predict", {s.name: golden.inputs[s.name] for s in entry.inputs}
+        )
         found |= {key_of("predict", 0, s.name): a for s, a in zip(entry.outputs, outputs, strict=True)}
     if {"train_step", "export_state"} <= has:
-        session = load(directory)
+        session = load(directory, on_nonfinite="ignore")
         for step in range(1, golden.steps):
             session.train_step(**golden.inputs)
             found |= {key_of("state", step, n): a for n, a in session.state().items()}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from irongrad.runtime.abandoned import hold, remove_abandoned
+from irongrad.runtime.abandoned import hold, remove_abandoned, unique
 
 _SUFFIX = ".scratch"
 
@@ -28,6 +27,11 @@ def scratch_directory() -> Iterator[Path]:
         os.close(handle)
 
 
+def is_scratch(path: str) -> bool:
+    """Return whether a path belongs to a scratch directory, of this process or of another."""
+    return f"{os.sep}.irongrad." in path and _SUFFIX in path
+
+
 def made_and_held(beside: Path, suffix: str) -> tuple[Path, int]:
     """Make a directory `.NAME.*SUFFIX` beside a path, and hold its lock; return it and its file descriptor.
 
@@ -35,7 +39,7 @@ def made_and_held(beside: Path, suffix: str) -> tuple[Path, int]:
         OSError: it cannot be made.
     """
     while True:
-        path = beside.with_name(f".{beside.name}.{secrets.token_hex(4)}{suffix}")
+        path = beside.with_name(f".{beside.name}.{unique()}{suffix}")
         path.mkdir()
         try:
             handle = os.open(path, os.O_RDONLY)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from irongrad.runtime.abandoned import remove_abandoned
+from irongrad.runtime.abandoned import remove_abandoned, unique
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.exchange import exchange
 from irongrad.runtime.manifest import MANIFEST
@@ -105,4 +104,4 @@ def _real(output: Path) -> Path:
 
 
 def _beside(output: Path, suffix: str) -> Path:
-    return output.with_name(f".{output.name}.{secrets.token_hex(4)}{suffix}")
+    return output.with_name(f".{output.name}.{unique()}{suffix}")

@@ -14,6 +14,7 @@ from torch.nn.functional import mse_loss, one_hot
 
 import irongrad as ig
 from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.capture.eager_runs import Found
 from irongrad.pipeline.package import Artifact
 from irongrad.runtime.errors import CaptureError, GuardError, UserError
 
@@ -123,7 +124,7 @@ class OfParameter(Known):
 def test_a_decision_on_a_value_that_a_step_may_change_is_refused(
     kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("irongrad.pipeline.capture.capture.refuse_unrepeatable_step", lambda *arguments: None)
+    monkeypatch.setattr("irongrad.pipeline.capture.capture.run_twice", lambda *arguments: Found())
     with pytest.raises(CaptureError) as caught:
         capture(step_of(kind()))
     lines, start = inspect.getsourcelines(kind)

@@ -21,6 +21,7 @@ from irongrad.pipeline.oracle import eager_run
 from irongrad.pipeline.oracle.chosen_steps import choices, chosen_steps, resting
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import Golden, Resting, are_same, key_of, read_golden, write_golden
+from irongrad.runtime.manifest import TensorSpec
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.verification import _train_steps
 
@@ -161,8 +162,9 @@ def test_golden_values_keep_the_resting_hyperparameters(tmp_path: Path) -> None:
 
 def test_many_steps_that_differ_from_single_ones_are_found() -> None:
     key = key_of("loss", 0)
-    manifest = SimpleNamespace(state=())
-    session = SimpleNamespace(train_steps=lambda **_: np.array([1.5]), state=dict, manifest=manifest)
+    entry = SimpleNamespace(outputs=(TensorSpec("losses", "float64", ("K",)),))
+    manifest = SimpleNamespace(state=(), entry_point=lambda _: entry)
+    session = SimpleNamespace(call=lambda *_: [np.array([1.5])], state=dict, manifest=manifest)
     golden = Golden(1, "float64", {}, {key: np.array(1.0)}, {key: 0.6})
     found: list[Any] = []
     _train_steps({key: np.array(0.8)}, session, golden, found)  # type: ignore[arg-type]
