@@ -11,8 +11,9 @@ from pathlib import Path
 _HERE = -100  # AT_FDCWD of Linux: paths count from the working directory
 _RENAME_EXCHANGE = 2  # renameat2(2), Linux 3.15
 _RENAME_SWAP = 2  # renamex_np(2), macOS 10.12
-# What a file system answers that cannot exchange, or a system that does not know the call.
-_CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+# What a file system answers that cannot exchange (EXDEV: overlayfs, for a directory of a lower layer), or a system that
+# does not know the call.
+_CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV}
 
 
 def exchange(one: Path, other: Path) -> bool:
