@@ -17,9 +17,19 @@ _SUFFIX = ".scratch"
 @contextmanager
 def scratch_directory() -> Iterator[Path]:
     """Yield a new directory for temporary files, and remove it afterwards; remove those of killed processes too."""
-    common = Path(tempfile.gettempdir()) / "irongrad"
-    remove_abandoned(common, _SUFFIX)
-    path, handle = made_and_held(common, _SUFFIX)
+    with held_directory(Path(tempfile.gettempdir()) / "irongrad", _SUFFIX) as path:
+        yield path
+
+
+@contextmanager
+def held_directory(beside: Path, suffix: str) -> Iterator[Path]:
+    """Yield a new directory `.NAME.*SUFFIX` beside a path, and remove it afterwards; remove those of killed processes.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    remove_abandoned(beside, suffix)
+    path, handle = _made_and_held(beside, suffix)
     try:
         yield path
     finally:
@@ -32,12 +42,8 @@ def is_scratch(path: str) -> bool:
     return f"{os.sep}.irongrad." in path and _SUFFIX in path
 
 
-def made_and_held(beside: Path, suffix: str) -> tuple[Path, int]:
-    """Make a directory `.NAME.*SUFFIX` beside a path, and hold its lock; return it and its file descriptor.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+def _made_and_held(beside: Path, suffix: str) -> tuple[Path, int]:
+    """Make such a directory, and hold its lock; return it and its file descriptor."""
     while True:
         path = beside.with_name(f".{beside.name}.{unique()}{suffix}")
         path.mkdir()

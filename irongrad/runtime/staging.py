@@ -13,7 +13,7 @@ from irongrad.runtime.abandoned import remove_abandoned, unique
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.exchange import exchange
 from irongrad.runtime.manifest import MANIFEST
-from irongrad.runtime.scratch import made_and_held
+from irongrad.runtime.scratch import held_directory
 
 _STAGED, _VERSION = ".staged", ".version"
 
@@ -41,14 +41,9 @@ def staged(output: Path) -> Iterator[Path]:
     """
     output = _real(output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(output, _STAGED)
     remove_abandoned(output, _VERSION, keep=output.resolve())
-    staging, handle = made_and_held(output, _STAGED)
-    try:
+    with held_directory(output, _STAGED) as staging:
         yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        os.close(handle)
 
 
 def publish(staging: Path, output: Path) -> None:
