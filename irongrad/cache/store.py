@@ -71,8 +71,10 @@ class Store:
         """Write the files under `key` to the directory `into`; return False if there is no complete entry."""
         path = self._path(kind, key)
         try:
+            if not path.is_file():  # there is no entry, or a pipe in its place
+                raise FileNotFoundError(path)
             file = path.open("rb")
-        except OSError:  # there is no entry
+        except OSError:
             return False
         try:
             with file, zipfile.ZipFile(file) as archive:

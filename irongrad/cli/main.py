@@ -68,7 +68,17 @@ def main() -> None:
     """Run the command line; exits with the error class's code (see `irongrad.runtime.errors`)."""
     with _noted_interrupts() as interrupts, _plain_warnings():
         try:
-            cli(standalone_mode=True)
+            code = cli.main(standalone_mode=False)
+            sys.exit(code if isinstance(code, int) else 0)
+        except click.Abort:
+            click.echo("Aborted!", err=True)
+            sys.exit(1)
+        except click.ClickException as error:
+            if "--json" in sys.argv:
+                _report(UserError(error.format_message()))
+            else:
+                error.show()
+            sys.exit(error.exit_code)
         except IronGradError as error:
             _report(error)
             sys.exit(error.exit_code)

@@ -22,10 +22,9 @@ from irongrad.runtime import Session
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import GOLDEN, Certificate
+from irongrad.runtime.manifest import GOLDEN, SIGNATURE, Certificate
 from irongrad.runtime.manifest_file import write_manifest
 from irongrad.runtime.report import Report
-from irongrad.runtime.signatures import SIGNATURE
 from irongrad.runtime.verification import signed, verify
 
 

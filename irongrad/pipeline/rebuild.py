@@ -19,13 +19,12 @@ from irongrad.pipeline.package import Artifact, target_spec
 from irongrad.runtime.errors import ToolchainError, UserError, VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import GOLDEN, INITIAL_STATE, PORTABLE_MODULE, EntryPoint, Manifest
+from irongrad.runtime.manifest import GOLDEN, INITIAL_STATE, PORTABLE_MODULE, SIGNATURE, EntryPoint, Manifest
 from irongrad.runtime.manifest_file import file_spec, read_manifest, write_manifest
 from irongrad.runtime.report import Report
 from irongrad.runtime.scratch import scratch_directory
 from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
-from irongrad.runtime.signatures import SIGNATURE
 from irongrad.runtime.staging import publish, staged
 from irongrad.runtime.verification import certificate, verify
 from irongrad.targets import parse_target

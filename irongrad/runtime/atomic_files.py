@@ -22,6 +22,7 @@ def atomic_write(path: Path, data: bytes) -> None:
         OSError: the file cannot be written; the old one is unchanged.
     """
     path = Path(os.path.realpath(path))
+    _refuse_special(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path, _TEMPORARY)
     handle, temporary = _created(path)
@@ -47,8 +48,7 @@ def check_writable(path: Path) -> None:
         OSError: it cannot.
     """
     path = Path(os.path.realpath(path))
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    _refuse_special(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -56,6 +56,14 @@ def check_writable(path: Path) -> None:
     trial = _temporary(path)
     os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     os.unlink(trial)
+
+
+def _refuse_special(path: Path) -> None:
+    """Refuse a directory, a device or a pipe, which a rename would replace."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
 
 
 def _created(path: Path) -> tuple[int, Path]:

@@ -54,7 +54,8 @@ def keep_finite(path: Path) -> Path | None:
     kept = path.with_name(f"{path.name}.finite")
     try:
         with opened(path) as file:
-            finite = file.header.about.get(FINITE, True)
+            known = file.header.about.get(FINITE)
+            finite = known if known is not None else all(is_finite(array) for _, array in file.arrays())
     except ArtifactError:
         return None
     if not finite:
@@ -90,6 +91,10 @@ def check(path: Path, manifest: Manifest) -> tuple[str, ...]:
     Raises:
         ArtifactError: as `read`.
     """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ArtifactError(f"the name of {str(path)!r} is no text in UTF-8; IREE cannot open it. Rename it") from None
     with opened(path) as file:
         _compare(_kinds(file.header), manifest, str(path))
         tied = {key for s in manifest.state for key in (s.name, *s.aliases) if s.aliases}

@@ -14,6 +14,7 @@ FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 INITIAL_STATE = "state.irpa"
 GOLDEN = "golden.safetensors"
+SIGNATURE = "manifest.sig"
 PORTABLE_MODULE = "step.mlirbc"
 
 # The parameter scope in which a .vmfb looks up its state: iree-run-module --parameters=state=FILE

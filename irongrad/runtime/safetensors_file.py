@@ -124,6 +124,8 @@ def opened(path: str | os.PathLike[str]) -> Iterator[TensorFile]:
         ArtifactError: the file is missing or damaged.
     """
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise ValueError("it is no file")
         with Path(path).open("rb") as file:
             yield TensorFile(file)
     except FileNotFoundError:

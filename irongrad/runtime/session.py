@@ -27,7 +27,7 @@ from irongrad.runtime.arguments import (
 )
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.chunks import Pace, train_steps
-from irongrad.runtime.errors import GuardError, UserError
+from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.integrity import check_files
 from irongrad.runtime.manifest import DRAWS, INITIAL_STATE, SCALE, SEED, TICKET, EntryPoint
 from irongrad.runtime.manifest_file import read_manifest
@@ -122,7 +122,7 @@ class Session:
     ) -> None:
         self._check = NonFiniteCheck(on_nonfinite)
         self._strict = strict
-        self.directory = directory
+        self.directory = directory = directory.absolute()
         opened = opened_artifact(
             directory, Asked(target, device, None if checkpoint is None else Path(checkpoint), trusted, verifying)
         )
@@ -133,6 +133,7 @@ class Session:
         self._infinite = infinite_hypers(self.manifest)
         self._scaled = any(s.name == SCALE for s in self.manifest.state)
         self._pace = Pace()
+        self._pace_of: tuple[Any, ...] = ()
         self._check.state(self._became_nonfinite(opened.nonfinite), f"that is how it is in {checkpoint}")
 
     def __enter__(self) -> Session:
@@ -240,8 +241,21 @@ class Session:
         return checkpoints.under_all_names(self.call("export_state", {}), self.manifest)
 
     def initial_state(self) -> dict[str, Array]:
-        """Return the state that the artifact was compiled with, whatever state this session started from."""
+        """Return the state that the artifact was compiled with, whatever state this session started from.
+
+        Raises:
+            ArtifactError: the artifact was removed or replaced since it was loaded.
+        """
+        if read_manifest(self.directory).state != self.manifest.state or not self._is_in_place():
+            raise ArtifactError(
+                f"{self.directory} was replaced by another artifact since it was loaded; load it again to start from "
+                "its initial state"
+            )
         return initial_state(self.directory)
+
+    def _is_in_place(self) -> bool:
+        """Whether the directory still has the initial state of this session's artifact."""
+        return read_manifest(self.directory).files.get(INITIAL_STATE) == self.manifest.files.get(INITIAL_STATE)
 
     def load_state(self, state: Mapping[str, Array], *, absent: Absent = "keep") -> None:
         """Replace the state, or the part of it that is given.
@@ -280,8 +294,12 @@ class Session:
             count: the number of gradients in each sum.
 
         Raises:
-            GuardError: a parameter's sum is missing, or has another shape or dtype.
+            GuardError: a parameter's sum is missing, unknown, or has another shape or dtype; or the count is no count.
         """
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or not 0 <= count < 2**31:
+            raise GuardError(f"import_gradients: the count must be a whole number of gradients, not {count!r:.60}")
+        if unknown := [n for n in sums if n not in self.manifest.gradients]:
+            raise GuardError(f"import_gradients: {', '.join(unknown[:4])} are no trained parameters of this step")
         if missing := [n for n in self.manifest.gradients if n not in sums]:
             raise GuardError(
                 f"import_gradients: every trained parameter needs a sum, and {', '.join(missing[:4])} have none"
@@ -357,7 +375,10 @@ class Session:
         def report(losses: Array, first: int) -> None:
             self._report("train_steps", losses, first)
 
+        sizes = tuple(getattr(v, "shape", ())[1:] for v in values)
         with self._module.lock:
+            if sizes != self._pace_of:  # a larger batch takes longer
+                self._pace, self._pace_of = Pace(), sizes
             return train_steps(self._module, self.manifest, values, self._pace, report)
 
     def _loss(self, name: str, arguments: Mapping[str, Any], *, trains: bool = True) -> Any:
@@ -378,7 +399,10 @@ class Session:
 
     def _became_nonfinite(self, names: Sequence[str]) -> list[str]:
         """Those of the names whose tensors were finite when the artifact was compiled; a mask may hold infinities."""
-        initial = self.initial_state() if names else {}
+        try:
+            initial = self.initial_state() if names else {}
+        except ArtifactError:  # nothing tells which were finite
+            return list(names)
         return [n for n in names if n not in initial or is_finite(initial[n])]
 
     def _entry(self, name: str) -> EntryPoint:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from irongrad.runtime.atomic_files import atomic_write
 from irongrad.runtime.errors import ArtifactError, UserError
-from irongrad.runtime.manifest import MANIFEST, Manifest
+from irongrad.runtime.manifest import MANIFEST, SIGNATURE, Manifest
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # Public keys: the path of a PEM file, or several.
 Trusted: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
-SIGNATURE = "manifest.sig"
 # What is signed begins with this text, so that no signature of anything else is one of an artifact.
 _CONTEXT = b"irongrad artifact 1\0"
 
@@ -32,6 +31,9 @@ def new_key(path: Path) -> Path:
         UserError: `path` exists already.
     """
     ed25519, serialization = _library()
+    public = path.with_name(f"{path.name}.pub")
+    if public.exists():
+        raise UserError(f"{public} exists already; a key is never replaced")
     key = ed25519.Ed25519PrivateKey.generate()
     encoding, text = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     private = key.private_bytes(encoding, text, serialization.NoEncryption())
@@ -41,7 +43,6 @@ def new_key(path: Path) -> Path:
         raise UserError(f"{path} exists already; a key is never replaced") from None
     with os.fdopen(handle, "wb") as file:
         file.write(private)
-    public = path.with_name(f"{path.name}.pub")
     atomic_write(public, key.public_key().public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo))
     return public
 
@@ -72,6 +73,8 @@ def check_signature(manifest: Manifest, directory: Path, trusted: Trusted) -> No
         UserError: a file holds no public Ed25519 key.
     """
     keys = [trusted] if isinstance(trusted, (str, os.PathLike)) else list(trusted)
+    if not keys:
+        raise UserError("trusted names no key, so no artifact can be signed by one of them")
     public = [_public(Path(key)) for key in keys]
     path = directory / SIGNATURE
     try:
@@ -112,6 +115,8 @@ def _public(path: Path) -> Ed25519PublicKey:
 
 def _contents(path: Path) -> bytes:
     try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"the key {path} is no file")
         return path.read_bytes()
     except OSError as error:
         raise UserError(f"the key {path} cannot be read: {error.strerror}") from None

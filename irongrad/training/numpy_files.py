@@ -41,7 +41,10 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, Array]:
                 "it is one array (.npy); save one array for each input: numpy.savez(FILE, name=array, …)"
             )
         with zipfile.ZipFile(file) as archive:
-            members = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
+            listed = archive.infolist()
+            members = {i.filename.removesuffix(".npy"): i for i in listed}
+            if len(members) < len(listed):
+                raise _DamagedError("it has an array twice")
             if missing := [n for n in names if n not in members]:
                 raise GuardError(f"{path} has the arrays {_listed(members)}; the step also needs {_listed(missing)}")
             free = _free_memory()
@@ -69,6 +72,8 @@ def read_npy(path: Path) -> Array:
 @contextmanager
 def _refusing(path: Path, kind: str) -> Iterator[None]:
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise _DamagedError("it is a pipe or a device")
         yield
     except GuardError:
         raise
@@ -101,7 +106,8 @@ def _array(name: str, member: IO[bytes], size: int, free: int) -> Array:
     flat = np.empty(math.prod(shape), dtype)
     if needed:
         _fill(flat.view(np.uint8).data, member, name)
-    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+    array = flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+    return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
 
 def _fill(view: memoryview, member: IO[bytes], name: str) -> None:

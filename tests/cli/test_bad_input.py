@@ -130,3 +130,10 @@ def test_a_directory_without_write_permission_is_refused(mlp_artifact, data, tmp
     (tmp_path / "locked").mkdir(mode=0o500)
     said = refusal("train", mlp_artifact, "--data", data, "--checkpoint", tmp_path / "locked" / "state")
     assert "Permission denied" in said
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train"], ["nosuch"], ["train", "x", "--data", "y", "--epochs", "0"], ["opt", "x"]]
+)
+def test_usage_errors_are_json_too(arguments):
+    assert json.loads(irongrad(*arguments, "--json").stdout, **STRICT)["error"]["class"] == "UserError"

@@ -100,3 +100,11 @@ def test_what_cannot_be_written_is_known_before(tmp_path):
         check_writable(tmp_path / "file" / "below")
     check_writable(tmp_path / "new" / "file")
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_pipe_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for write in (check_writable, lambda path: atomic_write(path, b"")):
+        with pytest.raises(OSError, match="Not a regular file"):
+            write(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from irongrad.runtime import Session
 from irongrad.runtime.errors import NonFiniteError, UserError
@@ -81,3 +83,28 @@ def test_stop_writes_no_checkpoint(mlp_artifact, batches, bad, tmp_path):
     with pytest.raises(NonFiniteError, match="is not written"):
         session.save(path)
     assert path.read_bytes() == before
+
+
+def test_a_file_from_elsewhere_is_looked_at_before_it_is_kept(session, bad, tmp_path):
+    path, kept = tmp_path / "state.safetensors", tmp_path / "state.safetensors.finite"
+    session.save(path)
+    finite = path.read_bytes()
+    with pytest.warns(NonFiniteWarning):
+        session.train_step(**bad)
+    with pytest.warns(NonFiniteWarning):
+        session.save(path)
+    safetensors.numpy.save_file(safetensors.numpy.load_file(path), path)  # drops our record
+    with pytest.warns(NonFiniteWarning, match="the last finite checkpoint is"):
+        session.save(path)
+    assert kept.read_bytes() == finite
+
+
+def test_a_state_is_saved_whatever_became_of_the_artifact(mlp_artifact, bad, tmp_path):
+    copy = shutil.copytree(mlp_artifact, tmp_path / "copy")
+    session = Session(copy)
+    with pytest.warns(NonFiniteWarning):
+        session.train_step(**bad)
+    shutil.rmtree(copy)
+    with pytest.warns(NonFiniteWarning, match="the state is NaN or infinite in"):
+        session.save(tmp_path / "state.safetensors")
+    assert (tmp_path / "state.safetensors").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch import nn
 import irongrad as ig
 from irongrad.runtime import Session
 from irongrad.runtime.errors import ArtifactError, UserError
+from tests.conftest import make_mlp_step
 
 
 class Tied(nn.Module):
@@ -123,3 +125,11 @@ def test_a_hole_in_a_part_is_refused_and_changes_nothing(compiled: tuple[Tied, P
         session.load_state(arrays, absent="zero")
     for name, value in session.state().items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+def test_the_initial_state_of_another_artifact_is_not_taken(mlp_artifact: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(mlp_artifact, tmp_path / "copy"))
+    session = Session(directory)
+    ig.compile(make_mlp_step(seed=1), directory)
+    with pytest.raises(ArtifactError, match="was replaced by another artifact since it was loaded"):
+        session.initial_state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 
 import ml_dtypes
@@ -125,3 +126,10 @@ def test_a_count_below_zero_is_refused(session, tmp_path, name):
             read(path)
     with pytest.raises(ArtifactError, match="cannot be below 0"):
         session.load_state(state)
+
+
+def test_a_pipe_is_refused_at_once(session, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for read in (read_arrays, session.restore, lambda p: Session(session.directory, checkpoint=p)):
+        with pytest.raises(ArtifactError, match="it is no file"):
+            read(tmp_path / "pipe")

@@ -355,3 +355,13 @@ def test_an_interrupt_leaves_the_state_after_a_whole_chunk(session, monkeypatch)
 )
 def test_a_status_is_reported_by_its_message_or_else_by_its_name(text, reason):
     assert reason_of(RuntimeError(text)).startswith(reason)
+
+
+@pytest.mark.parametrize("count", [-3, "1", 1.9, 2**70, None, True])
+def test_a_count_of_gradients_that_is_none_is_refused(session, batches, count):
+    session.grad_step(**batches[0])
+    sums, _ = session.gradients()
+    with pytest.raises(GuardError, match="the count must be a whole number of gradients"):
+        session.load_gradients(sums, count)
+    with pytest.raises(GuardError, match="other are no trained parameters"):
+        session.load_gradients({**sums, "other": np.zeros(1)}, 1)

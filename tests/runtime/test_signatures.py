@@ -11,8 +11,9 @@ import pytest
 
 from irongrad.runtime import load
 from irongrad.runtime.errors import ArtifactError, UserError
+from irongrad.runtime.manifest import SIGNATURE
 from irongrad.runtime.manifest_file import read_manifest, write_manifest
-from irongrad.runtime.signatures import SIGNATURE, new_key, sign
+from irongrad.runtime.signatures import new_key, sign
 
 
 @pytest.fixture

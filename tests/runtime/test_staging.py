@@ -163,3 +163,30 @@ with scratch_directory() as folder:
     with scratch_directory() as folder:
         assert [p for p in tmp_path.iterdir() if p != folder] == [tmp_path / "irongrad-of-the-user"]
     assert [p.name for p in tmp_path.iterdir()] == ["irongrad-of-the-user"]
+
+
+def test_what_else_is_in_the_directory_is_kept(mlp_artifact, tmp_path, way):
+    output = tmp_path / "out"
+    publish_copy(mlp_artifact, output)
+    (output / "state.safetensors").write_text("a checkpoint")
+    (output / "nested").mkdir()
+    (output / "nested" / "notes").write_text("notes")
+    (output / "step.old.vmfb").write_text("unknown to the manifest, so it is the user's")
+    for _ in range(2):
+        publish_copy(mlp_artifact, output)
+    assert (output / "state.safetensors").read_text() == "a checkpoint"
+    assert (output / "nested" / "notes").read_text() == "notes"
+    assert (output / "step.old.vmfb").exists()
+    Session(output)
+
+
+@pytest.mark.parametrize("name", ["n" * 250, "\udcff"])
+def test_names_that_cannot_be_made_are_refused(tmp_path, name):
+    with pytest.raises(UserError, match="give"):
+        check_output(tmp_path / name)
+
+
+def test_a_loop_of_links_is_refused(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match="cannot be made"):
+        check_output(tmp_path / "loop")

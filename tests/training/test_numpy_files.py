@@ -28,7 +28,7 @@ def test_it_reads_what_numpy_writes(save, tmp_path):
     found = read_npz(tmp_path / "data.npz", list(ARRAYS))
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(found[name], array)
-        assert found[name].dtype == array.dtype
+        assert found[name].dtype == array.dtype.newbyteorder("=")
 
 
 def test_only_the_arrays_that_are_asked_for_are_read(tmp_path):
@@ -99,3 +99,12 @@ def test_other_files_are_refused_in_words(tmp_path):
     np.savez(tmp_path / "data.npz", **ARRAYS)
     with pytest.raises(GuardError, match="has the arrays x, y, none, scalar, big; the step also needs z"):
         read_npz(tmp_path / "data.npz", ["x", "z"])
+
+
+def test_an_array_that_occurs_twice_is_refused(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.zeros(3))
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("x.npy", npy(b"{'descr': '<f8', 'fortran_order': False, 'shape': (1,)}\n", bytes(8)))
+    with pytest.raises(GuardError, match="it has an array twice"):
+        read_npz(path, ["x"])
