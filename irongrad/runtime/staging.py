@@ -98,9 +98,17 @@ def _carry_over(output: Path, staging: Path) -> None:
         if path.name in of_artifact or new.exists():
             continue
         if path.is_dir() and not path.is_symlink():
-            shutil.copytree(path, new, symlinks=True)
+            shutil.copytree(path, new, symlinks=True, copy_function=_link)
         else:
-            shutil.copy2(path, new, follow_symlinks=False)
+            _link(path, new)
+
+
+def _link(old: str | Path, new: str | Path) -> None:
+    """Give a file a second name; copy it where the file system has no hard links."""
+    try:
+        os.link(old, new, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(old, new, follow_symlinks=False)
 
 
 def _moved(staging: Path, output: Path) -> bool:
