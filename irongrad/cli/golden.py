@@ -13,10 +13,10 @@ from irongrad.runtime.errors import UserError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.golden_plan import ARTIFACT, FILES, Plan, ctest_script, make_plan, write_files
 from irongrad.runtime.golden_whole import whole_golden
+from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.integrity import check_files
 from irongrad.runtime.manifest import GOLDEN, INITIAL_STATE
 from irongrad.runtime.manifest_file import read_manifest
-from irongrad.runtime.session import initial_state
 
 CTEST_FILE = "CTestTestfile.cmake"
 

@@ -16,12 +16,12 @@ from irongrad.cli.common import console, directory_argument, json_option, print_
 from irongrad.runtime.checkpoint import read
 from irongrad.runtime.commands import command_line
 from irongrad.runtime.errors import UserError
+from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.integrity import check_files
 from irongrad.runtime.manifest import OF_GRADIENTS, OF_STATE, Certificate, Manifest, Role, StateSpec
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.refusals import largest_of
 from irongrad.runtime.safetensors_file import numpy_dtype
-from irongrad.runtime.session import initial_state
 
 # Roles of small state whose values show the progress of training.
 _SHOWN = frozenset({Role.COUNTER, Role.RANDOM, Role.SCALER})

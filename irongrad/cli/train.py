@@ -125,20 +125,26 @@ def command(
     compiled, factor = training.sizes
     if factor > 1 and not as_json:
         console.print(f"each step accumulates {factor} batches of {compiled}; BatchNorm sees {compiled} at a time")
+    report = _trained(training, epochs, checkpoint, quiet=as_json)
+    if as_json:
+        print_json({"epochs": report, "checkpoint": str(checkpoint) if checkpoint else None})
+    elif checkpoint is not None:
+        console.print(f"saved {checkpoint}")
+
+
+def _trained(training: _Training, epochs: int, checkpoint: Path | None, *, quiet: bool) -> list[dict[str, Any]]:
+    """Train `epochs` epochs, save the state after each, and return a record of each."""
     report: list[dict[str, Any]] = []
-    step = int(session.state()[STEPS])
-    with _progress(as_json) as progress:
+    step = int(training.session.state()[STEPS])
+    with _progress(quiet) as progress:
         for epoch in range(1, epochs + 1):
             task = progress.add_task(f"epoch {epoch}/{epochs}", total=training.per_epoch, loss="")
             record = training.epoch(step, partial(progress.update, task))
             report.append({"epoch": epoch, **record})
             step = record["steps"]
             if checkpoint is not None:
-                session.save(checkpoint)
-    if as_json:
-        print_json({"epochs": report, "checkpoint": str(checkpoint) if checkpoint else None})
-    elif checkpoint is not None:
-        console.print(f"saved {checkpoint}")
+                training.session.save(checkpoint)
+    return report
 
 
 @dataclass(frozen=True)

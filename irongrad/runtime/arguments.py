@@ -195,6 +195,17 @@ def as_seed(value: Any) -> Array:
     return np.array(value, np.int64)
 
 
+def as_count(value: Any) -> Array:
+    """Return a number of gradients as an int64 scalar array.
+
+    Raises:
+        GuardError: it is not an integer from 0 to 2**31 - 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**31:
+        raise GuardError(f"import_gradients: the count must be a whole number of gradients, not {value!r:.60}")
+    return np.array(value, np.int64)
+
+
 def _plain_array(value: Any) -> Array:
     try:
         return np.asarray(value)

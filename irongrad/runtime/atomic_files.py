@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,14 @@ def atomic_write(path: Path, data: bytes) -> None:
             os.unlink(temporary)
         raise
     _sync_directory(path.parent)
+
+
+def link_or_copy(old: str | Path, new: str | Path) -> None:
+    """Give a file a second name; copy it where the file system has no hard links."""
+    try:
+        os.link(old, new, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(old, new, follow_symlinks=False)
 
 
 def check_writable(path: Path) -> None:

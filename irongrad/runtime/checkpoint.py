@@ -15,7 +15,7 @@ import numpy as np
 import safetensors.numpy
 
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.atomic_files import atomic_write
+from irongrad.runtime.atomic_files import atomic_write, link_or_copy
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.manifest import Manifest, Role, StateSpec
 from irongrad.runtime.nonfinite import is_finite
@@ -62,7 +62,7 @@ def keep_finite(path: Path) -> Path | None:
         return kept if kept.exists() else None
     with suppress(FileNotFoundError):
         os.unlink(kept)
-    os.link(path, kept)
+    link_or_copy(path, kept)
     return kept
 
 

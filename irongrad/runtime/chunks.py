@@ -29,6 +29,13 @@ class Pace:
 
     def __init__(self) -> None:
         self.steps = _FIRST
+        self._sizes: list[tuple[int, ...]] = []
+
+    def begin(self, values: Sequence[Any]) -> None:
+        """Forget what was measured for steps of other sizes: a larger batch takes longer."""
+        sizes = [tuple(getattr(v, "shape", ())[1:]) for v in values]
+        if sizes != self._sizes:
+            self.steps, self._sizes = _FIRST, sizes
 
     def chunks(self, count: int) -> Iterator[slice]:
         """Yield the chunks of `count` steps; the caller runs each before it takes the next."""
@@ -66,6 +73,7 @@ def train_steps(
     """
     entry = manifest.entry_point("train_steps")
     assert entry is not None
+    pace.begin(values)
     count = _step_count(values, module.is_local)
     if count is None or count <= pace.steps or _refused(entry, values) or (undo := _undo(module, manifest)) is None:
         outputs = module.call(entry, values)

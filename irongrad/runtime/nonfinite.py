@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from math import isfinite
@@ -100,8 +101,6 @@ def is_finite(value: Array) -> bool:
 
 def _caller() -> int:
     """The stack level of the first caller outside of this package, for `warnings.warn`."""
-    import sys
-
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("irongrad."):
         level, frame = level + 1, frame.f_back

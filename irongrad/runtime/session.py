@@ -16,6 +16,7 @@ import numpy as np
 
 from irongrad.runtime import checkpoint as checkpoints
 from irongrad.runtime.arguments import (
+    as_count,
     as_number,
     as_seed,
     as_steps,
@@ -28,7 +29,7 @@ from irongrad.runtime.arguments import (
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.chunks import Pace, train_steps
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
-from irongrad.runtime.integrity import check_files
+from irongrad.runtime.initial_state import state_of
 from irongrad.runtime.manifest import DRAWS, INITIAL_STATE, SCALE, SEED, TICKET, EntryPoint
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.nonfinite import NonFiniteCheck, OnNonFinite, is_finite, nonfinite_names
@@ -78,19 +79,6 @@ def load(
     )
 
 
-def initial_state(directory: Path) -> dict[str, Array]:
-    """Return the state that the artifact in `directory` was compiled with.
-
-    Raises:
-        ArtifactError: it is missing or damaged.
-    """
-    manifest = read_manifest(directory)
-    check_files(manifest, directory, (INITIAL_STATE,))
-    index = ireert.ParameterIndex()
-    index.load(str(directory / INITIAL_STATE))
-    return checkpoints.from_index(index, manifest)
-
-
 class Session:
     """A loaded artifact; each method runs an entry point of the compiled module over one shared state.
 
@@ -133,7 +121,6 @@ class Session:
         self._infinite = infinite_hypers(self.manifest)
         self._scaled = any(s.name == SCALE for s in self.manifest.state)
         self._pace = Pace()
-        self._pace_of: tuple[Any, ...] = ()
         self._check.state(self._became_nonfinite(opened.nonfinite), f"that is how it is in {checkpoint}")
 
     def __enter__(self) -> Session:
@@ -246,16 +233,13 @@ class Session:
         Raises:
             ArtifactError: the artifact was removed or replaced since it was loaded.
         """
-        if read_manifest(self.directory).state != self.manifest.state or not self._is_in_place():
+        here = read_manifest(self.directory)
+        if (here.state, here.files.get(INITIAL_STATE)) != (self.manifest.state, self.manifest.files.get(INITIAL_STATE)):
             raise ArtifactError(
                 f"{self.directory} was replaced by another artifact since it was loaded; load it again to start from "
                 "its initial state"
             )
-        return initial_state(self.directory)
-
-    def _is_in_place(self) -> bool:
-        """Whether the directory still has the initial state of this session's artifact."""
-        return read_manifest(self.directory).files.get(INITIAL_STATE) == self.manifest.files.get(INITIAL_STATE)
+        return state_of(here, self.directory)
 
     def load_state(self, state: Mapping[str, Array], *, absent: Absent = "keep") -> None:
         """Replace the state, or the part of it that is given.
@@ -296,8 +280,7 @@ class Session:
         Raises:
             GuardError: a parameter's sum is missing, unknown, or has another shape or dtype; or the count is no count.
         """
-        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or not 0 <= count < 2**31:
-            raise GuardError(f"import_gradients: the count must be a whole number of gradients, not {count!r:.60}")
+        number = as_count(count)
         if unknown := [n for n in sums if n not in self.manifest.gradients]:
             raise GuardError(f"import_gradients: {', '.join(unknown[:4])} are no trained parameters of this step")
         if missing := [n for n in self.manifest.gradients if n not in sums]:
@@ -305,7 +288,7 @@ class Session:
                 f"import_gradients: every trained parameter needs a sum, and {', '.join(missing[:4])} have none"
             )
         arrays = [sums[n] for n in self.manifest.gradients]
-        self._invoke("import_gradients", [*arrays, np.array(count, np.int64)])
+        self._invoke("import_gradients", [*arrays, number])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a safetensors checkpoint, atomically.
@@ -375,10 +358,7 @@ class Session:
         def report(losses: Array, first: int) -> None:
             self._report("train_steps", losses, first)
 
-        sizes = tuple(getattr(v, "shape", ())[1:] for v in values)
         with self._module.lock:
-            if sizes != self._pace_of:  # a larger batch takes longer
-                self._pace, self._pace_of = Pace(), sizes
             return train_steps(self._module, self.manifest, values, self._pace, report)
 
     def _loss(self, name: str, arguments: Mapping[str, Any], *, trains: bool = True) -> Any:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from irongrad.runtime.abandoned import remove_abandoned, unique
+from irongrad.runtime.atomic_files import link_or_copy
 from irongrad.runtime.errors import ArtifactError, UserError
 from irongrad.runtime.exchange import exchange
 from irongrad.runtime.manifest import GOLDEN, INITIAL_STATE, MANIFEST, PORTABLE_MODULE, SIGNATURE
@@ -98,17 +99,9 @@ def _carry_over(output: Path, staging: Path) -> None:
         if path.name in of_artifact or new.exists():
             continue
         if path.is_dir() and not path.is_symlink():
-            shutil.copytree(path, new, symlinks=True, copy_function=_link)
+            shutil.copytree(path, new, symlinks=True, copy_function=link_or_copy)
         else:
-            _link(path, new)
-
-
-def _link(old: str | Path, new: str | Path) -> None:
-    """Give a file a second name; copy it where the file system has no hard links."""
-    try:
-        os.link(old, new, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(old, new, follow_symlinks=False)
+            link_or_copy(path, new)
 
 
 def _moved(staging: Path, output: Path) -> bool:

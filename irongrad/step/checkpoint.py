@@ -163,7 +163,7 @@ def _default(
             f"the model (or its optimizer) has no {name}, which the compiled step's state has. Give the model that was "
             "compiled, and the artifact's directory for state that an optimizer does not hold yet"
         )
-    from irongrad.runtime.session import initial_state
+    from irongrad.runtime.initial_state import initial_state
 
     return torch.from_numpy(np.array(initial_state(Path(artifact))[name]))
 

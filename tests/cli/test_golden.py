@@ -22,9 +22,9 @@ from irongrad.runtime.errors import ArtifactError, UserError, VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.golden_plan import ctest_script, make_plan, write_files
 from irongrad.runtime.golden_whole import whole_golden
+from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.manifest import GOLDEN
 from irongrad.runtime.manifest_file import read_manifest
-from irongrad.runtime.session import initial_state
 
 
 def iree_run(arguments: list[str]) -> subprocess.CompletedProcess[str]:

@@ -12,8 +12,8 @@ import pytest
 import irongrad as ig
 from irongrad.cli.compile import load_step
 from irongrad.runtime.commands import run_module
+from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.manifest_file import read_manifest
-from irongrad.runtime.session import initial_state
 
 STARTS = 80
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -17,9 +17,9 @@ from irongrad.runtime import load
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
+from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.manifest import GOLDEN
 from irongrad.runtime.manifest_file import read_manifest
-from irongrad.runtime.session import initial_state
 
 AARCH64 = Path(sys.prefix) / "aarch64" / "iree" / "_runtime_libs" / "iree-run-module"
 ROOT = "/usr/aarch64-linux-gnu"  # where Debian's cross packages install the aarch64 libraries

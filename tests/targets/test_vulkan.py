@@ -34,9 +34,9 @@ from irongrad.runtime.commands import run_module
 from irongrad.runtime.errors import ArtifactError, GuardError, VerificationError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
+from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.manifest import GOLDEN, FunctionSpec
 from irongrad.runtime.manifest_file import read_manifest
-from irongrad.runtime.session import initial_state
 from irongrad.runtime.transfer import to_device
 from irongrad.targets import Target, parse_target
 from irongrad.targets.vulkan import DIRECT_BUFFERS, propose

@@ -108,13 +108,8 @@ class ReportingModule(StepModule):
             return self.reported(self.outputs(inputs), inputs)
 
 
-class PiecesModule(StepModule):
+class PiecesModule(ReportingModule):
     """The step module of a step in two pieces: returns the loss and the model's outputs, which Python reads."""
-
-    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the loss and the model's output tensors, detached."""
-        loss, outputs = self.named(*values)
-        return (loss, *outputs.values())
 
     def named(self, *values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss, and the model's detached output tensors by name."""

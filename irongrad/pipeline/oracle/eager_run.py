@@ -184,14 +184,15 @@ def _set_hypers(step: TrainStep, values: Mapping[str, float]) -> None:
 
 
 def _forward(
-    module: ReportingModule | PiecesModule, values: list[torch.Tensor], step: int, record: Recorder
+    module: ReportingModule, values: list[torch.Tensor], step: int, record: Recorder
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the loss and the values beside it; for a step in pieces, record the model's outputs."""
     loss, named = module.named(*values)
-    if isinstance(module, ReportingModule):
-        return loss, {name: tensor.clone() for name, tensor in named.items()}
-    for name, tensor in named.items():
-        record(key_of("forward", step, name), tensor.clone())  # it may be a parameter, which the update overwrites
+    copies = {name: tensor.clone() for name, tensor in named.items()}  # an output may be a parameter, which changes
+    if not isinstance(module, PiecesModule):
+        return loss, copies
+    for name, tensor in copies.items():
+        record(key_of("forward", step, name), tensor)
     return loss, {}
 
 

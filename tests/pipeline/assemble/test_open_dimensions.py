@@ -18,8 +18,8 @@ from irongrad.runtime.commands import run_module
 from irongrad.runtime.errors import GuardError, UserError
 from irongrad.runtime.golden import read_golden
 from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
+from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.manifest import GOLDEN
-from irongrad.runtime.session import initial_state
 from tests.fixtures.tagger import batch_of, loss_of, tagger_step
 
 Run = Callable[[list[str]], subprocess.CompletedProcess[str]]
