@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from irongrad.sizes.buckets import pow2 as pow2
     from irongrad.step.checkpoint import load_checkpoint as load_checkpoint
     from irongrad.step.checkpoint import save_checkpoint as save_checkpoint
+    from irongrad.step.entries import Entry as Entry
     from irongrad.step.hyperparameters import hypers as hypers
     from irongrad.step.train_step import TrainStep as TrainStep
     from irongrad.step.train_step import pieces as pieces
 
 __all__ = [
+    "Entry",
     "TrainStep",
     "__version__",
     "choose_buckets",
@@ -44,6 +46,7 @@ __all__ = [
 
 # Imported when first used, so that `import irongrad.runtime` stays free of torch.
 _HOME = {
+    "Entry": "irongrad.step.entries",
     "TrainStep": "irongrad.step.train_step",
     "choose_buckets": "irongrad.sizes.buckets",
     "compile": "irongrad.pipeline.driver",

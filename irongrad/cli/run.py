@@ -67,8 +67,7 @@ def command(
     session = load(directory, target=target, device=device, checkpoint=checkpoint, trusted=trusted or None)
     arrays = {name: load_npy(name, path) for name, path in pairs(inputs, "--input").items()}
     results = session.call(entry, {**arrays, **numbers(settings, "--set")})
-    point = session.manifest.entry_point(entry)
-    assert point is not None
+    point = session.entry(entry)
     named = dict(zip([s.name for s in point.outputs], results, strict=True))
     files = _files(outputs, list(named))
     for name, path in files.items():

@@ -147,7 +147,9 @@ class StepGraph:
         dynamic: the names of dimensions, by the input's name and the dimension's position.
         bucket_limits: the sizes that a call may have in every bucket; the buckets' own sizes limit it further.
         limits: the sizes that functions of any size accept; None if there are no such functions.
-        output_sizes: the sizes of each result of `predict`, as numbers and expressions of named dimensions.
+        output_sizes: for each function in evaluation mode, the sizes of each result, as numbers and expressions of
+            named dimensions.
+        entries: the user's own entry points, each with the names of its inputs among `inputs`, in order.
         ranges: the ranges of integer inputs that are indices.
         computed: the ranges of indices that `check.<name>` computes; `Range.input` is the name of its result.
         indices: a record of every index, and of what keeps it within its tensor.
@@ -166,7 +168,8 @@ class StepGraph:
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     bucket_limits: Limits = field(default_factory=Limits)
     limits: Limits | None = None
-    output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    output_sizes: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
+    entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ranges: tuple[Range, ...] = ()
     computed: tuple[Range, ...] = ()
     indices: tuple[IndexSpec, ...] = ()
@@ -183,6 +186,12 @@ class StepGraph:
     def forms(self) -> tuple[Bucket | None, ...]:
         """The buckets, in the order in which they are tried, then None if there are functions of any size."""
         return (*self.buckets, *((None,) if self.limits is not None else ()))
+
+    def is_specialised(self, name: str) -> bool:
+        """Whether the function `name` has versions for buckets, or takes any size."""
+        return any(specialised_name(name, form) in self.functions for form in self.forms) or (
+            self.limits is not None and name in self.functions and self.functions[name].of_any_size
+        )
 
     def in_bucket(self, name: str, bucket: Bucket | None) -> str:
         """Return the name of the version of function `name` for `bucket`; `name` itself if it has only one version."""

@@ -106,7 +106,7 @@ def build(step: TrainStep, options: Options) -> Build:
         suppress(StoppedEarly),
         called_once(step),
     ):
-        captured: CapturedStep = stage("capture", capture, step, inference_of(options.entry_points))
+        captured: CapturedStep = stage("capture", capture, step, inference_of(options.entry_points, step.entries))
         entry = cache_entry(captured, options, GOLDEN_STEPS)
         if entry is not None and (found := entry.load(options.output)) is not None:
             return run.from_cache(*found, entry.key)

@@ -52,10 +52,8 @@ def readable(result: Any) -> Iterator[tuple[str, str]]:
 @readable.register
 def _(result: CapturedStep) -> Iterator[tuple[str, str]]:
     yield ".train.txt", str(result.train)
-    if result.eval is not None:
-        yield ".eval.txt", str(result.eval)
-    if result.predict is not None:
-        yield ".predict.txt", str(result.predict)
+    for name, made in result.inference.items():
+        yield f".{name}.txt", str(made.program)
 
 
 def _code(function: Function) -> str:

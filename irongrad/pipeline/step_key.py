@@ -42,7 +42,7 @@ _NAMESPACES = ("aten", "prims", "prim", "higher_order", "irongrad")
 # Fields of steps and options that the key describes separately, or that do not affect the build. All other fields,
 # including future ones, are described as they are.
 _DESCRIBED_APART = frozenset(
-    {"model", "loss", "optimizer", "inputs", "loss_scale", "targets", "passes"}
+    {"model", "loss", "optimizer", "inputs", "entries", "loss_scale", "targets", "passes"}
     | {"output", "dump_dir", "stop_after", "cache", "on_stage", "on_measuring"}
 )
 
@@ -60,7 +60,9 @@ def step_key(captured: CapturedStep, options: Options, golden_steps: int) -> str
     try:
         return sha256(
             [described_program(p) for p in programs],
-            described([captured.predict_inputs, captured.output_names]),
+            described(
+                [captured.output_names, *((n, made.inputs, made.outputs) for n, made in captured.inference.items())]
+            ),
             _step(step),
             golden_steps,
             _options(options),
@@ -84,7 +86,7 @@ def _step(step: TrainStep) -> Any:
         described(parameters),
         described(dict(module.named_buffers(remove_duplicate=False))),
         tuple(_optimizer(o, first) for o in step.optimizers),
-        described(step.inputs),
+        described(step.examples),
         described(others),
         _loss_scale(step),
     )

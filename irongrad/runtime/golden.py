@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.manifest import TICKET, EntryPoint
 from irongrad.runtime.safetensors_file import read_arrays
 
 # The number of elements that an artifact keeps of a larger tensor.
@@ -27,8 +28,8 @@ def key_of(kind: str, step: int, name: str = "") -> str:
     """Return the key of a golden value.
 
     Args:
-        kind: `loss`, `value` (beside the loss), `gradient`, `forward` (outputs in training mode), `eval` and `predict`
-            are values of step `step`.
+        kind: `loss`, `value` (beside the loss), `gradient`, `forward` (outputs in training mode), `eval`, `predict` and
+            the names of the user's own entry points are values of step `step`.
             `state` is the state before step `step`. `call` is the result of a compiled function (step 0).
         step: the step, from 0.
         name: the name of the tensor; empty for a loss (`loss` and `eval`).
@@ -72,7 +73,7 @@ class Golden:
     Attributes:
         steps: the number of training steps.
         oracle: the dtype of the eager run that gave the values: `float64`, unless the model cannot run in it.
-        inputs: the inputs by name, as the entry points take them.
+        inputs: the inputs by name; those of the user's own entry points by `EntryPoint.key`.
         expected: float64 values by key (see `key_of`): whole tensors, or flat samples (see `sampled`) if the golden
             values come from an artifact.
         allowed: the largest acceptable absolute error, by key.
@@ -89,6 +90,10 @@ class Golden:
     hypers: Mapping[str, float] = field(default_factory=dict)
     about: str = ""
     resting: Resting | None = None
+
+    def inputs_of(self, entry: EntryPoint) -> dict[str, Array]:
+        """The inputs of an entry point, by the names that it has for them."""
+        return {spec.name: self.inputs[entry.key(spec.name)] for spec in entry.inputs if spec.name != TICKET}
 
 
 def kept(golden: Golden) -> Golden:

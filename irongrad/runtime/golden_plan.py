@@ -141,9 +141,11 @@ class _Planner:
         stack = self._golden.steps if point.name == "train_steps" else 0
         files: dict[str, Path | str] = {}
         for spec in [s for s in point.inputs if s.name != TICKET]:
-            value = self._golden.inputs[spec.name]
+            key = point.key(spec.name)
+            value = self._golden.inputs[key]
             array = np.stack([value] * stack) if stack else value
-            files[spec.name] = self._file("stacked" if stack else "inputs", spec, array, compared=False)
+            named = replace(spec, name=key)
+            files[spec.name] = self._file("stacked" if stack else "inputs", named, array, compared=False)
         return files
 
     def _expected(self, point: EntryPoint) -> dict[str, _Expected]:
@@ -156,15 +158,13 @@ class _Planner:
             case "eval_step":
                 keys = {s.name: key_of("eval", 0, s.name if number else "") for number, s in enumerate(point.outputs)}
                 return {name: self._value(key) for name, key in keys.items()}
-            case "predict":
-                return self._outputs(point.name, point.outputs)
             case "forward":
                 *outputs, ticket = point.outputs
                 return self._outputs(point.name, outputs) | {ticket.name: _Expected(np.array(1), 0.0)}
             case "export_state":
                 return {s.name: _Expected(self._initial[s.name], 0.0) for s in point.outputs}
             case _:
-                return {}
+                return self._outputs(point.name, point.outputs) if point.is_inference else {}
 
     def _reported(self, point: EntryPoint, step: int) -> dict[str, _Expected]:
         """The loss of a step and the values beside it, by the names of the outputs of an entry point."""
@@ -237,7 +237,7 @@ class _Planner:
         for spec in point.inputs:
             if spec.name not in inputs:
                 continue
-            own = self._sized(spec, {})
+            own = self._sized(point, spec, {})
             value, refusal = _wrong_shape(spec, own, self._golden.steps)
             self._add(point, f".wrong_shape.{spec.name}", {**inputs, spec.name: value}, refusal=refusal)
             if (wrong := _outside(spec)) is not None:
@@ -252,29 +252,30 @@ class _Planner:
         for number, constraint in enumerate(self._manifest.constraints):
             resized = [s for s in point.inputs if set(s.shape) & set(constraint.broken) and s.name in inputs]
             if constraint.broken and constraint.broken.keys() <= {d for s in resized for d in s.shape}:
-                values = {s.name: self._filled(s, constraint.broken) for s in resized}
+                values = {s.name: self._filled(point, s, constraint.broken) for s in resized}
                 self._add(point, f".constraint.{number}", {**inputs, **values}, refusal=constraint.refusal)
 
-    def _filled(self, spec: TensorSpec, sizes: Mapping[str, int]) -> str:
+    def _filled(self, point: EntryPoint, spec: TensorSpec, sizes: Mapping[str, int]) -> str:
         """Return a value of these sizes that is in the range of `spec`."""
-        return filled_value(self._sized(spec, sizes), spec.minimum or 0, self._golden.steps)
+        return filled_value(self._sized(point, spec, sizes), spec.minimum or 0, self._golden.steps)
 
     def _too_large(self, point: EntryPoint, inputs: Mapping[str, Path | str], name: str, most: int) -> None:
         """Check that one more than the largest size is refused, and that the message names the given size."""
         resized = [s for s in point.inputs if name in s.shape and s.name in inputs]
         if not resized:
             return
-        values = {s.name: self._filled(s, {name: most + 1}) for s in resized}
+        values = {s.name: self._filled(point, s, {name: most + 1}) for s in resized}
         dim = resized[0].shape.index(name)
         refusal = f"{NOT_RUN}; {mismatch(dim, most, most + 1)}"
         self._add(point, f".too_large.{name}", {**inputs, **values}, refusal=refusal)
 
-    def _sized(self, spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
+    def _sized(self, point: EntryPoint, spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
         """Return `spec` with its named dimensions set to `sizes`, else to the golden input's sizes.
 
         The steps dimension of a stacked input stays.
         """
-        own = self._golden.inputs[spec.name].shape if spec.name in self._golden.inputs else ()
+        key = point.key(spec.name)
+        own = self._golden.inputs[key].shape if key in self._golden.inputs else ()
         named = dict(zip(reversed(spec.shape), reversed(own), strict=False))
         known = named | dict(sizes)
         return replace(spec, shape=tuple(known.get(d, d) if isinstance(d, str) else d for d in spec.shape))

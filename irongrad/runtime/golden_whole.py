@@ -52,8 +52,8 @@ def _samples(manifest: Manifest, golden: Golden) -> list[str]:
     """Return the keys of values that are samples, or look like samples."""
     states = {(k, s.name): s.shape for k in range(1, golden.steps) for s in manifest.state}
     shapes: dict[str, tuple[int | str, ...]] = {key_of("state", *named): shape for named, shape in states.items()}
-    if (predict := manifest.entry_point("predict")) is not None:
-        shapes |= {key_of("predict", 0, s.name): s.shape for s in predict.outputs}
+    for entry in (e for e in manifest.entry_points if e.is_inference):
+        shapes |= {key_of(entry.name, 0, s.name): s.shape for s in entry.outputs}
     expected = golden.expected
     return [key for key, shape in shapes.items() if key in expected and expected[key].shape == (SAMPLE,) != shape]
 
@@ -62,14 +62,12 @@ def _run(directory: Path, manifest: Manifest, golden: Golden) -> Mapping[str, Ar
     """Return what the entry points compute from the golden inputs, each from the initial state."""
     has = {e.name for e in manifest.entry_points}
     found: dict[str, Array] = {}
-    if (entry := manifest.entry_point("predict")) is not None:
-        outputs = load(directory, on_nonfinite="ignore").call(
-            "predict", {s.name: golden.inputs[s.name] for s in entry.inputs}
-        )
-        found |= {key_of("predict", 0, s.name): a for s, a in zip(entry.outputs, outputs, strict=True)}
+    for entry in (e for e in manifest.entry_points if e.is_inference):
+        outputs = load(directory, on_nonfinite="ignore").call(entry.name, golden.inputs_of(entry))
+        found |= {key_of(entry.name, 0, s.name): a for s, a in zip(entry.outputs, outputs, strict=True)}
     if {"train_step", "export_state"} <= has:
         session = load(directory, on_nonfinite="ignore")
         for step in range(1, golden.steps):
-            session.train_step(**golden.inputs)
+            session.train_step(**golden.inputs_of(session.entry("train_step")))
             found |= {key_of("state", step, n): a for n, a in session.state().items()}
     return found

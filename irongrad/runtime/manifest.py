@@ -33,6 +33,25 @@ TICKET = "ticket"
 # Entry points that compute nothing: they export and import the whole state, or the accumulated gradients.
 OF_STATE = ("export_state", "import_state")
 OF_GRADIENTS = ("export_gradients", "import_gradients")
+# The entry points whose meaning is the same in every artifact. Others are the user's own (`TrainStep.entries`).
+STANDARD = frozenset(
+    (
+        "train_step",
+        "train_steps",
+        "grad_step",
+        "apply_step",
+        "forward",
+        "finish_step",
+        "eval_step",
+        "predict",
+        "call",
+        *OF_STATE,
+        *OF_GRADIENTS,
+        "reset",
+    )
+)
+# Names that an entry point cannot have, because the module or the command line uses them.
+RESERVED = frozenset({"accumulated", "border", "joint", "update", "accumulate", "mean", "finish", "eval", "step"})
 # The input dimension over which `train_steps` loops.
 STEPS_DIM = "K"
 # What keeps an index within its tensor; see `IndexSpec.how`.
@@ -92,6 +111,11 @@ class HyperSpec:
     default: float
 
 
+def of_entry(entry: str, name: str) -> str:
+    """The name of an input of a user's entry point beside the inputs of the step and of other entry points."""
+    return f"{entry}.{name}"
+
+
 @dataclass(frozen=True)
 class EntryPoint:
     """An exported function of the .vmfb.
@@ -110,6 +134,15 @@ class EntryPoint:
     hypers: tuple[str, ...]
     outputs: tuple[TensorSpec, ...]
     summary: str
+
+    def key(self, name: str) -> str:
+        """The name of an input beside those of all other entry points: an entry of the user's has inputs of its own."""
+        return name if self.name in STANDARD else of_entry(self.name, name)
+
+    @property
+    def is_inference(self) -> bool:
+        """Whether it returns outputs of the model, in evaluation mode: `predict`, and the user's own entry points."""
+        return self.name == "predict" or self.name not in STANDARD
 
     @property
     def signature(self) -> str:

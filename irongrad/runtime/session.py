@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import iree.runtime as ireert
 import numpy as np
@@ -149,7 +149,7 @@ class Session:
         numbers. A long call runs in chunks of about a quarter of a second. After an interrupt (KeyboardInterrupt) the
         state is that after the last whole chunk.
         """
-        losses, *values = self.call("train_steps", arguments)
+        losses, *values = self._call("train_steps", arguments)
         return (losses, self._named("train_steps", values)) if values else losses
 
     def grad_step(self, **inputs: Any) -> Any:
@@ -158,7 +158,7 @@ class Session:
 
     def apply_step(self, **hypers: float) -> int:
         """Update with the mean of the accumulated gradients, clear them, and return the step count."""
-        return int(self.call("apply_step", hypers)[0])
+        return int(self._call("apply_step", hypers)[0])
 
     def eval_step(self, **inputs: Any) -> Any:
         """Return the loss in evaluation mode, as `train_step` does."""
@@ -169,8 +169,8 @@ class Session:
 
         The state does not change. A new forward replaces an earlier one that was not finished.
         """
-        *outputs, ticket = self.call("forward", inputs)
-        names = [s.name for s in self._entry("forward").outputs]
+        *outputs, ticket = self._call("forward", inputs)
+        names = [s.name for s in self.entry("forward").outputs]
         return dict(zip(names, outputs, strict=False)), int(ticket)
 
     def finish_step(self, ticket: int, **arguments: Any) -> float:
@@ -189,8 +189,8 @@ class Session:
                 arguments are the model's outputs, and those of `arguments` that `finish_step` takes, by name.
             arguments: all other inputs, and hyperparameters.
         """
-        early = {s.name for s in self._entry("forward").inputs}
-        late = {s.name for s in self._entry("finish_step").inputs}
+        early = {s.name for s in self.entry("forward").inputs}
+        late = {s.name for s in self.entry("finish_step").inputs}
         with self._module.lock:
             outputs, ticket = self.forward(**{n: a for n, a in arguments.items() if n in early})
             computed = between(outputs, **{n: a for n, a in arguments.items() if n in late})
@@ -199,13 +199,11 @@ class Session:
 
     def predict(self, **inputs: Any) -> Array | dict[str, Array]:
         """Return the model's output in evaluation mode: an array, or a dictionary if there are several outputs."""
-        outputs = self.call("predict", inputs)
-        names = [s.name for s in self._entry("predict").outputs]
-        return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))
+        return self._outputs("predict", inputs)
 
     def reset(self) -> None:
         """Restore the state that `load` left, and clear accumulated gradients."""
-        self.call("reset", {})
+        self._call("reset", {})
 
     def seed(self, value: int) -> None:
         """Restart the step's random numbers from the seed `value`.
@@ -225,7 +223,7 @@ class Session:
 
     def state(self) -> dict[str, Array]:
         """Return a copy of every state tensor by name; tied tensors are one array under each of their names."""
-        return checkpoints.under_all_names(self.call("export_state", {}), self.manifest)
+        return checkpoints.under_all_names(self._call("export_state", {}), self.manifest)
 
     def initial_state(self) -> dict[str, Array]:
         """Return the state that the artifact was compiled with, whatever state this session started from.
@@ -267,7 +265,7 @@ class Session:
 
     def gradients(self) -> tuple[dict[str, Array], int]:
         """Return the accumulated sums of gradients by parameter, and the number of gradients in each sum."""
-        *sums, count = self.call("export_gradients", {})
+        *sums, count = self._call("export_gradients", {})
         return dict(zip(self.manifest.gradients, sums, strict=True)), int(count)
 
     def load_gradients(self, sums: Mapping[str, Array], count: int) -> None:
@@ -334,14 +332,39 @@ class Session:
 
     # --- calls ----------------------------------------------------------------------------------------------------
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> list[Array]:
-        """Call the entry point `name` with inputs and hyperparameters by name; return its outputs in order.
+    @overload
+    def call(self, name: str, arguments: Mapping[str, Any], /) -> list[Array]: ...
+
+    @overload
+    def call(self, name: str, /, **arguments: Any) -> Array | dict[str, Array]: ...
+
+    def call(
+        self, name: str, given: Mapping[str, Any] | None = None, /, **arguments: Any
+    ) -> list[Array] | Array | dict[str, Array]:
+        """Call an entry point with inputs and hyperparameters by name, such as `session.call("act", obs=obs)`.
+
+        Args:
+            name: the entry point: one of the user's own (`TrainStep.entries`), or any other.
+            given: the arguments in one mapping, in place of `arguments`.
+            arguments: the arguments.
+
+        Returns:
+            The output: an array, or a dictionary if there are several. If the arguments are a mapping, a list of all
+            outputs in order.
 
         Raises:
             GuardError: an argument is missing, unknown, or not what the step was compiled for.
             UserError: there is no such entry point.
         """
-        entry = self._entry(name)
+        return self._outputs(name, arguments) if given is None else self._call(name, {**given, **arguments})
+
+    def _outputs(self, name: str, arguments: Mapping[str, Any]) -> Array | dict[str, Array]:
+        outputs = self._call(name, arguments)
+        names = [s.name for s in self.entry(name).outputs]
+        return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))
+
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> list[Array]:
+        entry = self.entry(name)
         remaining = dict(arguments)
         inputs = [take(remaining, spec.name, entry) for spec in entry.inputs]
         hypers = [self._hyper(remaining, h) for h in entry.hypers]
@@ -362,7 +385,7 @@ class Session:
             return train_steps(self._module, self.manifest, values, self._pace, report)
 
     def _loss(self, name: str, arguments: Mapping[str, Any], *, trains: bool = True) -> Any:
-        loss, *values = self.call(name, arguments)
+        loss, *values = self._call(name, arguments)
         if trains:
             self._report(name, loss)
         if not values:
@@ -371,7 +394,7 @@ class Session:
 
     def _named(self, entry: str, values: Sequence[Array]) -> dict[str, Array]:
         """The values beside the loss, by name."""
-        return dict(zip([s.name for s in self._entry(entry).outputs[1:]], values, strict=True))
+        return dict(zip([s.name for s in self.entry(entry).outputs[1:]], values, strict=True))
 
     def _report(self, name: str, losses: Array, first: int = 0) -> None:
         if not self._scaled:  # a loss scale skips the update of a step that overflows, which is no accident
@@ -385,7 +408,12 @@ class Session:
             return list(names)
         return [n for n in names if n not in initial or is_finite(initial[n])]
 
-    def _entry(self, name: str) -> EntryPoint:
+    def entry(self, name: str) -> EntryPoint:
+        """Return the signature of an entry point.
+
+        Raises:
+            UserError: there is none of this name.
+        """
         try:
             return self._entries[name]
         except KeyError:
@@ -395,7 +423,7 @@ class Session:
             ) from None
 
     def _invoke(self, name: str, values: Sequence[Any]) -> list[Array]:
-        return self._module.call(self._entry(name), values)
+        return self._module.call(self.entry(name), values)
 
     def _hyper(self, remaining: dict[str, Any], name: str) -> Any:
         if name in remaining:

@@ -62,8 +62,8 @@ def _runs(session: Session, golden: Golden) -> Iterator[Callable[[Session, Golde
         yield partial(_call, "call")
     if "eval_step" in has:
         yield _eval_step
-    if "predict" in has:
-        yield partial(_call, "predict")
+    for name in (e.name for e in session.manifest.entry_points if e.is_inference):
+        yield partial(_call, name)
     if "train_step" in has:
         yield partial(_train_step, results)
     if "finish_step" in has:
@@ -104,15 +104,18 @@ def signed(report: Report, device: str) -> Certificate:
 
 
 def _eval_step(session: Session, golden: Golden, found: list[Comparison]) -> None:
-    for name, value in _reported(session, "eval_step", golden.inputs).items():
+    for name, value in _reported(session, golden, "eval_step").items():
         _compare(found, golden, "eval_step", key_of("eval", 0, name), value)
 
 
-def _reported(session: Session, entry: str, arguments: Mapping[str, object]) -> dict[str, Array]:
+def _reported(session: Session, golden: Golden, entry: str) -> dict[str, Array]:
     """The loss that an entry point returns, under an empty name, and the values beside it by name."""
-    point = session.manifest.entry_point(entry)
-    assert point is not None
-    loss, *values = session.call(entry, arguments)
+    point = session.entry(entry)
+    inputs = golden.inputs_of(point)
+    if entry == "train_steps":
+        inputs = {name: np.stack([value] * golden.steps) for name, value in inputs.items()}
+    hypers = golden.hypers if point.hypers else {}
+    loss, *values = session.call(entry, {**inputs, **hypers})
     return {"": loss} | dict(zip([s.name for s in point.outputs[1:]], values, strict=True))
 
 
@@ -123,7 +126,7 @@ def _keyed(reported: Mapping[str, Array], step: int) -> dict[str, Array]:
 
 def _train_step(results: dict[str, Array], session: Session, golden: Golden, found: list[Comparison]) -> None:
     for step in range(golden.steps):
-        values = _keyed(_reported(session, "train_step", {**golden.inputs, **golden.hypers}), step)
+        values = _keyed(_reported(session, golden, "train_step"), step)
         results |= values
         for key, value in values.items():
             _compare(found, golden, "train_step", key, value)
@@ -134,8 +137,7 @@ def _train_step(results: dict[str, Array], session: Session, golden: Golden, fou
 
 def _train_steps(results: Mapping[str, Array], session: Session, golden: Golden, found: list[Comparison]) -> None:
     """Compare with the golden values, and with as many calls of `train_step`: both are right within one tolerance."""
-    stacked = {n: np.stack([a] * golden.steps) for n, a in golden.inputs.items()}
-    columns = _reported(session, "train_steps", {**stacked, **golden.hypers})
+    columns = _reported(session, golden, "train_steps")
     values: dict[str, Array] = {}
     for step in range(golden.steps):
         values |= _keyed({name: np.asarray(column[step]) for name, column in columns.items()}, step)
@@ -156,9 +158,10 @@ def _at_rest(at_rest: Resting, session: Session, golden: Golden, found: list[Com
             session.apply_step(**hypers)
             found += _moved(name, at_rest, session, before, may_move=not hypers)
     if "train_step" in has:
-        session.train_step(**golden.inputs)
+        inputs = golden.inputs_of(session.entry("train_step"))
+        session.train_step(**inputs)
         before = _state(session)
-        session.train_step(**golden.inputs, **at_rest.hypers)
+        session.train_step(**inputs, **at_rest.hypers)
         found += _moved("train_step, lr=0", at_rest, session, before)
 
 
@@ -177,7 +180,7 @@ def _moved(
 
 def _accumulation(has: set[str], session: Session, golden: Golden, found: list[Comparison]) -> None:
     for step in range(golden.steps if "apply_step" in has else 1):
-        for key, value in _keyed(_reported(session, "grad_step", golden.inputs), step).items():
+        for key, value in _keyed(_reported(session, golden, "grad_step"), step).items():
             _compare(found, golden, "grad_step", key, value)
         if "export_gradients" in has:
             for name, gradient in session.gradients()[0].items():
@@ -188,23 +191,20 @@ def _accumulation(has: set[str], session: Session, golden: Golden, found: list[C
 
 
 def _in_pieces(session: Session, golden: Golden, found: list[Comparison]) -> None:
-    forward, finish = session.manifest.entry_point("forward"), session.manifest.entry_point("finish_step")
-    assert forward is not None
-    assert finish is not None
+    forward, finish = session.entry("forward"), session.entry("finish_step")
     for step in range(golden.steps):
-        outputs, ticket = session.forward(**{s.name: golden.inputs[s.name] for s in forward.inputs})
+        outputs, ticket = session.forward(**golden.inputs_of(forward))
         for name, value in outputs.items():
             _compare(found, golden, "forward", key_of("forward", step, name), value)
-        rest = {s.name: golden.inputs[s.name] for s in finish.inputs[1:]}
+        rest = golden.inputs_of(finish)
         loss = session.finish_step(ticket, **rest, **golden.hypers)
         _compare(found, golden, "finish_step", key_of("loss", step), np.asarray(loss))
         _compare_state(found, golden, "finish_step", step + 1, _state(session))
 
 
 def _call(name: str, session: Session, golden: Golden, found: list[Comparison]) -> None:
-    entry = session.manifest.entry_point(name)
-    assert entry is not None
-    outputs = session.call(name, {s.name: golden.inputs[s.name] for s in entry.inputs})
+    entry = session.entry(name)
+    outputs = session.call(name, golden.inputs_of(entry))
     for spec, output in zip(entry.outputs, outputs, strict=True):
         _compare(found, golden, name, key_of(name, 0, spec.name), output)
 

@@ -30,7 +30,7 @@ def check_kinds(model: Any, loss: Any, optimizer: Any, inputs: Any) -> None:
     if not inputs:
         raise CaptureError("inputs is empty: give an example batch, such as inputs={'x': x, 'y': y}")
     for name, value in inputs.items():
-        _check_input(name, value)
+        check_input(name, value)
     _refuse_empty(inputs)
 
 
@@ -99,7 +99,12 @@ def _check_epsilon(optimizer: torch.optim.Optimizer) -> None:
                 )
 
 
-def _check_input(name: Any, value: Any) -> None:
+def check_input(name: Any, value: Any) -> None:
+    """Refuse an example input that is no tensor with values, or whose name cannot be an argument's.
+
+    Raises:
+        CaptureError: with the input, what it is, and what to give instead.
+    """
     if not (isinstance(name, str) and name.isidentifier()):
         raise CaptureError(f"input name {name!r} is not an identifier; it becomes an argument of the entry points")
     if name == "self":

@@ -51,7 +51,8 @@ def borrowed(step: TrainStep, dtype: torch.dtype | None = None, *, in_place: boo
     Yields:
         What was recorded.
     """
-    with unchanged((step.model, step.loss, *step.optimizers, step.scaler)) as record:
+    entries = [entry.function for entry in step.own_entries.values()]
+    with unchanged((step.model, step.loss, *step.optimizers, step.scaler, *entries)) as record:
         for optimizer in step.optimizers if dtype is not None else ():
             _keep_epsilon(optimizer)
         record.keep_values() if in_place else record.lend_memory(dtype)

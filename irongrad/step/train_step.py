@@ -15,11 +15,12 @@ from torch import nn
 from irongrad.diagnostics.source_lines import caller, where
 from irongrad.diagnostics.stage_errors import refusals_name
 from irongrad.runtime.errors import CaptureError
-from irongrad.runtime.manifest import STEPS_DIM, TICKET
+from irongrad.runtime.manifest import STEPS_DIM, TICKET, of_entry
 from irongrad.sizes.buckets import Bucket, check_sizes, combinations, smallest
 from irongrad.sizes.constraints import conditions_of
 from irongrad.sizes.expressions import symbol
 from irongrad.step.argument_checks import check_kinds
+from irongrad.step.entries import Entry, entries_of, examples_of
 
 INFERENCE = ("eval", "predict")
 
@@ -72,6 +73,10 @@ class TrainStep:
         constraints: conditions on the sizes of every call, such as `"T % 8 == 0"` or `"S <= 2 * T"`. They compare
             dimensions and whole numbers. Calls that violate them are refused. Without constraints, only the model's
             own conditions hold.
+        entries: further entry points over the same state, by name: a function and its example inputs, such as
+            `{"act": (model.act, {"obs": obs})}`. The function is a method of the model, or calls the model; see
+            `irongrad.Entry`. It runs in evaluation mode, without gradients, and changes no state. `dynamic` names its
+            inputs with the entry before a dot, such as `act.obs`.
         between: names of the inputs that Python computes between the model and the loss; see `irongrad.pieces`.
 
     Raises:
@@ -96,6 +101,9 @@ class TrainStep:
     bucket_fallback: str = ""
     constraints: Sequence[str] = ()
     between: Sequence[str] = ()
+    entries: Mapping[str, Entry | tuple[Callable[..., object], Mapping[str, torch.Tensor]]] = field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_made_at", caller())
@@ -104,6 +112,7 @@ class TrainStep:
 
     def _check(self) -> None:
         check_kinds(self.model, self.loss, self.optimizer, self.inputs)
+        object.__setattr__(self, "entries", entries_of(self.entries))
         for field_name in ("model_inputs", "loss_inputs"):
             for name in getattr(self, field_name) or ():
                 if name not in self.inputs:
@@ -135,6 +144,24 @@ class TrainStep:
     def conditions(self) -> tuple[Any, ...]:
         """The conditions of `constraints`, as relations of named dimensions."""
         return conditions_of(self.constraints, sizes_of(self, self.inputs))
+
+    @property
+    def own_entries(self) -> dict[str, Entry]:
+        """The further entry points, by name."""
+        return {name: entry for name, entry in self.entries.items() if isinstance(entry, Entry)}
+
+    @property
+    def examples(self) -> dict[str, torch.Tensor]:
+        """The example of every input: of the step by its name, and of an entry by the names of both."""
+        return {**self.inputs, **examples_of(self.own_entries)}
+
+    def with_examples(self, examples: Mapping[str, torch.Tensor]) -> TrainStep:
+        """Return the step with other examples for some of its inputs, named as `examples` names them."""
+        entries = {
+            name: replace(entry, inputs={n: examples.get(of_entry(name, n), t) for n, t in entry.inputs.items()})
+            for name, entry in self.own_entries.items()
+        }
+        return replace(self, inputs={n: examples.get(n, t) for n, t in self.inputs.items()}, entries=entries)
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -314,10 +341,12 @@ def sizes_of(step: TrainStep, inputs: Mapping[str, torch.Tensor]) -> dict[str, i
 def _check_dynamic(step: TrainStep) -> None:
     found: dict[str, tuple[str, int]] = {}
     for name, dims in step.dynamic.items():
-        if name not in step.inputs:
-            raise CaptureError(f"dynamic names {name!r}, which is not in inputs {list(step.inputs)}")
-        for d, dim in dims.items():
-            _check_dimension(step, name, d, dim, found)
+        if name not in step.examples:
+            raise CaptureError(f"dynamic names {name!r}, which is not in inputs {list(step.examples)}")
+        if name in step.inputs:
+            for d, dim in dims.items():
+                _check_dimension(step.inputs[name], name, d, dim, found)
+    _check_dynamic_entries(step, found)
     if step.bucket_list and not found:
         raise CaptureError("buckets need the dimensions that they give sizes for, such as dynamic={'x': {0: 'B'}}")
     if step.bucket_fallback not in ("", "dynamic"):
@@ -336,6 +365,21 @@ def _check_dynamic(step: TrainStep) -> None:
         )
 
 
+def _check_dynamic_entries(step: TrainStep, known: Mapping[str, tuple[str, int]]) -> None:
+    """Check the dimensions of entries: they are dimensions of the step, and may have another size in the example."""
+    for entry, made in step.own_entries.items():
+        found: dict[str, tuple[str, int]] = {}
+        inputs = {of_entry(entry, n): t for n, t in made.inputs.items()}
+        for name, dims in ((n, step.dynamic[n]) for n in inputs if n in step.dynamic):
+            for d, dim in dims.items():
+                _check_dimension(inputs[name], name, d, dim, found)
+        if unknown := [dim for dim in found if dim not in known]:
+            raise CaptureError(
+                f"entries[{entry!r}] has the dimension {unknown[0]!r}, which no input of the step has: dynamic must "
+                f"name it for one of {list(step.inputs)}, too"
+            )
+
+
 def _check_constraints(step: TrainStep) -> None:
     given = sizes_of(step, step.inputs)
     values = {symbol(name): size for name, size in given.items()}
@@ -344,8 +388,7 @@ def _check_constraints(step: TrainStep) -> None:
             raise CaptureError(f"the example inputs have sizes {given}, which do not satisfy the constraint {text!r}")
 
 
-def _check_dimension(step: TrainStep, name: str, d: int, dim: str, found: dict[str, tuple[str, int]]) -> None:
-    tensor = step.inputs[name]
+def _check_dimension(tensor: torch.Tensor, name: str, d: int, dim: str, found: dict[str, tuple[str, int]]) -> None:
     if not (isinstance(dim, str) and dim.isidentifier()):
         raise CaptureError(f"dynamic[{name!r}][{d}] is {dim!r}; a dimension's name is an identifier, such as 'B'")
     if dim == STEPS_DIM:

@@ -228,7 +228,7 @@ def function_case(function: Callable[..., Any], sizes: str, *others: tuple[str, 
     module = StepModule(step)
     train = export(module, tuple(inputs.values()), [dynamic[n] for n in inputs])
     state = StateNames(module)
-    joint = joint_program(CapturedStep(step, call_of(step), train, train, None, (), ()), state)
+    joint = joint_program(CapturedStep(step, call_of(step), train, {}, ()), state)
     return Case(step, Programs(state.state, joint, None, None))
 
 

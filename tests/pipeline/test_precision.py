@@ -101,9 +101,7 @@ def test_loss_and_gradients_agree_with_eager_autocast(precision: str) -> None:
 def test_products_keep_the_users_lines(precision: str) -> None:
     """Under the autocast of the whole step, and in the region without it."""
     joint = differentiate(capture(make_step(precision=precision)))
-    assert joint.eval is not None
-    assert joint.predict is not None
-    for function in (joint.joint, joint.eval, joint.predict):
+    for function in (joint.joint, joint.inference["eval"], joint.inference["predict"]):
         products = [n for n in function.graph.graph.nodes if n.target is torch.ops.aten.mm.default]
         lines = [line_of(n, otherwise="") for n in products]
         assert any("self.mix(" in line for line in lines), lines
@@ -157,8 +155,7 @@ def test_an_autocast_region_of_the_users_own_is_kept() -> None:
     inputs = {"x": torch.randn(6, 8), "y": torch.randn(6, 1)}
     step = ig.TrainStep(model, mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
     joint = differentiate(capture(step))
-    assert joint.predict is not None
-    assert joint.predict.results_like()[0].dtype == torch.bfloat16
+    assert joint.inference["predict"].results_like()[0].dtype == torch.bfloat16
     values = Running(add_optimizer(joint)).step(**inputs)
     loss = mse_loss(model(inputs["x"]), inputs["y"])
     loss.backward()

@@ -59,14 +59,14 @@ def trace(
     return Function(graph, tuple(arguments), tuple(results))
 
 
-def random_state(functions: Iterable[Function | None], seed: int) -> tuple[StateTensor, ...]:
+def random_state(functions: Iterable[Function], seed: int) -> tuple[StateTensor, ...]:
     """Return the seed and the draw count as state tensors, rank-0 int64; nothing if no function draws.
 
     Args:
-        functions: the functions of a step; None for a function that the step lacks.
+        functions: the functions of a step.
         seed: the initial seed.
     """
-    if not any(f is not None and _STATE[0] in f.arguments for f in functions):
+    if not any(_STATE[0] in f.arguments for f in functions):
         return ()
     values = {SEED: seed, DRAWS: 0}
     return tuple(StateTensor(n, Role.RANDOM, torch.tensor(v, dtype=torch.int64)) for n, v in values.items())

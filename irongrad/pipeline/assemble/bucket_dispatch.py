@@ -197,12 +197,13 @@ def _checked_form(dispatch: Dispatch, number: int) -> Lines:
 def _after_checks(dispatch: Dispatch, number: int, values: dict[Value, str], passed: Sequence[str]) -> Iterator[str]:
     """Order all readers of the inputs after the checks, so that no unchecked value becomes an index."""
     for spec in dispatch.entry.inputs:
-        old = values[Value("input", spec.name)]
+        value = Value("input", dispatch.entry.key(spec.name))
+        old = values[value]
         shape, kind = dispatch.kind(spec, number)
         yield from after(passed, f"{old}.a", old, kind)
         same = [dispatch.sizes[d] for d in shape if isinstance(d, str)]
         yield f"{old}.s = flow.tensor.tie_shape {old}.a : {kind}{_braced(same)}"
-        values[Value("input", spec.name)] = f"{old}.s"
+        values[value] = f"{old}.s"
 
 
 def _unchecked_form(dispatch: Dispatch, number: int) -> Lines:
@@ -222,7 +223,8 @@ def _form_arguments(dispatch: Dispatch, number: int) -> Generator[str, None, dic
     """The arguments of form `number`: the inputs, padded to a bucket if the form has one, and the true sizes."""
     bucket = dispatch.graph.forms[number]
     names = yield from _form_inputs(dispatch, number)
-    values = {Value("input", s.name): n for s, n in zip(dispatch.entry.inputs, names, strict=True)}
+    keys = (Value("input", dispatch.entry.key(s.name)) for s in dispatch.entry.inputs)
+    values = dict(zip(keys, names, strict=True))
     sized = (*bucket, *open_dimensions(dispatch.graph.dynamic, bucket)) if bucket is not None else ()
     for dim in sized:
         values[Value("size", dim)] = f"%true.{dim}.{number}"
@@ -239,7 +241,7 @@ def _call_form(dispatch: Dispatch, number: int, values: Mapping[Value, str]) -> 
         done[value] = f"%part.{number}#{i}"
         if value.kind == "output" and graph.forms[number] is not None:
             spec = dispatch.outputs[value.name]
-            sizes = graph.output_sizes.get(spec.name, spec.shape)
+            sizes = graph.output_sizes.get(dispatch.chain[0], {}).get(spec.name, spec.shape)
             done[value] = yield from _sliced_to_size(
                 done[value], f"%cut{i}.{number}", kind, spec, sizes, dispatch.sizes
             )

@@ -69,10 +69,10 @@ def _guards(entry: EntryPoint, graph: StepGraph, values: dict[Value, str], passe
 
 
 def _run_once(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
-    """The body of `train_step`, `grad_step`, `eval_step`, `predict` and `call`."""
+    """The body of `train_step`, `grad_step`, `eval_step`, `predict`, `call` and the user's own entry points."""
     values: dict[Value, str] = {}
     yield from _hypers(entry, values)
-    if graph.forms:
+    if graph.is_specialised(chain_of(entry.name, graph)[0]):
         names = yield from run_in_bucket(entry, graph, values)
     else:
         names = yield from _run_at_fixed_sizes(entry, graph, cores, values)
@@ -88,7 +88,7 @@ def _run_at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores, value
     chain = chain_of(entry.name, graph)
     for i, spec in enumerate(entry.inputs):
         yield from _private(f"%arg{i}", spec_type(spec), f"%in{i}")
-        values[Value("input", spec.name)] = f"%in{i}"
+        values[Value("input", entry.key(spec.name))] = f"%in{i}"
     yield from _guards(entry, graph, values)
     yield from cores.call(chain, values, "%out")
     return cores.results(chain, "%out")

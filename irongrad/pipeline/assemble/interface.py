@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,16 @@ import torch
 from irongrad.graph.dtypes import numpy_name
 from irongrad.graph.step_graph import Range, StepGraph
 from irongrad.runtime.errors import UserError
-from irongrad.runtime.manifest import OF_GRADIENTS, OF_STATE, STEPS_DIM, TICKET, EntryPoint, StateSpec, TensorSpec
+from irongrad.runtime.manifest import (
+    OF_GRADIENTS,
+    OF_STATE,
+    STEPS_DIM,
+    TICKET,
+    EntryPoint,
+    StateSpec,
+    TensorSpec,
+    of_entry,
+)
 from irongrad.step.train_step import INFERENCE
 
 # The functions of the step graph that each entry point runs, in order.
@@ -38,7 +47,7 @@ def chain_of(entry: str, graph: StepGraph) -> tuple[str, ...]:
 
     With micro-batches, gradients are accumulated before the update. An imported step is a single function, `step`.
     """
-    chain = _CHAINS.get(entry, ())
+    chain = (entry,) if entry in graph.entries else _CHAINS.get(entry, ())
     if chain == ("joint", "update") and "step" in graph.functions:
         return ("step",)
     return ("joint", "accumulate", "update") if graph.accumulate > 1 and chain == ("joint", "update") else chain
@@ -51,14 +60,16 @@ def chains_of(entry: str, graph: StepGraph) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(made))
 
 
-def inference_of(chosen: Sequence[str] | None) -> tuple[str, ...]:
-    """Which of `eval` and `predict` the entry points `chosen` run.
+def inference_of(chosen: Sequence[str] | None, entries: Collection[str]) -> tuple[str, ...]:
+    """Which of `eval`, `predict` and the user's `entries` the entry points `chosen` run.
 
-    Both, if `chosen` is None or has an unknown name. `describe` later refuses such a name and lists the known ones.
+    All, if `chosen` is None or has an unknown name. `describe` later refuses such a name and lists the known ones.
     """
-    if chosen is None or not set(chosen) <= set(SUMMARIES):
-        return INFERENCE
-    return tuple(name for name in INFERENCE if any(name in _CHAINS.get(entry, ()) for entry in chosen))
+    if chosen is None or not set(chosen) <= {*SUMMARIES, *entries}:
+        return (*INFERENCE, *entries)
+    return tuple(
+        name for name in (*INFERENCE, *entries) if any(name in _CHAINS.get(entry, (entry,)) for entry in chosen)
+    )
 
 
 SUMMARIES = {
@@ -77,6 +88,9 @@ SUMMARIES = {
     "import_gradients": "Replaces the accumulated sums of gradients and their number, which it returns.",
     "reset": "Puts the state back to the loaded parameter file, clears the accumulators; returns the step count.",
 }
+
+
+_OF_ENTRY = "A function over the model, in evaluation mode; the state stays as it is."
 
 
 @dataclass(frozen=True)
@@ -115,7 +129,8 @@ def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
     in_pieces = "finish" in graph.functions
     trained = _reported(graph, "finish" if in_pieces else chain_of("train_step", graph)[0])
     evaluated = _reported(graph, "eval") if "eval" in graph.functions else ()
-    everything = tuple(inputs.values())
+    of_entries = {name for names in graph.entries.values() for name in names}
+    everything = tuple(spec for name, spec in inputs.items() if name not in of_entries)
     stacked = tuple(_stacked(s) for s in everything)
     sums = tuple(_spec(n, graph.tensor(n).initial, ()) for n in graph.gradients)
     count = TensorSpec("count", "int64", ())
@@ -128,7 +143,8 @@ def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
         "grad_step": (everything, (), trained),
         "apply_step": ((), hypers, (steps,)),
         "eval_step": (everything, (), evaluated),
-        "predict": _predict(graph, inputs),
+        "predict": _inference(graph, "predict", inputs),
+        **{name: _inference(graph, name, inputs) for name in graph.entries},
         "export_state": ((), (), tensors),
         "import_state": (tensors, (), (steps,)),
         "export_gradients": ((), (), (*sums, count)),
@@ -141,8 +157,8 @@ def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
     signatures = {n: parts for n, parts in signatures.items() if set(chain_of(n, graph)) <= set(graph.functions)}
     if "grad_step" not in signatures:
         signatures = {name: parts for name, parts in signatures.items() if name not in OF_GRADIENTS}
-    names = _chosen(list(signatures), chosen)
-    points = tuple(EntryPoint(n, *signatures[n], summary=SUMMARIES[n]) for n in names)
+    names = _chosen(list(signatures), chosen, graph)
+    points = tuple(EntryPoint(n, *signatures[n], summary=SUMMARIES.get(n, _OF_ENTRY)) for n in names)
     return Interface(points, state)
 
 
@@ -162,28 +178,29 @@ def selected(graph: StepGraph, interface: Interface) -> StepGraph:
     return replace(graph, functions=functions)
 
 
-def _chosen(available: list[str], chosen: Sequence[str] | None) -> list[str]:
+def _chosen(available: list[str], chosen: Sequence[str] | None, graph: StepGraph) -> list[str]:
     if chosen is None:
         return available
     if unknown := [n for n in chosen if n not in available]:
         raise UserError(f"entry points {unknown} do not exist; this step has {available}")
-    if not any(n in _CHAINS for n in chosen):
+    if not any(chain_of(n, graph) for n in chosen):
         raise UserError(f"entry points {list(chosen)} compute nothing; add one of {', '.join(_CHAINS)}")
     # Verification and checkpoints use the entry points of `OF_STATE`.
     return [n for n in available if n in {*chosen, *OF_STATE}]
 
 
-def _predict(
-    graph: StepGraph, inputs: dict[str, TensorSpec]
+def _inference(
+    graph: StepGraph, name: str, inputs: dict[str, TensorSpec]
 ) -> tuple[tuple[TensorSpec, ...], tuple[str, ...], tuple[TensorSpec, ...]]:
-    function = graph.functions.get("predict")
+    """The signature of an entry point that runs one function in evaluation mode."""
+    function = graph.functions.get(name)
     if function is None:
         return (), (), ()
-    taken = tuple(inputs[a.name] for a in function.arguments if a.kind == "input")
-    outputs = tuple(
-        _sized(_output(graph, "predict", r.name), graph.output_sizes) for r in function.results if r.kind == "output"
-    )
-    return taken, (), outputs
+    taken = (inputs[a.name] for a in function.arguments if a.kind == "input")
+    own = tuple(replace(s, name=s.name.removeprefix(of_entry(name, ""))) for s in taken)
+    sizes = graph.output_sizes.get(name, {})
+    outputs = tuple(_sized(_output(graph, name, r.name), sizes) for r in function.results if r.kind == "output")
+    return own, (), outputs
 
 
 def _forward(

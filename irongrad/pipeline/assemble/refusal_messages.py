@@ -75,7 +75,7 @@ def _checked(name: str, check: Function, entry: EntryPoint, graph: StepGraph) ->
 
     A computed index is shown in place of an input that the check takes.
     """
-    numbers = {spec.name: i for i, spec in enumerate(entry.inputs)}
+    numbers = {entry.key(spec.name): i for i, spec in enumerate(entry.inputs)}
     limit = next((r for r in graph.computed if r.input == name), None)
     if limit is None:
         return numbers[name], entry.inputs[numbers[name]]

@@ -35,9 +35,15 @@ def _violating_sizes(condition: Any, graph: StepGraph, conditions: Mapping[Any, 
 
 def _sizes_near_example(graph: StepGraph, varied: set[str]) -> Iterator[dict[str, int]]:
     accepted = accepted_sizes(graph)
-    example = {name: graph.inputs[n].shape[d] for n, dims in graph.dynamic.items() for d, name in dims.items()}
+    example = {name: graph.inputs[n].shape[d] for n, dims in _dimensions_of_step(graph) for d, name in dims.items()}
     tried: list[list[int]] = []
     for name, (least, most) in accepted.items():
         sizes = [example[name], *(example[name] + n for n in _STEPS if name in varied)]
         tried.append([s for s in sizes if s >= least and (most is None or s <= most)])
     return (dict(zip(accepted, chosen, strict=True)) for chosen in itertools.product(*tried))
+
+
+def _dimensions_of_step(graph: StepGraph) -> Iterator[tuple[str, Mapping[int, str]]]:
+    """The named dimensions of the step's own inputs; the example of an entry may have other sizes."""
+    of_entries = {name for names in graph.entries.values() for name in names}
+    return ((name, dims) for name, dims in graph.dynamic.items() if name not in of_entries)

@@ -37,13 +37,37 @@ from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
 from irongrad.pipeline.capture.size_decisions import kept_decisions
 from irongrad.pipeline.capture.size_multiples import declared_multiples, needed_multiples
 from irongrad.pipeline.capture.sparse import refuse_sparse
-from irongrad.pipeline.capture.step_modules import PiecesModule, PredictModule, ReportingModule, StepModule
+from irongrad.pipeline.capture.step_modules import (
+    EntryModule,
+    OutputsModule,
+    PiecesModule,
+    PredictModule,
+    ReportingModule,
+    StepModule,
+    name_of,
+)
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.capture.written_windows import as_strided_where_written
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
+from irongrad.runtime.manifest import of_entry
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
 from irongrad.step.borrow import borrowed, unchanged
 from irongrad.step.train_step import INFERENCE, Call, TrainStep, call_of, micro_batches
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A program in evaluation mode, which an entry point of its own runs.
+
+    Attributes:
+        program: the exported program.
+        inputs: the names of its inputs, in order, as in `TrainStep.examples`.
+        outputs: the names of its results, in order.
+    """
+
+    program: ExportedProgram
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -54,43 +78,41 @@ class CapturedStep:
         step: the user's step; its model holds the initial values.
         call: which inputs go to the model and which to the loss.
         train: the inputs of a micro-batch -> loss, in training mode, with buffer mutations.
-        eval: inputs -> loss, in evaluation mode; None if it was not requested.
-        predict: model inputs -> the model's outputs, in evaluation mode; None if it was not requested, or if the loss
-            is the model's only output.
-        predict_inputs: the inputs of `predict`, in order. A label from which the model computes its own loss is among
-            them, although no result of `predict` depends on it.
-        output_names: names of the results of `predict`, in order.
-        value_names: names of the values that the loss function returns beside the loss; `train` and `eval` return them
-            after the loss.
+        inference: the programs in evaluation mode that were requested, by entry point. `eval` computes the loss, and
+            the values beside it. `predict` computes the model's outputs; it is missing if the loss is the only one.
+            Among its inputs may be a label from which the model computes its own loss, although no result depends on
+            it.
+        output_names: names of the model's outputs, in order.
+        value_names: names of the values that the loss function returns beside the loss; `train` returns them after the
+            loss.
     """
 
     step: TrainStep
     call: Call
     train: ExportedProgram
-    eval: ExportedProgram | None
-    predict: ExportedProgram | None
-    predict_inputs: tuple[str, ...]
+    inference: Mapping[str, Inference]
     output_names: tuple[str, ...]
     value_names: tuple[str, ...] = ()
 
     @property
     def programs(self) -> list[ExportedProgram]:
         """The programs that were exported."""
-        return [p for p in (self.train, self.eval, self.predict) if p is not None]
+        return [self.train, *(made.program for made in self.inference.values())]
 
 
-def capture(step: TrainStep, inference: Collection[str] = INFERENCE) -> CapturedStep:
-    """Export the step's forward for training, evaluation and prediction.
+def capture(step: TrainStep, inference: Collection[str] | None = None) -> CapturedStep:
+    """Export the step's forward for training, evaluation and prediction, and its further entry points.
 
     Args:
         step: the step.
-        inference: which of `eval` and `predict` to export.
+        inference: which of `eval`, `predict` and the step's own entries to export; None for all.
 
     Raises:
         CaptureError: a data-dependent branch, a side effect, an unused input, or a loss that is not a floating-point
             scalar; names the user's file and line.
         UnsupportedOpError: the step draws random numbers that a compiled step cannot draw.
     """
+    inference = (*INFERENCE, *step.own_entries) if inference is None else inference
     hooks.refuse_hooks(step)
     module = ReportingModule(step)
     refuse_sparse(module, step.inputs)
@@ -147,16 +169,21 @@ def _capture(step: TrainStep, inference: Collection[str], names: tuple[str, ...]
     _check_values(train, step, names)
     _check_used(train, step)
     with mode(module.model, training=False):
-        evaluation = export(module, values, dynamic, multiples, use) if "eval" in inference else None
-        # A step in pieces takes the names of the model's outputs from this export.
-        predicted = (
-            _export_predict(module, step, multiples, use) if "predict" in inference or step.between else (None, (), ())
-        )
+        made: dict[str, Inference] = {}
+        if "eval" in inference:
+            evaluation = export(module, values, dynamic, multiples, use)
+            made["eval"] = Inference(evaluation, tuple(step.inputs), ("loss", *names))
+        outputs: tuple[str, ...] = ()
+        if "predict" in inference or step.between:  # a step in pieces takes the names of the model's outputs from it
+            predict = _predict(module, step, multiples, use)
+            outputs = predict.outputs if predict is not None else ()
+            made |= {"predict": predict} if predict is not None else {}
+        made |= {n: _entry(module, step, n, multiples, use) for n in step.own_entries if n in inference}
     for (_, name), line in use.dropped.items():
         warnings.warn(f"{line}: the compiled step does not set self.{name}, which no call reads", stacklevel=2)
     for line in _assertions(train):
         warnings.warn(f"{line}: the compiled step does not check this assertion", stacklevel=2)
-    return CapturedStep(step, call_of(step), train, evaluation, *predicted, names)
+    return CapturedStep(step, call_of(step), train, made, outputs, names)
 
 
 def export(
@@ -230,28 +257,55 @@ def _dynamic(step: TrainStep, inputs: Iterable[str]) -> list[Mapping[int, str]]:
     return dims_of(inputs, step.dynamic) if step.dynamic else []
 
 
-def _export_predict(
-    module: StepModule, step: TrainStep, multiples: Mapping[str, int], use: StateUse
-) -> tuple[ExportedProgram | None, tuple[str, ...], tuple[str, ...]]:
+def _entry(module: StepModule, step: TrainStep, name: str, multiples: Mapping[str, int], use: StateUse) -> Inference:
+    """Export an entry of the user's.
+
+    Raises:
+        CaptureError: it returns no tensor, changes the state, or does not use an input.
+    """
+    entry = step.own_entries[name]
+    inputs, values = tuple(of_entry(name, n) for n in entry.inputs), tuple(entry.inputs.values())
+    probe = EntryModule(module, entry)
+    place = f"{source_lines.where(entry.function)}: the entry {name!r}"
+    outputs = _output_names(step, probe, values)
+    if not outputs:
+        raise CaptureError(f"{place} returns no tensor")
+    program = export(probe, values, _dynamic(step, inputs), multiples, use)
+    for path, line in side_effects.written_lines(program).items():
+        raise CaptureError(
+            f"{line}\n  the entry {name!r} changes {name_of(path)!r}, and an entry leaves the state as it is. "
+            "Change it in the step, or return the new value"
+        )
+    for input_name, used in zip(entry.inputs, _used_inputs(program), strict=True):
+        if not used:
+            raise CaptureError(f"{place} does not use its input {input_name!r}; remove it from entries[{name!r}]")
+    return Inference(program, inputs, outputs)
+
+
+def _predict(module: StepModule, step: TrainStep, multiples: Mapping[str, int], use: StateUse) -> Inference | None:
+    """Export the model's outputs; None if it has none beside its loss."""
     call = call_of(step)
     names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
     values = tuple(step.inputs[n] for n in names)
     probe = PredictModule(module, names)
+    outputs = _output_names(step, probe, values)
+    if not outputs:
+        return None
+    return Inference(export(probe, values, _dynamic(step, names), multiples, use), names, outputs)
+
+
+def _output_names(step: TrainStep, probe: OutputsModule, values: tuple[torch.Tensor, ...]) -> tuple[str, ...]:
+    """The names of the outputs; the run leaves the model unchanged, which may write into its buffers even in eval."""
+
+    def run() -> tuple[str, ...]:
+        with borrowed(step):
+            return tuple(probe.named(*(v.clone() for v in values)))
+
     with plain_operators(), eager_control_flow():
         try:
-            outputs = evaluated(lambda: _run_untouched(step, probe, values))
+            return evaluated(run)
         except IndexError as error:  # tracing does not notice it, because it knows no values
             raise capture_errors.capture_error(error, step.model) from error
-    if not outputs:
-        return None, (), ()
-    program = export(probe, values, _dynamic(step, names), multiples, use)
-    return program, names, outputs
-
-
-def _run_untouched(step: TrainStep, probe: PredictModule, values: tuple[torch.Tensor, ...]) -> tuple[str, ...]:
-    """The names of the outputs; the run leaves the model unchanged, which may write into its buffers even in eval."""
-    with borrowed(step):
-        return tuple(probe.named(*(v.clone() for v in values)))
 
 
 def _used_inputs(program: ExportedProgram) -> list[bool]:

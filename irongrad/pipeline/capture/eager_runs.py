@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -17,10 +18,10 @@ from irongrad.pipeline.capture.derivatives import evaluated
 from irongrad.pipeline.capture.modes import mode
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.capture.repeatable import Recorder
-from irongrad.pipeline.capture.step_modules import ReportingModule
+from irongrad.pipeline.capture.step_modules import EntryModule, ReportingModule
 from irongrad.runtime.errors import CaptureError
 from irongrad.step.borrow import Record, borrowed
-from irongrad.step.train_step import TrainStep, micro_batches
+from irongrad.step.train_step import INFERENCE, TrainStep, micro_batches
 
 
 @dataclass
@@ -42,7 +43,7 @@ def run_twice(step: TrainStep, module: ReportingModule, inference: Collection[st
     Args:
         step: the step.
         module: its model and its loss.
-        inference: which of `eval` and `predict` are compiled; if neither is, evaluation does not run.
+        inference: which of `eval`, `predict` and the step's entries are compiled; evaluation runs for the first two.
 
     Raises:
         CaptureError: two runs differ, or a hook on a node of autograd was found.
@@ -54,8 +55,10 @@ def run_twice(step: TrainStep, module: ReportingModule, inference: Collection[st
     runs = _EagerRuns(step, module, found, updates=sum(t.numel() for t in tensors) <= repeatable.LARGE)
     found.changes = repeatable.refuse_unrepeatable(runs.program("the training step", runs.train, runs.gradients))
     runs.nodes.refuse()
-    if inference:
+    if {*INFERENCE} & {*inference}:
         repeatable.refuse_unrepeatable(runs.program("the evaluation", runs.evaluate))
+    for name in (n for n in step.own_entries if n in inference):
+        repeatable.refuse_unrepeatable(runs.program(f"the entry {name!r}", partial(runs.call, name)))
     return found
 
 
@@ -122,6 +125,18 @@ class _EagerRuns:
                 return self.module.named(*(t.clone() for t in self.step.inputs.values()))[0]
 
         record(evaluated(evaluation))
+
+    def call(self, name: str, record: Recorder) -> None:
+        """The outputs of an entry."""
+        entry = self.step.own_entries[name]
+        probe = EntryModule(self.module, entry)
+
+        def run() -> dict[str, torch.Tensor]:
+            with Draws(self.step.seed, 0), mode(self.module.model, training=False):
+                return probe.named(*(t.clone() for t in entry.inputs.values()))
+
+        for value in evaluated(run).values():
+            record(value)
 
     @contextmanager
     def _training(self) -> Iterator[None]:

@@ -295,8 +295,17 @@ def check_graph(program: ExportedProgram, untrained: Collection[str] = ()) -> No
 
 def written_state(program: ExportedProgram) -> frozenset[str]:
     """The paths of the buffers and parameters that `program` writes into."""
+    return frozenset(written_lines(program))
+
+
+def written_lines(program: ExportedProgram) -> dict[str, str]:
+    """The paths of the buffers and parameters that `program` writes into, each with the first line that does."""
     state = (InputKind.PARAMETER, InputKind.BUFFER)
-    return frozenset(str(spec.target) for _, spec in _writes(program) if spec.kind in state)
+    lines: dict[str, str] = {}
+    for node, spec in _writes(program):
+        if spec.kind in state:
+            lines.setdefault(str(spec.target), line_of(node))
+    return lines
 
 
 def _writes(program: ExportedProgram) -> Iterator[tuple[torch.fx.Node, InputSpec]]:

@@ -9,6 +9,7 @@ from irongrad.diagnostics import source_lines
 from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
 from irongrad.pipeline.capture.selected_rows import refuse_selected
 from irongrad.runtime.errors import CaptureError
+from irongrad.step.entries import Entry
 from irongrad.step.train_step import TrainStep, call_of
 
 MODEL_PREFIX = "model."
@@ -121,8 +122,8 @@ class PiecesModule(ReportingModule):
             return self.loss_of(output, inputs), outputs
 
 
-class PredictModule(nn.Module):
-    """The model alone: returns its outputs as a flat tuple of tensors, without a loss that it computes itself."""
+class OutputsModule(nn.Module):
+    """A function over the model, which returns its output tensors as a flat tuple."""
 
     def __init__(self, module: StepModule, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -130,19 +131,49 @@ class PredictModule(nn.Module):
         self._module = (module,)  # the tuple hides its parameters from nn.Module, which would register them again
         self._names = names
 
+    def run(self, inputs: dict[str, torch.Tensor]) -> object:
+        """Call the function on inputs by name."""
+        raise NotImplementedError
+
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the model's output tensors in the order of `output_names`."""
+        """Return the output tensors, in the order of their names."""
         return tuple(self.named(*values).values())
 
     def named(self, *values: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the model's output tensors by name."""
-        module = self._module[0]
-        with module.autocast():
-            outputs = flatten_outputs(module.outputs(dict(zip(self._names, values, strict=True))))
+        """Return the output tensors by name."""
+        with self._module[0].autocast():
+            outputs = flatten_outputs(self.run(dict(zip(self._names, values, strict=True))))
         refuse_selected(outputs)
-        if module._inside:
+        return outputs
+
+
+class PredictModule(OutputsModule):
+    """The model alone, without a loss that it computes itself."""
+
+    def run(self, inputs: dict[str, torch.Tensor]) -> object:
+        """Call the model on inputs by name."""
+        return self._module[0].outputs(inputs)
+
+    def named(self, *values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the model's output tensors by name."""
+        outputs = super().named(*values)
+        if self._module[0]._inside:
             outputs.pop("loss", None)
         return outputs
+
+
+class EntryModule(OutputsModule):
+    """An entry of the user's (`TrainStep.entries`)."""
+
+    def __init__(self, module: StepModule, entry: Entry) -> None:
+        super().__init__(module, tuple(entry.inputs))
+        if "loss" in dict(module.named_children()):
+            self.loss = module.loss
+        self._entry = entry
+
+    def run(self, inputs: dict[str, torch.Tensor]) -> object:
+        """Call the user's function on inputs by name."""
+        return self._entry.run(inputs)
 
 
 def name_of(path: str) -> str:

@@ -30,11 +30,12 @@ class JointStep:
             random draws, and the loss scale.
         joint: state and inputs of a micro-batch -> updated buffers, loss, gradients. A gradient is the micro-batch's
             part of the mean over all micro-batches, multiplied by the loss scale if there is one.
-        eval: state and inputs -> loss; None if it was not captured.
-        predict: state and model inputs -> the model's outputs; None if it was not captured.
-        specialised: `joint`, `eval` and `predict` for any size and for every bucket, the largest bucket last. The three
-            fields above are those of the largest bucket. Empty for a step without buckets.
-        output_sizes: the sizes of each result of `predict`, as numbers and expressions of named dimensions.
+        inference: by entry point, state and its inputs -> its results, in evaluation mode: `eval` gives the loss, and
+            `predict` the model's outputs.
+        specialised: `joint` and `inference` for any size and for every bucket, the largest bucket last. The two fields
+            above are those of the largest bucket. Empty for a step without buckets.
+        output_sizes: for each function in evaluation mode, the sizes of each result, as numbers and expressions of
+            named dimensions.
         bucket_limits: the sizes that a call may have in every bucket; each bucket's own sizes limit them further.
         limits: the sizes that any-size functions (with symbols as sizes) accept; None if there are no such functions.
         checks: for every function that relies on indices computed from inputs, the function that computes them early.
@@ -43,10 +44,9 @@ class JointStep:
     captured: CapturedStep
     state: tuple[StateTensor, ...]
     joint: Function
-    eval: Function | None
-    predict: Function | None
+    inference: Mapping[str, Function]
     specialised: tuple[Specialised, ...] = ()
-    output_sizes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    output_sizes: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
     bucket_limits: Limits = field(default_factory=Limits)
     limits: Limits | None = None
     checks: Mapping[str, Function] = field(default_factory=dict)
@@ -54,19 +54,17 @@ class JointStep:
 
 @dataclass(frozen=True)
 class Specialised:
-    """`joint`, `eval` and `predict` of a step at the sizes of a bucket, with the true sizes as further arguments.
+    """The functions of a step at the sizes of a bucket, with the true sizes as further arguments.
 
     Attributes:
         bucket: the bucket; None for any size, without further arguments.
         joint: as in `JointStep`.
-        eval: as in `JointStep`.
-        predict: as in `JointStep`.
+        inference: as in `JointStep`.
     """
 
     bucket: Bucket | None
     joint: Function
-    eval: Function | None
-    predict: Function | None
+    inference: Mapping[str, Function]
 
 
 def differentiate(captured: CapturedStep, indices: Indices | None = None) -> JointStep:
@@ -88,43 +86,54 @@ def differentiate(captured: CapturedStep, indices: Indices | None = None) -> Joi
         needs.update(new)
         return function
 
-    def at(bucket: Bucket | None) -> tuple[Function, Function | None, Function | None]:
-        evaluation = traced(untraced.eval, bucket) if untraced.eval is not None else None
-        predict = traced(untraced.predict, bucket) if untraced.predict is not None else None
-        if predict is not None and captured.step.loss is None:
-            predict = _without_unused_inputs(predict)
-        return traced(untraced.joint, bucket), evaluation, predict
+    def at(bucket: Bucket | None, *, plain: bool) -> tuple[Function, dict[str, Function]]:
+        made = {
+            name: traced(program, bucket if program.is_sized else None)
+            for name, program in untraced.inference.items()
+            if plain or program.is_sized
+        }
+        if "predict" in made and captured.step.loss is None:
+            made["predict"] = _without_unused_inputs(made["predict"])
+        return traced(untraced.joint, bucket), made
 
     checks: dict[str, Function] = {}
 
     def check(bucket: Bucket | None, *, plain: bool) -> None:
         for name, program in untraced.checks.items():
-            made = _without_unused_inputs(traced(program, bucket))
-            checks[name if plain else specialised_name(name, bucket)] = made
+            if program.is_sized:
+                made = _without_unused_inputs(traced(program, bucket))
+                checks[name if plain else specialised_name(name, bucket)] = made
+            elif plain:
+                checks[name] = _without_unused_inputs(traced(program, None))
 
     check_buckets(untraced, captured.step.bucket_list)
     *others, largest = captured.step.bucket_list or (None,)
-    functions = at(largest)
+    functions = at(largest, plain=True)
     check(largest, plain=True)
     accepted = bucket_limits(untraced, needs, captured.step)  # every bucket has the same `needs`
     specialised: tuple[Specialised, ...] = ()
     if largest is not None:
         beside: list[Bucket | None] = [None] if captured.step.bucket_fallback else []
-        specialised = (*(Specialised(b, *at(b)) for b in [*beside, *others]), Specialised(largest, *functions))
+        specialised = (
+            *(Specialised(b, *at(b, plain=False)) for b in [*beside, *others]),
+            Specialised(largest, *functions),
+        )
         for bucket in [*beside, *others]:
             check(bucket, plain=False)
     scale = loss_scale_of(captured.step)
     state = (
         *untraced.state.values(),
-        *random_state(functions, captured.step.seed),
+        *random_state((functions[0], *functions[1].values()), captured.step.seed),
         *(scale.state(len(captured.step.optimizers)) if scale is not None else ()),
     )
-    predict_sizes = (
-        zip(untraced.predict.results, untraced.predict.sizes, strict=True) if untraced.predict is not None else ()
-    )
-    output_sizes = {r.name: sizes for r, sizes in predict_sizes if r.kind == "output"}
+    output_sizes = {name: _output_sizes(program) for name, program in untraced.inference.items()}
     limits = any_size_limits(untraced, captured)
     return JointStep(captured, state, *functions, specialised, output_sizes, accepted, limits, checks)
+
+
+def _output_sizes(program: Program) -> dict[str, tuple[Any, ...]]:
+    """The sizes of each output of a program, by name."""
+    return {r.name: sizes for r, sizes in zip(program.results, program.sizes, strict=True) if r.kind == "output"}
 
 
 def _without_unused_inputs(function: Function) -> Function:

@@ -183,11 +183,12 @@ def _arguments(
 ) -> tuple[tuple[Value, ...], tuple[torch.Tensor, ...]]:
     """The arguments of a program, and an example of each; constants become state."""
     found: list[tuple[Value, torch.Tensor]] = []
+    examples = step.examples
     remaining = iter(inputs)
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             name = next(remaining)
-            found.append((Value("input", name), step.inputs[name]))
+            found.append((Value("input", name), examples[name]))
             continue
         path = str(spec.target)
         if path in names:

@@ -29,16 +29,14 @@ class Programs:
     Attributes:
         state: the tensors of the model, and of a loss that is a module, by name.
         joint: as in `JointStep`.
-        eval: as in `JointStep`.
-        predict: as in `JointStep`.
+        inference: as in `JointStep`.
         checks: as in `JointStep`, for functions of any bucket.
         conditions: relations between named dimensions under which all indices that depend on sizes alone are in range.
     """
 
     state: Mapping[str, StateTensor]
     joint: Program
-    eval: Program | None
-    predict: Program | None
+    inference: Mapping[str, Program]
     checks: Mapping[str, Program] = field(default_factory=dict)
     conditions: tuple[Any, ...] = ()
 
@@ -51,24 +49,22 @@ def programs(captured: CapturedStep, indices: Indices) -> Programs:
     """
     captured, step = with_clamped_indices(captured), captured.step
     names = StateNames(StepModule(step))
-    refuse_complex({**step.inputs, **{n: t.initial for n, t in names.state.items()}})
+    refuse_complex({**step.examples, **{n: t.initial for n, t in names.state.items()}})
     joint = joint_program(captured, names)
-    evaluation, predict = None, None
-    exported = [p for p in (captured.eval, captured.predict) if p is not None]
+    exported = [made.program for made in captured.inference.values()]
     exported += [early.program for early in indices.early.values()]
-    inference = iter(decomposed(exported, dynamic=bool(step.dynamic)))
-    if captured.eval is not None:
-        outputs = ("loss", *captured.value_names)
-        evaluation = inference_program(next(inference), names, step, tuple(step.inputs), outputs)
-    if captured.predict is not None:
-        predict = inference_program(next(inference), names, step, captured.predict_inputs, captured.output_names)
+    ready = iter(decomposed(exported, dynamic=bool(step.dynamic)))
+    inference = {
+        name: inference_program(next(ready), names, step, made.inputs, made.outputs)
+        for name, made in captured.inference.items()
+    }
     checks = {
         name: _check_program(
-            replace(early, program=next(inference)), names, step, step.accumulate if name == "joint" else 1
+            replace(early, program=next(ready)), names, step, step.accumulate if name == "joint" else 1
         )
         for name, early in indices.early.items()
     }
-    return Programs(names.state, joint, evaluation, predict, checks, indices.conditions)
+    return Programs(names.state, joint, inference, checks, indices.conditions)
 
 
 def _check_program(early: EarlyProgram, names: StateNames, step: TrainStep, count: int) -> Program:

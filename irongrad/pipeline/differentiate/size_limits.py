@@ -20,7 +20,7 @@ from irongrad.step.train_step import TrainStep, sizes_of
 
 
 def _programs(untraced: Programs) -> list[Program]:
-    return [program for program in (untraced.joint, untraced.eval, untraced.predict) if program is not None]
+    return [untraced.joint, *untraced.inference.values()]
 
 
 def _not_one(untraced: Programs, names: Iterable[str]) -> list[Any]:

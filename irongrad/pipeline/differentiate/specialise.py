@@ -57,6 +57,11 @@ class Program:
     guards: tuple[Any, ...] = ()
     derived: Derived = field(default_factory=dict)
 
+    @property
+    def is_sized(self) -> bool:
+        """Whether an input has a named dimension."""
+        return any(a.kind == "input" and self.dynamic.get(a.name) for a in self.arguments)
+
 
 def specialise(program: Program, bucket: Bucket | None) -> tuple[Function, set[Any]]:
     """Trace `program` at the sizes of `bucket`, with the true sizes as further arguments.

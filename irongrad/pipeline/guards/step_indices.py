@@ -35,12 +35,10 @@ def step_indices(captured: CapturedStep) -> Indices:
     """
     step = captured.step
     inputs, joint = tuple(step.inputs), "forward" if step.between else "joint"
-    programs = [(joint, captured.train, inputs), ("eval", captured.eval, inputs)]
-    programs.append(("predict", captured.predict, captured.predict_inputs))
+    programs = [(joint, captured.train, inputs)]
+    programs += [(name, made.program, made.inputs) for name, made in captured.inference.items()]
     decisions, early = Decisions(), dict[str, EarlyProgram]()
     for name, program, taken in programs:
-        if program is None:
-            continue
         functional, made = _decided(program, taken, step.dynamic)
         first = captured.call.positional + captured.call.keyword if name == "forward" else None
         for piece, checks in decisions.add(made, name, first).items():
@@ -51,17 +49,16 @@ def step_indices(captured: CapturedStep) -> Indices:
 def with_clamped_indices(captured: CapturedStep) -> CapturedStep:
     """Return a step in whose programs the indices that are computed from floats are clamped."""
 
-    def clamped(program: ExportedProgram | None) -> ExportedProgram | None:
-        if program is None or not any(_float_indices(program.graph_module)):
+    def clamped(program: ExportedProgram) -> ExportedProgram:
+        if not any(_float_indices(program.graph_module)):
             return program
         graph = copy.deepcopy(program.graph_module)
         clamp(_float_indices(graph))
         with quiet_export():
             return program._update(graph, program.graph_signature)
 
-    train = clamped(captured.train)
-    assert train is not None
-    return replace(captured, train=train, eval=clamped(captured.eval), predict=clamped(captured.predict))
+    inference = {name: replace(made, program=clamped(made.program)) for name, made in captured.inference.items()}
+    return replace(captured, train=clamped(captured.train), inference=inference)
 
 
 def _float_indices(graph: GraphModule) -> Iterator[Use]:

@@ -10,14 +10,13 @@ from irongrad.graph.cleanup import eliminate_dead_code
 from irongrad.graph.step_graph import Function, StateTensor, StepGraph, Value, specialised_name
 from irongrad.operators.legalize.retrace import interpret, retrace
 from irongrad.operators.legalize.scalars import ScalarsToTensors
-from irongrad.pipeline.differentiate.differentiate import JointStep, Specialised
+from irongrad.pipeline.differentiate.differentiate import JointStep
 from irongrad.pipeline.optimizer.repeated_updates import copy_to_all
 from irongrad.pipeline.optimizer.state import steps_so_far
 from irongrad.pipeline.optimizer.trace import Update, trace_update
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import STEPS, Role
 from irongrad.step.loss_scale import SKIPPED_VALUE, LossScale, Values, loss_scale_of, scaled_update
-from irongrad.step.train_step import INFERENCE
 
 COUNT = Value("count", "accumulated")
 _STEPS = Value("state", STEPS)
@@ -33,7 +32,7 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     update = trace_update(joint)
     steps = StateTensor(STEPS, Role.COUNTER, steps_so_far(update.state))
     state = (*joint.state, *update.state, steps)
-    inputs = joint.captured.step.inputs
+    inputs = joint.captured.step.examples
     hypers = _hypers(joint, update)
     if clash := sorted(set(hypers) & set(inputs)):
         raise CaptureError(f"inputs {clash} have the names of the optimizer's hyperparameters; rename the inputs")
@@ -42,11 +41,11 @@ def add_optimizer(joint: JointStep) -> StepGraph:
         "update": _update_function(joint, update),
         "accumulate": _accumulate_function(joint, update),
         "mean": _mean_function(joint, update),
-        **_inference(joint),
+        **joint.inference,
     }
     for specialised in joint.specialised[:-1]:  # the functions of the last have the plain names
         functions[specialised_name("joint", specialised.bucket)] = _joint_function(specialised.joint, update)
-        functions |= {specialised_name(n, specialised.bucket): f for n, f in _inference(specialised).items()}
+        functions |= {specialised_name(n, specialised.bucket): f for n, f in specialised.inference.items()}
     step = joint.captured.step
     return StepGraph(
         state,
@@ -61,14 +60,11 @@ def add_optimizer(joint: JointStep) -> StepGraph:
         dynamic=step.dynamic,
         bucket_limits=joint.bucket_limits,
         limits=joint.limits,
+        entries={
+            name: made.inputs for name, made in joint.captured.inference.items() if name in joint.captured.step.entries
+        },
         output_sizes=joint.output_sizes,
     )
-
-
-def _inference(specialised: JointStep | Specialised) -> dict[str, Function]:
-    """The evaluation and prediction functions that exist, by name."""
-    functions = {name: getattr(specialised, name) for name in INFERENCE}
-    return {name: function for name, function in functions.items() if function is not None}
 
 
 def _hypers(joint: JointStep, update: Update) -> dict[str, float]:

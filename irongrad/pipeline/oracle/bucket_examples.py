@@ -28,7 +28,7 @@ def at_other_sizes(captured: CapturedStep, graph: StepGraph) -> list[CapturedSte
         others += _sizes_for_any_size(sizes_of(step, step.inputs), graph, graph.limits)
     # These steps have fixed sizes, because a size of 1 is a valid example of a fixed size only.
     fixed = replace(step, dynamic={}, buckets=(), bucket_fallback="", constraints=())
-    return [replace(captured, step=replace(fixed, inputs=_inputs(step, graph, sizes))) for sizes in others]
+    return [replace(captured, step=fixed.with_examples(_inputs(step, graph, sizes))) for sizes in others]
 
 
 def _sizes_in_bucket(graph: StepGraph, bucket: Bucket, example: Bucket) -> Bucket:
@@ -161,7 +161,7 @@ def _argument(
 
 
 def _resized_inputs(step: TrainStep, graph: StepGraph, sizes: Bucket) -> dict[str, torch.Tensor]:
-    inputs = {name: _resized(tensor, step.dynamic.get(name, {}), sizes) for name, tensor in step.inputs.items()}
+    inputs = {name: _resized(tensor, step.dynamic.get(name, {}), sizes) for name, tensor in step.examples.items()}
     known = {symbol(name): size for name, size in sizes.items()}
     for found in graph.ranges:
         if found.limits:

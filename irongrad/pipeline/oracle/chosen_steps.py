@@ -72,7 +72,7 @@ def chosen_steps(captured: CapturedStep, graph: StepGraph, check: Callable[[], N
     skipped: list[str] = []
     most = MOST if sum(t.initial.numel() for t in graph.state) <= LARGE else MOST_OF_LARGE_STEPS
     for choice in islice(choices(captured.step, graph, graph.ranges), most):
-        at_choice = replace(captured, step=replace(captured.step, inputs={**captured.step.inputs, **choice.inputs}))
+        at_choice = replace(captured, step=captured.step.with_examples(choice.inputs))
         runs = golden_runs(at_choice, graph, 1, check, Variant(choice.hypers))
         try:
             made = Expected(map(partial(_comparable, graph, choice.about), runs))

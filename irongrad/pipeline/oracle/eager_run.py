@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from irongrad.pipeline.capture.derivatives import evaluated
 from irongrad.pipeline.capture.modes import mode
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.capture.step_modules import (
+    EntryModule,
     PiecesModule,
     PredictModule,
     ReportingModule,
@@ -106,9 +108,10 @@ def run_eager(
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
     wide = eager_float64 if dtype is torch.float64 else nullcontext
     with borrowed(captured.step, dtype):
-        inputs = {n: _cast(t, dtype).clone() for n, t in captured.step.inputs.items()}
+        examples = {n: _cast(t, dtype).clone() for n, t in captured.step.examples.items()}
+        inputs = {n: examples[n] for n in captured.step.inputs}
         with wide():
-            _record_inference(captured, graph, inputs, noise, record)
+            _record_inference(captured, graph, examples, noise, record)
         return _train(captured.step, graph, inputs, steps, noise, wide, record, skips, variant)
 
 
@@ -257,18 +260,23 @@ def _record_inference(
 ) -> None:
     """Record evaluation and prediction; a forward may write into buffers even in evaluation mode."""
     module = ReportingModule(captured.step)
-    probe = PredictModule(module, captured.predict_inputs)
 
     def run(function: Callable[..., T], names: Iterable[str]) -> T:
         with borrowed(captured.step), _draws(graph, 0), noise, mode(module.model, training=False):
             return function(*(inputs[n].clone() for n in names))
 
-    if captured.eval is not None:
-        loss, values = evaluated(lambda: run(module.named, inputs))
+    if "eval" in captured.inference:
+        loss, values = evaluated(lambda: run(module.named, captured.step.inputs))
         record(key_of("eval", 0), loss)
         for name, value in values.items():
             record(key_of("eval", 0, name), value.clone())
-    if captured.predict is not None:
-        outputs = evaluated(lambda: run(probe.named, captured.predict_inputs))
-        for name in captured.output_names:
+    if (predict := captured.inference.get("predict")) is not None:
+        probe = PredictModule(module, predict.inputs)
+        outputs = evaluated(lambda: run(probe.named, predict.inputs))
+        for name in predict.outputs:
             record(key_of("predict", 0, name), outputs[name].clone())
+    for entry in (n for n in captured.step.own_entries if n in captured.inference):
+        made, own = captured.inference[entry], EntryModule(module, captured.step.own_entries[entry])
+        outputs = evaluated(partial(run, own.named, made.inputs))
+        for name in made.outputs:
+            record(key_of(entry, 0, name), outputs[name].clone())

@@ -125,7 +125,7 @@ def golden_runs(
         oracle = str(next(step.model.parameters()).dtype).removeprefix("torch.")
         plain = replace(captured, step=replace(step, precision="f32", loss_scale=step.scaler))
         run_eager(plain, graph, None, steps, None, checked(exact.record), skips, variant)
-    inputs = {n: to_numpy(t) for n, t in step.inputs.items()}
+    inputs = {n: to_numpy(t) for n, t in step.examples.items()}
     spread = Spread(exact, rounded=oracle != "float64")
 
     def run(seed: int | None) -> None:

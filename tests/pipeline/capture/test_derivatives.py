@@ -214,8 +214,7 @@ def test_the_joint_graph_has_eagers_loss_and_gradients(forward: Forward) -> None
 @pytest.mark.parametrize("forward", [gradient_penalty, second_derivative, hessians], ids=lambda f: f.__name__)
 def test_the_evaluation_has_eagers_loss(forward: Forward) -> None:
     step, joint = made(forward), differentiated(forward)
-    assert joint.eval is not None
-    found = run(joint, joint.eval, step.inputs)["loss"].reshape(())
+    found = run(joint, joint.inference["eval"], step.inputs)["loss"].reshape(())
     loss = step.model.eval()(**{n: t.clone() for n, t in step.inputs.items()})
     torch.testing.assert_close(found, loss.detach(), rtol=1e-4, atol=1e-5)
 

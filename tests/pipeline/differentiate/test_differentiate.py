@@ -83,16 +83,15 @@ def test_evaluation(joint: JointStep) -> None:
     model = Net().eval()
     model.load_state_dict(step.model.state_dict())
     output = model(step.inputs["tokens"])
-    found = run(joint, joint.eval)
+    found = run(joint, joint.inference["eval"])
     assert list(found) == [Value("output", "loss")]
     torch.testing.assert_close(found[Value("output", "loss")], cross_entropy(output, step.inputs["y"]).detach())
-    assert joint.predict is not None
-    assert [a for a in joint.predict.arguments if a.kind == "input"] == [Value("input", "tokens")]
-    torch.testing.assert_close(run(joint, joint.predict)[Value("output", "output")], output.detach())
+    assert [a for a in joint.inference["predict"].arguments if a.kind == "input"] == [Value("input", "tokens")]
+    torch.testing.assert_close(run(joint, joint.inference["predict"])[Value("output", "output")], output.detach())
 
 
 def test_graphs_are_functional_and_know_their_lines(joint: JointStep) -> None:
-    for function in (joint.joint, joint.eval, joint.predict):
+    for function in (joint.joint, joint.inference["eval"], joint.inference["predict"]):
         operators = [n for n in function.graph.graph.nodes if n.op == "call_function"]
         assert not [n for n in operators if getattr(n.target, "_schema", None) and n.target._schema.is_mutable]
         assert not [n for n in function.graph.graph.nodes if n.op == "get_attr"]

@@ -1,0 +1,95 @@
+"""Further entry points of a step: functions of the user's over the step's model, such as `act` or `generate`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from irongrad.diagnostics.source_lines import where
+from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.manifest import RESERVED, STANDARD, of_entry
+from irongrad.step.argument_checks import check_input
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A function over the step's model, in evaluation mode and without gradients.
+
+    Attributes:
+        function: a bound method of the model, or any function that calls the model or parts of it. It returns a tensor,
+            or tensors in a tuple, a dictionary or a dataclass, as a model does.
+        inputs: an example of each input, by name. They are passed by name if the function has parameters of all these
+            names, and by position otherwise.
+    """
+
+    function: Callable[..., object]
+    inputs: Mapping[str, torch.Tensor]
+
+    def run(self, values: Mapping[str, torch.Tensor]) -> object:
+        """Call the function on inputs by name."""
+        if _takes_by_name(self.function, self.inputs):
+            return self.function(**values)
+        return self.function(*values.values())
+
+
+def entries_of(given: Mapping[str, Any]) -> dict[str, Entry]:
+    """The entries that a user gave, by name: each an `Entry`, or a pair of a function and its inputs.
+
+    Raises:
+        CaptureError: one is neither, or its name or an input cannot be used.
+    """
+    if not isinstance(given, Mapping):
+        raise CaptureError(
+            f"entries is a {type(given).__name__}; it must be a dictionary of names and pairs, such as "
+            "entries={'act': (model.act, {'obs': obs})}"
+        )
+    return {name: _checked(name, entry) for name, entry in given.items()}
+
+
+def examples_of(entries: Mapping[str, Entry]) -> dict[str, torch.Tensor]:
+    """The examples of all inputs of entries, by the names that they have beside a step's own inputs."""
+    return {of_entry(name, n): t for name, entry in entries.items() for n, t in entry.inputs.items()}
+
+
+def _checked(name: Any, given: Any) -> Entry:
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise CaptureError(f"entries has the name {name!r}; it must be an identifier, such as 'act'")
+    if name in STANDARD | RESERVED:
+        raise CaptureError(f"entries has the name {name!r}, which every artifact uses itself; rename it")
+    is_pair = isinstance(given, tuple) and len(given) == 2
+    entry = given if isinstance(given, Entry) else Entry(*given) if is_pair else None
+    if entry is None or not callable(entry.function) or not isinstance(entry.inputs, Mapping):
+        raise CaptureError(
+            f"entries[{name!r}] must be a function and its example inputs, such as (model.{name}, {{'x': x}})"
+        )
+    for input_name, value in entry.inputs.items():
+        check_input(input_name, value)
+    _check_binds(name, entry)
+    return entry
+
+
+def _takes_by_name(function: Callable[..., object], names: Mapping[str, object]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a function written in C has none
+        return False
+    return all(n in parameters and parameters[n].kind is not inspect.Parameter.POSITIONAL_ONLY for n in names)
+
+
+def _check_binds(name: str, entry: Entry) -> None:
+    try:
+        signature = inspect.signature(entry.function)
+    except (TypeError, ValueError):
+        return
+    by_name = _takes_by_name(entry.function, entry.inputs)
+    try:
+        signature.bind(*(() if by_name else entry.inputs.values()), **(entry.inputs if by_name else {}))
+    except TypeError as error:
+        raise CaptureError(
+            f"{where(entry.function)}: entries[{name!r}] has the inputs ({', '.join(entry.inputs)}), but the "
+            f"function's signature is {signature}: {error}"
+        ) from None
