@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from irongrad.pipeline.driver import compile as compile
     from irongrad.sizes.buckets import choose_buckets as choose_buckets
     from irongrad.sizes.buckets import pow2 as pow2
+    from irongrad.step.after_step import every as every
     from irongrad.step.checkpoint import load_checkpoint as load_checkpoint
     from irongrad.step.checkpoint import save_checkpoint as save_checkpoint
     from irongrad.step.entries import Entry as Entry
@@ -34,6 +35,7 @@ __all__ = [
     "choose_buckets",
     "compile",
     "compile_function",
+    "every",
     "hypers",
     "load_checkpoint",
     "pieces",
@@ -51,6 +53,7 @@ _HOME = {
     "choose_buckets": "irongrad.sizes.buckets",
     "compile": "irongrad.pipeline.driver",
     "compile_function": "irongrad.frontends.compile_function",
+    "every": "irongrad.step.after_step",
     "hypers": "irongrad.step.hyperparameters",
     "load_checkpoint": "irongrad.step.checkpoint",
     "pieces": "irongrad.step.train_step",

@@ -28,7 +28,7 @@ from irongrad.pipeline.front import front
 from irongrad.pipeline.optimizer.update import add_optimizer
 from irongrad.pipeline.uncaptured_operators import probed
 from irongrad.runtime.errors import IronGradError, UserError
-from irongrad.step.borrow import unchanged
+from irongrad.step.borrow import roots_of, unchanged
 from irongrad.step.train_step import TrainStep
 from irongrad.targets import Target
 
@@ -86,7 +86,7 @@ def check(step: TrainStep, targets: Sequence[Target] = ()) -> Report:
     try:
         return Report(tuple(lowerings(_step_graph(step, targets))), ())
     except IronGradError as error:
-        with unchanged((step.model, step.loss, *step.optimizers)):  # a refused forward leaves behind what it has set
+        with unchanged(roots_of(step)):  # a refused forward leaves behind what it has set
             graph, found = _refused(step, targets)
         if not found and isinstance(error, UserError):
             found = [refusal_of(error)]

@@ -55,6 +55,24 @@ def _check_model(model: Any) -> None:
             )
 
 
+def check_modules(modules: Any, model: nn.Module) -> None:
+    """Refuse modules beside the model that are none, or whose names the model uses.
+
+    Raises:
+        CaptureError: with the module's name.
+    """
+    if not isinstance(modules, Mapping):
+        raise CaptureError(f"modules is a {_kind(modules)}; it must be a dictionary, such as {{'target': target}}")
+    taken = {name for name, _ in (*model.named_children(), *model.named_parameters(), *model.named_buffers())}
+    for name, module in modules.items():
+        if not isinstance(module, nn.Module):
+            raise CaptureError(f"modules[{name!r}] is a {_kind(module)}; it must be a torch.nn.Module")
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise CaptureError(f"modules has the name {name!r}; it must be an identifier, such as 'target'")
+        if name in {*taken, "model", "loss"}:
+            raise CaptureError(f"modules has the name {name!r}, which a part of the model has, too; rename it")
+
+
 def _check_loss(loss: Any) -> None:
     if isinstance(loss, type):
         raise CaptureError(f"loss is the class {loss.__qualname__}; call it first: loss={loss.__qualname__}()")

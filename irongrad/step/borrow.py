@@ -51,12 +51,17 @@ def borrowed(step: TrainStep, dtype: torch.dtype | None = None, *, in_place: boo
     Yields:
         What was recorded.
     """
-    entries = [entry.function for entry in step.own_entries.values()]
-    with unchanged((step.model, step.loss, *step.optimizers, step.scaler, *entries)) as record:
+    with unchanged(roots_of(step)) as record:
         for optimizer in step.optimizers if dtype is not None else ():
             _keep_epsilon(optimizer)
         record.keep_values() if in_place else record.lend_memory(dtype)
         yield record
+
+
+def roots_of(step: TrainStep) -> tuple[object, ...]:
+    """The objects of the user's that a run of a step may reach and change."""
+    functions = [*(entry.function for entry in step.own_entries.values()), *(after.function for after in step.after)]
+    return (step.model, step.loss, *step.optimizers, step.scaler, *step.modules.values(), *functions)
 
 
 @contextmanager

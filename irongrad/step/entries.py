@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from irongrad.diagnostics.source_lines import where
 from irongrad.runtime.errors import CaptureError
@@ -74,15 +75,19 @@ def _checked(name: Any, given: Any) -> Entry:
 
 def _takes_by_name(function: Callable[..., object], names: Mapping[str, object]) -> bool:
     try:
-        parameters = inspect.signature(function).parameters
+        parameters = _signature(function).parameters
     except (TypeError, ValueError):  # a function written in C has none
         return False
     return all(n in parameters and parameters[n].kind is not inspect.Parameter.POSITIONAL_ONLY for n in names)
 
 
+def _signature(function: Callable[..., object]) -> inspect.Signature:
+    return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+
+
 def _check_binds(name: str, entry: Entry) -> None:
     try:
-        signature = inspect.signature(entry.function)
+        signature = _signature(entry.function)
     except (TypeError, ValueError):
         return
     by_name = _takes_by_name(entry.function, entry.inputs)

@@ -19,7 +19,8 @@ from irongrad.runtime.manifest import STEPS_DIM, TICKET, of_entry
 from irongrad.sizes.buckets import Bucket, check_sizes, combinations, smallest
 from irongrad.sizes.constraints import conditions_of
 from irongrad.sizes.expressions import symbol
-from irongrad.step.argument_checks import check_kinds
+from irongrad.step.after_step import AfterStep, after_steps_of
+from irongrad.step.argument_checks import check_kinds, check_modules
 from irongrad.step.entries import Entry, entries_of, examples_of
 
 INFERENCE = ("eval", "predict")
@@ -73,6 +74,12 @@ class TrainStep:
         constraints: conditions on the sizes of every call, such as `"T % 8 == 0"` or `"S <= 2 * T"`. They compare
             dimensions and whole numbers. Calls that violate them are refused. Without constraints, only the model's
             own conditions hold.
+        after_step: a function of the model that changes the state after each update, without gradients, such as
+            `update_target(model, tau=0.005)`. Its parameters with floats as defaults become inputs of the step, as
+            hyperparameters are. `ig.every(k, function)` runs it after every k updates. Or a
+            `torch.optim.swa_utils.AveragedModel`, whose tensors become state; or several of these, in order.
+        modules: further modules whose tensors are state of the step, by name, such as a target network that the loss
+            or `after_step` uses and the model does not hold.
         entries: further entry points over the same state, by name: a function and its example inputs, such as
             `{"act": (model.act, {"obs": obs})}`. The function is a method of the model, or calls the model; see
             `irongrad.Entry`. It runs in evaluation mode, without gradients, and changes no state. `dynamic` names its
@@ -101,6 +108,8 @@ class TrainStep:
     bucket_fallback: str = ""
     constraints: Sequence[str] = ()
     between: Sequence[str] = ()
+    after_step: AfterStep | Callable[..., object] | Sequence[AfterStep | Callable[..., object]] | None = None
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
     entries: Mapping[str, Entry | tuple[Callable[..., object], Mapping[str, torch.Tensor]]] = field(
         default_factory=dict
     )
@@ -113,6 +122,10 @@ class TrainStep:
     def _check(self) -> None:
         check_kinds(self.model, self.loss, self.optimizer, self.inputs)
         object.__setattr__(self, "entries", entries_of(self.entries))
+        check_modules(self.modules, self.model)
+        made = after_steps_of(self.after_step, [self.model, *self.modules.values()])
+        object.__setattr__(self, "after_step", made.steps)
+        object.__setattr__(self, "modules", {**self.modules, **made.modules})
         for field_name in ("model_inputs", "loss_inputs"):
             for name in getattr(self, field_name) or ():
                 if name not in self.inputs:
@@ -144,6 +157,12 @@ class TrainStep:
     def conditions(self) -> tuple[Any, ...]:
         """The conditions of `constraints`, as relations of named dimensions."""
         return conditions_of(self.constraints, sizes_of(self, self.inputs))
+
+    @property
+    def after(self) -> tuple[AfterStep, ...]:
+        """What runs after each update, in order."""
+        given = self.after_step if isinstance(self.after_step, tuple) else ()
+        return tuple(after for after in given if isinstance(after, AfterStep))
 
     @property
     def own_entries(self) -> dict[str, Entry]:
@@ -268,7 +287,7 @@ def _check_binds(
 
 
 def _check_optimizers(step: TrainStep) -> None:
-    known = {id(p) for p in step.model.parameters()}
+    known = {id(p) for module in (step.model, *step.modules.values()) for p in module.parameters()}
     if isinstance(step.loss, nn.Module):
         known |= {id(p) for p in step.loss.parameters()}
     seen: set[int] = set()

@@ -30,7 +30,7 @@ from irongrad.pipeline.capture.derivatives import evaluated, recorded_derivative
 from irongrad.pipeline.capture.eager_runs import run_twice
 from irongrad.pipeline.capture.function_transforms import expand_transforms
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
-from irongrad.pipeline.capture.modes import compiled_as_plain, inference_as_no_grad, mode
+from irongrad.pipeline.capture.modes import compiled_as_plain, in_evaluation, inference_as_no_grad, mode
 from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
@@ -51,7 +51,7 @@ from irongrad.pipeline.capture.written_windows import as_strided_where_written
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.runtime.manifest import of_entry
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
-from irongrad.step.borrow import borrowed, unchanged
+from irongrad.step.borrow import borrowed, roots_of, unchanged
 from irongrad.step.train_step import INFERENCE, Call, TrainStep, call_of, micro_batches
 
 
@@ -137,12 +137,12 @@ def _refuse_scripts(step: TrainStep) -> None:
 def _captured(step: TrainStep, inference: Collection[str], names: tuple[str, ...]) -> CapturedStep:
     """Export the step; if a call of it changes attributes, once more while these are watched."""
     try:
-        with unchanged((step.model, step.loss)):  # a refused forward leaves behind what it has set
+        with unchanged(roots_of(step)):  # a refused forward leaves behind what it has set
             return _capture(step, inference, names, watches=False)
     except side_effects.ChangedAttributeError as error:
         changed = CaptureError(str(error))
     try:
-        with unchanged((step.model, step.loss)):
+        with unchanged(roots_of(step)):
             return _capture(step, inference, names, watches=True)
     except UserError as error:
         if isinstance(error.__cause__, UncapturedHigherOrderOpError):  # Dynamo does not trace what watches attributes
@@ -168,7 +168,7 @@ def _capture(step: TrainStep, inference: Collection[str], names: tuple[str, ...]
     _check_loss(train, step)
     _check_values(train, step, names)
     _check_used(train, step)
-    with mode(module.model, training=False):
+    with in_evaluation(step):
         made: dict[str, Inference] = {}
         if "eval" in inference:
             evaluation = export(module, values, dynamic, multiples, use)

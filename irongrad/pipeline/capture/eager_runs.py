@@ -15,7 +15,7 @@ from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.random import Draws
 from irongrad.pipeline.capture import hooks, repeatable
 from irongrad.pipeline.capture.derivatives import evaluated
-from irongrad.pipeline.capture.modes import mode
+from irongrad.pipeline.capture.modes import in_evaluation, mode
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.capture.repeatable import Recorder
 from irongrad.pipeline.capture.step_modules import EntryModule, ReportingModule
@@ -98,6 +98,8 @@ class _EagerRuns:
         if self.updates:
             for optimizer in self.step.optimizers:
                 optimizer.step()
+            for after in self.step.after:
+                after.run(self.step.model, {})
             with self._training():
                 record(self._loss(record))
 
@@ -121,7 +123,7 @@ class _EagerRuns:
         """The loss in evaluation mode."""
 
         def evaluation() -> torch.Tensor:
-            with Draws(self.step.seed, 0), mode(self.module.model, training=False):
+            with Draws(self.step.seed, 0), in_evaluation(self.step):
                 return self.module.named(*(t.clone() for t in self.step.inputs.values()))[0]
 
         record(evaluated(evaluation))
@@ -132,7 +134,7 @@ class _EagerRuns:
         probe = EntryModule(self.module, entry)
 
         def run() -> dict[str, torch.Tensor]:
-            with Draws(self.step.seed, 0), mode(self.module.model, training=False):
+            with Draws(self.step.seed, 0), in_evaluation(self.step):
                 return probe.named(*(t.clone() for t in entry.inputs.values()))
 
         for value in evaluated(run).values():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
+
+from irongrad.step.train_step import TrainStep
 
 
 @contextmanager
@@ -29,6 +31,15 @@ def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for submodule, was in before:
             submodule.training = was
+
+
+@contextmanager
+def in_evaluation(step: TrainStep) -> Iterator[None]:
+    """While open, the model of a step and the modules beside it are in evaluation mode."""
+    with ExitStack() as stack:
+        for module in (step.model, *step.modules.values()):
+            stack.enter_context(mode(module, training=False))
+        yield
 
 
 def _set_mode(module: nn.Module, mode: bool = True) -> nn.Module:

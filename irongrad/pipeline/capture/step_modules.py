@@ -13,6 +13,7 @@ from irongrad.step.entries import Entry
 from irongrad.step.train_step import TrainStep, call_of
 
 MODEL_PREFIX = "model."
+BESIDE_PREFIX = "beside."
 
 
 class StepModule(nn.Module):
@@ -28,6 +29,8 @@ class StepModule(nn.Module):
         self._loss = step.loss if not isinstance(step.loss, nn.Module) else None
         if isinstance(step.loss, nn.Module):
             self.loss = step.loss
+        if step.modules:
+            self.beside = nn.ModuleDict(dict(step.modules))
         self._inside = step.loss is None
         self._call = call_of(step)
         self._names = tuple(step.inputs)
@@ -167,8 +170,8 @@ class EntryModule(OutputsModule):
 
     def __init__(self, module: StepModule, entry: Entry) -> None:
         super().__init__(module, tuple(entry.inputs))
-        if "loss" in dict(module.named_children()):
-            self.loss = module.loss
+        for name, child in module.named_children():
+            self.add_module(name, child)
         self._entry = entry
 
     def run(self, inputs: dict[str, torch.Tensor]) -> object:
@@ -177,5 +180,5 @@ class EntryModule(OutputsModule):
 
 
 def name_of(path: str) -> str:
-    """Return the state name for an attribute path of `StepModule`: the model's own name."""
-    return path.removeprefix(MODEL_PREFIX)
+    """Return the state name for an attribute path of `StepModule`: the name that its own module has for it."""
+    return path.removeprefix(MODEL_PREFIX) if path.startswith(MODEL_PREFIX) else path.removeprefix(BESIDE_PREFIX)

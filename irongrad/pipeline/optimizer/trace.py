@@ -12,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import sympy
 import torch
-from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from irongrad.diagnostics.source_lines import is_user_class, user_frames
 from irongrad.graph.cleanup import merge_common_subexpressions
@@ -27,6 +25,7 @@ from irongrad.pipeline.capture.step_modules import StepModule, name_of
 from irongrad.pipeline.differentiate.differentiate import JointStep
 from irongrad.pipeline.optimizer.branches import TooManyWaysError
 from irongrad.pipeline.optimizer.foreign import ForeignState, foreign_state
+from irongrad.pipeline.optimizer.hyper_symbols import branched, symbolic_float
 from irongrad.pipeline.optimizer.optimizer_step import OptimizerStep, key_of, traced_values
 from irongrad.pipeline.optimizer.own_step import refuse_closures
 from irongrad.pipeline.optimizer.repeated_updates import first_alike
@@ -41,9 +40,6 @@ from irongrad.runtime.manifest import Role
 from irongrad.step.borrow import unchanged
 from irongrad.step.hyperparameters import Hyper, hyperparameters
 from irongrad.step.optimizer_slots import is_foreign
-
-# The hint of a symbolic float whose default is zero: any value that takes the general branch.
-_NONZERO_HINT = 0.01
 
 
 @dataclass(frozen=True)
@@ -194,7 +190,7 @@ def _trace(update: OptimizerStep) -> tuple[GraphModule, list[Hyper], list[Hyper]
         The graph; the hyperparameters that the update branched on or does not read; those that it compared with zero.
     """
     env = ShapeEnv()
-    symbols = {h: _symbolic_float(env, h) for h in update.hypers}
+    symbols = {h: symbolic_float(env, h) for h in update.hypers}
     graph = _graph_of(update, env, list(symbols.values()))
     # Every parameter recomputes its group's bias corrections. Merging these here halves the time of the next stage.
     merge_common_subexpressions(graph)
@@ -207,8 +203,8 @@ def _trace(update: OptimizerStep) -> tuple[GraphModule, list[Hyper], list[Hyper]
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     last = placeholders[len(placeholders) - len(symbols) :]
     unread = [h for h, node in zip(symbols, last, strict=True) if not node.users]
-    branched, unless_zero = _branched(env, symbols)
-    return graph, list(dict.fromkeys([*branched, *unread])), unless_zero
+    decided, unless_zero = branched(env, symbols)
+    return graph, list(dict.fromkeys([*decided, *unread])), unless_zero
 
 
 def _graph_of(update: OptimizerStep, env: ShapeEnv, symbols: Sequence[torch.SymFloat]) -> GraphModule:
@@ -241,26 +237,6 @@ def _graph_of(update: OptimizerStep, env: ShapeEnv, symbols: Sequence[torch.SymF
 
 def _runs_users_code(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
     return any(is_foreign(o) or hooks_of(o) for o in optimizers)
-
-
-def _symbolic_float(env: ShapeEnv, hyper: Hyper) -> torch.SymFloat:
-    source = ConstantSource(hyper.name)
-    hint = hyper.default or _NONZERO_HINT
-    symbol = env.create_unspecified_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
-    return env.create_symfloatnode(symbol, hint=hint, source=source)
-
-
-def _branched(env: ShapeEnv, symbols: Mapping[Hyper, torch.SymFloat]) -> tuple[list[Hyper], list[Hyper]]:
-    """Hyperparameters that the traced Python branched on, and those that it compared with zero alone.
-
-    The conditions `!= 0` and `> 0` have a general branch, which mostly holds at zero, too.
-    """
-    hyper_of = {s.node.expr: h for h, s in symbols.items()}
-    found: tuple[dict[Hyper, None], dict[Hyper, None]] = {}, {}
-    for guard in env.guards:
-        with_zero = isinstance(guard.expr, (sympy.Ne, sympy.Gt)) and guard.expr.rhs.is_zero
-        found[with_zero].update({hyper_of[s]: None for s in guard.expr.free_symbols if s in hyper_of})
-    return list(found[False]), [h for h in found[True] if h not in found[False]]
 
 
 def _discontinuous(

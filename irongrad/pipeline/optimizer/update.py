@@ -11,6 +11,7 @@ from irongrad.graph.step_graph import Function, StateTensor, StepGraph, Value, s
 from irongrad.operators.legalize.retrace import interpret, retrace
 from irongrad.operators.legalize.scalars import ScalarsToTensors
 from irongrad.pipeline.differentiate.differentiate import JointStep
+from irongrad.pipeline.optimizer.after_update import AfterUpdate, trace_after
 from irongrad.pipeline.optimizer.repeated_updates import copy_to_all
 from irongrad.pipeline.optimizer.state import steps_so_far
 from irongrad.pipeline.optimizer.trace import Update, trace_update
@@ -33,12 +34,14 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     steps = StateTensor(STEPS, Role.COUNTER, steps_so_far(update.state))
     state = (*joint.state, *update.state, steps)
     inputs = joint.captured.step.examples
-    hypers = _hypers(joint, update)
+    after = trace_after(joint.captured.step)
+    hypers = _hypers(joint, update, after)
+    fixed = [*update.fixed, *(after.fixed if after is not None else ())]
     if clash := sorted(set(hypers) & set(inputs)):
         raise CaptureError(f"inputs {clash} have the names of the optimizer's hyperparameters; rename the inputs")
     functions = {
         "joint": _joint_function(joint.joint, update),
-        "update": _update_function(joint, update),
+        "update": _update_function(joint, update, after),
         "accumulate": _accumulate_function(joint, update),
         "mean": _mean_function(joint, update),
         **joint.inference,
@@ -52,7 +55,7 @@ def add_optimizer(joint: JointStep) -> StepGraph:
         update.parameters,
         inputs,
         hypers,
-        {h.name: h.default for h in update.fixed},
+        {h.name: h.default for h in fixed},
         functions,
         step.accumulate,
         step.precision,
@@ -67,10 +70,14 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     )
 
 
-def _hypers(joint: JointStep, update: Update) -> dict[str, float]:
-    """The run-time hyperparameters of the update and their defaults."""
+def _hypers(joint: JointStep, update: Update, after: AfterUpdate | None = None) -> dict[str, float]:
+    """The run-time hyperparameters of the update, and of what comes after it, with their defaults."""
     scale = loss_scale_of(joint.captured.step)
-    return {h.name: h.default for h in update.hypers} | dict(scale.hypers if scale is not None else {})
+    own = {h.name: h.default for h in update.hypers} | dict(scale.hypers if scale is not None else {})
+    more = {h.name: h.default for h in after.hypers} if after is not None else {}
+    if clash := sorted(more.keys() & {*own, *(h.name for h in update.fixed)}):
+        raise CaptureError(f"after_step has numbers with the names of hyperparameters, {clash}; rename them")
+    return own | more
 
 
 def _update_arguments(update: Update, count: Value, scale: LossScale | None) -> list[Value]:
@@ -89,11 +96,11 @@ def _update_results(update: Update) -> list[Value]:
     return [*(Value("state", n) for n in update.parameters), *(Value("state", t.name) for t in update.state)]
 
 
-def _examples(joint: JointStep, update: Update) -> Values:
+def _examples(joint: JointStep, update: Update, after: AfterUpdate | None = None) -> Values:
     examples = {Value("state", t.name): t.initial for t in (*joint.state, *update.state)}
     examples[_STEPS] = torch.zeros((), dtype=torch.int64)
     examples[_UPDATES_MADE] = torch.zeros(len(joint.captured.step.optimizers), dtype=torch.int64)
-    examples |= {Value("hyper", n): torch.zeros((), dtype=torch.float64) for n in _hypers(joint, update)}
+    examples |= {Value("hyper", n): torch.zeros((), dtype=torch.float64) for n in _hypers(joint, update, after)}
     for kind in ("gradient", "accumulator"):
         examples |= {Value(kind, n): examples[Value("state", n)] for n in update.parameters}
     examples[COUNT] = torch.ones((), dtype=torch.float64)
@@ -101,7 +108,30 @@ def _examples(joint: JointStep, update: Update) -> Values:
     return examples
 
 
-def _update_function(joint: JointStep, update: Update) -> Function:
+def _update_function(joint: JointStep, update: Update, after: AfterUpdate | None) -> Function:
+    """Build the update of the optimizers, and what the user's `after_step` does after it."""
+    optimizers = _optimizers_function(joint, update)
+    return optimizers if after is None else _followed(optimizers, after, _examples(joint, update, after))
+
+
+def _followed(update: Function, after: AfterUpdate, examples: Values) -> Function:
+    """Build the function that runs `update`, and then `after` on the new state."""
+    read = [a for a in after.arguments if a not in update.arguments and a not in update.results]
+    arguments = (*update.arguments, *read)
+    results = (*update.results, *(r for r in after.results if r not in update.results))
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        values = dict(zip(arguments, tensors, strict=True))
+        new = dict(zip(update.results, interpret(update.graph, [values[a] for a in update.arguments]), strict=True))
+        values |= new
+        changed = ScalarsToTensors(after.graph).run(*(values[a] for a in after.arguments), enable_io_processing=False)
+        new |= {r: _like(values[r], t) for r, t in zip(after.results, changed, strict=True)}
+        return [new[r] for r in results]
+
+    return Function(retrace(run, [examples[a] for a in arguments]), arguments, results)
+
+
+def _optimizers_function(joint: JointStep, update: Update) -> Function:
     """Build the update; it raises the step count by one even if the loss scale skips the update."""
     optimizers = len(joint.captured.step.optimizers)
     scale = loss_scale_of(joint.captured.step)

@@ -17,7 +17,7 @@ from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.random import Draws
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.derivatives import evaluated
-from irongrad.pipeline.capture.modes import mode
+from irongrad.pipeline.capture.modes import in_evaluation, mode
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.capture.step_modules import (
     EntryModule,
@@ -174,6 +174,9 @@ def _train(
             scaler.unscale()
             _clip(step)
             scaler.step()
+            for after in step.after:
+                if after.is_due(int(graph.tensor(STEPS).initial) + number + 1):
+                    after.run(step.model, {})
         for name, tensor in (eager_state(module, step, graph, number + 1) | scaler.state()).items():
             record(key_of("state", number + 1, name), tensor.detach().clone())
     return scaler.skips
@@ -262,7 +265,7 @@ def _record_inference(
     module = ReportingModule(captured.step)
 
     def run(function: Callable[..., T], names: Iterable[str]) -> T:
-        with borrowed(captured.step), _draws(graph, 0), noise, mode(module.model, training=False):
+        with borrowed(captured.step), _draws(graph, 0), noise, in_evaluation(captured.step):
             return function(*(inputs[n].clone() for n in names))
 
     if "eval" in captured.inference:
