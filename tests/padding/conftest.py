@@ -106,12 +106,13 @@ def check(case: Case, bucket: Mapping[str, int], inputs: Mapping[str, Tensor]) -
     assert set(joint) == set(expected)
     for value, tensor in joint.items():
         _same(tensor, expected[value], str(value))
-    if case.programs.eval is None:
+    inference = case.programs.inference
+    if "eval" not in inference:
         return
-    evaluated = _padded(case, case.programs.eval, bucket, true, inputs)
+    evaluated = _padded(case, inference["eval"], bucket, true, inputs)
     _same(evaluated[Value("output", "loss")], _eager(step, inputs, training=False)[Value("output", "loss")], "eval")
-    if case.programs.predict is not None:
-        predicted = _padded(case, case.programs.predict, bucket, true, inputs)
+    if "predict" in inference:
+        predicted = _padded(case, inference["predict"], bucket, true, inputs)
         outputs = [t for v, t in predicted.items() if v.kind == "output"]
         for made, eager in zip(outputs, _predictions(step, inputs), strict=True):
             _same(made[tuple(slice(0, s) for s in eager.shape)], eager, "predict")
@@ -229,7 +230,7 @@ def function_case(function: Callable[..., Any], sizes: str, *others: tuple[str, 
     train = export(module, tuple(inputs.values()), [dynamic[n] for n in inputs])
     state = StateNames(module)
     joint = joint_program(CapturedStep(step, call_of(step), train, {}, ()), state)
-    return Case(step, Programs(state.state, joint, None, None))
+    return Case(step, Programs(state.state, joint, {}))
 
 
 def example(sizes: str, others: tuple[tuple[str, int], ...], at: Mapping[str, int]) -> dict[str, Tensor]:

@@ -185,8 +185,7 @@ def test_parts_of_composite_operators_run_as_in_eager_autocast(precision: str) -
     step = ig.TrainStep(
         model, cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), inputs, precision=precision, loss_scale=1.0
     )
-    predict = differentiate(capture(step)).predict
-    assert predict is not None
+    predict = differentiate(capture(step)).inference["predict"]
     values = {"x": inputs["x"], **model.state_dict()}
     (found,) = interpret(predict.graph, [values[a.name] for a in predict.arguments])
     with torch.no_grad(), torch.autocast("cpu", HALVES[precision]):

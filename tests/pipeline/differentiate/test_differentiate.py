@@ -110,8 +110,7 @@ def test_evaluation_of_operators_that_the_dispatcher_would_expand() -> None:
     model = nn.Sequential(nn.RMSNorm(4), nn.Upsample(scale_factor=2), nn.BatchNorm1d(3))
     inputs = {"x": torch.randn(2, 3, 4), "t": torch.randn(2, 3, 8)}
     step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
-    predict = differentiate(capture(step)).predict
-    assert predict is not None
+    predict = differentiate(capture(step)).inference["predict"]
     assert not any(n.target._schema.is_mutable for n in predict.graph.graph.nodes if n.op == "call_function")
     values = [{"input": inputs, "state": model.state_dict()}[a.kind][a.name] for a in predict.arguments]
     (out,) = torch.fx.Interpreter(predict.graph).run(*values)
