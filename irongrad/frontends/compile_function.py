@@ -45,7 +45,7 @@ from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.guards.function_indices import function_indices, guarded
 from irongrad.pipeline.iree.compile_cached import compile_once
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
-from irongrad.pipeline.oracle.expected_values import Expected
+from irongrad.pipeline.oracle.expected_values import Expected, ExpectedAtSizes
 from irongrad.pipeline.oracle.oracle import Spread, Values
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
 from irongrad.pipeline.package import Origin, package, write_state
@@ -119,7 +119,7 @@ def compile_function(
     chosen = parse_target(target)
     graph, passes = optimised_function(graph, chosen)
     interface = describe_function(graph)
-    expected = Expected(golden_runs_of_function(flat, graph))
+    expected = {"": ExpectedAtSizes(Expected(golden_runs_of_function(flat, graph)))}
     with ExitStack() as stack:
         directory = stack.enter_context(scratch_directory())
         with scratch_directory() as scratch:

@@ -26,6 +26,7 @@ from irongrad.graph.dtypes import mlir_type
 from irongrad.graph.step_graph import Function, Range, StateTensor, StepGraph, Value
 from irongrad.jax.bundle import Bundle, Port, read_bundle
 from irongrad.mlir.tools import run_tool
+from irongrad.pipeline.assemble.assemble import Part
 from irongrad.pipeline.assemble.interface import describe, selected
 from irongrad.pipeline.assemble.step_functions import torch_dtype
 from irongrad.pipeline.backend import portable_module
@@ -34,7 +35,7 @@ from irongrad.pipeline.guards.range_checks import add_guards
 from irongrad.pipeline.iree.compile_cached import compile_all
 from irongrad.pipeline.lower.importer import ImportedStep, import_functions
 from irongrad.pipeline.lower.routes import Lowered
-from irongrad.pipeline.oracle.expected_values import Expected
+from irongrad.pipeline.oracle.expected_values import Expected, ExpectedAtSizes
 from irongrad.pipeline.package import Artifact, Origin, package, write_state
 from irongrad.runtime.errors import InternalError, ToolchainError
 from irongrad.runtime.manifest import STEPS, Role
@@ -82,12 +83,12 @@ def import_bundle(
     interface = describe(graph, entry_points)
     graph = selected(graph, interface)
     with scratch_directory() as scratch:
-        module = portable_module(lowered(bundle, graph, scratch), interface)
+        module = portable_module([Part(lowered(bundle, graph, scratch), interface)])
         store = default_store() if cache else None
         compiled = compile_all(store, module, targets, scratch)
         versions = {n: v for n, v in bundle.index.versions.items() if n in ("jax", "jaxlib")}
         origin = Origin(names, route="stablehlo", versions=versions)
-        expected = Expected(iter((bundle.golden,)))
+        expected = {"": ExpectedAtSizes(Expected(iter((bundle.golden,))))}
         return package(module, compiled, origin, expected, write_state(module, scratch), Path(output))
 
 

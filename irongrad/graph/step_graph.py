@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from irongrad.runtime.manifest import SEED, IndexSpec, Role
+from irongrad.runtime.manifest import SEED, IndexSpec, Role, steps_of
 from irongrad.sizes.buckets import Bucket
 from irongrad.sizes.limits import Limits
 from irongrad.sizes.symbols import has_symbols
@@ -74,6 +74,11 @@ class Pack:
     name: str
     starts: Mapping[Value, int]
     size: int
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether its tensors are state, and not gradients."""
+        return all(member.kind == "state" for member in self.starts)
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,7 @@ class StepGraph:
         output_sizes: for each function in evaluation mode, the sizes of each result, as numbers and expressions of
             named dimensions.
         entries: the user's own entry points, each with the names of its inputs among `inputs`, in order.
+        name: the name of the step among several over one state (`irongrad.Steps`); empty for a step of its own.
         ranges: the ranges of integer inputs that are indices.
         computed: the ranges of indices that `check.<name>` computes; `Range.input` is the name of its result.
         indices: a record of every index, and of what keeps it within its tensor.
@@ -170,9 +176,20 @@ class StepGraph:
     limits: Limits | None = None
     output_sizes: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
     entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    name: str = ""
     ranges: tuple[Range, ...] = ()
     computed: tuple[Range, ...] = ()
     indices: tuple[IndexSpec, ...] = ()
+
+    @property
+    def prefix(self) -> str:
+        """What the names of the step's functions and counters begin with in a module of several steps."""
+        return f"{self.name}." if self.name else ""
+
+    @property
+    def counter(self) -> str:
+        """The name of the state tensor that counts the step's updates."""
+        return steps_of(self.name)
 
     @property
     def value_limits(self) -> dict[str, tuple[Any, ...]]:

@@ -13,10 +13,10 @@ from irongrad.graph.step_graph import StepGraph
 from irongrad.mlir.walk import bytecode_of, parsed
 from irongrad.operators.legalize.legality import check_float64
 from irongrad.passes import DEFAULT_LEVEL, Pass, passes_at, run_passes
-from irongrad.pipeline.assemble.assemble import AssembledModule, assemble
+from irongrad.pipeline.assemble.assemble import AssembledModule, Part, assemble
 from irongrad.pipeline.assemble.interface import Interface
 from irongrad.pipeline.iree.phases import ASSEMBLED, ModuleObserver, run_phase, unobserved
-from irongrad.pipeline.lower.importer import ImportedStep, import_functions
+from irongrad.pipeline.lower.importer import import_functions
 from irongrad.targets import Target
 
 
@@ -33,23 +33,21 @@ def optimised_function(graph: StepGraph, target: Target) -> tuple[StepGraph, tup
 
 
 def portable_module(
-    step: ImportedStep,
-    interface: Interface,
+    parts: Sequence[Part],
     disabled: Sequence[str] = (),
     observer: ModuleObserver = unobserved,
 ) -> AssembledModule:
     """Assemble a module, and run the passes that do not depend on a target.
 
     Args:
-        step: the step's functions in linalg.
-        interface: the step's entry points.
+        parts: the functions in linalg and the entry points of each step.
         disabled: names of passes over IREE's module to leave out.
         observer: called after each pass.
 
     Raises:
         InternalError: the result is invalid MLIR.
     """
-    module = assemble(step, interface)
+    module = assemble(parts)
     with parsed(module.bytecode) as whole:
         run_phase(ASSEMBLED, whole, None, disabled, observer)
         return replace(module, bytecode=bytecode_of(whole))
@@ -57,4 +55,4 @@ def portable_module(
 
 def portable_function(graph: StepGraph, interface: Interface, scratch: Path) -> AssembledModule:
     """Import the functions of `graph` and assemble them into a portable module."""
-    return portable_module(import_functions(graph, scratch), interface)
+    return portable_module([Part(import_functions(graph, scratch), interface)])

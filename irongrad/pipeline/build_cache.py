@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from irongrad.cache.artifacts import ARTIFACT, RECORD, restored
+from irongrad.cache.machine import sha256
 from irongrad.cache.store import Store
 from irongrad.passes import PassRecord
 from irongrad.pipeline.capture.capture import CapturedStep
@@ -75,9 +77,12 @@ def _decoded(record: bytes) -> BuildRecord:
     return msgspec.msgpack.decode(record, type=BuildRecord)
 
 
-def cache_entry(captured: CapturedStep, options: Options, golden_steps: int) -> CacheEntry | None:
-    """The place of a captured step's build in the cache; None if the build has to run."""
+def cache_entry(captured: Mapping[str, CapturedStep], options: Options, golden_steps: int) -> CacheEntry | None:
+    """The place of the build of captured steps, by name, in the cache; None if the build has to run."""
     if options.cache is None or options.dump_dir is not None or options.stop_after is not None:
         return None
-    key = step_key(captured, options, golden_steps)
-    return CacheEntry(options.cache, key) if key is not None else None
+    keys = {name: step_key(made, options, golden_steps) for name, made in captured.items()}
+    if any(key is None for key in keys.values()):
+        return None
+    key = keys.get("") or sha256([*keys.items()])
+    return CacheEntry(options.cache, key)

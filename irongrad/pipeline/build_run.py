@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from iree.compiler import ir
@@ -22,6 +23,7 @@ from irongrad.pipeline.iree.report.statistics import Statistics
 from irongrad.pipeline.options import STAGES, Options
 from irongrad.pipeline.package import Artifact
 from irongrad.runtime.manifest import MemorySpec
+from irongrad.step.steps import Steps
 from irongrad.step.train_step import TrainStep
 
 T = TypeVar("T")
@@ -69,6 +71,8 @@ class BuildRun:
         key: the artifact's key in the cache, once it is kept.
         began: when the run began, as a value of `time.perf_counter`.
         current: the stage that runs, or that ran last.
+        last: the name of the last step.
+        part: the name of the step that runs, of several over one state; empty for one step, or for all together.
     """
 
     options: Options
@@ -80,6 +84,13 @@ class BuildRun:
     key: str | None = None
     began: float = field(default_factory=time.perf_counter)
     current: str = STAGES[0]
+    part: str = ""
+    last: str = ""
+
+    @property
+    def dump_dir(self) -> Path | None:
+        """The directory for readable forms of what stages make: a folder of its own for each of several steps."""
+        return self.options.dump_dir / self.part if self.options.dump_dir is not None else None
 
     def stage(self, name: str, function: Callable[..., T], *arguments: Any) -> T:
         """Run `function` as a stage: time it, show it, dump its result, and return the result.
@@ -92,21 +103,21 @@ class BuildRun:
         with self.options.on_stage(name):
             result = function(*arguments)
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-        if self.options.dump_dir is not None:
-            dump_stage(self.options.dump_dir, STAGES.index(name) + 1, name, result)
-        if self.options.stop_after == name:
+        if self.dump_dir is not None:
+            dump_stage(self.dump_dir, STAGES.index(name) + 1, name, result)
+        if self.options.stop_after == name and self.part in ("", self.last):
             raise StoppedEarly
         return result
 
-    def errors(self, step: TrainStep) -> AbstractContextManager[None]:
+    def errors(self, step: TrainStep | Steps) -> AbstractContextManager[None]:
         """While open, an error that no stage expected becomes an IronGradError with the stage and the user's line."""
         return reported(lambda: f"the stage {self.current!r}", step.made_at)
 
     def note_pass(self, number: int, record: PassRecord, function: Function) -> None:
         """Keep the record of the pass at position `number`, and dump `function` if the pass changed it."""
         self.records.append(record)
-        if self.options.dump_dir is not None and record.changed:
-            directory = self.options.dump_dir / f"{STAGES.index('passes') + 1:02d}_passes"
+        if self.dump_dir is not None and record.changed:
+            directory = self.dump_dir / f"{STAGES.index('passes') + 1:02d}_passes"
             dump_pass(directory, number + 1, record, function)
 
     def note_module_pass(self, target: str = "") -> ModuleObserver:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from irongrad.graph.step_graph import StepGraph
 from irongrad.operators.legalize.legality import check_float64
 from irongrad.passes import Pass, run_passes
-from irongrad.pipeline.assemble.assemble import AssembledModule
-from irongrad.pipeline.assemble.interface import Interface, describe, inference_of, selected
-from irongrad.pipeline.assemble.packed_state import pack_state
+from irongrad.pipeline.assemble.assemble import AssembledModule, Part
+from irongrad.pipeline.assemble.interface import Interface, inference_of, interfaces_of, selected
+from irongrad.pipeline.assemble.packed_state import pack_together
 from irongrad.pipeline.backend import portable_module
 from irongrad.pipeline.build_cache import BuildRecord, cache_entry
 from irongrad.pipeline.build_run import Build, BuildRun, StoppedEarly
@@ -29,24 +29,28 @@ from irongrad.pipeline.front import front, plainly
 from irongrad.pipeline.gc_pause import few_collections
 from irongrad.pipeline.iree.compile import CompiledModule
 from irongrad.pipeline.iree.compile_cached import compile_all
+from irongrad.pipeline.joined_steps import joined, renamed_values
 from irongrad.pipeline.lower.importer import ImportedStep, import_functions
-from irongrad.pipeline.memory_budget import OverBudgetError, budget_of, check_limits, tightened
-from irongrad.pipeline.memory_report import limits_of, memory_of
+from irongrad.pipeline.memory_budget import OverBudgetError, budget_of, check_budget, check_limits, tightened
+from irongrad.pipeline.memory_report import limits_of_all, memory_of_all
 from irongrad.pipeline.options import Options, check_choices, make_options
-from irongrad.pipeline.oracle.background_runs import first_runs
-from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes
+from irongrad.pipeline.oracle.alternating_steps import Alternation
+from irongrad.pipeline.oracle.background_runs import AllExpected, Runs, first_runs
 from irongrad.pipeline.package import Artifact, Origin, package, write_state
 from irongrad.pipeline.stopwatch import Stopwatch
 from irongrad.runtime.devices import is_local
 from irongrad.runtime.memory import clear_early, keep_freed_memory
 from irongrad.runtime.scratch import scratch_directory
+from irongrad.step.steps import Steps, named_steps
 from irongrad.step.train_step import TrainStep
 
 GOLDEN_STEPS = 3
 
+Graphs = Mapping[str, StepGraph]
+
 
 def compile(
-    step: TrainStep,
+    step: TrainStep | Steps,
     output: str | os.PathLike[str],
     target: str | Sequence[str] = "llvm-cpu",
     *,
@@ -57,7 +61,7 @@ def compile(
     """Compile a training step into an artifact directory, and verify it.
 
     Args:
-        step: the training step.
+        step: the training step, or several over one state.
         output: the directory to write. An artifact in it is replaced once the new one is verified.
         target: one target or several, such as `llvm-cpu`, `llvm-cpu:cpu=x86-64-v3` or `vulkan:profile=desktop`;
             `irongrad targets` lists them.
@@ -84,19 +88,28 @@ def compile(
         VerificationError: the compiled step disagrees with the float64 oracle; nothing is written.
     """
     if precision is not None:
-        step = replace(step, precision=precision)
+        step = _with(step, precision=precision)
     if bucket_fallback is not None:
-        step = replace(step, bucket_fallback=bucket_fallback)
+        step = _with(step, bucket_fallback=bucket_fallback)
     artifact = build(step, make_options(output, target, **completed(choices))).artifact
     assert artifact is not None
     return artifact
 
 
-def build(step: TrainStep, options: Options) -> Build:
+def _with(step: TrainStep | Steps, **changed: Any) -> TrainStep | Steps:
+    """The step, or each of several, with other fields."""
+    if isinstance(step, Steps):
+        return Steps({name: replace(one, **changed) for name, one in step.steps.items()})
+    return replace(step, **changed)
+
+
+def build(step: TrainStep | Steps, options: Options) -> Build:
     """Run every stage: `capture`, those of the front up to the step graph, and then those of `_compiled`."""
-    check_choices(step, options.passes, options.route)
-    run = BuildRun(options)
-    stage = run.stage
+    steps = named_steps(step)
+    for one in steps.values():
+        check_choices(one, options.passes, options.route)
+    check_budget(steps, options.passes)
+    run = BuildRun(options, last=[*steps][-1])
     with (
         run.errors(step),
         scratch_directory() as directory,
@@ -104,22 +117,30 @@ def build(step: TrainStep, options: Options) -> Build:
         # Graphs are interpreted or imported. Generating their Python code would take a tenth of the time for nothing.
         _use_lazy_graph_module(True),
         suppress(StoppedEarly),
-        called_once(step),
+        ExitStack() as stack,
     ):
-        captured: CapturedStep = stage("capture", capture, step, inference_of(options.entry_points, step.entries))
+        for one in steps.values():
+            stack.enter_context(called_once(one))
+        captured = {name: _captured(run, name, one) for name, one in steps.items()}
         entry = cache_entry(captured, options, GOLDEN_STEPS)
         if entry is not None and (found := entry.load(options.output)) is not None:
             return run.from_cache(*found, entry.key)
         keep_freed_memory()  # each run of the oracle and of the compiled step reuses the memory of the run before
-        graph = front(captured, stage)
-        interface: Interface = describe(graph, options.entry_points)
-        compiled = _compiled(run, captured, selected(graph, interface), interface, directory)
+        own = {name: _front(run, name, made) for name, made in captured.items()}
+        together = joined(step, captured, own)
+        interfaces = interfaces_of(together.graphs, options.entry_points)
+        graphs = {name: selected(graph, interfaces[name]) for name, graph in together.graphs.items()}
+        own = {name: selected(graph, interfaces[name]) for name, graph in own.items()}
+        alternation = Alternation(captured, own, together.names) if len(steps) > 1 else None
+        first = partial(first_runs, {n: (made, own[n]) for n, made in captured.items()}, GOLDEN_STEPS, alternation)
+        compiled = _compiled(run, first, graphs, interfaces, directory)
+        run.part = ""
         run.statistics |= {c.target.name: c.statistics for c in compiled.targets}
         choices = tuple(choice for record in run.records for choice in record.choices)
         origin = Origin(options.asked, compiled.passes, choices, options.route, run.memory)
-        verified = compiled.expected
-        expected = verified.own, compiled.initial, options.output, verified.others, verified.skipped
-        artifact = stage("package", package, compiled.module, compiled.targets, origin, *expected)
+        expected = renamed_values(compiled.expected, together)
+        verified = compiled.module, compiled.targets, origin, expected, compiled.initial, options.output
+        artifact: Artifact = run.stage("package", package, *verified)
         run.artifact = artifact
         record = BuildRecord(tuple(run.records), run.statistics, artifact.reports)
         if entry is not None and entry.keep(artifact, record):
@@ -127,50 +148,66 @@ def build(step: TrainStep, options: Options) -> Build:
     return run.result()
 
 
+def _captured(run: BuildRun, name: str, step: TrainStep) -> CapturedStep:
+    run.part = name
+    return run.stage("capture", capture, step, inference_of(run.options.entry_points, step.entries))
+
+
+def _front(run: BuildRun, name: str, captured: CapturedStep) -> StepGraph:
+    run.part = name
+    return front(captured, run.stage)
+
+
 @dataclass(frozen=True)
 class _Compiled:
-    """A step compiled for every target, within its memory budget.
+    """Steps compiled for every target, within their memory budget.
 
     Attributes:
-        passes: the passes that ran on the step.
+        passes: the passes that ran on the steps.
         module: the portable module.
         targets: the compiled module of each target.
-        expected: the expected values.
+        expected: the expected values of each step.
         initial: the file of the initial state.
     """
 
     passes: tuple[Pass, ...]
     module: AssembledModule
     targets: Sequence[CompiledModule]
-    expected: ExpectedAtSizes
+    expected: AllExpected
     initial: Path
 
 
 def _compiled(
-    run: BuildRun, captured: CapturedStep, whole: StepGraph, interface: Interface, scratch: Path
+    run: BuildRun,
+    first: Callable[[], AbstractContextManager[Runs]],
+    wholes: Graphs,
+    interfaces: Mapping[str, Interface],
+    scratch: Path,
 ) -> _Compiled:
     """Run the stages from `passes` to `compile`, again if IREE allocates more than the budget."""
     options, stage = run.options, run.stage
     passes, reached = options.passes, list[int]()
     assembled = partial(portable_module, disabled=options.disabled_module_passes, observer=run.note_module_pass())
     compiled = partial(compile_all, options.module_cache, observer_of=run.note_module_pass)
-    graph: StepGraph = stage("passes", _optimised, whole, passes, run)
-    with first_runs(captured, graph, GOLDEN_STEPS) as runs:
+    graphs = _all_optimised(run, wholes, passes)
+    with first() as runs:
         while True:
             budget = budget_of(passes, run.records)
+            planned = partial(memory_of_all, graphs, interfaces, options.backends, budget)
             try:
-                imported: ImportedStep = stage("import", import_functions, graph, scratch, options.route)
-                module: AssembledModule = stage("assemble", assembled, imported, interface)
+                parts = [Part(_imported(run, name, graph, scratch), interfaces[name]) for name, graph in graphs.items()]
+                run.part = ""
+                module: AssembledModule = stage("assemble", assembled, parts)
             except StoppedEarly:  # so iree-compile does not run, and the plan cannot run beside it
-                run.memory = memory_of(graph, interface, options.backends, budget)
+                run.memory = planned()
                 raise
-            check = partial(check_limits, limits_of(graph, interface, budget))
+            check = partial(check_limits, limits_of_all(graphs, interfaces, budget))
             # iree-compile is a separate process that does not keep every core busy.
             with ThreadPoolExecutor(1) as beside:
                 compiling = beside.submit(compiled, module, options.targets, scratch, check)
-                run.memory = memory_of(graph, interface, options.backends, budget)
+                run.memory = planned()
                 if not reached:
-                    expected: ExpectedAtSizes = stage("oracle", runs)
+                    expected: AllExpected = stage("oracle", runs)
                     initial = write_state(module, scratch)
                     if any(is_local(target.device) for target in options.targets):
                         # As much as the verification needs, on a core that iree-compile leaves idle.
@@ -180,20 +217,31 @@ def _compiled(
                 except OverBudgetError as over:
                     reached.append(over.allocated)
             passes = tightened(passes, budget, reached)
-            graph = stage("passes", _optimised, whole, passes, run)
+            graphs = _all_optimised(run, wholes, passes)
+
+
+def _imported(run: BuildRun, name: str, graph: StepGraph, scratch: Path) -> ImportedStep:
+    run.part = name
+    return run.stage("import", import_functions, graph, scratch, run.options.route)
+
+
+def _all_optimised(run: BuildRun, graphs: Graphs, passes: tuple[Pass, ...]) -> dict[str, StepGraph]:
+    """Run `passes` on each step, and pack state that is updated together."""
+    run.records.clear()
+    optimised: dict[str, StepGraph] = {}
+    for name, graph in graphs.items():
+        run.part = name
+        optimised[name] = run.stage("passes", _optimised, graph, passes, run)
+    return pack_together(optimised)
 
 
 def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: BuildRun) -> StepGraph:
-    """Run `passes`, and pack state that is updated together.
-
-    float64 is checked after the passes, because they remove some of it.
-    """
+    """Run `passes`; float64 is checked after them, because they remove some of it."""
     options = run.options
-    run.records.clear()
     timer = Stopwatch(options.targets, options.cache, options.on_measuring) if options.tune else None
     optimised = run_passes(graph, passes, options.backends, run.note_pass, timer)
     check_float64(optimised, options.targets)
-    return pack_state(optimised)
+    return optimised
 
 
 def step_graph(step: TrainStep) -> StepGraph:

@@ -7,7 +7,7 @@ compiled. If it exceeds the budget, the step is planned again for a prediction t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 
 from irongrad.passes import Pass, PassRecord
@@ -53,6 +53,16 @@ class Budget:
 def asked_budget(passes: Iterable[Pass]) -> Rematerialise | None:
     """The pass that enforces a budget; None if there is no budget."""
     return next((p for p in passes if isinstance(p, Rematerialise) and p.max_memory), None)
+
+
+def check_budget(steps: Sized, passes: Iterable[Pass]) -> None:
+    """Refuse a budget for several steps over one state.
+
+    Raises:
+        UserError: there is one.
+    """
+    if len(steps) > 1 and asked_budget(passes) is not None:
+        raise UserError("max_memory plans one step, and these are several over one state: leave it out")
 
 
 def budget_of(passes: Iterable[Pass], records: Iterable[PassRecord]) -> Budget | None:

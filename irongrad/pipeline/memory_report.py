@@ -48,6 +48,26 @@ def _usage(function: Function, found: Collection[Handover], *, packed: bool) -> 
     return usage(function.graph.graph, kept, packed=packed)
 
 
+def memory_of_all(
+    graphs: Mapping[str, StepGraph],
+    interfaces: Mapping[str, Interface],
+    backends: Collection[str],
+    budget: Budget | None = None,
+) -> MemorySpec:
+    """Plan the memory of several steps; arguments as in `memory_of`, by the step's name."""
+    plans = [memory_of(graph, interfaces[name], backends, budget) for name, graph in graphs.items()]
+    predicted = {entry: size for plan in plans for entry, size in plan.predicted.items()}
+    limits = {entry: size for plan in plans for entry, size in plan.limits.items()}
+    return MemorySpec(plans[0].budget, predicted, tuple(v for plan in plans for v in plan.values), limits)
+
+
+def limits_of_all(
+    graphs: Mapping[str, StepGraph], interfaces: Mapping[str, Interface], budget: Budget | None
+) -> dict[str, int]:
+    """The limits in bytes of entry points that run the backward, of all steps."""
+    return {e: size for name, graph in graphs.items() for e, size in limits_of(graph, interfaces[name], budget).items()}
+
+
 def limits_of(graph: StepGraph, interface: Interface, budget: Budget | None) -> dict[str, int]:
     """The limits in bytes of entry points that run the backward; arguments as in `memory_of`."""
     if budget is None:
@@ -61,9 +81,9 @@ def _known(graph: StepGraph) -> dict[str, Function]:
 
 
 def _chains(graph: StepGraph, interface: Interface) -> dict[str, tuple[str, ...]]:
-    """The functions that each entry point runs; only of entry points that run functions, all of static sizes."""
+    """The functions that each exported function runs; only of those that run functions, all of static sizes."""
     known = _known(graph)
-    chains = {e.name: chain_of(e.name, graph) for e in interface.entry_points}
+    chains = {e.symbol: chain_of(e.name, graph) for e in interface.entry_points}
     return {name: chain for name, chain in chains.items() if chain and all(f in known for f in chain)}
 
 

@@ -15,20 +15,21 @@ import torch
 from iree import runtime as ireert
 
 from irongrad.graph.dtypes import to_numpy
+from irongrad.graph.step_graph import StepGraph
 from irongrad.passes import Pass, spelled
 from irongrad.passes.base import Choice
 from irongrad.pipeline.assemble.assemble import AssembledModule
+from irongrad.pipeline.assemble.interface import OF_WHOLE, Interface
 from irongrad.pipeline.assemble.size_constraints import constraints_of
 from irongrad.pipeline.assemble.size_guards import accepted_sizes
 from irongrad.pipeline.iree.compile import CompiledModule
-from irongrad.pipeline.oracle.expected_values import Expected, verify_against
+from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes, verify_against
 from irongrad.runtime.devices import is_local
 from irongrad.runtime.errors import InternalError, VerificationError
 from irongrad.runtime.golden import Golden, are_same, kept, read_golden, write_golden
 from irongrad.runtime.installed import VERSION
 from irongrad.runtime.manifest import (
     FORMAT_VERSION,
-    GOLDEN,
     INITIAL_STATE,
     PORTABLE_MODULE,
     SKIPPED,
@@ -37,10 +38,12 @@ from irongrad.runtime.manifest import (
     HyperSpec,
     Manifest,
     MemorySpec,
+    StepSpec,
     TargetSpec,
+    golden_file,
 )
 from irongrad.runtime.manifest_file import file_spec, write_manifest
-from irongrad.runtime.report import WHY_UNJUDGED, Comparison, Report
+from irongrad.runtime.report import WHY_UNJUDGED, Comparison, Report, combined
 from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
 from irongrad.runtime.staging import publish, staged
@@ -95,11 +98,9 @@ def package(
     module: AssembledModule,
     compiled: Sequence[CompiledModule],
     origin: Origin,
-    expected: Expected,
+    expected: Mapping[str, ExpectedAtSizes],
     initial: Path,
     output: Path,
-    others: Sequence[Expected] = (),
-    skipped: Sequence[str] = (),
 ) -> Artifact:
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
 
@@ -107,11 +108,10 @@ def package(
         module: the portable module.
         compiled: the compiled module of each target.
         origin: how the modules were made.
-        expected: the expected values, which the artifact keeps.
+        expected: the expected values by the name of the step, and of several steps in turn. The artifact keeps those at
+            the example's own sizes.
         initial: the file that `write_state` returned; it is moved into the artifact.
         output: the directory to write.
-        others: the expected values of all other buckets, and of chosen steps.
-        skipped: the chosen steps that eager does not survive, for the reports.
 
     Raises:
         VerificationError: a target's numbers are wrong; nothing is written.
@@ -128,14 +128,18 @@ def package(
         for target in manifest.targets:
             runs_here = not why_not(target, staging, target.device)
             if not (runs_here and is_local(target.device)):
-                expected.widest()  # other devices may round more; other CPUs round like this one
+                for values in expected.values():
+                    values.own.widest()  # other devices may round more; other CPUs round like this one
             if runs_here:
                 session = Session(staging, target=target.name, on_nonfinite="ignore")
-                reports[target.name] = _verified(session, expected, others, skipped)
+                reports[target.name] = _verified(session, expected)
                 target = replace(target, certificate=certificate(reports[target.name], target.device))
             targets.append(target)
-        _write_golden(expected.golden, staging / GOLDEN)
-        files = {**manifest.files, GOLDEN: file_spec(staging / GOLDEN)}
+        files = dict(manifest.files)
+        for name, values in expected.items():
+            path = staging / golden_file(name if name in manifest.steps else "")
+            _write_golden(values.own.golden, path)
+            files[path.name] = file_spec(path)
         manifest = write_manifest(replace(manifest, targets=tuple(targets), files=files), staging)
         publish(staging, output)
     return Artifact(output, manifest, reports)
@@ -148,17 +152,25 @@ def _write_golden(golden: Golden, path: Path) -> None:
         raise InternalError("the stored golden values differ from the computed ones")
 
 
-def _verified(session: Session, expected: Expected, others: Sequence[Expected], skipped: Sequence[str]) -> Report:
+def _verified(session: Session, expected: Mapping[str, ExpectedAtSizes]) -> Report:
     """Compare a target with all expected values; return the report of those that the artifact keeps.
 
     Raises:
         VerificationError: the target's numbers are wrong, or cannot be judged.
     """
-    own = verify_against(session, expected)
-    check_report(own, expected.golden)
+    reports: dict[str, Report] = {}
+    for name, values in expected.items():
+        view = session.step(name) if name in session.manifest.steps else session
+        reports[name if view is not session else ""] = _verified_step(_restarted(view) if reports else view, values)
+    return combined(reports)
+
+
+def _verified_step(session: Session, expected: ExpectedAtSizes) -> Report:
+    own = verify_against(session, expected.own)
+    check_report(own, expected.own.golden)
     chosen: list[str] = []
-    left_out = list(skipped)
-    for values in others:
+    left_out = list(expected.skipped)
+    for values in expected.others:
         session = _restarted(session)
         report, about = verify_against(session, values), values.golden.about
         # The example's own values are judged: at a chosen step, another gradient may be zero but for rounding.
@@ -174,7 +186,8 @@ def _restarted(session: Session) -> Session:
     """A session at the initial state, without accumulated gradients."""
     names = {e.name for e in session.manifest.entry_points}
     if "grad_step" in names and "apply_step" not in names:  # nothing else clears the gradients
-        return Session(session.directory, target=session.target.name, on_nonfinite="ignore")
+        fresh = Session(session.directory, target=session.target.name, on_nonfinite="ignore")
+        return fresh.step(session.step_name) if session.step_name else fresh
     session.load_state(session.initial_state())
     return session
 
@@ -259,13 +272,11 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origi
     targets = [target_spec(c, a) for c, a in zip(compiled, origin.asked, strict=True)]
     names = [t.file for t in targets] + [PORTABLE_MODULE, INITIAL_STATE]
     versions = {"irongrad": VERSION, "python": platform.python_version()}
+    whole = module.interfaces[0]
     return Manifest(
         format_version=FORMAT_VERSION,
-        entry_points=module.interface.entry_points,
-        hypers=tuple(HyperSpec(n, v) for n, v in module.graph.hypers.items()),
-        fixed=dict(module.graph.fixed),
-        state=module.interface.state,
-        gradients=module.graph.gradients,
+        **_of_step(module.graph, whole) if not module.graph.name else _of_whole(module),
+        state=whole.state,
         targets=tuple(targets),
         versions=versions | {p: version(p) for p in PACKAGES} | dict(origin.versions),
         passes=tuple(map(spelled, origin.passes)),
@@ -273,11 +284,37 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origi
         tuned=tuple(ChoiceSpec(c.what, c.chosen, dict(c.seconds)) for c in origin.choices),
         memory=origin.memory,
         function=origin.function,
-        indices=module.graph.indices,
         files={n: file_spec(directory / n) for n in names},
-        seed=module.graph.seed,
-        precision=module.graph.precision,
-        buckets=tuple(dict(bucket) for bucket in module.graph.buckets),
-        sizes=accepted_sizes(module.graph),
-        constraints=constraints_of(module.graph),
+        seed=next((g.seed for g in module.graphs if g.seed is not None), None),
+        steps={
+            graph.name: StepSpec(**_of_step(graph, _without_whole(interface)))
+            for graph, interface in zip(module.graphs, module.interfaces, strict=True)
+            if graph.name
+        },
     )
+
+
+def _of_whole(module: AssembledModule) -> dict[str, Any]:
+    """The fields of a manifest of several steps that each step has, too: those of the whole state."""
+    entry_points = tuple(e for e in module.entry_points if e.name in OF_WHOLE)
+    gradients = tuple(dict.fromkeys(name for graph in module.graphs for name in graph.gradients))
+    return {"entry_points": entry_points, "hypers": (), "fixed": {}, "gradients": gradients}
+
+
+def _without_whole(interface: Interface) -> Interface:
+    return replace(interface, entry_points=tuple(e for e in interface.entry_points if e.name not in OF_WHOLE))
+
+
+def _of_step(graph: StepGraph, interface: Interface) -> dict[str, Any]:
+    """The fields of a manifest that concern one step."""
+    return {
+        "entry_points": interface.entry_points,
+        "hypers": tuple(HyperSpec(n, v) for n, v in graph.hypers.items()),
+        "fixed": dict(graph.fixed),
+        "gradients": graph.gradients,
+        "indices": graph.indices,
+        "precision": graph.precision,
+        "buckets": tuple(dict(bucket) for bucket in graph.buckets),
+        "sizes": accepted_sizes(graph),
+        "constraints": constraints_of(graph),
+    }

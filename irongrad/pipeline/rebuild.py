@@ -17,9 +17,9 @@ from irongrad.pipeline.iree.compile import CompiledModule
 from irongrad.pipeline.iree.compile_cached import compile_all
 from irongrad.pipeline.package import Artifact, target_spec
 from irongrad.runtime.errors import ToolchainError, UserError, VerificationError
-from irongrad.runtime.golden import read_golden
+from irongrad.runtime.golden import read_goldens
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import GOLDEN, INITIAL_STATE, PORTABLE_MODULE, SIGNATURE, EntryPoint, Manifest
+from irongrad.runtime.manifest import INITIAL_STATE, PORTABLE_MODULE, SIGNATURE, EntryPoint, Manifest, golden_file
 from irongrad.runtime.manifest_file import file_spec, read_manifest, write_manifest
 from irongrad.runtime.report import Report
 from irongrad.runtime.scratch import scratch_directory
@@ -59,7 +59,7 @@ def rebuild(directory: Path, targets: Sequence[str] = ()) -> Artifact:
         VerificationError: a rebuilt target's numbers are wrong; the artifact stays as it was.
     """
     manifest = read_manifest(directory)
-    check_files(manifest, directory, (PORTABLE_MODULE, INITIAL_STATE, GOLDEN))
+    check_files(manifest, directory, (PORTABLE_MODULE, INITIAL_STATE, *map(golden_file, (*manifest.steps, ""))))
     asked = tuple(targets) or tuple(t.asked for t in manifest.targets)
     if not all(asked):
         raise UserError(f"{directory} does not say what it was compiled for; give --target")
@@ -86,7 +86,7 @@ def _read_module(path: Path, manifest: Manifest) -> StoredModule:
     bytecode = path.read_bytes()
     with ir.Context(), ir.Location.unknown():
         try:
-            return StoredModule(str(ir.Module.parse(bytecode)), bytecode, manifest.entry_points)
+            return StoredModule(str(ir.Module.parse(bytecode)), bytecode, manifest.all_entry_points)
         except ir.MLIRError as error:
             raise ToolchainError(f"this IREE cannot read {path}: {error}") from error
 
@@ -105,12 +105,13 @@ def _with_targets(
 
 
 def _verified(staging: Path, target: str) -> Report:
-    golden = read_golden(staging / GOLDEN)
-    report = verify(Session(staging, target=target, on_nonfinite="ignore"), golden)
+    session = Session(staging, target=target, on_nonfinite="ignore")
+    goldens = read_goldens(staging, session.manifest)
+    report = verify(session, goldens)
     if not report.passed:
         worst = report.worst
         raise VerificationError(
-            f"{target}, compiled again, disagrees with eager {golden.oracle}: {worst.entry_point} "
+            f"{target}, compiled again, disagrees with eager {report.oracle}: {worst.entry_point} "
             f"{worst.key}: error {worst.error:.3g}, allowed {worst.allowed:.3g}. The artifact stays as it was. Its "
             "tolerances were measured when its program was verified; compiling the step itself measures them again"
         )

@@ -26,7 +26,7 @@ def take(given: dict[str, Any], name: str, entry: EntryPoint) -> Any:
     try:
         return given.pop(name)
     except KeyError:
-        raise GuardError(f"{entry.name}: the input {name!r} is missing\n  expected {entry.signature}") from None
+        raise GuardError(f"{entry.symbol}: the input {name!r} is missing\n  expected {entry.signature}") from None
 
 
 def refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Manifest) -> None:
@@ -45,10 +45,10 @@ def refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Mani
             if given[name] == manifest.fixed[name]:
                 continue
             raise GuardError(
-                f"{entry.name}: {name} is compiled in as {manifest.fixed[name]}: at that value the optimizer's update "
-                "does not read it, or keeps no state for it. Compile with the value you want"
+                f"{entry.symbol}: {name} is compiled in as {manifest.fixed[name]}: at that value the optimizer's "
+                "update does not read it, or keeps no state for it. Compile with the value you want"
             )
-        raise GuardError(f"{entry.name} takes no argument {name!r}\n  expected {entry.signature}")
+        raise GuardError(f"{entry.symbol} takes no argument {name!r}\n  expected {entry.signature}")
 
 
 def check_finite(entry: EntryPoint, inputs: Sequence[Any]) -> None:
@@ -61,7 +61,7 @@ def check_finite(entry: EntryPoint, inputs: Sequence[Any]) -> None:
         array = np.asarray(value)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int(array.size - np.isfinite(array).sum())
-            raise GuardError(f"{entry.name}: {spec.name} has {bad} values that are NaN or infinite (strict mode)")
+            raise GuardError(f"{entry.symbol}: {spec.name} has {bad} values that are NaN or infinite (strict mode)")
 
 
 def infinite_hypers(manifest: Manifest) -> frozenset[str]:
@@ -92,7 +92,7 @@ def as_number(entry: EntryPoint, name: str, value: Any, infinite: Container[str]
         return value
     array = _hypers(entry, name, value, infinite)
     if array.size != 1:
-        raise GuardError(f"{entry.name}: {name} must be a number, not {value!r:.60}")
+        raise GuardError(f"{entry.symbol}: {name} must be a number, not {value!r:.60}")
     return float(array.reshape(()))
 
 
@@ -101,7 +101,7 @@ def _hypers(entry: EntryPoint, name: str, value: Any, infinite: Container[str]) 
 
     numpy would read None as NaN, a text as the number it spells, and a complex number as its real part.
     """
-    wrong = f"{entry.name}: {name} must be a number{'' if entry.name != 'train_steps' else ', or one for each step'}"
+    wrong = f"{entry.symbol}: {name} must be a number{'' if entry.name != 'train_steps' else ', or one for each step'}"
     refused = GuardError(f"{wrong}, not {value!r:.60}")
     try:
         given = value if isinstance(value, np.ndarray) else np.asarray(value)
@@ -113,7 +113,9 @@ def _hypers(entry: EntryPoint, name: str, value: Any, infinite: Container[str]) 
     bad = np.isnan(array) | (np.isinf(array) & (name not in infinite))
     if bad.any():
         where = f" of step {int(np.argmax(bad))}" if array.ndim else ""
-        raise GuardError(f"{entry.name}: {name}{where} is {array[bad][0] if array.ndim else array}: it must be finite")
+        raise GuardError(
+            f"{entry.symbol}: {name}{where} is {array[bad][0] if array.ndim else array}: it must be finite"
+        )
     return array
 
 
@@ -131,7 +133,7 @@ def as_input(entry: EntryPoint, spec: TensorSpec, value: Any) -> Any:
         return np.asarray(value)  # the module refuses the shape
     array = _of_dtype(value, numpy_dtype(spec.dtype))
     if array is None:
-        raise GuardError(f"{entry.name}: {spec.name} is {spec.dtype}, which does not hold {value!r:.60}")
+        raise GuardError(f"{entry.symbol}: {spec.name} is {spec.dtype}, which does not hold {value!r:.60}")
     return array
 
 

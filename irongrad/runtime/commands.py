@@ -74,7 +74,7 @@ def run_module(
         # 25 runs of an entry point without results), and splats do not load.
         "--parameter_mode=preload",
         f"--parameters={SCOPE}={state or directory / INITIAL_STATE}",
-        f"--function={entry}",
+        f"--function={point.symbol}",
     ]
     command += [f"--input={_input(spec, inputs or {}, size)}" for spec in point.inputs]
     command += [f"--input={_hyper(point, name, manifest, hypers or {}, size)}" for name in point.hypers]

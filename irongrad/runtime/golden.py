@@ -14,7 +14,7 @@ import safetensors.numpy
 
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.manifest import TICKET, EntryPoint
+from irongrad.runtime.manifest import TICKET, EntryPoint, Manifest, golden_file
 from irongrad.runtime.safetensors_file import read_arrays
 
 # The number of elements that an artifact keeps of a larger tensor.
@@ -80,6 +80,8 @@ class Golden:
         hypers: hyperparameters whose values are not their defaults.
         about: what the inputs or the hyperparameters are, for a message; empty for those of the example.
         resting: what eager does when nothing may move; None if that is not known.
+        order: for several steps over one state that run in turn, their names in this order. The inputs have the name of
+            the step before theirs, and only the losses and the state at the end are expected.
     """
 
     steps: int
@@ -90,6 +92,7 @@ class Golden:
     hypers: Mapping[str, float] = field(default_factory=dict)
     about: str = ""
     resting: Resting | None = None
+    order: tuple[str, ...] = ()
 
     def inputs_of(self, entry: EntryPoint) -> dict[str, Array]:
         """The inputs of an entry point, by the names that it has for them."""
@@ -104,7 +107,7 @@ def kept(golden: Golden) -> Golden:
 
 def are_same(one: Golden, other: Golden) -> bool:
     """Return whether two sets of golden values are equal bit for bit."""
-    about = [(g.steps, g.oracle, dict(g.allowed), dict(g.hypers), g.resting) for g in (one, other)]
+    about = [(g.steps, g.oracle, dict(g.allowed), dict(g.hypers), g.resting, g.order) for g in (one, other)]
     arrays = _same_arrays(one.inputs, other.inputs) and _same_arrays(one.expected, other.expected)
     return about[0] == about[1] and arrays
 
@@ -124,6 +127,8 @@ def write_golden(golden: Golden, path: Path) -> None:
     about: dict[str, object] = {"steps": golden.steps, "oracle": golden.oracle, "allowed": dict(golden.allowed)}
     if golden.resting is not None:
         about["resting"] = asdict(golden.resting)
+    if golden.order:
+        about["order"] = golden.order
     path.write_bytes(safetensors.numpy.save(arrays, metadata={_METADATA: json.dumps(about)}))
 
 
@@ -142,7 +147,16 @@ def read_golden(path: Path) -> Golden:
         ) from None
     inputs = {k.removeprefix("input/"): a for k, a in arrays.items() if k.startswith("input/")}
     expected = {k.removeprefix("expected/"): a for k, a in arrays.items() if k.startswith("expected/")}
-    return Golden(about.steps, about.oracle, inputs, expected, about.allowed, resting=about.resting)
+    return Golden(about.steps, about.oracle, inputs, expected, about.allowed, resting=about.resting, order=about.order)
+
+
+def read_goldens(directory: Path, manifest: Manifest) -> dict[str, Golden]:
+    """Read all golden values of an artifact: by the name of the step, and under an empty name of all in turn.
+
+    Raises:
+        ArtifactError: as `read_golden`.
+    """
+    return {name: read_golden(directory / golden_file(name)) for name in (*manifest.steps, "")}
 
 
 @dataclass(frozen=True)
@@ -153,3 +167,4 @@ class _About:
     oracle: str
     allowed: dict[str, float]
     resting: Resting | None = None
+    order: tuple[str, ...] = ()

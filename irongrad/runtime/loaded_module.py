@@ -166,9 +166,9 @@ class LoadedModule:
                 arguments.push_ref(self._buffer_view(value))
         results = ireert.VmVariantList(len(entry.outputs))
         try:
-            self._context.invoke(self._function(entry.name), arguments, results)
+            self._context.invoke(self._function(entry.symbol), arguments, results)
         except Exception as error:
-            raise GuardError(f"{entry.name}: {reason(error)}\n  expected {entry.signature}") from error
+            raise GuardError(f"{entry.symbol}: {reason(error)}\n  expected {entry.signature}") from error
         return [results.get_as_object(i, ireert.HalBufferView) for i in range(len(entry.outputs))]
 
     def _refuse_unusable(self) -> None:

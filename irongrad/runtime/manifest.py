@@ -5,7 +5,7 @@ The compiler writes it and the runtime reads it (`manifest_file.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from irongrad.runtime.structure import Structure
@@ -111,6 +111,16 @@ class HyperSpec:
     default: float
 
 
+def golden_file(step: str) -> str:
+    """The name of the file of a step's golden values; of those of the only step, or of all in turn, if it is empty."""
+    return f"golden.{step}.safetensors" if step else GOLDEN
+
+
+def steps_of(step: str) -> str:
+    """The name of the state tensor that counts the updates of a named step; of the only step if the name is empty."""
+    return f"{STEPS}/{step}" if step else STEPS
+
+
 def of_entry(entry: str, name: str) -> str:
     """The name of an input of a user's entry point beside the inputs of the step and of other entry points."""
     return f"{entry}.{name}"
@@ -127,6 +137,7 @@ class EntryPoint:
             other entry points a scalar.
         outputs: results, in order.
         summary: one sentence about what the function does.
+        step: the name of the step that it belongs to, among several over one state; empty otherwise.
     """
 
     name: str
@@ -134,6 +145,12 @@ class EntryPoint:
     hypers: tuple[str, ...]
     outputs: tuple[TensorSpec, ...]
     summary: str
+    step: str = ""
+
+    @property
+    def symbol(self) -> str:
+        """The name of the exported function, as iree-run-module takes it."""
+        return f"{self.step}.{self.name}" if self.step else self.name
 
     def key(self, name: str) -> str:
         """The name of an input beside those of all other entry points: an entry of the user's has inputs of its own."""
@@ -148,7 +165,7 @@ class EntryPoint:
     def signature(self) -> str:
         """The signature as `irongrad inspect` prints it."""
         arguments = ", ".join([*map(str, self.inputs), *(f"{h}: float64" for h in self.hypers)])
-        return f"{self.name}({arguments}) -> ({', '.join(map(str, self.outputs))})"
+        return f"{self.symbol}({arguments}) -> ({', '.join(map(str, self.outputs))})"
 
 
 @dataclass(frozen=True)
@@ -353,6 +370,21 @@ class ConstraintSpec:
 
 
 @dataclass(frozen=True)
+class StepSpec:
+    """One of several steps over one state; its fields are those of `Manifest`."""
+
+    entry_points: tuple[EntryPoint, ...]
+    hypers: tuple[HyperSpec, ...]
+    fixed: dict[str, float]
+    gradients: tuple[str, ...]
+    buckets: tuple[dict[str, int], ...] = ()
+    sizes: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    constraints: tuple[ConstraintSpec, ...] = ()
+    precision: str = "f32"
+    indices: tuple[IndexSpec, ...] = ()
+
+
+@dataclass(frozen=True)
 class Manifest:
     """An artifact's manifest.
 
@@ -378,6 +410,8 @@ class Manifest:
         route: the lowering of the step graph to linalg, `linalg` or `stablehlo`.
         tuned: the choices that were made by measurement.
         indices: every index that the step uses, and what keeps it within its tensor.
+        steps: the steps of an artifact of several (`irongrad.Steps`), by name. The fields that a `StepSpec` has, too,
+            then have what concerns the state of all: `entry_points` those of the whole state.
         digest: the sha256 of the manifest's file, with zeros in the place of the digest. The manifest holds the hash of
             every other file, so this is the identity of the artifact.
     """
@@ -402,7 +436,38 @@ class Manifest:
     route: str = "linalg"
     tuned: tuple[ChoiceSpec, ...] = ()
     indices: tuple[IndexSpec, ...] = ()
+    steps: dict[str, StepSpec] = field(default_factory=dict)
     digest: str = ""
+
+    @property
+    def all_entry_points(self) -> tuple[EntryPoint, ...]:
+        """The functions that every .vmfb exports, of all steps."""
+        return (*self.entry_points, *(e for spec in self.steps.values() for e in spec.entry_points))
+
+    def of_step(self, name: str) -> Manifest:
+        """The manifest of one of several steps, as if it were alone.
+
+        Raises:
+            KeyError: there is no such step.
+        """
+        spec = self.steps[name]
+        return replace(
+            self,
+            entry_points=(*spec.entry_points, *self.entry_points),
+            hypers=spec.hypers,
+            fixed=spec.fixed,
+            gradients=spec.gradients,
+            buckets=spec.buckets,
+            sizes=spec.sizes,
+            constraints=spec.constraints,
+            precision=spec.precision,
+            indices=spec.indices,
+            steps={},
+        )
+
+    def exported(self, symbol: str) -> EntryPoint | None:
+        """Return the entry point whose exported function is `symbol`, of any step; or None."""
+        return next((e for e in self.all_entry_points if e.symbol == symbol), None)
 
     def entry_point(self, name: str) -> EntryPoint | None:
         """Return the entry point called `name`, or None."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 # Shares of the largest value of a kind. A tolerance below the first does not matter. A value below the second is zero
@@ -147,3 +147,25 @@ def _kind(key: str) -> str:
     kind, step, name = key.split("/", 2)
     first, _, rest = name.partition("/")
     return f"{kind}/{step}/{first}/{rest.partition('/')[0]}" if rest and kind == "state" else f"{kind}/{step}"
+
+
+def combined(reports: Mapping[str, Report]) -> Report:
+    """One report of several steps; the names of their entry points get the name of the step.
+
+    Args:
+        reports: the report of each step by name; that of all together, or of the only step, has an empty name.
+    """
+    if list(reports) == [""]:
+        return reports[""]
+    comparisons = tuple(
+        replace(c, entry_point=f"{name}.{c.entry_point}" if name else c.entry_point)
+        for name, report in reports.items()
+        for c in report.comparisons
+    )
+    first = next(iter(reports.values()))
+    return replace(
+        first,
+        comparisons=comparisons,
+        chosen=tuple(f"{name}: {text}" for name, report in reports.items() for text in report.chosen),
+        skipped=tuple(f"{name}: {text}" for name, report in reports.items() for text in report.skipped),
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, overload
 
@@ -116,12 +117,47 @@ class Session:
         )
         self.manifest, self.target, self.device = opened.manifest, opened.target, opened.device
         self._module = opened.module
+        self.step_name = ""
+        self._views: dict[str, Session] = {}
+        self._take_names()
+        self._check.state(self._became_nonfinite(opened.nonfinite), f"that is how it is in {checkpoint}")
+
+    def _take_names(self) -> None:
+        """Take the names of entry points and hyperparameters from the manifest."""
         self._entries = {e.name: e for e in self.manifest.entry_points}
         self._defaults = {h.name: h.default for h in self.manifest.hypers}
         self._infinite = infinite_hypers(self.manifest)
-        self._scaled = any(s.name == SCALE for s in self.manifest.state)
+        scale = f"{SCALE}/{self.step_name}" if self.step_name else SCALE
+        self._scaled = any(s.name == scale for s in self.manifest.state)
         self._pace = Pace()
-        self._check.state(self._became_nonfinite(opened.nonfinite), f"that is how it is in {checkpoint}")
+
+    def step(self, name: str) -> Session:
+        """Return a view of one of several steps (`irongrad.Steps`): a session whose entry points are that step's.
+
+        The view shares the state and the module. `train_step(step=name, ...)` of this session calls it.
+
+        Raises:
+            UserError: there is no such step.
+        """
+        if name not in self.manifest.steps:
+            has = (
+                f"it has {', '.join(self.manifest.steps)}" if self.manifest.steps else "it has one step, without a name"
+            )
+            raise UserError(f"this artifact has no step {name!r}; {has}")
+        if name not in self._views:
+            view = copy(self)
+            view.manifest, view.step_name = self.manifest.of_step(name), name
+            view._take_names()
+            self._views[name] = view
+        return self._views[name]
+
+    def _chosen(self, arguments: dict[str, Any]) -> Session:
+        """The view that the argument `step` names, which is taken out; this session if it has one step."""
+        if not self.manifest.steps:
+            return self
+        if "step" not in arguments:
+            raise UserError(f"this artifact has several steps: give step=, one of {', '.join(self.manifest.steps)}")
+        return self.step(arguments.pop("step"))
 
     def __enter__(self) -> Session:
         return self
@@ -140,7 +176,7 @@ class Session:
 
         If the loss function returns values beside the loss, return the loss and a dictionary of these numbers.
         """
-        return self._loss("train_step", arguments)
+        return self._chosen(arguments)._loss("train_step", arguments)
 
     def train_steps(self, **arguments: Any) -> Any:
         """Train K steps inside the module and return the K losses; with values beside the loss, K of each by name.
@@ -149,20 +185,21 @@ class Session:
         numbers. A long call runs in chunks of about a quarter of a second. After an interrupt (KeyboardInterrupt) the
         state is that after the last whole chunk.
         """
-        losses, *values = self._call("train_steps", arguments)
-        return (losses, self._named("train_steps", values)) if values else losses
+        view = self._chosen(arguments)
+        losses, *values = view._call("train_steps", arguments)
+        return (losses, view._named("train_steps", values)) if values else losses
 
     def grad_step(self, **inputs: Any) -> Any:
         """Add the gradients of one batch to the accumulators, and return the batch's loss, as `train_step` does."""
-        return self._loss("grad_step", inputs)
+        return self._chosen(inputs)._loss("grad_step", inputs)
 
-    def apply_step(self, **hypers: float) -> int:
+    def apply_step(self, **hypers: Any) -> int:
         """Update with the mean of the accumulated gradients, clear them, and return the step count."""
-        return int(self._call("apply_step", hypers)[0])
+        return int(self._chosen(hypers)._call("apply_step", hypers)[0])
 
     def eval_step(self, **inputs: Any) -> Any:
         """Return the loss in evaluation mode, as `train_step` does."""
-        return self._loss("eval_step", inputs, trains=False)
+        return self._chosen(inputs)._loss("eval_step", inputs, trains=False)
 
     def forward(self, **inputs: Any) -> tuple[dict[str, Array], int]:
         """Begin a training step in pieces; return the model's outputs by name, and a ticket for `finish_step`.
@@ -199,7 +236,7 @@ class Session:
 
     def predict(self, **inputs: Any) -> Array | dict[str, Array]:
         """Return the model's output in evaluation mode: an array, or a dictionary if there are several outputs."""
-        return self._outputs("predict", inputs)
+        return self._chosen(inputs)._outputs("predict", inputs)
 
     def reset(self) -> None:
         """Restore the state that `load` left, and clear accumulated gradients."""
@@ -365,6 +402,8 @@ class Session:
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> list[Array]:
         entry = self.entry(name)
+        if entry.step != self.step_name and entry.step:
+            return self.step(entry.step)._call(entry.name, arguments)
         remaining = dict(arguments)
         inputs = [take(remaining, spec.name, entry) for spec in entry.inputs]
         hypers = [self._hyper(remaining, h) for h in entry.hypers]
@@ -417,13 +456,18 @@ class Session:
         try:
             return self._entries[name]
         except KeyError:
+            if (found := self.manifest.exported(name)) is not None:
+                return found
             raise UserError(
-                f"this artifact has no entry point {name!r}; it has {', '.join(self._entries)}. Entry points are "
+                f"this artifact has no entry point {name!r}; it has {', '.join(self._exported())}. Entry points are "
                 "chosen at compile time"
             ) from None
 
     def _invoke(self, name: str, values: Sequence[Any]) -> list[Array]:
         return self._module.call(self.entry(name), values)
+
+    def _exported(self) -> list[str]:
+        return list(self._entries) if self.step_name else [e.symbol for e in self.manifest.all_entry_points]
 
     def _hyper(self, remaining: dict[str, Any], name: str) -> Any:
         if name in remaining:

@@ -14,22 +14,50 @@ from irongrad.runtime.arrays import Array
 from irongrad.runtime.devices import find_device, is_local
 from irongrad.runtime.golden import SAMPLE, Golden, Resting, key_of, sampled
 from irongrad.runtime.manifest import Certificate, Role
-from irongrad.runtime.report import Comparison, Report
+from irongrad.runtime.report import Comparison, Report, combined
 from irongrad.runtime.session import Session
 
 _SIGNED_WITH = {"irongrad": "irongrad", "iree": "iree-base-runtime"}
 
 
-def verify(session: Session, golden: Golden) -> Report:
-    """Run `golden_steps` from the initial state, whatever state the session holds, and restore that state."""
+def verify(session: Session, goldens: Mapping[str, Golden]) -> Report:
+    """Compare with golden values from the initial state, whatever state the session holds, and restore that state.
+
+    Args:
+        session: a session.
+        goldens: the golden values of each step by name; those of the only step, or of several in turn, have an empty
+            name (`irongrad.runtime.golden.read_goldens`).
+    """
     if session.manifest.entry_point("export_state") is None:  # a function has no state
-        return golden_steps(session, golden)
+        return golden_steps(session, goldens[""])
     before = _state(session)
+    reports: dict[str, Report] = {}
     try:
-        session.load_state(session.initial_state())
-        return golden_steps(session, golden)
+        for name, golden in goldens.items():
+            session.load_state(session.initial_state())
+            run = alternating_steps if golden.order else golden_steps
+            reports[name] = run(session.step(name) if name else session, golden)
+        return combined(reports)
     finally:
         session.load_state(before)
+
+
+def alternating_steps(session: Session, golden: Golden) -> Report:
+    """Run several steps over one state in the order of the golden values; compare the losses, and the state at the end.
+
+    Args:
+        session: a session at the artifact's initial state.
+        golden: the expected values; nothing is compared unless every step has `train_step`.
+    """
+    found: list[Comparison] = []
+    views = {name: session.step(name) for name in golden.order}
+    if all(view.manifest.entry_point("train_step") is not None for view in views.values()):
+        for position, name in enumerate(golden.order):
+            inputs = {n.removeprefix(f"{name}."): a for n, a in golden.inputs.items() if n.startswith(f"{name}.")}
+            loss, *_ = views[name].call("train_step", inputs)
+            _compare(found, golden, "in turn", key_of("loss", position), loss)
+        _compare_state(found, golden, "in turn", golden.steps, _state(session))
+    return Report(tuple(found), golden.steps, golden.oracle)
 
 
 def golden_steps(session: Session, golden: Golden) -> Report:

@@ -27,7 +27,7 @@ from irongrad.pipeline.backend import portable_function
 from irongrad.pipeline.driver import build
 from irongrad.pipeline.iree.compile import compile_module
 from irongrad.pipeline.options import make_options
-from irongrad.pipeline.oracle.expected_values import Expected
+from irongrad.pipeline.oracle.expected_values import Expected, ExpectedAtSizes
 from irongrad.pipeline.package import Artifact, Origin, package, write_state
 from irongrad.runtime import Session, load, loaded_module
 from irongrad.runtime.commands import run_module
@@ -206,7 +206,7 @@ def packaged(target: Target, directory: Path) -> Artifact:
     module = portable_function(graph, describe_function(graph), directory)
     compiled = compile_module(module, target, directory)
     origin = Origin([target.name], function=FunctionSpec(flat.arguments, flat.result))
-    expected = Expected(golden_runs_of_function(flat, graph))
+    expected = {"": ExpectedAtSizes(Expected(golden_runs_of_function(flat, graph)))}
     return package(module, [compiled], origin, expected, write_state(module, directory), directory / "artifact")
 
 

@@ -1,4 +1,4 @@
-"""ImportedStep -> one IREE module: state in globals, guards, and the entry points around the functions.
+"""ImportedStep, one or several -> one IREE module: state in globals, guards, and the entry points around the functions.
 
 The module is written as MLIR text, so that the dumped module reads like this file. For each chain of functions
 of the step graph there is one private `@core.<chain>` that loads the state, calls them and stores the results;
@@ -7,7 +7,7 @@ an entry point is its guards and a call of that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from iree.compiler import ir
@@ -19,10 +19,23 @@ from irongrad.pipeline.assemble.interface import Interface, chain_of
 from irongrad.pipeline.assemble.shared_step_functions import Cores, parts_of
 from irongrad.pipeline.assemble.split_step_state import border_globals
 from irongrad.pipeline.assemble.step_functions import declaration, part
-from irongrad.pipeline.assemble.storage import Storage, symbol, tensor_type
+from irongrad.pipeline.assemble.storage import Storage, accumulated, accumulator, tensor_type
 from irongrad.pipeline.lower.importer import ImportedStep
 from irongrad.runtime.errors import InternalError
 from irongrad.runtime.manifest import EntryPoint
+
+
+@dataclass(frozen=True)
+class Part:
+    """One step of a module.
+
+    Attributes:
+        step: its functions as linalg.
+        interface: its entry points.
+    """
+
+    step: ImportedStep
+    interface: Interface
 
 
 @dataclass(frozen=True)
@@ -30,39 +43,46 @@ class AssembledModule:
     """A whole program for IREE.
 
     Attributes:
-        graph: the step graph it was made of.
-        interface: its entry points.
+        graphs: the step graphs that it was made of, over one state.
+        interfaces: their entry points, in the same order.
         bytecode: the module as MLIR bytecode, the portable input of every target.
     """
 
-    graph: StepGraph
-    interface: Interface
+    graphs: tuple[StepGraph, ...]
+    interfaces: tuple[Interface, ...]
     bytecode: bytes
+
+    @property
+    def graph(self) -> StepGraph:
+        """The step graph of a module with one step; one of several otherwise."""
+        return self.graphs[0]
 
     @property
     def entry_points(self) -> tuple[EntryPoint, ...]:
         """The exported functions."""
-        return self.interface.entry_points
+        return tuple(entry for interface in self.interfaces for entry in interface.entry_points)
 
 
-def assemble(step: ImportedStep, interface: Interface) -> AssembledModule:
-    """Put the functions, the state and the entry points into one module and verify it.
+def assemble(parts: Sequence[Part]) -> AssembledModule:
+    """Put the functions of one or several steps, their state and the entry points into one module and verify it.
 
     Raises:
         InternalError: the result is no valid MLIR.
     """
-    shell = "\n".join(_shell(step.graph, interface))
+    shell = "\n".join(_shell(parts))
     with new_context() as context:
         context.allow_unregistered_dialects = False
         try:
             module = ir.Module.parse(shell)
-            functions = ir.Module.parse(step.modules.linalg)
+            functions = [ir.Module.parse(p.step.modules.linalg) for p in parts]
         except ir.MLIRError as error:
             raise InternalError(f"the assembled module does not parse: {error}") from error
-        _replace_declarations(module, functions)
+        for imported in functions:
+            _replace_declarations(module, imported)
         if not module.operation.verify():
             raise InternalError("the assembled module does not verify")
-        return AssembledModule(step.graph, interface, bytecode_of(module))
+        graphs = tuple(p.step.graph for p in parts)
+        return AssembledModule(graphs, tuple(p.interface for p in parts), bytecode_of(module))
 
 
 def _replace_declarations(module: ir.Module, functions: ir.Module) -> None:
@@ -75,28 +95,35 @@ def _replace_declarations(module: ir.Module, functions: ir.Module) -> None:
         module.body.append(function)
 
 
-def _shell(graph: StepGraph, interface: Interface) -> Iterator[str]:
+def _shell(parts: Sequence[Part]) -> Iterator[str]:
     """The module without its imported functions, which are only declared."""
     yield "module @irongrad {"
-    yield from (f"  {line}" for line in Storage(graph).globals())
-    if interface.accumulates:
+    yield from (f"  {line}" for line in Storage(parts[0].step.graph).globals())
+    accumulating = tuple(p.step.graph for p in parts if p.interface.accumulates)
+    for graph in accumulating:  # before all functions: in IREE 3.13.0 a store to a later global fails
         yield from _accumulators(graph)
+    for of_step in parts:
+        yield from _step(of_step.step.graph, of_step.interface, accumulating)
+    yield "}"
+
+
+def _step(graph: StepGraph, interface: Interface, accumulating: tuple[StepGraph, ...]) -> Iterator[str]:
+    """What one step has of its own: its functions, cores and entry points."""
     yield from (f"  {line}" for line in border_globals(graph))
-    for name, function in graph.functions.items():
-        yield from declaration(name, function)
+    for name in graph.functions:
+        yield from declaration(name, graph)
     chains = dict.fromkeys(chain_of(e.name, graph) for e in interface.entry_points)
     for name in dict.fromkeys(name for chain in chains for name in parts_of(chain, graph)):
         yield from part(name, graph)
-    cores = Cores(graph, interface)
+    cores = Cores(graph, interface, accumulating)
     yield from cores.functions()
-    accumulated = graph if interface.accumulates else replace(graph, gradients=())
+    whole = graph if interface.accumulates else replace(graph, gradients=())
     for entry in interface.entry_points:
-        yield from entry_point(entry, accumulated, cores)
-    yield "}"
+        yield from entry_point(entry, whole, cores)
 
 
 def _accumulators(graph: StepGraph) -> Iterator[str]:
     for name in graph.gradients:
         kind = tensor_type(graph.tensor(name).initial)
-        yield f"  util.global private mutable {symbol('accumulator', name)} = dense<0.0> : {kind}"
-    yield "  util.global private mutable @accumulated = 0 : i64"
+        yield f"  util.global private mutable {accumulator(graph, name)} = dense<0.0> : {kind}"
+    yield f"  util.global private mutable {accumulated(graph)} = 0 : i64"

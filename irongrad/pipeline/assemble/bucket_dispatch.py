@@ -186,7 +186,7 @@ def _checked_form(dispatch: Dispatch, number: int) -> Lines:
     values = yield from _form_arguments(dispatch, number)
     check = dispatch.check(number)
     if check is not None:
-        yield from call_loaded(f"graph.check.{dispatch.form(number)}", check, dispatch.graph, values, f"%far.{number}")
+        yield from call_loaded(f"check.{dispatch.form(number)}", check, dispatch.graph, values, f"%far.{number}")
         limits = yield from value_limits(dispatch.graph, dispatch.sizes, f"%largest.{number}")
         found = results_of(check, f"%far.{number}")
         passed = yield from refuse_unless(found, check, dispatch.entry, dispatch.graph, f"%passed.{number}", limits)
@@ -215,7 +215,7 @@ def _check_outcomes(dispatch: Dispatch, number: int) -> Lines:
     check = dispatch.check(number)
     assert check is not None
     values = yield from _form_arguments(dispatch, number)
-    yield from call_loaded(f"graph.check.{dispatch.form(number)}", check, dispatch.graph, values, f"%far.{number}")
+    yield from call_loaded(f"check.{dispatch.form(number)}", check, dispatch.graph, values, f"%far.{number}")
     return results_of(check, f"%far.{number}")
 
 

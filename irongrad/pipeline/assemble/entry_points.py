@@ -12,8 +12,8 @@ from irongrad.pipeline.assemble.shared_step_functions import Cores
 from irongrad.pipeline.assemble.split_step_state import closed, closed_if_any, is_open, opened
 from irongrad.pipeline.assemble.stacked_steps import train_steps
 from irongrad.pipeline.assemble.step_functions import call_loaded, return_line, spec_type
-from irongrad.pipeline.assemble.storage import Storage, quoted, symbol, tensor_type
-from irongrad.runtime.manifest import STEPS, EntryPoint, TensorSpec
+from irongrad.pipeline.assemble.storage import Storage, accumulated, accumulator, quoted, symbol, tensor_type
+from irongrad.runtime.manifest import EntryPoint, TensorSpec
 
 
 def _arguments(entry: EntryPoint) -> str:
@@ -25,7 +25,7 @@ def _arguments(entry: EntryPoint) -> str:
 def entry_point(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     """Write the exported function of an entry point as lines of MLIR."""
     results = ", ".join(f'{spec_type(s)} {{iree.abi.name = "{quoted(s.name)}"}}' for s in entry.outputs)
-    yield f"  func.func @{entry.name}({_arguments(entry)}) -> ({results}) {{"
+    yield f"  func.func @{_symbol(entry)}({_arguments(entry)}) -> ({results}) {{"
     body = {
         "train_steps": train_steps,
         "apply_step": _apply_step,
@@ -39,6 +39,10 @@ def entry_point(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[s
     }.get(entry.name, _run_once)
     yield from (f"    {line}" for line in body(entry, graph, cores))
     yield "  }"
+
+
+def _symbol(entry: EntryPoint) -> str:
+    return f'"{entry.symbol}"' if entry.step else entry.symbol
 
 
 def _private(value: str, kind: str, name: str) -> Iterator[str]:
@@ -60,7 +64,7 @@ def _guards(entry: EntryPoint, graph: StepGraph, values: dict[Value, str], passe
     name = f"check.{chain_of(entry.name, graph)[0]}"
     check = graph.functions.get(name)
     if check is not None:
-        yield from call_loaded(f"graph.{name}", check, graph, values, "%far")
+        yield from call_loaded(name, check, graph, values, "%far")
         outcomes = yield from refuse_unless(results_of(check, "%far"), check, entry, graph, "%passed")
         passed = [*passed, *outcomes]
     for value in [v for v in values if v.kind == "input" and passed]:
@@ -77,10 +81,10 @@ def _run_once(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str
     else:
         names = yield from _run_at_fixed_sizes(entry, graph, cores, values)
     if entry.name == "grad_step":
-        yield "%n0 = util.global.load @accumulated : i64"
+        yield f"%n0 = util.global.load {accumulated(graph)} : i64"
         yield "%one = arith.constant 1 : i64"
         yield "%n1 = arith.addi %n0, %one : i64"
-        yield "util.global.store %n1, @accumulated : i64"
+        yield f"util.global.store %n1, {accumulated(graph)} : i64"
     yield return_line(names, [spec_type(s) for s in entry.outputs])
 
 
@@ -125,7 +129,7 @@ def _hypers(entry: EntryPoint, values: dict[Value, str]) -> Iterator[str]:
 
 
 def _apply_step(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
-    yield "%n = util.global.load @accumulated : i64"
+    yield f"%n = util.global.load {accumulated(graph)} : i64"
     yield "%zero = arith.constant 0 : i64"
     yield "%some = arith.cmpi sgt, %n, %zero : i64"
     yield 'cf.assert %some, "no gradients are accumulated; call grad_step first"'
@@ -135,19 +139,19 @@ def _apply_step(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[s
     yield from _hypers(entry, values)
     yield from cores.call(chain_of("apply_step", graph), values, "%out")
     yield from _clear(graph)
-    yield from _return_steps()
+    yield from _return_steps(graph)
 
 
 def _clear(graph: StepGraph) -> Iterator[str]:
-    """Reset the gradient accumulators to zero, if the module has any."""
+    """Reset the gradient accumulators of a step to zero, if the module has any."""
     if not graph.gradients:
         return
     for i, name in enumerate(graph.gradients):
         kind = tensor_type(graph.tensor(name).initial)
-        yield f"%clear{i} = arith.constant dense<0.0> : {kind}"
-        yield f"util.global.store %clear{i}, {symbol('accumulator', name)} : {kind}"
-    yield "%cleared = arith.constant 0 : i64"
-    yield "util.global.store %cleared, @accumulated : i64"
+        yield f"%clear.{graph.prefix}{i} = arith.constant dense<0.0> : {kind}"
+        yield f"util.global.store %clear.{graph.prefix}{i}, {accumulator(graph, name)} : {kind}"
+    yield f"%clear.{graph.prefix}n = arith.constant 0 : i64"
+    yield f"util.global.store %clear.{graph.prefix}n, {accumulated(graph)} : i64"
 
 
 def _export_state(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
@@ -155,7 +159,7 @@ def _export_state(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator
 
 
 def _export_gradients(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
-    tail = ("%n = util.global.load @accumulated : i64", "%count = tensor.from_elements %n : tensor<i64>")
+    tail = (f"%n = util.global.load {accumulated(graph)} : i64", "%count = tensor.from_elements %n : tensor<i64>")
     yield from _export([("accumulator", s) for s in entry.outputs[:-1]], tail, graph)
 
 
@@ -173,13 +177,13 @@ def _export(specs: Sequence[tuple[str, TensorSpec]], tail: Sequence[str], graph:
 def _import_state(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     yield from _import([("state", s) for s in entry.inputs], graph)
     yield from closed_if_any(graph)
-    yield from _return_steps()
+    yield from _return_steps(graph)
 
 
-def _return_steps() -> Iterator[str]:
+def _return_steps(graph: StepGraph) -> Iterator[str]:
     # The no-op maximum makes IREE copy the counter: IREE 3.13.0 cannot return a buffer that a global still owns. If the
     # count went through the host, it would be overwritten before the update has used the old count.
-    yield f"%steps = util.global.load {symbol('state', STEPS)} : tensor<i64>"
+    yield f"%steps = util.global.load {symbol('state', graph.counter)} : tensor<i64>"
     yield "%least = arith.constant dense<0> : tensor<i64>"
     yield "%result = arith.maxsi %steps, %least : tensor<i64>"
     yield "return %result : tensor<i64>"
@@ -189,7 +193,7 @@ def _import_gradients(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iter
     last = len(entry.inputs) - 1
     yield f"%n = tensor.extract %arg{last}[] : tensor<i64>"
     yield from _import([("accumulator", s) for s in entry.inputs[:-1]], graph)
-    yield "util.global.store %n, @accumulated : i64"
+    yield f"util.global.store %n, {accumulated(graph)} : i64"
     yield "%count = tensor.from_elements %n : tensor<i64>"
     yield "return %count : tensor<i64>"
 
@@ -203,6 +207,7 @@ def _import(specs: Sequence[tuple[str, TensorSpec]], graph: StepGraph) -> Iterat
 
 def _reset(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     yield from Storage(graph).reset()
-    yield from _clear(graph)
+    for one in cores.accumulating:
+        yield from _clear(one)
     yield from closed_if_any(graph)
-    yield from _return_steps()
+    yield from _return_steps(graph)

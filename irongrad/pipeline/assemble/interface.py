@@ -90,6 +90,9 @@ SUMMARIES = {
 }
 
 
+# The entry points that concern the state of all steps.
+OF_WHOLE = (*OF_STATE, "reset")
+
 _OF_ENTRY = "A function over the model, in evaluation mode; the state stays as it is."
 
 
@@ -116,6 +119,8 @@ class Interface:
 
 def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
     """Describe all entry points of `graph`, or only the `chosen` ones.
+
+    Those of a named step carry its name, except the user's own entries and those of the whole state.
 
     Raises:
         UserError: `chosen` has an unknown name, or only entry points that compute nothing.
@@ -158,8 +163,34 @@ def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
     if "grad_step" not in signatures:
         signatures = {name: parts for name, parts in signatures.items() if name not in OF_GRADIENTS}
     names = _chosen(list(signatures), chosen, graph)
-    points = tuple(EntryPoint(n, *signatures[n], summary=SUMMARIES.get(n, _OF_ENTRY)) for n in names)
+    own = {n: graph.name if n in SUMMARIES and n not in OF_WHOLE else "" for n in names}
+    points = tuple(EntryPoint(n, *signatures[n], SUMMARIES.get(n, _OF_ENTRY), own[n]) for n in names)
     return Interface(points, state)
+
+
+def interfaces_of(graphs: Mapping[str, StepGraph], chosen: Sequence[str] | None) -> dict[str, Interface]:
+    """Describe the entry points of several steps over one state; those of the whole state are the first step's.
+
+    Args:
+        graphs: the step graphs by name.
+        chosen: the names of the entry points to include, for each step that has them; None for all.
+
+    Raises:
+        UserError: as `describe`; no step has an entry point of a chosen name.
+    """
+    everything = {name: {e.name for e in describe(graph, None).entry_points} for name, graph in graphs.items()}
+    known = {n for names in everything.values() for n in names}
+    if unknown := [n for n in chosen or () if n not in known]:
+        raise UserError(f"entry points {unknown} do not exist; there are {sorted(known)}")
+    found: dict[str, Interface] = {}
+    for name, graph in graphs.items():
+        mine = None if chosen is None else [n for n in chosen if n in everything[name]]
+        interface = describe(graph, mine)
+        if found:
+            own = tuple(e for e in interface.entry_points if e.name not in OF_WHOLE)
+            interface = replace(interface, entry_points=own)
+        found[name] = interface
+    return found
 
 
 def describe_function(graph: StepGraph) -> Interface:

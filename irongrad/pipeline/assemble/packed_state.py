@@ -9,7 +9,7 @@ computed: IREE lets their kernels write directly into the pack.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +22,30 @@ from irongrad.graph.step_graph import Function, Pack, StepGraph, Value
 aten = torch.ops.aten
 
 
-def pack_state(graph: StepGraph) -> StepGraph:
-    """Pack the state tensors and the gradients that the update reads as one concatenation."""
+def pack_together(graphs: Mapping[str, StepGraph]) -> dict[str, StepGraph]:
+    """Pack the state of several steps, so that all of them know where each tensor is."""
+    packed: dict[str, StepGraph] = {}
+    state: tuple[Pack, ...] = ()
+    for name, graph in graphs.items():
+        packed[name] = pack_state(graph, {member for pack in state for member in pack.starts})
+        state += tuple(p for p in packed[name].packs if p.holds_state)
+    return {
+        name: replace(graph, packs=(*state, *(p for p in graph.packs if not p.holds_state)))
+        for name, graph in packed.items()
+    }
+
+
+def pack_state(graph: StepGraph, taken: Collection[Value] = ()) -> StepGraph:
+    """Pack the state tensors and the gradients that the update reads as one concatenation.
+
+    Args:
+        graph: the step graph.
+        taken: the state that is in a pack already.
+    """
     update = graph.functions.get("update")
     if update is None:
         return graph
-    function, packs = _packed_update(replace(update, graph=copy.deepcopy(update.graph)))
+    function, packs = _packed_update(replace(update, graph=copy.deepcopy(update.graph)), graph.prefix, taken)
     source = next((f for n in ("joint", "finish") if (f := graph.functions.get(n)) is not None), None)
     order = _order_of_results(source) if source is not None else {}
     packs = tuple(replace(p, starts=dict(sorted(p.starts.items(), key=lambda i: order.get(i[0], 0)))) for p in packs)
@@ -45,7 +63,7 @@ def _order_of_results(function: Function) -> dict[Value, int]:
     return {v: order[n] for v, n in zip(function.results, results, strict=True)}
 
 
-def _packed_update(function: Function) -> tuple[Function, tuple[Pack, ...]]:
+def _packed_update(function: Function, prefix: str, taken: Collection[Value]) -> tuple[Function, tuple[Pack, ...]]:
     fx = function.graph.graph
     output = fx.output_node()
     arguments = {n: v for n, v in zip(fx.nodes, function.arguments, strict=False) if n.op == "placeholder"}
@@ -54,12 +72,12 @@ def _packed_update(function: Function) -> tuple[Function, tuple[Pack, ...]]:
     for node in list(fx.nodes):
         starts = _starts(node, arguments)
         written = _written(starts, results)
-        if not starts or (written is None and any(v.kind == "state" for v in starts)):
+        if not starts or set(taken) & set(starts) or (written is None and any(v.kind == "state" for v in starts)):
             continue
-        value = Value("pack", str(len(packs)))
+        value = Value("pack", f"{prefix}{len(packs)}")
         packs.append(Pack(value.name, starts, node.meta["val"].numel()))
         with fx.inserting_before(next(iter(arguments))):
-            whole = fx.placeholder(f"pack_{value.name}")
+            whole = fx.placeholder(f"pack_{value.name.replace('.', '_')}")
         whole.meta["val"] = node.meta["val"]
         arguments = {whole: value, **arguments}
         node.replace_all_uses_with(whole)

@@ -26,10 +26,12 @@ class Cores:
     Attributes:
         graph: the step graph.
         interface: the entry points that call them.
+        accumulating: the steps of the module that accumulate gradients.
     """
 
     graph: StepGraph
     interface: Interface
+    accumulating: tuple[StepGraph, ...] = ()
 
     def functions(self) -> Iterator[str]:
         """Write all cores, and for each shared core the function that its callers call."""
@@ -48,7 +50,7 @@ class Cores:
             yield from _argument_of_call(f"{result}.in{i}", values[value], value, kind)
         names = ", ".join(f"{result}.in{i}" for i in range(len(given)))
         signature = f"({', '.join(_types(given))}) -> ({', '.join(_types(returned))})"
-        yield f'{result}.view:{len(returned)} = func.call @"{_name(chain)}"({names}) : {signature}'
+        yield f'{result}.view:{len(returned)} = func.call @"{self._name(chain)}"({names}) : {signature}'
         for i, kind in enumerate(returned.values()):
             yield f"{result}.{i} = hal.tensor.import {result}.view#{i} : {_VIEW} -> {kind}"
 
@@ -64,11 +66,15 @@ class Cores:
     def _is_shared(self, chain: tuple[str, ...]) -> bool:
         return self._users()[chain] > 1
 
+    def _name(self, chain: tuple[str, ...]) -> str:
+        return f"shared.{self.graph.prefix}{'.'.join(chain)}"
+
     def _shared(self, chain: tuple[str, ...]) -> Iterator[str]:
         given, returned = given_to(chain, self.graph), returned_by(chain, self.graph)
         arguments = ", ".join(f"%a{i}: {kind}" for i, kind in enumerate(_types(given)))
         types = _types(returned)
-        yield f'  func.func private @"{_name(chain)}"({arguments}) -> ({", ".join(types)}) attributes {{noinline}} {{'
+        signature = f'@"{self._name(chain)}"({arguments}) -> ({", ".join(types)})'
+        yield f"  func.func private {signature} attributes {{noinline}} {{"
         values = {value: f"%t{i}" for i, value in enumerate(given)}
         for i, (value, kind) in enumerate(given.items()):
             yield f"    {_argument_in_body(f'%t{i}', f'%a{i}', value, kind)}"
@@ -77,10 +83,6 @@ class Cores:
             yield f"    %v{i} = hal.tensor.export %r#{i} : {kind} -> {_VIEW}"
         yield return_line([f"%v{i}" for i in range(len(returned))], types, indent="    ")
         yield "  }"
-
-
-def _name(chain: tuple[str, ...]) -> str:
-    return "shared." + ".".join(chain)
 
 
 def _is_scalar(value: Value) -> bool:

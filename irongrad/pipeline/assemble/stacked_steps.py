@@ -131,7 +131,7 @@ def _at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores) -> _Step:
         assert check is not None
         values: dict[Value, str] = {}
         yield from _private_slices(entry, values)
-        yield from call_loaded(f"graph.check.{chain[0]}", check, graph, values, "%far")
+        yield from call_loaded(f"check.{chain[0]}", check, graph, values, "%far")
         return results_of(check, "%far")
 
     def run() -> Lines:

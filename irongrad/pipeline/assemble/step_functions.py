@@ -29,11 +29,12 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def declaration(name: str, function: Function) -> Iterator[str]:
+def declaration(name: str, graph: StepGraph) -> Iterator[str]:
     """Declare the imported function `name`."""
+    function = graph.functions[name]
     arguments = ", ".join(tensor_type(function.example(i)) for i in range(len(function.arguments)))
     results = ", ".join(tensor_type(t) for t in function.results_like())
-    yield f'  func.func private @"graph.{name}"({arguments}) -> ({results})'
+    yield f'  func.func private @"graph.{graph.prefix}{name}"({arguments}) -> ({results})'
 
 
 def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
@@ -41,7 +42,7 @@ def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
     given = given_to(chain, graph)
     returned = returned_by(chain, graph)
     arguments = ", ".join(f"%a{i}: {kind}" for i, kind in enumerate(given.values()))
-    yield f'  func.func private @"{_core_name(chain)}"({arguments}) -> ({", ".join(returned.values())}) {{'
+    yield f'  func.func private @"{_core_name(chain, graph)}"({arguments}) -> ({", ".join(returned.values())}) {{'
     storage = Storage(graph)
     values = {value: f"%a{i}" for i, value in enumerate(given)}
     new: dict[Value, str] = {}
@@ -80,10 +81,10 @@ def part(name: str, graph: StepGraph) -> Iterator[str]:
     given = {value: kind for value, kind in typed if value.kind in ("input", "size")}
     arguments = ", ".join(f"%a{i}: {kind}" for i, kind in enumerate(given.values()))
     results = [kind for _, kind in typed_results(function)]
-    yield f'  func.func private @"part.{name}"({arguments}) -> ({", ".join(results)}) {{'
+    yield f'  func.func private @"part.{graph.prefix}{name}"({arguments}) -> ({", ".join(results)}) {{'
     values = {value: f"%a{i}" for i, value in enumerate(given)}
     yield from (f"    {line}" for line in _loads(typed, Storage(graph), values))
-    yield from (f"    {line}" for line in call(f"graph.{name}", function, values, "%r"))
+    yield from (f"    {line}" for line in call(f"graph.{graph.prefix}{name}", function, values, "%r"))
     yield return_line([f"%r#{i}" for i in range(len(results))], results, indent="    ")
     yield "  }"
 
@@ -95,7 +96,7 @@ def call_part(name: str, graph: StepGraph, values: Mapping[Value, str], result: 
     results = [kind for _, kind in typed_results(function)]
     operands = ", ".join(values[v] for v in given)
     signature = f"({', '.join(given.values())}) -> ({', '.join(results)})"
-    yield f'{result}:{len(results)} = func.call @"part.{name}"({operands}) : {signature}'
+    yield f'{result}:{len(results)} = func.call @"part.{graph.prefix}{name}"({operands}) : {signature}'
 
 
 def finish(
@@ -135,7 +136,7 @@ def _call(
 ) -> Iterator[str]:
     """Call a function on `values`; add its results to `new`, and to `values` for later functions."""
     function = graph.functions[name]
-    yield from call(f"graph.{name}", function, values, f"%r{suffix}")
+    yield from call(f"graph.{graph.prefix}{name}", function, values, f"%r{suffix}")
     for i, (value, kind) in enumerate(typed_results(function)):
         new[value] = values[value] = f"%r{suffix}#{i}"
         if value.kind == "gradient" and not storage.is_member(value):
@@ -210,8 +211,8 @@ def _slice(result: str, whole: str, part: torch.Tensor, like: torch.Tensor) -> I
     yield f"{result} = util.optimization_barrier {result}.s : {tensor_type(part)}"
 
 
-def _core_name(chain: tuple[str, ...]) -> str:
-    return "core." + ".".join(chain)
+def _core_name(chain: tuple[str, ...], graph: StepGraph) -> str:
+    return f"core.{graph.prefix}{'.'.join(chain)}"
 
 
 def typed_arguments(function: Function) -> list[tuple[Value, str]]:
@@ -246,15 +247,15 @@ def call(symbol: str, function: Function, values: dict[Value, str], result: str)
 
 
 def call_loaded(
-    symbol: str, function: Function, graph: StepGraph, values: Mapping[Value, str], result: str
+    name: str, function: Function, graph: StepGraph, values: Mapping[Value, str], result: str
 ) -> Iterator[str]:
-    """Call an imported function as `call` does, with the state that it reads loaded before."""
+    """Call the imported function `name` as `call` does, with the state that it reads loaded before."""
     known = dict(values)
     for i, (value, kind) in enumerate(typed_arguments(function)):
         if value not in known:
             known[value] = f"{result}.s{i}"
             yield from Storage(graph).load(known[value], value, kind)
-    yield from call(symbol, function, known, result)
+    yield from call(f"graph.{graph.prefix}{name}", function, known, result)
 
 
 def call_core(chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str], result: str) -> Iterator[str]:
@@ -263,7 +264,7 @@ def call_core(chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str]
     operands = ", ".join(values[v] for v in given)
     signature = f"({', '.join(given.values())}) -> ({', '.join(returned.values())})"
     assigned = f"{result}:{len(returned)} = " if returned else ""
-    yield f'{assigned}func.call @"{_core_name(chain)}"({operands}) : {signature}'
+    yield f'{assigned}func.call @"{_core_name(chain, graph)}"({operands}) : {signature}'
 
 
 def return_line(names: Sequence[str], kinds: Sequence[str], indent: str = "") -> str:

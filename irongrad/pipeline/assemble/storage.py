@@ -22,6 +22,16 @@ def symbol(kind: str, name: str) -> str:
     return f'@"{kind}:{name}"'
 
 
+def accumulator(graph: StepGraph, name: str) -> str:
+    """The symbol of the global that accumulates the gradient of the parameter `name` in a step."""
+    return symbol("accumulator", graph.prefix + name)
+
+
+def accumulated(graph: StepGraph) -> str:
+    """The symbol of the global that counts the gradients in a step's accumulators."""
+    return f'@"accumulated.{graph.name}"' if graph.name else "@accumulated"
+
+
 def stored_type(kind: str) -> str:
     """The type of the global that holds a tensor of type `kind`.
 
@@ -82,7 +92,7 @@ class Storage:
         if value in self._places:
             yield from self._load_slice(result, value, kind)
             return
-        name, stored = symbol(value.kind, value.name), stored_type(kind)
+        name, stored = self._symbol(value), stored_type(kind)
         if stored == kind:
             yield f"{result} = util.global.load {name} : {kind}"
             return
@@ -103,6 +113,11 @@ class Storage:
         yield f"{result}.flat = flow.tensor.slice {result}.pack[{result}.start for {result}.size] : {whole} -> {flat}"
         yield f"{result} = flow.tensor.reshape {result}.flat : {flat} -> {kind}"
 
+    def _symbol(self, value: Value) -> str:
+        if value.kind == "accumulator":
+            return accumulator(self._graph, value.name)
+        return symbol(value.kind, value.name)
+
     def store(self, source: str, value: Value, kind: str) -> Iterator[str]:
         """Store `source`, of MLIR type `kind`, as the new value of `value`."""
         stored = stored_type(kind)
@@ -114,7 +129,7 @@ class Storage:
 
     def _store(self, source: str, value: Value, kind: str) -> Iterator[str]:
         if value not in self._places:
-            yield f"util.global.store {source}, {symbol(value.kind, value.name)} : {kind}"
+            yield f"util.global.store {source}, {self._symbol(value)} : {kind}"
             return
         name, whole, start = self._places[value]
         part = source.replace("#", ".")
@@ -135,7 +150,7 @@ class Storage:
         return value in self._places
 
     def _is_gradients(self, pack: Pack) -> bool:
-        return any(member.kind == "gradient" for member in pack.starts)
+        return not pack.holds_state
 
     def _pack_type(self, pack: Pack) -> str:
         first = next(iter(pack.starts))

@@ -26,7 +26,8 @@ class ImportedStep:
 
     Attributes:
         graph: the step graph.
-        modules: the functions at each level of their lowering; the function `f` of the step graph is `@graph.f`.
+        modules: the functions at each level of their lowering; the function `f` of the step graph is `@graph.f`, with
+            the name of a named step before `f`.
     """
 
     graph: StepGraph
@@ -50,7 +51,7 @@ def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> 
     for name, function in graph.functions.items():
         try:
             whole = joined_and_split(function.graph) if function.of_any_size else function.graph
-            imported = importer.import_stateless_graph(whole.graph, func_name=f"graph.{name}")
+            imported = importer.import_stateless_graph(whole.graph, func_name=f"graph.{graph.prefix}{name}")
             # Equal symbols mean equal sizes, and no symbolic size broadcasts, so the compiled code need not check that.
             imported.attributes[_STRICT] = ir.UnitAttr.get(context=context)
         except UserError:

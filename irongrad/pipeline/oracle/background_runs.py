@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +12,7 @@ from threading import Event
 from irongrad.diagnostics.source_lines import place_of
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
+from irongrad.pipeline.oracle.alternating_steps import Alternation
 from irongrad.pipeline.oracle.bucket_examples import at_other_sizes
 from irongrad.pipeline.oracle.chosen_steps import chosen_steps, resting
 from irongrad.pipeline.oracle.expected_values import Expected, ExpectedAtSizes
@@ -19,7 +20,12 @@ from irongrad.pipeline.oracle.oracle import golden_runs
 from irongrad.runtime.errors import CaptureError, IronGradError
 from irongrad.runtime.golden import Golden, Resting
 
-Runs = Callable[[], ExpectedAtSizes]
+# By the name of the step; the alternation of several steps is under the name `ALTERNATION`.
+AllExpected = Mapping[str, ExpectedAtSizes]
+Runs = Callable[[], AllExpected]
+
+# What no step is called.
+ALTERNATION = "in turn"
 
 
 class _AbandonedError(Exception):
@@ -40,15 +46,17 @@ def _located(captured: CapturedStep) -> Iterator[None]:
 
 
 @contextmanager
-def first_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterator[Runs]:
-    """Start the first run at the step's own sizes, and at the sizes of each other bucket, in a thread of its own.
+def first_runs(
+    parts: Mapping[str, tuple[CapturedStep, StepGraph]], steps: int, alternation: Alternation | None = None
+) -> Iterator[Runs]:
+    """Start the first runs of each step in a thread of its own: at its own sizes, and at those of each other bucket.
 
     The stages that run meanwhile leave a core idle. None of them may trace, because `make_fx` patches the modules that
     an eager run calls.
 
     Args:
-        captured: the captured step.
-        graph: has the names of the values.
+        parts: each captured step, with the graph that has the names of its values, by name.
+        alternation: the steps in turn, if there are several.
         steps: the most training steps in a run; at the sizes of other buckets, a run has one.
 
     Yields:
@@ -61,13 +69,11 @@ def first_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterator
         if abandoned.is_set():
             raise _AbandonedError
 
-    def make() -> ExpectedAtSizes:
-        with _located(captured):
-            at_rest = partial(resting, captured, graph, check)
-            own = Expected(_with_resting(golden_runs(captured, graph, steps, check), at_rest))
-            others = [Expected(golden_runs(c, graph, 1, check)) for c in at_other_sizes(captured, graph)]
-            chosen = chosen_steps(captured, graph, check)
-            return ExpectedAtSizes(own, (*others, *chosen.expected), chosen.skipped)
+    def make() -> AllExpected:
+        found = {name: _of_step(*part, steps, check) for name, part in parts.items()}
+        if alternation is not None:
+            found[ALTERNATION] = ExpectedAtSizes(Expected(alternation.runs(check)))
+        return found
 
     with ThreadPoolExecutor(1) as beside:
         future = beside.submit(make)
@@ -76,6 +82,15 @@ def first_runs(captured: CapturedStep, graph: StepGraph, steps: int) -> Iterator
         except BaseException:
             abandoned.set()
             raise
+
+
+def _of_step(captured: CapturedStep, graph: StepGraph, steps: int, check: Callable[[], None]) -> ExpectedAtSizes:
+    with _located(captured):
+        at_rest = partial(resting, captured, graph, check)
+        own = Expected(_with_resting(golden_runs(captured, graph, steps, check), at_rest))
+        others = [Expected(golden_runs(c, graph, 1, check)) for c in at_other_sizes(captured, graph)]
+        chosen = chosen_steps(captured, graph, check)
+        return ExpectedAtSizes(own, (*others, *chosen.expected), chosen.skipped)
 
 
 def _with_resting(runs: Iterator[Golden], make: Callable[[], Resting | None]) -> Iterator[Golden]:

@@ -62,6 +62,19 @@ class Variant:
 PLAIN = Variant()
 
 
+@dataclass(frozen=True)
+class First:
+    """Where a run begins, if training has begun before it.
+
+    Attributes:
+        step: the number of training steps before.
+        calls: the number of calls before that drew random numbers.
+    """
+
+    step: int = 0
+    calls: int = 0
+
+
 @contextmanager
 def half_of_the_threads() -> Iterator[None]:
     """While open, PyTorch uses half of its threads, and leaves the other cores to processes such as iree-compile.
@@ -112,14 +125,14 @@ def run_eager(
         inputs = {n: examples[n] for n in captured.step.inputs}
         with wide():
             _record_inference(captured, graph, examples, noise, record)
-        return _train(captured.step, graph, inputs, steps, noise, wide, record, skips, variant)
+        return train(captured.step, graph, inputs, steps, noise, wide, record, skips, variant)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
 
 
-def _train(
+def train(
     step: TrainStep,
     graph: StepGraph,
     inputs: dict[str, torch.Tensor],
@@ -129,11 +142,13 @@ def _train(
     record: Recorder,
     skips: Skips | None,
     variant: Variant,
+    first: First | None = None,
 ) -> Skips:
     """Train as a user would write it: zero_grad, forward, loss, backward, clip, step.
 
     `wide` is open around the user's code, but not around the loss scale, which is float32 in every run.
     """
+    first = first or First()
     module = PiecesModule(step) if step.between else ReportingModule(step)
     scaler = EagerScaler(loss_scale_of(step), step.optimizers, skips)
     parts = micro_batches(inputs, step.accumulate)
@@ -142,7 +157,7 @@ def _train(
     # is a learning rate that the optimizer itself changes.
     free = [h for h in hyperparameters(step.optimizers) if h.name in graph.hypers]
     defaults = [(groups[h.group], h.key, groups[h.group][h.key]) for h in free]
-    for number in range(steps):
+    for number in range(first.step, first.step + steps):
         for group, key, value in defaults:
             group[key] = value
         if variant.hyper_steps is None or number in variant.hyper_steps:
@@ -151,7 +166,7 @@ def _train(
             optimizer.zero_grad(set_to_none=True)
         losses: list[torch.Tensor] = []
         beside: list[dict[str, torch.Tensor]] = []
-        for call, part in enumerate(parts, number * len(parts)):
+        for call, part in enumerate(parts, first.calls + (number - first.step) * len(parts)):
             with _draws(graph, call), noise, mode(module.model, training=True), BeforeAutograd(eager=True):
                 with wide():
                     loss, values = _forward(module, [t.clone() for t in part.values()], number, record)

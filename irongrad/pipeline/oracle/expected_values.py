@@ -15,14 +15,15 @@ refused. So all runs are made for a device whose errors are not known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.report import Report
 from irongrad.runtime.session import Session
 from irongrad.runtime.tolerance import SETTLED
-from irongrad.runtime.verification import golden_steps
+from irongrad.runtime.verification import alternating_steps, golden_steps
 
 
 class Expected:
@@ -45,6 +46,10 @@ class Expected:
         self.golden = wider
         return True
 
+    def renamed(self, rename: Callable[[Golden], Golden]) -> Expected:
+        """The same values as `rename` returns them, before the first comparison."""
+        return Expected(chain([rename(self.golden)], map(rename, self._runs)))
+
     def widest(self) -> Golden:
         """Make all runs, and return the values with the tolerances of all."""
         while self.widen():
@@ -66,10 +71,16 @@ class ExpectedAtSizes:
     others: tuple[Expected, ...] = ()
     skipped: tuple[str, ...] = ()
 
+    def renamed(self, rename: Callable[[Golden], Golden]) -> ExpectedAtSizes:
+        """The same values, each set as `rename` returns it."""
+        own, *others = (value.renamed(rename) for value in (self.own, *self.others))
+        return replace(self, own=own, others=tuple(others))
+
 
 def verify_against(session: Session, expected: Expected) -> Report:
     """Compare the session's values with `expected`, and make further runs until the verdict is settled."""
-    report = golden_steps(session, expected.golden)
+    run = alternating_steps if expected.golden.order else golden_steps
+    report = run(session, expected.golden)
     while report.worst.ratio > SETTLED and expected.widen():
         allowed = expected.golden.allowed
         report = replace(
