@@ -17,9 +17,10 @@ from irongrad.cli.common import (
     precision_option,
     print_json,
     step_argument,
+    step_option,
     targets_option,
 )
-from irongrad.cli.compile import load_step
+from irongrad.cli.compile import load_one_step, load_step
 from irongrad.pipeline.choices import OF_PASSES, Choices, completed
 from irongrad.runtime.errors import InternalError
 
@@ -40,6 +41,7 @@ Example:
 @choice_options(*OF_PASSES)
 @precision_option
 @fallback_option
+@step_option
 @json_option
 @click.pass_context
 def command(
@@ -49,6 +51,7 @@ def command(
     targets: tuple[str, ...],
     precision: str | None,
     bucket_fallback: str | None,
+    step_name: str | None,
     as_json: bool,
     **choices: Any,
 ) -> None:
@@ -71,7 +74,7 @@ def command(
     chosen = passes_over_graph(given)
     devices = parse_targets(targets)
     with console.status("capture"):
-        step = load_step(source, precision, bucket_fallback)
+        step = load_one_step(source, step_name, precision=precision, bucket_fallback=bucket_fallback)
         check_choices(step, chosen, given["route"])
         graph = step_graph(step)
     timer = Stopwatch(devices, default_store()) if given["tune"] else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
@@ -35,18 +35,27 @@ def command(context: click.Context, source: str, target: str, precision: str | N
     cannot be compiled, it shows the line, the reason and what to use instead. The exit code is 0 if there is none.
     """
     from irongrad.pipeline.check_step import check
+    from irongrad.step.steps import named_steps
     from irongrad.targets import parse_target
 
     chosen = parse_target(target)
-    report = check(load_step(source, precision), [chosen])
+    reports = {name: check(step, [chosen]) for name, step in named_steps(load_step(source, precision)).items()}
     if as_json:
-        error = report.error and {"class": type(report.error).__name__, "message": str(report.error)}
-        verdict = {"target": target, "compiles": error is None, "operators": _counts(report.lowerings)}
-        print_json({**verdict, **asdict(replace(report, error=None)), "error": error})
+        found = {name: _as_json(report, target) for name, report in reports.items()}
+        print_json(found.get("", {"steps": found}))
     else:
-        _print(report, target)
-    if report.error is not None:
-        context.exit(report.error.exit_code)
+        for name, report in reports.items():
+            if name:
+                console.rule(f"step {name}", align="left")
+            _print(report, target)
+    if error := next((report.error for report in reports.values() if report.error is not None), None):
+        context.exit(error.exit_code)
+
+
+def _as_json(report: Report, target: str) -> dict[str, Any]:
+    error = report.error and {"class": type(report.error).__name__, "message": str(report.error)}
+    verdict = {"target": target, "compiles": error is None, "operators": _counts(report.lowerings)}
+    return {**verdict, **asdict(replace(report, error=None)), "error": error}
 
 
 def _counts(lowerings: tuple[Lowering, ...]) -> dict[str, int]:

@@ -40,6 +40,7 @@ fallback_option = click.option(
     help="A function of any size beside the buckets, for calls that fit into none of them.",
 )
 step_argument = click.argument("source", metavar="FILE:FUNCTION")
+step_option = click.option("--step", "step_name", metavar="NAME", help="Which of several steps over one state.")
 targets_option = click.option(
     "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for."
 )

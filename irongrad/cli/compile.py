@@ -30,6 +30,7 @@ from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import MANIFEST
 
 if TYPE_CHECKING:
+    from irongrad.step.steps import Steps
     from irongrad.step.train_step import TrainStep
 
 
@@ -79,7 +80,7 @@ def command(
         print_outcome(outcome, output, pass_report=pass_report)
 
 
-def load_step(source: str, precision: str | None = None, bucket_fallback: str | None = None) -> TrainStep:
+def load_step(source: str, precision: str | None = None, bucket_fallback: str | None = None) -> TrainStep | Steps:
     """Import FILE and call FUNCTION.
 
     Args:
@@ -88,15 +89,39 @@ def load_step(source: str, precision: str | None = None, bucket_fallback: str | 
         bucket_fallback: replaces the step's own fallback; None to keep it.
 
     Raises:
-        UserError: the file or function does not exist, or the function does not return a `TrainStep`.
+        UserError: the file or function does not exist, or the function does not return a `TrainStep` or `Steps`.
     """
+    from irongrad.step.steps import Steps
     from irongrad.step.train_step import TrainStep
 
     step = load_function(source)()
-    if not isinstance(step, TrainStep):
-        raise UserError(f"{source} returned a {type(step).__name__}; it must return an irongrad.TrainStep")
-    fallback = step.bucket_fallback if bucket_fallback is None else bucket_fallback
-    return replace(step, precision=precision or step.precision, bucket_fallback=fallback)
+    if not isinstance(step, TrainStep | Steps):
+        raise UserError(f"{source} returned a {type(step).__name__}; it must return an irongrad.TrainStep or Steps")
+    given = {"precision": precision, "bucket_fallback": bucket_fallback}
+    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if isinstance(step, Steps):
+        return Steps({name: replace(one, **changed) for name, one in step.steps.items()})
+    return replace(step, **changed)
+
+
+def load_one_step(source: str, name: str | None, **changed: str | None) -> TrainStep:
+    """Import FILE and call FUNCTION, as `load_step` does; of several steps, take the one called `name`.
+
+    Raises:
+        UserError: as `load_step`; or there are several steps, and no such one.
+    """
+    from irongrad.step.steps import named_steps
+
+    steps = named_steps(load_step(source, **changed))
+    chosen = steps.get(name or "")
+    if chosen is None:
+        listed = ", ".join(n for n in steps if n)
+        raise UserError(
+            f"{source} returns several steps: give --step, one of {listed}"
+            if listed
+            else f"{source} returns one step without a name: leave out --step"
+        )
+    return chosen
 
 
 def load_function(source: str) -> Callable[..., Any]:

@@ -10,12 +10,11 @@ import click
 from irongrad.cli.common import console, device_option, directory_argument, error_console, json_option, print_json
 from irongrad.runtime.atomic_files import atomic_write
 from irongrad.runtime.errors import UserError
-from irongrad.runtime.golden import read_golden
 from irongrad.runtime.golden_plan import ARTIFACT, FILES, Plan, ctest_script, make_plan, write_files
-from irongrad.runtime.golden_whole import whole_golden
+from irongrad.runtime.golden_whole import whole_goldens
 from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import GOLDEN, INITIAL_STATE
+from irongrad.runtime.manifest import INITIAL_STATE, golden_file
 from irongrad.runtime.manifest_file import read_manifest
 
 CTEST_FILE = "CTestTestfile.cmake"
@@ -41,12 +40,12 @@ def command(directory: Path, output: Path, target: str | None, device: str | Non
     The artifact has only samples of tensors of more than 4096 elements; the rest comes from running it here.
     """
     manifest = read_manifest(directory)
-    check_files(manifest, directory, (GOLDEN, INITIAL_STATE))
+    check_files(manifest, directory, (*map(golden_file, (*manifest.steps, "")), INITIAL_STATE))
     names = [t.name for t in manifest.targets]
     if target is not None and target not in names:
         raise UserError(f"{directory} has no target {target!r}; it has {', '.join(names)}")
-    golden, reason = whole_golden(directory, manifest, read_golden(directory / GOLDEN))
-    plan = make_plan(manifest, golden, initial_state(directory), target=target, device=device)
+    goldens, reason = whole_goldens(directory, manifest)
+    plan = make_plan(manifest, goldens, initial_state(directory), target=target, device=device)
     write_files(plan, manifest, output)
     # Relative, so that both directories can be copied to another machine side by side.
     artifact = Path(os.path.relpath(directory.resolve(), output.resolve()))

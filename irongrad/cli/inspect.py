@@ -43,18 +43,23 @@ def command(directory: Path, checkpoint: Path | None, memory: bool, as_json: boo
     check_files(manifest, directory, tuple(manifest.files))
     state = read(checkpoint, manifest) if checkpoint is not None else initial_state(directory)
     values = {s.name: state[s.name].tolist() for s in manifest.state if s.role in _SHOWN}
-    commands = {e.name: command_line(manifest, directory, e.name) for e in manifest.entry_points}
+    commands = {e.symbol: command_line(manifest, directory, e.symbol) for e in manifest.all_entry_points}
     if as_json:
         report: dict[str, Any] = json.loads(msgspec.json.encode(manifest))
-        signatures = {e.name: e.signature for e in manifest.entry_points}
+        signatures = {e.symbol: e.signature for e in manifest.all_entry_points}
         print_json({**report, "values": values, "signatures": signatures, "commands": commands})
         return
     if memory:
         _memory(manifest)
         return
     _entry_points(manifest)
-    _indices(manifest)
-    _hypers(manifest)
+    for name in manifest.steps or ("",):
+        if name:
+            console.rule(f"step {name}", align="left")
+        view = manifest.of_step(name) if name else manifest
+        _sizes(view)
+        _indices(view)
+        _hypers(view)
     _state(manifest, values)
     _files(manifest)
     console.rule("commands", align="left")
@@ -64,15 +69,18 @@ def command(directory: Path, checkpoint: Path | None, memory: bool, as_json: boo
 
 def _entry_points(manifest: Manifest) -> None:
     console.rule("entry points", align="left")
-    for entry in manifest.entry_points:
+    for entry in manifest.all_entry_points:
         short = entry.name in (*OF_STATE, *OF_GRADIENTS)
-        signature = f"{entry.name}(…)" if short else entry.signature
+        signature = f"{entry.symbol}(…)" if short else entry.signature
         console.print(signature, highlight=False, soft_wrap=True)
         console.print(f"    {entry.summary}", style="dim")
         for spec in entry.inputs:
             if spec.minimum is not None and not short:
                 exempt = f" or {spec.exempt}" if spec.exempt is not None else ""
                 console.print(f"    {spec.name} in [{spec.minimum}, {largest_of(spec)}]{exempt}")
+
+
+def _sizes(manifest: Manifest) -> None:
     buckets = "; ".join(", ".join(f"{n} {size}" for n, size in bucket.items()) for bucket in manifest.buckets)
     console.print(f"buckets: {buckets or ('none (any size)' if manifest.sizes else 'none (fixed shapes)')}")
     for name, (least, most) in manifest.sizes.items():

@@ -23,11 +23,12 @@ from irongrad.runtime.staging import check_output
 
 if TYPE_CHECKING:
     from irongrad.cache.tracer import Tracer
+    from irongrad.step.steps import Steps
     from irongrad.step.train_step import TrainStep
 
 
 def compile_or_repeat(
-    load: Callable[[], TrainStep],
+    load: Callable[[], TrainStep | Steps],
     output: Path,
     targets: Sequence[str],
     options: Mapping[str, Any],
@@ -82,7 +83,7 @@ def repeated(place: CommandPlace, output: Path, began: float) -> Outcome | None:
 
 
 def _compiled(
-    load: Callable[[], TrainStep],
+    load: Callable[[], TrainStep | Steps],
     output: Path,
     targets: Sequence[str],
     options: Mapping[str, Any],

@@ -21,12 +21,13 @@ from irongrad.cli.common import (
     numbers,
     print_json,
     refuse_unwritable,
+    step_option,
     target_option,
     trusted_option,
 )
 from irongrad.runtime import Session, load
-from irongrad.runtime.errors import GuardError
-from irongrad.runtime.manifest import STEPS
+from irongrad.runtime.errors import GuardError, UserError
+from irongrad.runtime.manifest import steps_of
 from irongrad.runtime.nonfinite import CHOICES, OnNonFinite
 from irongrad.runtime.selection import is_verified
 from irongrad.training.numpy_files import read_npz
@@ -71,6 +72,7 @@ Example:
     help="What to do when the loss or the state becomes NaN or infinite. The last finite checkpoint is kept.",
 )
 @click.option("--strict", is_flag=True, help="Refuse inputs that are NaN or infinite.")
+@step_option
 @trusted_option
 @target_option
 @device_option
@@ -88,6 +90,7 @@ def command(
     seed: int | None,
     on_nonfinite: OnNonFinite,
     strict: bool,
+    step_name: str | None,
     trusted: tuple[Path, ...],
     target: str | None,
     device: str | None,
@@ -109,6 +112,7 @@ def command(
         on_nonfinite=on_nonfinite,
         trusted=trusted or None,
     )
+    session = _view(session, step_name)
     _warn_unless_verified(session)
     if seed is not None and resume is None and session.manifest.seed is not None:
         session.seed(seed)
@@ -132,10 +136,19 @@ def command(
         console.print(f"saved {checkpoint}")
 
 
+def _view(session: Session, name: str | None) -> Session:
+    """The session of the step to train, of an artifact of several."""
+    if name is None and not session.manifest.steps:
+        return session
+    if name is None:
+        raise UserError(f"the artifact has several steps: give --step, one of {', '.join(session.manifest.steps)}")
+    return session.step(name)
+
+
 def _trained(training: _Training, epochs: int, checkpoint: Path | None, *, quiet: bool) -> list[dict[str, Any]]:
     """Train `epochs` epochs, save the state after each, and return a record of each."""
     report: list[dict[str, Any]] = []
-    step = int(training.session.state()[STEPS])
+    step = int(training.session.state()[steps_of(training.session.step_name)])
     with _progress(quiet) as progress:
         for epoch in range(1, epochs + 1):
             task = progress.add_task(f"epoch {epoch}/{epochs}", total=training.per_epoch, loss="")

@@ -121,7 +121,7 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
     ):
         for one in steps.values():
             stack.enter_context(called_once(one))
-        captured = {name: _captured(run, name, one) for name, one in steps.items()}
+        captured = run.stage("capture", _captured, steps, options.entry_points)
         entry = cache_entry(captured, options, GOLDEN_STEPS)
         if entry is not None and (found := entry.load(options.output)) is not None:
             return run.from_cache(*found, entry.key)
@@ -148,9 +148,8 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
     return run.result()
 
 
-def _captured(run: BuildRun, name: str, step: TrainStep) -> CapturedStep:
-    run.part = name
-    return run.stage("capture", capture, step, inference_of(run.options.entry_points, step.entries))
+def _captured(steps: Mapping[str, TrainStep], entry_points: Sequence[str] | None) -> dict[str, CapturedStep]:
+    return {name: capture(step, inference_of(entry_points, step.entries)) for name, step in steps.items()}
 
 
 def _front(run: BuildRun, name: str, captured: CapturedStep) -> StepGraph:

@@ -50,6 +50,12 @@ def readable(result: Any) -> Iterator[tuple[str, str]]:
 
 
 @readable.register
+def _(result: dict) -> Iterator[tuple[str, str]]:  # type: ignore[type-arg]
+    for step, value in result.items():
+        yield from ((f".{step}{suffix}" if step else suffix, text) for suffix, text in readable(value))
+
+
+@readable.register
 def _(result: CapturedStep) -> Iterator[tuple[str, str]]:
     yield ".train.txt", str(result.train)
     for name, made in result.inference.items():

@@ -11,6 +11,7 @@ from irongrad.pipeline.iree.phases import module_passes
 from irongrad.pipeline.options import make_options
 from irongrad.runtime.errors import ToolchainError, VerificationError
 from irongrad.runtime.scratch import scratch_directory
+from irongrad.step.steps import Steps
 from irongrad.step.train_step import TrainStep
 
 
@@ -29,11 +30,11 @@ class ModuleFinding:
     compilations: int
 
 
-def bisect_module_passes(step: TrainStep, targets: tuple[str, ...], choices: Choices) -> ModuleFinding:
+def bisect_module_passes(step: TrainStep | Steps, targets: tuple[str, ...], choices: Choices) -> ModuleFinding:
     """Compile and verify `step`; if that fails, leave out passes over IREE's module until it succeeds.
 
     Args:
-        step: the training step.
+        step: the training step, or several over one state.
         targets: the targets to compile for.
         choices: how to compile, complete; its `disable_passes` are always left out.
 

@@ -47,7 +47,7 @@ def run_module(
     Args:
         manifest: the artifact's manifest.
         directory: the artifact's directory.
-        entry: the name of an entry point.
+        entry: the name of an entry point; of several steps, with the step's name before a dot.
         inputs: by name, a file (see `file_value`) or a value in iree-run-module's notation. All other inputs are filled
             with their smallest valid value.
         hypers: hyperparameter values by name; all others take their defaults.
@@ -60,9 +60,10 @@ def run_module(
     Raises:
         KeyError: there is no entry point `entry`.
     """
-    point = manifest.entry_point(entry)
+    point = manifest.exported(entry)
     if point is None:
         raise KeyError(entry)
+    view = manifest.of_step(point.step) if point.step in manifest.steps else manifest
     chosen = next(t for t in manifest.targets if target in (None, t.name))
     uri = device or chosen.device
     command = [
@@ -77,7 +78,7 @@ def run_module(
         f"--function={point.symbol}",
     ]
     command += [f"--input={_input(spec, inputs or {}, size)}" for spec in point.inputs]
-    command += [f"--input={_hyper(point, name, manifest, hypers or {}, size)}" for name in point.hypers]
+    command += [f"--input={_hyper(point, name, view, hypers or {}, size)}" for name in point.hypers]
     if outputs:
         command += [f"--output=@{outputs[s.name]}" if s.name in outputs else "--output=-" for s in point.outputs]
     return command

@@ -85,7 +85,7 @@ class _Expected:
 
 def make_plan(
     manifest: Manifest,
-    golden: Golden,
+    goldens: Mapping[str, Golden],
     initial: Mapping[str, Array],
     *,
     target: str | None = None,
@@ -95,24 +95,31 @@ def make_plan(
 
     Args:
         manifest: the artifact's manifest.
-        golden: whole golden values (`irongrad.runtime.golden_whole`); values that are missing are not checked.
+        goldens: whole golden values (`irongrad.runtime.golden_whole`) of each step by name, or of the only step under
+            an empty name; values that are missing are not checked.
         initial: the artifact's initial state, by name.
         target: the name of the only target to check; all targets by default.
         device: an IREE device URI; each target's own by default.
     """
-    planner = _Planner(manifest, golden, initial)
+    planners = [_Planner(manifest, name, golden, initial) for name, golden in goldens.items() if not golden.order]
     for spec in manifest.targets:
-        if target in (None, spec.name):
+        for planner in planners if target in (None, spec.name) else ():
             planner.plan(spec, device)
-    return Plan(tuple(planner.checks), planner.arrays, planner.states)
+    arrays = {path: array for planner in planners for path, array in planner.arrays.items()}
+    states = {path: state for planner in planners for path, state in planner.states.items()}
+    return Plan(tuple(check for planner in planners for check in planner.checks), arrays, states)
 
 
 class _Planner:
-    def __init__(self, manifest: Manifest, golden: Golden, initial: Mapping[str, Array]) -> None:
+    """The checks of one step, with their files in a folder of its name."""
+
+    def __init__(self, manifest: Manifest, step: str, golden: Golden, initial: Mapping[str, Array]) -> None:
         self.checks: list[Check] = []
         self.arrays: dict[str, Array] = {}
         self.states: dict[str, dict[str, Array]] = {}
-        self._manifest = manifest
+        self._whole = manifest
+        self._manifest = manifest.of_step(step) if step else manifest
+        self._folder = f"{step}/" if step else ""
         self._golden = golden
         self._initial = initial
 
@@ -191,7 +198,7 @@ class _Planner:
 
     def _state(self, step: int) -> Path:
         """Return the checkpoint of the golden state before `step`."""
-        path = f"state.{step}.safetensors"
+        path = f"{self._folder}state.{step}.safetensors"
         self.states[path] = {
             s.name: _cast(self._golden.expected[key_of("state", step, s.name)], s.dtype) for s in self._manifest.state
         }
@@ -199,7 +206,7 @@ class _Planner:
 
     def _file(self, folder: str, spec: TensorSpec, array: Array, *, compared: bool) -> Path:
         npy = spec.dtype in _COMPARED_AS_NPY if compared else spec.dtype != "bfloat16"
-        path = f"{folder}/{spec.name}{'.npy' if npy else '.bin'}"
+        path = f"{self._folder}{folder}/{spec.name}{'.npy' if npy else '.bin'}"
         self.arrays[path] = _cast(array, spec.dtype)
         return Path(FILES, path)
 
@@ -296,16 +303,17 @@ class _Planner:
             # 1500).
             device = "local-sync"
         command = run_module(
-            self._manifest,
+            self._whole,
             Path(ARTIFACT),
-            point.name,
+            point.symbol,
             inputs=inputs,
             state=state,
             target=self._target.name,
             device=device,
             size=self._golden.steps,
         )
-        name = f"{self._target.name}.{point.name}{suffix}"
+        folder = self._folder.replace("/", ".") if not point.step else ""
+        name = f"{self._target.name}.{folder}{point.symbol}{suffix}"
         optional = self._target.certificate is None
         self.checks.append(Check(name, self._target.name, (*command, *(flags or ())), refusal, optional))
 

@@ -11,13 +11,33 @@ from pathlib import Path
 
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import ArtifactError, VerificationError
-from irongrad.runtime.golden import SAMPLE, Golden, key_of
+from irongrad.runtime.golden import SAMPLE, Golden, key_of, read_goldens
 from irongrad.runtime.manifest import Manifest
-from irongrad.runtime.session import load
+from irongrad.runtime.session import Session, load
 from irongrad.runtime.verification import largest_error
 
 
-def whole_golden(directory: Path, manifest: Manifest, golden: Golden) -> tuple[Golden, str]:
+def whole_goldens(directory: Path, manifest: Manifest) -> tuple[dict[str, Golden], str]:
+    """Read all golden values of an artifact, with whole values in place of samples.
+
+    Returns:
+        The golden values by step, and the reason why some are left out; empty if none is.
+
+    Raises:
+        ArtifactError: a file is damaged.
+        VerificationError: a value that the artifact computes here disagrees with its sample.
+    """
+    found: dict[str, Golden] = {}
+    reasons: list[str] = []
+    for name, golden in read_goldens(directory, manifest).items():
+        if golden.order:
+            continue
+        found[name], reason = whole_golden(directory, manifest.of_step(name) if name else manifest, golden, name)
+        reasons += [reason] if reason else []
+    return found, next(iter(reasons), "")
+
+
+def whole_golden(directory: Path, manifest: Manifest, golden: Golden, step: str = "") -> tuple[Golden, str]:
     """Replace samples by whole values, and leave out samples that have no whole value here.
 
     Returns:
@@ -30,7 +50,7 @@ def whole_golden(directory: Path, manifest: Manifest, golden: Golden) -> tuple[G
     if not missing:
         return golden, ""
     try:
-        found, reason = _run(directory, manifest, golden), ""
+        found, reason = _run(directory, manifest, golden, step), ""
     except ArtifactError as error:
         found, reason = {}, str(error)
     expected, allowed = dict(golden.expected), dict(golden.allowed)
@@ -58,16 +78,21 @@ def _samples(manifest: Manifest, golden: Golden) -> list[str]:
     return [key for key, shape in shapes.items() if key in expected and expected[key].shape == (SAMPLE,) != shape]
 
 
-def _run(directory: Path, manifest: Manifest, golden: Golden) -> Mapping[str, Array]:
+def _run(directory: Path, manifest: Manifest, golden: Golden, step_name: str) -> Mapping[str, Array]:
     """Return what the entry points compute from the golden inputs, each from the initial state."""
     has = {e.name for e in manifest.entry_points}
     found: dict[str, Array] = {}
     for entry in (e for e in manifest.entry_points if e.is_inference):
-        outputs = load(directory, on_nonfinite="ignore").call(entry.name, golden.inputs_of(entry))
+        outputs = _loaded(directory, step_name).call(entry.name, golden.inputs_of(entry))
         found |= {key_of(entry.name, 0, s.name): a for s, a in zip(entry.outputs, outputs, strict=True)}
     if {"train_step", "export_state"} <= has:
-        session = load(directory, on_nonfinite="ignore")
+        session = _loaded(directory, step_name)
         for step in range(1, golden.steps):
             session.train_step(**golden.inputs_of(session.entry("train_step")))
             found |= {key_of("state", step, n): a for n, a in session.state().items()}
     return found
+
+
+def _loaded(directory: Path, step: str) -> Session:
+    session = load(directory, on_nonfinite="ignore")
+    return session.step(step) if step else session

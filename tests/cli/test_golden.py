@@ -182,7 +182,7 @@ def test_large_tensors_are_left_out_where_the_artifact_cannot_run(large_artifact
     monkeypatch.setattr(cpu.platform, "machine", lambda: "s390x")
     golden, reason = whole_golden(large_artifact, manifest, read_golden(large_artifact / GOLDEN))
     assert "this machine is s390x" in reason
-    plan = make_plan(manifest, golden, initial_state(large_artifact))
+    plan = make_plan(manifest, {"": golden}, initial_state(large_artifact))
     assert not plan.states
     assert {c.name for c in plan.checks} >= {"llvm-cpu.train_step", "llvm-cpu.predict"}
     result = CliRunner().invoke(command, [str(large_artifact), "-o", str(tmp_path)], catch_exceptions=False)

@@ -118,7 +118,7 @@ def test_aarch64_agrees_with_the_oracle(artifact, tmp_path):
     assert qemu is not None, "install qemu-user-static, libc6-arm64-cross and libstdc++6-arm64-cross"
     assert AARCH64.is_file(), "scripts/test installs IREE's runtime for aarch64 there"
     manifest, golden = read_manifest(artifact), read_golden(artifact / GOLDEN)
-    plan = make_plan(manifest, golden, initial_state(artifact), target="llvm-cpu-aarch64")
+    plan = make_plan(manifest, {"": golden}, initial_state(artifact), target="llvm-cpu-aarch64")
     write_files(plan, manifest, tmp_path)
     assert {c.name.partition(".")[2] for c in plan.checks} >= {"train_step", "train_step.from_step_2"}
     for check in plan.checks:

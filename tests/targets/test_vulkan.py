@@ -108,7 +108,7 @@ def test_a_checkpoint_moves_between_devices(sessions, tmp_path, first):
 
 def test_iree_run_module_agrees_with_the_oracle(digits, iree_run, tmp_path):
     manifest, golden = read_manifest(digits), read_golden(digits / GOLDEN)
-    plan = make_plan(manifest, golden, initial_state(digits), target=manifest.targets[1].name)
+    plan = make_plan(manifest, {"": golden}, initial_state(digits), target=manifest.targets[1].name)
     write_files(plan, manifest, tmp_path)
     checks = {c.name.partition(".")[2]: c for c in plan.checks}
     for name in ("train_step", "eval_step", "train_step.out_of_range.y"):

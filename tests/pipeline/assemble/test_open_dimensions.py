@@ -110,7 +110,7 @@ def test_an_empty_batch_is_refused(session: Session):
 
 
 def test_the_golden_checks_pass_and_refuse(artifact: Path, session: Session, iree_run: Run, tmp_path: Path):
-    plan = make_plan(session.manifest, read_golden(artifact / GOLDEN), initial_state(artifact))
+    plan = make_plan(session.manifest, {"": read_golden(artifact / GOLDEN)}, initial_state(artifact))
     write_files(plan, session.manifest, tmp_path)
     for check in (c for c in plan.checks if ".train_step" in c.name):
         command = [a.replace(ARTIFACT, str(artifact)).replace(FILES, str(tmp_path)) for a in check.command]

@@ -138,7 +138,7 @@ def test_a_refusal_names_the_constraint_and_the_value(
 def test_the_golden_checks_break_every_constraint(artifact: Path, session: Session, iree_run: Run, tmp_path: Path):
     assert {c.text for c in session.manifest.constraints} == {"T a multiple of 4", "B < T"}
     assert all(c.broken for c in session.manifest.constraints)
-    plan = make_plan(session.manifest, read_golden(artifact / GOLDEN), initial_state(artifact))
+    plan = make_plan(session.manifest, {"": read_golden(artifact / GOLDEN)}, initial_state(artifact))
     write_files(plan, session.manifest, tmp_path)
     chosen = [c for c in plan.checks if ".constraint." in c.name or ".out_of_range." in c.name]
     assert len(chosen) == 4

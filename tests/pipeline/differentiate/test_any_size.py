@@ -241,7 +241,7 @@ def test_a_session_and_iree_run_module_refuse_in_the_same_words(
 def test_the_golden_checks_pass_and_refuse_in_the_same_words(
     artifact: Path, session: Session, iree_run: Run, tmp_path: Path
 ):
-    plan = make_plan(session.manifest, read_golden(artifact / GOLDEN), initial_state(artifact))
+    plan = make_plan(session.manifest, {"": read_golden(artifact / GOLDEN)}, initial_state(artifact))
     write_files(plan, session.manifest, tmp_path)
     assert next(c for c in plan.checks if c.name.endswith("train_step.too_large.T")).refusal in REFUSALS[0][1]
     for check in (c for c in plan.checks if ".train_step" in c.name):

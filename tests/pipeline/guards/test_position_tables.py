@@ -151,7 +151,7 @@ def test_an_index_past_the_end_is_refused_at_any_size(of_any_size: Session):
 def test_the_golden_checks_are_refused_at_every_size(
     artifact: Path, session: Session, iree_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ):
-    plan = make_plan(session.manifest, read_golden(artifact / GOLDEN), session.initial_state())
+    plan = make_plan(session.manifest, {"": read_golden(artifact / GOLDEN)}, session.initial_state())
     write_files(plan, session.manifest, tmp_path)
     checks = [c for c in plan.checks if c.name.endswith(".out_of_range.last")]
     assert checks

@@ -183,7 +183,7 @@ def test_a_forward_over_another_state_is_refused(session: Session, replace: Call
 
 def test_iree_run_module_runs_the_first_piece_and_is_refused_the_second(artifact: Path, tmp_path: Path):
     manifest = read_manifest(artifact)
-    plan = make_plan(manifest, read_golden(artifact / GOLDEN), initial_state(artifact))
+    plan = make_plan(manifest, {"": read_golden(artifact / GOLDEN)}, initial_state(artifact))
     write_files(plan, manifest, tmp_path)
     chosen = [c for c in plan.checks if re.search(r"\.(forward(\.ticket)?|finish_step)$", c.name)]
     assert any(c.refusal for c in chosen)

@@ -62,9 +62,9 @@ def test_background_runs_equal_runs_in_this_thread(
     captured: CapturedStep, graph: StepGraph, threads: list[threading.Thread]
 ) -> None:
     here = Expected(golden_runs(captured, graph, STEPS))
-    with first_runs(captured, graph, STEPS) as runs:
-        own = runs().own
-        assert runs().own is own
+    with first_runs({"": (captured, graph)}, STEPS) as runs:
+        own = runs()[""].own
+        assert runs()[""].own is own
     assert threads != [threading.current_thread()]
     assert not threads[0].is_alive()
     assert own.golden.allowed == here.golden.allowed
@@ -76,7 +76,7 @@ def test_background_runs_equal_runs_in_this_thread(
 
 def test_background_runs_end_when_a_stage_fails(captured: CapturedStep, graph: StepGraph) -> None:
     """Without an end the runs would take years."""
-    with pytest.raises(ZeroDivisionError), first_runs(captured, graph, 10**9):
+    with pytest.raises(ZeroDivisionError), first_runs({"": (captured, graph)}, 10**9):
         raise ZeroDivisionError
 
 
@@ -87,7 +87,7 @@ def test_an_error_in_the_background_is_raised_when_the_runs_are_read(
         raise ZeroDivisionError
 
     monkeypatch.setattr(background_runs, "golden_runs", golden_runs)
-    with first_runs(captured, graph, STEPS) as runs, pytest.raises(ZeroDivisionError):
+    with first_runs({"": (captured, graph)}, STEPS) as runs, pytest.raises(ZeroDivisionError):
         runs()
 
 
