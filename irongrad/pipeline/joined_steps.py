@@ -57,8 +57,7 @@ def joined(
         graphs: their graphs.
 
     Raises:
-        CaptureError: two tensors of different steps share memory, or two steps update different parameters of one
-            group of an optimizer.
+        CaptureError: two steps update different parameters of one group of an optimizer.
     """
     if not isinstance(step, Steps):
         return JoinedSteps(graphs, {"": {t.name: t.name for t in graphs[""].state}})
@@ -96,7 +95,6 @@ def _tensor_names(steps: Mapping[str, TrainStep]) -> dict[int, str]:
     is_one_model = len({id(step.model) for step in steps.values()}) == 1
     names: dict[int, str] = {}
     taken: set[str] = set()
-    memory: dict[int, tuple[int, str]] = {}
     of_models = [(name, _own_tensors(replace(step, modules={}, after_step=None))) for name, step in steps.items()]
     for step_name, own in [*of_models, *((name, _own_tensors(step)) for name, step in steps.items())]:
         for path, tensor in own.items():
@@ -105,20 +103,7 @@ def _tensor_names(steps: Mapping[str, TrainStep]) -> dict[int, str]:
             name = path if is_one_model and path not in taken else f"{step_name}.{path}"
             names[id(tensor)] = name
             taken.add(name)
-            _refuse_shared(memory, tensor, name, step_name)
     return names
-
-
-def _refuse_shared(memory: dict[int, tuple[int, str]], tensor: torch.Tensor, name: str, step: str) -> None:
-    """Refuse two tensors over one memory: a step would not see what another writes."""
-    if not tensor.numel():
-        return
-    other, other_name = memory.setdefault(tensor.untyped_storage()._cdata, (id(tensor), name))
-    if other != id(tensor):
-        raise CaptureError(
-            f"{name} and {other_name} are two tensors over one memory, and {step!r} is one of several steps over the "
-            "state. Let the steps hold one tensor, such as the same module"
-        )
 
 
 def _joined_name(tensor: StateTensor, step: str, own: Mapping[str, torch.Tensor], names: Mapping[int, str]) -> str:

@@ -23,6 +23,8 @@ STEPS = "irongrad/steps"
 # The state of the random numbers: the seed, and the number of calls of entry points that have drawn under it.
 SEED = "irongrad/seed"
 DRAWS = "irongrad/draws"
+# What the names of carried values begin with.
+CARRIED = "carry"
 # Loss scaling: the scale and its growth tracker, named as in GradScaler.state_dict, and how often each optimizer's
 # update was skipped.
 SCALE = "scaler/scale"
@@ -48,6 +50,7 @@ STANDARD = frozenset(
         *OF_STATE,
         *OF_GRADIENTS,
         "reset",
+        "reset_carry",
     )
 )
 # Names that an entry point cannot have, because the module or the command line uses them.
@@ -70,6 +73,7 @@ class Role(StrEnum):
     COUNTER = "counter"
     RANDOM = "random"
     SCALER = "scaler"
+    CARRIED = "carried"
 
 
 @dataclass(frozen=True)

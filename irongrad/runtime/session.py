@@ -242,6 +242,14 @@ class Session:
         """Restore the state that `load` left, and clear accumulated gradients."""
         self._call("reset", {})
 
+    def reset_carry(self) -> None:
+        """Put carried values, such as a hidden state, back to the beginning.
+
+        Raises:
+            UserError: nothing is carried.
+        """
+        self._call("reset_carry", {})
+
     def seed(self, value: int) -> None:
         """Restart the step's random numbers from the seed `value`.
 

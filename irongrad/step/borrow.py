@@ -61,7 +61,8 @@ def borrowed(step: TrainStep, dtype: torch.dtype | None = None, *, in_place: boo
 def roots_of(step: TrainStep) -> tuple[object, ...]:
     """The objects of the user's that a run of a step may reach and change."""
     functions = [*(entry.function for entry in step.own_entries.values()), *(after.function for after in step.after)]
-    return (step.model, step.loss, *step.optimizers, step.scaler, *step.modules.values(), *functions)
+    carried = [c.leaves for c in (*step.carried, *(entry.carried for entry in step.own_entries.values()))]
+    return (*carried, step.model, step.loss, *step.optimizers, step.scaler, *step.modules.values(), *functions)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from irongrad.diagnostics.source_lines import where
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import RESERVED, STANDARD, of_entry
 from irongrad.step.argument_checks import check_input
+from irongrad.step.carry import Carry, carry_of
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,27 @@ class Entry:
             or tensors in a tuple, a dictionary or a dataclass, as a model does.
         inputs: an example of each input, by name. They are passed by name if the function has parameters of all these
             names, and by position otherwise.
+        carry: values that go from call to call, such as a hidden state, by name, each with its value at the beginning.
+            The function takes them as it takes inputs, after these, and returns their new values beside its result:
+            `(result, {"hidden": hidden})`. They are state of their own.
     """
 
     function: Callable[..., object]
     inputs: Mapping[str, torch.Tensor]
+    carry: Mapping[str, Any] = field(default_factory=dict)
 
-    def run(self, values: Mapping[str, torch.Tensor]) -> object:
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_carried", carry_of(self.carry, self.inputs))
+
+    @property
+    def carried(self) -> Carry:
+        """What is carried from call to call."""
+        carried: Carry = vars(self)["_carried"]
+        return carried
+
+    def run(self, values: Mapping[str, Any]) -> object:
         """Call the function on inputs by name."""
-        if _takes_by_name(self.function, self.inputs):
+        if _takes_by_name(self.function, values):
             return self.function(**values)
         return self.function(*values.values())
 
@@ -90,11 +104,12 @@ def _check_binds(name: str, entry: Entry) -> None:
         signature = _signature(entry.function)
     except (TypeError, ValueError):
         return
-    by_name = _takes_by_name(entry.function, entry.inputs)
+    given = {**entry.inputs, **entry.carry}
+    by_name = _takes_by_name(entry.function, given)
     try:
-        signature.bind(*(() if by_name else entry.inputs.values()), **(entry.inputs if by_name else {}))
+        signature.bind(*(() if by_name else given.values()), **(given if by_name else {}))
     except TypeError as error:
         raise CaptureError(
-            f"{where(entry.function)}: entries[{name!r}] has the inputs ({', '.join(entry.inputs)}), but the "
+            f"{where(entry.function)}: entries[{name!r}] has the inputs ({', '.join(given)}), but the "
             f"function's signature is {signature}: {error}"
         ) from None

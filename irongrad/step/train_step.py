@@ -21,6 +21,7 @@ from irongrad.sizes.constraints import conditions_of
 from irongrad.sizes.expressions import symbol
 from irongrad.step.after_step import AfterStep, after_steps_of
 from irongrad.step.argument_checks import check_kinds, check_modules
+from irongrad.step.carry import Carry, carry_of
 from irongrad.step.entries import Entry, entries_of, examples_of
 
 INFERENCE = ("eval", "predict")
@@ -80,6 +81,10 @@ class TrainStep:
             `torch.optim.swa_utils.AveragedModel`, whose tensors become state; or several of these, in order.
         modules: further modules whose tensors are state of the step, by name, such as a target network that the loss
             or `after_step` uses and the model does not hold.
+        carry: values that go from call to call, such as a recurrent model's hidden state, by name, each with its value
+            at the beginning: a tensor, or a tuple of tensors. They are passed on like inputs, and the loss function
+            returns their new values beside the loss: `(loss, {"hidden": hidden})`. `eval_step` carries values of its
+            own. `Session.reset_carry` puts both back to the beginning.
         entries: further entry points over the same state, by name: a function and its example inputs, such as
             `{"act": (model.act, {"obs": obs})}`. The function is a method of the model, or calls the model; see
             `irongrad.Entry`. It runs in evaluation mode, without gradients, and changes no state. `dynamic` names its
@@ -110,6 +115,7 @@ class TrainStep:
     between: Sequence[str] = ()
     after_step: AfterStep | Callable[..., object] | Sequence[AfterStep | Callable[..., object]] | None = None
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
+    carry: Mapping[str, Any] = field(default_factory=dict)
     entries: Mapping[str, Entry | tuple[Callable[..., object], Mapping[str, torch.Tensor]]] = field(
         default_factory=dict
     )
@@ -126,9 +132,11 @@ class TrainStep:
         made = after_steps_of(self.after_step, [self.model, *self.modules.values()])
         object.__setattr__(self, "after_step", made.steps)
         object.__setattr__(self, "modules", {**self.modules, **made.modules})
+        carried = carry_of(self.carry, self.inputs)
+        object.__setattr__(self, "_carried", (carried, carry_of(self.carry, self.inputs)))
         for field_name in ("model_inputs", "loss_inputs"):
             for name in getattr(self, field_name) or ():
-                if name not in self.inputs:
+                if name not in self.inputs and name not in carried.structures:
                     raise CaptureError(f"{field_name} names {name!r}, which is not in inputs {list(self.inputs)}")
         if self.loss_inputs is not None and self.loss is None:
             raise CaptureError("loss_inputs names inputs of the loss, and the model computes its own loss")
@@ -142,6 +150,7 @@ class TrainStep:
         _check_accumulate(self)
         _check_dynamic(self)
         _check_between(self)
+        _check_carry(self)
 
     @property
     def made_at(self) -> str:
@@ -157,6 +166,12 @@ class TrainStep:
     def conditions(self) -> tuple[Any, ...]:
         """The conditions of `constraints`, as relations of named dimensions."""
         return conditions_of(self.constraints, sizes_of(self, self.inputs))
+
+    @property
+    def carried(self) -> tuple[Carry, Carry]:
+        """What is carried from call to call: in training, and in evaluation."""
+        carried: tuple[Carry, Carry] = vars(self)["_carried"]
+        return carried
 
     @property
     def after(self) -> tuple[AfterStep, ...]:
@@ -239,7 +254,7 @@ def call_of(step: TrainStep) -> Call:
 def _call_of_model(step: TrainStep) -> Call:
     parameters = inspect.signature(step.model.forward).parameters
     accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    names = list(step.inputs)
+    names = [*step.inputs, *step.carry]
     chosen = list(step.model_inputs) if step.model_inputs is not None else None
     if chosen is None and step.loss is None:
         chosen = names
@@ -349,6 +364,17 @@ def _check_between(step: TrainStep) -> None:
     if step.between and (step.accumulate > 1 or step.dynamic):
         raise CaptureError(
             "a step in pieces has neither micro-batches nor sizes that vary: leave out accumulate and dynamic"
+        )
+
+
+def _check_carry(step: TrainStep) -> None:
+    if not step.carry:
+        return
+    if step.loss is None:
+        raise CaptureError("carry needs a loss function, which returns the new values beside the loss")
+    if step.accumulate > 1 or step.dynamic or step.between:
+        raise CaptureError(
+            "a carried value has one size, and belongs to a whole batch: leave out accumulate, dynamic and between"
         )
 
 

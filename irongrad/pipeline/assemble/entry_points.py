@@ -13,7 +13,7 @@ from irongrad.pipeline.assemble.split_step_state import closed, closed_if_any, i
 from irongrad.pipeline.assemble.stacked_steps import train_steps
 from irongrad.pipeline.assemble.step_functions import call_loaded, return_line, spec_type
 from irongrad.pipeline.assemble.storage import Storage, accumulated, accumulator, quoted, symbol, tensor_type
-from irongrad.runtime.manifest import EntryPoint, TensorSpec
+from irongrad.runtime.manifest import EntryPoint, Role, TensorSpec
 
 
 def _arguments(entry: EntryPoint) -> str:
@@ -36,6 +36,7 @@ def entry_point(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[s
         "export_gradients": _export_gradients,
         "import_gradients": _import_gradients,
         "reset": _reset,
+        "reset_carry": _reset_carry,
     }.get(entry.name, _run_once)
     yield from (f"    {line}" for line in body(entry, graph, cores))
     yield "  }"
@@ -210,4 +211,9 @@ def _reset(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     for one in cores.accumulating:
         yield from _clear(one)
     yield from closed_if_any(graph)
+    yield from _return_steps(graph)
+
+
+def _reset_carry(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
+    yield from Storage(graph).reset({Role.CARRIED})
     yield from _return_steps(graph)

@@ -17,6 +17,7 @@ from irongrad.runtime.manifest import (
     STEPS_DIM,
     TICKET,
     EntryPoint,
+    Role,
     StateSpec,
     TensorSpec,
     of_entry,
@@ -86,12 +87,13 @@ SUMMARIES = {
     "import_state": "Replaces every state tensor, in the manifest's order; returns the step count.",
     "export_gradients": "The accumulated sums of gradients, and of how many steps.",
     "import_gradients": "Replaces the accumulated sums of gradients and their number, which it returns.",
+    "reset_carry": "Puts the carried values back to the beginning; returns the step count.",
     "reset": "Puts the state back to the loaded parameter file, clears the accumulators; returns the step count.",
 }
 
 
 # The entry points that concern the state of all steps.
-OF_WHOLE = (*OF_STATE, "reset")
+OF_WHOLE = (*OF_STATE, "reset", "reset_carry")
 
 _OF_ENTRY = "A function over the model, in evaluation mode; the state stays as it is."
 
@@ -155,7 +157,10 @@ def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
         "export_gradients": ((), (), (*sums, count)),
         "import_gradients": ((*sums, count), (), (count,)),
         "reset": ((), (), (steps,)),
+        "reset_carry": ((), (), (steps,)),
     }
+    if not any(tensor.role is Role.CARRIED for tensor in graph.state):
+        del signatures["reset_carry"]
     if in_pieces:
         pieces = {"forward": _forward(graph, inputs), "finish_step": (_late_inputs(graph, inputs), hypers, trained)}
         signatures = {**pieces, **{name: parts for name, parts in signatures.items() if name not in _OF_UNDIVIDED_STEP}}

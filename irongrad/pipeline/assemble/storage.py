@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 
 from irongrad.graph.dtypes import mlir_type
 from irongrad.graph.step_graph import Pack, StepGraph, Value
-from irongrad.runtime.manifest import SCOPE
+from irongrad.runtime.manifest import SCOPE, Role
 
 
 def tensor_type(tensor: torch.Tensor) -> str:
@@ -79,9 +79,9 @@ class Storage:
         yield f"util.global.store %whole, {symbol('pack', pack.name)} : {self._pack_type(pack)}"
         yield "util.return"
 
-    def reset(self) -> Iterator[str]:
-        """Reset the state to its initial values."""
-        for i, tensor in enumerate(self._graph.state):
+    def reset(self, roles: Collection[Role] = tuple(Role)) -> Iterator[str]:
+        """Reset the state of these roles to its initial values."""
+        for i, tensor in enumerate(t for t in self._graph.state if t.role in roles):
             kind = tensor_type(tensor.initial)
             yield f"%p{i} = flow.tensor.constant {_parameter(tensor.name)} : {stored_type(kind)}"
             yield f"%v{i} = flow.tensor.clone %p{i} : {stored_type(kind)}"

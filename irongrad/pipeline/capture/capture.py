@@ -44,6 +44,7 @@ from irongrad.pipeline.capture.step_modules import (
     PredictModule,
     ReportingModule,
     StepModule,
+    is_carried,
     name_of,
 )
 from irongrad.pipeline.capture.without_value_reads import ValueFree
@@ -265,13 +266,15 @@ def _entry(module: StepModule, step: TrainStep, name: str, multiples: Mapping[st
     """
     entry = step.own_entries[name]
     inputs, values = tuple(of_entry(name, n) for n in entry.inputs), tuple(entry.inputs.values())
-    probe = EntryModule(module, entry)
+    probe = EntryModule(module, name, entry)
     place = f"{source_lines.where(entry.function)}: the entry {name!r}"
     outputs = _output_names(step, probe, values)
     if not outputs:
         raise CaptureError(f"{place} returns no tensor")
     program = export(probe, values, _dynamic(step, inputs), multiples, use)
     for path, line in side_effects.written_lines(program).items():
+        if is_carried(path):
+            continue
         raise CaptureError(
             f"{line}\n  the entry {name!r} changes {name_of(path)!r}, and an entry leaves the state as it is. "
             "Change it in the step, or return the new value"
@@ -283,9 +286,12 @@ def _entry(module: StepModule, step: TrainStep, name: str, multiples: Mapping[st
 
 
 def _predict(module: StepModule, step: TrainStep, multiples: Mapping[str, int], use: StateUse) -> Inference | None:
-    """Export the model's outputs; None if it has none beside its loss."""
+    """Export the model's outputs; None if it has none beside its loss, or if the model takes a carried value."""
     call = call_of(step)
-    names = tuple(n for n in step.inputs if n in call.positional + call.keyword)
+    of_model = call.positional + call.keyword
+    if any(name in of_model for name in step.carry):
+        return None
+    names = tuple(n for n in step.inputs if n in of_model)
     values = tuple(step.inputs[n] for n in names)
     probe = PredictModule(module, names)
     outputs = _output_names(step, probe, values)

@@ -131,7 +131,7 @@ class _EagerRuns:
     def call(self, name: str, record: Recorder) -> None:
         """The outputs of an entry."""
         entry = self.step.own_entries[name]
-        probe = EntryModule(self.module, entry)
+        probe = EntryModule(self.module, name, entry)
 
         def run() -> dict[str, torch.Tensor]:
             with Draws(self.step.seed, 0), in_evaluation(self.step):

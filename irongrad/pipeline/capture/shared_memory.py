@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from irongrad.diagnostics.source_lines import where
 from irongrad.pipeline.capture.side_effects import written_state
+from irongrad.pipeline.capture.step_modules import name_of
 from irongrad.runtime.errors import CaptureError
 from irongrad.step.train_step import TrainStep
 
@@ -64,4 +65,4 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _spelled(name: str) -> str:
-    return name.removeprefix("model.") if name.startswith("the constant") else repr(name.removeprefix("model."))
+    return name if name.startswith("the constant") else repr(name_of(name))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -9,11 +12,38 @@ from irongrad.diagnostics import source_lines
 from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
 from irongrad.pipeline.capture.selected_rows import refuse_selected
 from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.manifest import CARRIED
+from irongrad.step.carry import Carry
 from irongrad.step.entries import Entry
 from irongrad.step.train_step import TrainStep, call_of
 
 MODEL_PREFIX = "model."
-BESIDE_PREFIX = "beside."
+BESIDE_PREFIX = "beside.of_"
+
+
+class Carried(nn.Module):
+    """Values that go from call to call, as buffers."""
+
+    def __init__(self, carry: Carry) -> None:
+        super().__init__()
+        self._carry = (carry,)
+        for name, tensor in carry.leaves.items():
+            self.register_buffer(name, tensor)
+
+    def values(self) -> dict[str, Any]:
+        """The present values by name; copies, because autograd may keep what the update overwrites."""
+        return self._carry[0].nested({name: buffer.clone() for name, buffer in self.named_buffers()})
+
+    def update(self, values: Mapping[str, Any], place: str) -> None:
+        """Replace the values.
+
+        Raises:
+            CaptureError: as `Carry.flat`.
+        """
+        new = self._carry[0].flat(values, place)
+        with torch.no_grad():
+            for name, buffer in self.named_buffers():
+                buffer.copy_(new[name])
 
 
 class StepModule(nn.Module):
@@ -30,14 +60,32 @@ class StepModule(nn.Module):
         if isinstance(step.loss, nn.Module):
             self.loss = step.loss
         if step.modules:
-            self.beside = nn.ModuleDict(dict(step.modules))
+            self.beside = _named_modules(step.modules)
+        if step.carry:
+            self.carried = _named_modules(dict(zip(("steps", "evaluation"), map(Carried, step.carried), strict=True)))
         self._inside = step.loss is None
         self._call = call_of(step)
         self._names = tuple(step.inputs)
         self.autocast = step.autocast
+        if carrying := {name: Carried(entry.carried) for name, entry in step.own_entries.items() if entry.carry}:
+            self.entries = _named_modules(carrying)
         trained = set(map(id, step.trained))
         named = self.named_parameters(remove_duplicate=False)
         self.untrained = frozenset(path for path, p in named if id(p) not in trained)
+
+    @property
+    def _carry(self) -> Carried | None:
+        """What the present mode carries."""
+        if "carried" not in self._modules:
+            return None
+        held = self.carried["of_steps" if self.model.training else "of_evaluation"]
+        assert isinstance(held, Carried)
+        return held
+
+    def arguments(self, values: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """The inputs and the carried values, by name."""
+        carry = self._carry
+        return dict(zip(self._names, values, strict=True)) | (carry.values() if carry is not None else {})
 
     def outputs(self, inputs: dict[str, torch.Tensor]) -> object:
         """Call the model with its own inputs, and return its output."""
@@ -51,7 +99,7 @@ class StepModule(nn.Module):
             return self._evaluate(*values)
 
     def _evaluate(self, *values: torch.Tensor) -> torch.Tensor:
-        inputs = dict(zip(self._names, values, strict=True))
+        inputs = self.arguments(values)
         return self.loss_of(self.outputs(inputs), inputs)
 
     def loss_of(self, output: object, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -73,6 +121,9 @@ class StepModule(nn.Module):
         function = self._loss if self._loss is not None else self.loss
         returned = function(output, *(inputs[n] for n in self._call.targets))
         loss, values = returned if _has_values(returned) else (returned, {})
+        if (carry := self._carry) is not None:
+            carry.update(values, source_lines.where(function))
+            values = {name: value for name, value in values.items() if name not in carry._carry[0].structures}
         if not isinstance(loss, torch.Tensor):
             raise CaptureError(
                 f"{source_lines.where(function)}: the loss is a {type(loss).__name__}, not a tensor. Return a scalar "
@@ -85,6 +136,11 @@ class StepModule(nn.Module):
                     "not a tensor. Leave .item() and float() out: what the step returns are numbers"
                 )
         return _scalar(loss), {str(name): value.detach() for name, value in values.items()}
+
+
+def _named_modules(modules: Mapping[str, nn.Module]) -> nn.ModuleDict:
+    """Modules by name, each with a prefix: a ModuleDict has attributes such as `keys`, which no name may have."""
+    return nn.ModuleDict({f"of_{name}": module for name, module in modules.items()})
 
 
 def _scalar(loss: torch.Tensor) -> torch.Tensor:
@@ -107,7 +163,7 @@ class ReportingModule(StepModule):
 
     def named(self, *values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss, and the values beside it by name."""
-        inputs = dict(zip(self._names, values, strict=True))
+        inputs = self.arguments(values)
         with self.autocast():
             return self.reported(self.outputs(inputs), inputs)
 
@@ -168,17 +224,41 @@ class PredictModule(OutputsModule):
 class EntryModule(OutputsModule):
     """An entry of the user's (`TrainStep.entries`)."""
 
-    def __init__(self, module: StepModule, entry: Entry) -> None:
+    def __init__(self, module: StepModule, name: str, entry: Entry) -> None:
         super().__init__(module, tuple(entry.inputs))
-        for name, child in module.named_children():
-            self.add_module(name, child)
+        for child_name, child in module.named_children():
+            self.add_module(child_name, child)
         self._entry = entry
+        self._own = name
 
     def run(self, inputs: dict[str, torch.Tensor]) -> object:
-        """Call the user's function on inputs by name."""
-        return self._entry.run(inputs)
+        """Call the user's function on inputs by name, and on what it carries."""
+        if not self._entry.carry:
+            return self._entry.run(inputs)
+        carried = self.entries[f"of_{self._own}"]
+        assert isinstance(carried, Carried)
+        returned = self._entry.run({**inputs, **carried.values()})
+        place = source_lines.where(self._entry.function)
+        if not (isinstance(returned, tuple) and _has_values(returned)):
+            raise CaptureError(f"{place}: an entry that carries values returns them beside its result: (result, {{…}})")
+        carried.update(returned[1], place)
+        return returned[0]
 
 
 def name_of(path: str) -> str:
     """Return the state name for an attribute path of `StepModule`: the name that its own module has for it."""
-    return path.removeprefix(MODEL_PREFIX) if path.startswith(MODEL_PREFIX) else path.removeprefix(BESIDE_PREFIX)
+    if path.startswith(MODEL_PREFIX):
+        return path.removeprefix(MODEL_PREFIX)
+    for prefix, kind in _CARRIED.items():
+        if path.startswith(prefix):
+            return f"{CARRIED}/{kind}{path.removeprefix(prefix)}"
+    return path.removeprefix(BESIDE_PREFIX)
+
+
+# What carried values are called: by the value, and for those of an entry by both.
+_CARRIED = {"carried.of_steps.": "", "carried.of_evaluation.": "eval/", "entries.of_": ""}
+
+
+def is_carried(path: str) -> bool:
+    """Whether an attribute path of `StepModule` leads to a carried value."""
+    return path.startswith(tuple(_CARRIED))

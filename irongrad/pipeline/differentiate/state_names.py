@@ -7,7 +7,7 @@ from torch import nn
 
 from irongrad.graph.step_graph import StateTensor
 from irongrad.operators.legalize.complex_numbers import refuse_complex
-from irongrad.pipeline.capture.step_modules import StepModule, name_of
+from irongrad.pipeline.capture.step_modules import StepModule, is_carried, name_of
 from irongrad.runtime.manifest import Role
 
 
@@ -36,6 +36,7 @@ class StateNames:
         for path, tensor in tensors:
             name = self._canonical[path]
             role = Role.PARAMETER if isinstance(tensor, nn.Parameter) else Role.BUFFER
+            role = Role.CARRIED if is_carried(path) else role
             initial = tensor.detach().cpu()
             self.state[name] = StateTensor(name, role, initial, tuple(aliases.get(name, ())))
 

@@ -33,7 +33,8 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     update = trace_update(joint)
     steps = StateTensor(STEPS, Role.COUNTER, steps_so_far(update.state))
     state = (*joint.state, *update.state, steps)
-    inputs = joint.captured.step.examples
+    # Tensors of our own: an eager run in another thread gives the user's other memory meanwhile.
+    inputs = {name: tensor.detach() for name, tensor in joint.captured.step.examples.items()}
     after = trace_after(joint.captured.step)
     hypers = _hypers(joint, update, after)
     fixed = [*update.fixed, *(after.fixed if after is not None else ())]

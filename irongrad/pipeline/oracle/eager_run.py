@@ -294,7 +294,7 @@ def _record_inference(
         for name in predict.outputs:
             record(key_of("predict", 0, name), outputs[name].clone())
     for entry in (n for n in captured.step.own_entries if n in captured.inference):
-        made, own = captured.inference[entry], EntryModule(module, captured.step.own_entries[entry])
+        made, own = captured.inference[entry], EntryModule(module, entry, captured.step.own_entries[entry])
         outputs = evaluated(partial(run, own.named, made.inputs))
         for name in made.outputs:
             record(key_of(entry, 0, name), outputs[name].clone())
