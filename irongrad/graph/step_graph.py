@@ -204,11 +204,12 @@ class StepGraph:
         """The buckets, in the order in which they are tried, then None if there are functions of any size."""
         return (*self.buckets, *((None,) if self.limits is not None else ()))
 
-    def is_specialised(self, name: str) -> bool:
-        """Whether the function `name` has versions for buckets, or takes any size."""
-        return any(specialised_name(name, form) in self.functions for form in self.forms) or (
-            self.limits is not None and name in self.functions and self.functions[name].of_any_size
-        )
+    def is_sized(self, name: str) -> bool:
+        """Whether the function `name` takes the sizes of a call: padded to a bucket, or any size."""
+        function = self.functions.get(name)
+        if function is None or not self.forms:
+            return False
+        return any(a.kind == "size" for a in function.arguments) or function.of_any_size
 
     def in_bucket(self, name: str, bucket: Bucket | None) -> str:
         """Return the name of the version of function `name` for `bucket`; `name` itself if it has only one version."""

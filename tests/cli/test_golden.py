@@ -202,7 +202,7 @@ def test_an_unverified_target_is_skipped_where_its_device_is_missing(mlp_artifac
     golden, initial = read_golden(mlp_artifact / GOLDEN), initial_state(mlp_artifact)
     for certificate, word in ((manifest.targets[0].certificate, "Failed"), (None, "Skipped")):
         target = replace(manifest.targets[0], certificate=certificate)
-        plan = make_plan(replace(manifest, targets=(target,)), golden, initial, device="no-such-device")
+        plan = make_plan(replace(manifest, targets=(target,)), {"": golden}, initial, device="no-such-device")
         write_files(plan, manifest, tmp_path)
         (tmp_path / "CTestTestfile.cmake").write_text(ctest_script(plan, mlp_artifact, ""))
         assert f"llvm-cpu.predict ({word})" in ctest(tmp_path).stdout

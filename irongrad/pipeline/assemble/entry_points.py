@@ -77,7 +77,7 @@ def _run_once(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str
     """The body of `train_step`, `grad_step`, `eval_step`, `predict`, `call` and the user's own entry points."""
     values: dict[Value, str] = {}
     yield from _hypers(entry, values)
-    if graph.is_specialised(chain_of(entry.name, graph)[0]):
+    if graph.is_sized(chain_of(entry.name, graph)[0]):
         names = yield from run_in_bucket(entry, graph, values)
     else:
         names = yield from _run_at_fixed_sizes(entry, graph, cores, values)

@@ -108,7 +108,7 @@ def _argument_in_body(result: str, name: str, value: Value, kind: str) -> str:
 
 def parts_of(chain: tuple[str, ...], graph: StepGraph) -> list[str]:
     """The names of the forms of a chain's first function; empty if it takes no inputs or all its sizes are fixed."""
-    if not chain or not graph.is_specialised(chain[0]):
+    if not chain or not graph.is_sized(chain[0]):
         return []
     if all(a.kind != "input" for a in graph.functions[chain[0]].arguments):
         return []
