@@ -28,6 +28,7 @@ from irongrad.pipeline.capture.step_modules import (
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler, Skips
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
+from irongrad.pipeline.oracle.vector_signs import VectorSigns
 from irongrad.runtime.golden import key_of
 from irongrad.runtime.manifest import DRAWS, STEPS, Role
 from irongrad.step.borrow import borrowed
@@ -105,7 +106,7 @@ def run_eager(
     """
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
     wide = eager_float64 if dtype is torch.float64 else nullcontext
-    with borrowed(captured.step, dtype):
+    with borrowed(captured.step, dtype), VectorSigns():
         inputs = {n: _cast(t, dtype).clone() for n, t in captured.step.inputs.items()}
         with wide():
             _record_inference(captured, graph, inputs, noise, record)
