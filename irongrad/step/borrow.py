@@ -281,13 +281,20 @@ class Record:
         if isinstance(item, np.ndarray):
             self._restore.append(partial(np.copyto, item, item.copy()) if item.flags.writeable else tuple)
             return ()
-        foreign = type(item).__module__.partition(".")[0] in _FOREIGN and not is_user_class(type(item))
-        if isinstance(item, ModuleType) or (foreign and type(item).__module__ != "__main__"):
+        if isinstance(item, ModuleType) or _is_foreign(type(item)):
             return ()
         slots = [n for cls in type(item).__mro__ for n in _slots(cls) if hasattr(item, n)]
         for name in slots:
             self._restore.append(partial(object.__setattr__, item, name, getattr(item, name)))
         return getattr(item, "__dict__", None), type(item), *(getattr(item, name) for name in slots)
+
+
+def _is_foreign(cls: type) -> bool:
+    """Whether a class is one of the standard library; one made by `exec` without a name says that it is a builtin."""
+    module = cls.__module__
+    if module.partition(".")[0] not in _FOREIGN or module == "__main__" or is_user_class(cls):
+        return False
+    return not (module == "builtins" and issubclass(cls, (nn.Module, torch.optim.Optimizer)))
 
 
 def _is_new(before: object, now: object) -> bool:

@@ -1,19 +1,23 @@
 """Where an optimizer from outside torch.optim keeps its state: slots, read and written by name.
 
-Such an optimizer keeps tensors and numbers for each parameter, in its parameter groups, in its attributes, and in lists
-and dictionaries inside of those. Each tensor or number is one slot.
+Such an optimizer keeps tensors and numbers for each parameter, in its parameter groups, in its attributes, and in
+lists, dictionaries and objects inside of those. Each tensor or number is one slot.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import torch
 
 _VALUES = (torch.Tensor, int, float, torch.SymInt, torch.SymFloat)
+# The packages whose objects are no optimizer's own.
+_APART = frozenset(sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy"}
 _BASE = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1)))
 
 
@@ -37,7 +41,7 @@ class Slot:
     @property
     def key(self) -> str:
         """The path in one word, such as `exp_avg` or `factors.0`."""
-        return ".".join(map(str, self.path))
+        return ".".join("<a parameter>" if isinstance(part, torch.Tensor) else str(part) for part in self.path)
 
     @property
     def name(self) -> str:
@@ -123,24 +127,51 @@ class _Part(dict[Any, Any]):
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """The tensors and numbers in nested containers, with the path to each; parameters are none of these."""
+    """The tensors and numbers in nested containers and objects, with the path to each; parameters are none of these."""
     if isinstance(value, torch.nn.Parameter):
         return
     if isinstance(value, _VALUES) and not isinstance(value, bool):
         yield path, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from leaves(item, (*path, key))
-    elif isinstance(value, (list, tuple)):
-        for position, item in enumerate(value):
-            yield from leaves(item, (*path, position))
+    for key, item in parts(value):
+        yield from leaves(item, (*path, key))
+
+
+def parts(value: Any) -> list[tuple[Any, Any]]:
+    """The keys, positions or attributes of a container or of an object that only holds values, with what each holds."""
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    return list((value if isinstance(value, dict) else vars(value) if is_holder(value) else {}).items())
+
+
+def is_holder(value: Any, depth: int = 4) -> bool:
+    """Whether a value is an object of a package's or a user's class that holds only values, as GaLore's projector does.
+
+    Its attributes are then part of the optimizer's state. An object that refers to anything else is not walked: it may
+    lead anywhere, also to itself.
+    """
+    kind = type(value)
+    if isinstance(value, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, type, Enum, dict, list, tuple)):
+        return False
+    if kind.__module__.partition(".")[0] in _APART or not hasattr(value, "__dict__") or hasattr(kind, "__slots__"):
+        return False
+    return depth > 0 and all(_is_value(held, depth - 1) for held in vars(value).values())
+
+
+def _is_value(value: Any, depth: int) -> bool:
+    if isinstance(value, (list, tuple, dict)):
+        items = value.values() if isinstance(value, dict) else value
+        return depth > 0 and all(_is_value(item, depth - 1) for item in items)
+    return isinstance(value, (*_VALUES, str, type(None), torch.dtype, torch.device)) or is_holder(value, depth)
 
 
 def _put(place: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """Set the value at `path` in nested containers; returns `place`, or a new tuple in its stead."""
+    """Set the value at `path` in nested containers and objects; returns `place`, or a new tuple in its stead."""
     if not path:
         return value
     key, rest = path[0], path[1:]
+    if is_holder(place):
+        object.__setattr__(place, key, _put(getattr(place, key), rest, value))
+        return place
     item = _put(place[key], rest, value) if rest else value
     if isinstance(place, tuple):
         items = [*place[:key], item, *place[key + 1 :]]

@@ -146,3 +146,20 @@ def test_a_set_of_many_objects_is_the_same_in_any_order() -> None:
         assert record.changed() == ""
         held.add(object())
         assert record.changed() == "a set"
+
+
+def test_a_model_of_a_class_without_a_module_is_put_back() -> None:
+    """A class that `exec` makes in an empty namespace says that it is one of Python's builtins."""
+    names: dict[str, type[nn.Module]] = {}
+    exec("class Made(torch.nn.BatchNorm1d): pass", {"torch": torch}, names)
+    model = names["Made"](3)
+    assert type(model).__module__ == "builtins"
+    step = ig.TrainStep(
+        model,
+        nn.functional.mse_loss,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        {"x": torch.randn(4, 3), "y": torch.randn(4, 3)},
+    )
+    with borrowed(step):
+        model(torch.randn(4, 3))
+    assert int(model.num_batches_tracked) == 0

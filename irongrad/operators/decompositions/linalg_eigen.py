@@ -122,17 +122,35 @@ def _norm_bound(a: torch.Tensor) -> torch.Tensor:
     return scale * (fourth * fourth).sum((-2, -1), keepdim=True).sqrt().sqrt().sqrt()
 
 
+def signs(vectors: torch.Tensor) -> torch.Tensor:
+    """1 or -1 for each column, so that the column times its sign points the way of one fixed vector, [..., 1, columns].
+
+    The sign of an eigenvector or of a singular vector is free, and LAPACK's depends on its version. The elements of the
+    fixed vector are fractions of multiples of the golden ratio: hardly any vector of interest is orthogonal to it.
+    """
+    fixed = 1 + torch.arange(vectors.shape[-2], dtype=vectors.dtype).mul(0.6180339887498949).remainder(1).unsqueeze(-1)
+    return torch.where((vectors * fixed).sum(-2, keepdim=True) < 0, -1.0, 1.0).to(vectors.dtype)
+
+
+def directed(u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A singular value decomposition whose right singular vectors have the signs of `signs`."""
+    size = s.shape[-1]
+    sign = signs(vh[..., :size, :].mT)
+    u, vh = (torch.cat([x[..., :size] * sign, x[..., size:]], -1) for x in (u, vh.mT))
+    return u, s, vh.mT
+
+
 @decomposes(aten._linalg_svd.default)
 def _svd(
     a: torch.Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     u, s, v = svd(a, full=full_matrices)
     none = a.new_zeros([0])
-    return (u, s, v.mT) if compute_uv else (none, s, none)
+    return directed(u, s, v.mT) if compute_uv else (none, s, none)
 
 
 @decomposes(aten._linalg_eigh.default)
 def _eigh(a: torch.Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: N803
     lower = a.tril() if UPLO.upper() == "L" else a.triu().mT
     values, vectors = eigh(lower + lower.tril(-1).mT)
-    return values, vectors if compute_v else a.new_zeros([0])
+    return values, vectors * signs(vectors) if compute_v else a.new_zeros([0])

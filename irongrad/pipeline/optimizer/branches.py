@@ -66,7 +66,7 @@ def along_all_ways(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
     """
     count = 0
 
-    def explored(planned: tuple[bool, ...]) -> list[torch.Tensor]:
+    def explored(planned: tuple[bool, ...]) -> list[torch.Tensor] | ZeroDivisionError:
         nonlocal count
         count += 1
         if count > MOST_WAYS:
@@ -75,19 +75,28 @@ def along_all_ways(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
                 f"{MOST_WAYS} ways through its step. Write the decisions with torch.where"
             )
         way = _Way(planned)
+        results: list[torch.Tensor] | ZeroDivisionError
         with _answered_by(way):
-            results = run()
+            try:
+                results = run()
+            except ZeroDivisionError as error:
+                results = error  # eager would fail there, too
         # From the last decision to the first that was not planned: what the other answer gives.
         for position in reversed(range(len(planned), len(way.answers))):
-            try:
-                others = explored((*way.answers[:position], not way.answers[position]))
-            except ZeroDivisionError:
-                continue  # eager would fail there, too
+            others = explored((*way.answers[:position], not way.answers[position]))
+            if isinstance(others, ZeroDivisionError):
+                continue
+            if isinstance(results, ZeroDivisionError):
+                results = others
+                continue
             chosen = torch.full((), torch.sym_ite(way.conditions[position], 1.0, 0.0), dtype=torch.float64) > 0.5
             results = [torch.where(chosen, r, o.to(r.dtype)) for r, o in zip(results, others, strict=True)]
         return results
 
-    return explored(())
+    results = explored(())
+    if isinstance(results, ZeroDivisionError):
+        raise results
+    return results
 
 
 def _answered_by(way: _Way) -> AbstractContextManager[object]:

@@ -1,4 +1,4 @@
-"""Record the first value that an optimizer assigns to each part of its state."""
+"""Record what an optimizer assigns to its state: the first value of each part, and the keys that it writes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from irongrad.step.optimizer_slots import leaves
 
 
 def record_assignments(
-    optimizer: torch.optim.Optimizer, names: Mapping[int, str], assigned: dict[tuple[str, Any], Any]
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[int, str],
+    assigned: dict[tuple[str, Any], Any],
+    written: set[tuple[str, Any]],
 ) -> None:
-    """Have `assigned` get the first value of each slot that the optimizer makes."""
+    """Have `assigned` get the first value of each slot that the optimizer makes, and `written` each key it assigns."""
 
     def told(owner: str, key: Any, value: Any) -> None:
         for path, leaf in leaves(value, (key,)):
@@ -27,11 +30,14 @@ def record_assignments(
                 told("state", key, held)
             return held
         owner = names.get(id(key))
-        return _Recording(held, partial(told, owner)) if owner is not None else held
+        return recording(held, owner) if owner is not None else held
+
+    def recording(held: Mapping[Any, Any], owner: str) -> _Recording:
+        return _Recording(held, partial(told, owner), lambda key: written.add((owner, key)))
 
     optimizer.state = _RecordingState(optimizer.state, entry)
     for position, group in enumerate(optimizer.param_groups):
-        optimizer.param_groups[position] = _Recording(group, partial(told, f"group{position}"))
+        optimizer.param_groups[position] = recording(group, f"group{position}")
 
 
 def copied(value: Any) -> Any:
@@ -40,13 +46,14 @@ def copied(value: Any) -> Any:
 
 
 class _Recording(dict[Any, Any]):
-    """A dictionary that tells of the first value under each key."""
+    """A dictionary that tells of the first value under each key, and of each key that is assigned."""
 
-    def __init__(self, held: Mapping[Any, Any], tell: Callable[[Any, Any], None]) -> None:
+    def __init__(self, held: Mapping[Any, Any], tell: Callable[[Any, Any], None], wrote: Callable[[Any], None]) -> None:
         super().__init__(held)
-        self._tell = tell
+        self._tell, self._wrote = tell, wrote
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        self._wrote(key)
         if key not in self:
             self._tell(key, value)
         super().__setitem__(key, value)

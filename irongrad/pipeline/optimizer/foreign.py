@@ -18,7 +18,7 @@ from irongrad.pipeline.optimizer.layout import Layout
 from irongrad.pipeline.optimizer.own_step import step_of
 from irongrad.pipeline.optimizer.trial_steps import Trial
 from irongrad.runtime.errors import CaptureError
-from irongrad.step.optimizer_slots import Slot, as_tensor
+from irongrad.step.optimizer_slots import Slot, as_tensor, is_holder, parts
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,16 @@ def foreign_state(
     starts = {
         slot: as_tensor(trial.before.get(slot, _nothing_like(value))).detach().clone().contiguous()
         for slot, value in trial.first.items()
-        if not trial.is_constant(slot, trial.before.get(slot), hypers)
+        if not trial.is_constant(slot, trial.before.get(slot, trial.start(slot)), hypers)
     }
     return ForeignState(starts, trial.layout, trial.layout_before, *rest)
 
 
 def _holder_of_a_tensor(value: Any) -> str | None:
-    """The type of an object, of no container that is walked, which has a tensor among its attributes."""
-    if isinstance(value, (dict, list, tuple)):
-        items = value.values() if isinstance(value, dict) else value
-        return next(filter(None, map(_holder_of_a_tensor, items)), None)
-    if isinstance(value, (torch.Tensor, torch.nn.Module, type)) or callable(value):
+    """The type of an object whose attributes are not walked, and that has a tensor among them."""
+    if isinstance(value, (dict, list, tuple)) or is_holder(value):
+        return next(filter(None, (_holder_of_a_tensor(item) for _, item in parts(value))), None)
+    if isinstance(value, (torch.Tensor, torch.nn.Module, type)):
         return None
     holds = any(isinstance(v, torch.Tensor) for v in getattr(value, "__dict__", {}).values())
     return type(value).__name__ if holds else None

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from irongrad.diagnostics.source_lines import where
+from irongrad.pipeline.capture.selected_rows import refuse_selected
 from irongrad.pipeline.optimizer.branches import along_all_ways
 from irongrad.pipeline.optimizer.foreign import ForeignState
 from irongrad.pipeline.optimizer.layout import Layout
@@ -93,6 +94,7 @@ class ForeignStep:
         with self.prepared(mine):
             step_with_hooks(self.optimizer)
         found = slots_of(number, self.optimizer, filled)
+        refuse_selected(*mine.values(), *found.values())
         if lost := [w for w in wanted if not isinstance(w, str) and w not in found]:
             kind = type(self.optimizer)
             raise CaptureError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from irongrad.step.optimizer_slots import Slot, own_attributes, write
+from irongrad.step.optimizer_slots import Slot, is_holder, own_attributes, parts, write
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,18 @@ class Layout:
 
 
 def _rebuilt(value: Any) -> Any:
-    """A copy of nested containers with the same values in them."""
+    """A copy of nested containers and objects with the same values in them."""
     if isinstance(value, dict):
         return {k: _rebuilt(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_rebuilt(v) for v in value]
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(_rebuilt(v) for v in value)
+    if is_holder(value):
+        made = copy.copy(value)
+        for name, held in vars(value).items():
+            object.__setattr__(made, name, _rebuilt(held))
+        return made
     return value
 
 
@@ -85,9 +91,5 @@ def changed_flag(before: Layout, after: Layout) -> str | None:
 def _flags(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     if isinstance(value, bool | str):
         yield path, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _flags(item, (*path, key))
-    elif isinstance(value, (list, tuple)):
-        for position, item in enumerate(value):
-            yield from _flags(item, (*path, position))
+    for key, item in parts(value):
+        yield from _flags(item, (*path, key))

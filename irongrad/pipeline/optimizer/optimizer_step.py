@@ -93,7 +93,7 @@ class OptimizerStep:
         self._keys = [k for k in self.initial if k[0] in self._firsts or k[0] not in self.alike]
         self._slots = {key_of(slot): slot for held in self.foreign.values() for slot in held.slots}
         tensors = {k: self.initial[k].initial for k in self._slots}
-        self._counters = {k for k, t in tensors.items() if t.dtype is torch.int64 and int(t.min()) >= 0}
+        self._counters = {k for k, t in tensors.items() if t.dtype is torch.int64 and bool((t >= 0).all())}
         optimizers = self.step.optimizers
         self._members = [[[self.names.get(id(p), "") for p in g["params"]] for g in o.param_groups] for o in optimizers]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,8 @@ _MATH: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def _on_symbols(function: Callable[..., Any], form: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
     def apply(x: Any) -> Any:
+        if isinstance(x, torch.Tensor) and x.numel() == 1:
+            return form(x.to(torch.float64)).item()  # the function would read its value
         if isinstance(x, torch.SymFloat | torch.SymInt):
             return form(torch.full((), x, dtype=torch.float64)).item()
         return function(x)
@@ -32,6 +35,31 @@ def _either(function: Callable[..., Any], symbolic: Callable[[Any, Any], Any]) -
         if len(values) == 2 and any(isinstance(v, torch.SymFloat | torch.SymInt) for v in values):
             return symbolic(*values)
         return function(*values, **options)
+
+    return apply
+
+
+def _extreme(function: Callable[..., Any], symbolic: Callable[..., Any], less: bool) -> Callable[..., Any]:
+    """`min` or `max` of numbers and tensors of one element, without a decision on which of them it is."""
+
+    def of_two(best: Any, value: Any) -> Any:
+        if isinstance(best, torch.Tensor) or isinstance(value, torch.Tensor):
+            dtype = next(v.dtype for v in (best, value) if isinstance(v, torch.Tensor))
+            first, second = (
+                v if isinstance(v, torch.Tensor) else torch.full((), v, dtype=dtype) for v in (best, value)
+            )
+            return torch.where(second < first if less else second > first, second, first)
+        is_symbolic = any(isinstance(v, torch.SymFloat | torch.SymInt) for v in (best, value))
+        return symbolic(best, value) if is_symbolic else function(best, value)
+
+    def apply(*values: Any, **options: Any) -> Any:
+        if options:
+            return function(*values, **options)
+        items = list(values[0]) if len(values) == 1 else list(values)
+        numbers = (torch.SymFloat, torch.SymInt, int, float)
+        unknown = [v for v in items if isinstance(v, (torch.Tensor, torch.SymFloat, torch.SymInt))]
+        is_of_numbers = all(isinstance(v, numbers) or (isinstance(v, torch.Tensor) and v.numel() == 1) for v in items)
+        return functools.reduce(of_two, items) if unknown and is_of_numbers else function(items)
 
     return apply
 
@@ -68,8 +96,8 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     **{function: _on_symbols(function, form) for function, form in _MATH.items()},
     math.pow: _pow,
     math.copysign: _either(math.copysign, _with_sign_of),
-    min: _either(min, torch.sym_min),
-    max: _either(max, torch.sym_max),
+    min: _extreme(min, torch.sym_min, less=True),
+    max: _extreme(max, torch.sym_max, less=False),
     float: _Float,
 }
 

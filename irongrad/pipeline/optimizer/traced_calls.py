@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from irongrad.pipeline.capture.origins import Origins
+from irongrad.pipeline.capture.selected_rows import SelectedRows
+
 # In-place functions that have no functional ATen twin in torch 2.13, and those that do the same and have one.
 _TWINS = {
     "absolute_": "abs_",
@@ -37,8 +40,15 @@ class TracedCalls(TorchFunctionMode):
     `Tensor.square_` has no functional ATen twin in torch 2.13, and the result of `Tensor.data` is not traced.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows = SelectedRows(Origins())
+
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
+        result = self._rows.called(func, args, kwargs)
+        if result is not NotImplemented:
+            return result
         name = getattr(func, "__name__", "")
         if name.startswith("_foreach_"):
             with self:  # its calls are replaced, too

@@ -43,9 +43,11 @@ class Trial:
         self.before = self.slots()
         self.layout_before = Layout.of(optimizer, names)
         self.assigned: dict[tuple[str, Any], Any] = {}
+        self._written: set[tuple[str, Any]] = set()
         with self._running():
-            record_assignments(optimizer, names, self.assigned)
+            record_assignments(optimizer, names, self.assigned, self._written)
             self.take_step()
+            self._written.clear()
             self.first = self.slots()
             self.layout = Layout.of(optimizer, names)
             self.updated = {n: p.detach().clone() for n, p in parameters.items()}
@@ -78,12 +80,28 @@ class Trial:
         return assigned
 
     def is_constant(self, slot: Slot, start: Any, hypers: frozenset[tuple[Any, ...]]) -> bool:
-        """Whether a slot that starts as `start` is a constant of the optimizer, or a run-time input."""
+        """Whether a slot that starts as `start` is a constant of the optimizer, or a run-time input.
+
+        A float that each step assigns is neither, although two steps may leave it as it is: the estimate of Prodigy and
+        of D-Adaptation grows later. A learning rate is one that a scheduler may set.
+        """
         is_same = _is_same(start, self.first[slot], self.second.get(slot))
-        return is_same and (slot.is_number or (slot.owner, slot.path) in hypers)
+        is_assigned = isinstance(start, float) and (slot.owner, *slot.path) in self._written and slot.path != ("lr",)
+        return bool(is_same and not is_assigned and (slot.is_number or (slot.owner, slot.path) in hypers))
 
     def begins_like(self, state: Mapping[Slot, torch.Tensor]) -> bool:
-        """Whether a first step from `state`, in the layout of later steps, gives what the real first step gives."""
+        """Whether a first step from `state`, in the layout of later steps, gives what the real first step gives.
+
+        It also has to give this from tensors that are rounded otherwise: the compiled step computes what it compares
+        with them in another order. A norm that is kept to see whether it grows is such a tensor.
+        """
+        rounded = {s: t * (1 - 4 * torch.finfo(t.dtype).eps) for s, t in state.items() if self._is_made(s, t)}
+        return self._begins_with(state) and (not rounded or self._begins_with({**state, **rounded}))
+
+    def _is_made(self, slot: Slot, start: torch.Tensor) -> bool:
+        return not slot.is_number and slot not in self.before and start.is_floating_point() and bool(start.any())
+
+    def _begins_with(self, state: Mapping[Slot, torch.Tensor]) -> bool:
         try:
             updated, slots = self.first_step_from({s: v.item() if s.is_number else v.clone() for s, v in state.items()})
             pairs = [(updated[n], value) for n, value in self.updated.items()]
@@ -122,21 +140,24 @@ class Trial:
     def is_continuous_at_zero(self, place: int, path: tuple[Any, ...]) -> bool:
         """Whether a hyperparameter near zero does what zero does."""
         at_zero, near = (self._updated_with(place, path, value) for value in (0.0, 1e-30))
-        return at_zero is not None and near is not None and all(map(torch.allclose, at_zero, near))
+        return at_zero is not None and near is not None and all(map(_are_close, at_zero, near))
 
     def _updated_with(self, place: int, path: tuple[Any, ...], value: float) -> list[torch.Tensor] | None:
+        """The parameters and the state after two steps; in the second, gradients are half as large."""
         with self._running():
             write(self.optimizer, self._names, Slot(self._number, f"group{place}", path, is_number=True), value)
             try:
                 self.take_step()
+                self.take_step(0.5)
             except CaptureError:
                 return None
-            return [p.detach().double() for p in self.parameters.values()]
+            state = [as_tensor(v).clone() for v in self.slots().values()]
+            return [p.detach().double() for p in (*self.parameters.values(), *state)]
 
-    def take_step(self) -> None:
-        """Take one step with the gradients."""
+    def take_step(self, scale: float = 1.0) -> None:
+        """Take one step with the gradients, times `scale`."""
         for name, parameter in self.parameters.items():
-            parameter.grad = self.gradients[name].clone()
+            parameter.grad = self.gradients[name] * scale
         take_step(self.optimizer)
 
     @contextmanager
@@ -154,6 +175,10 @@ class Trial:
             self.layout.fill(self.optimizer, self.parameters, state)
             self.take_step()
             return {n: p.detach().clone() for n, p in self.parameters.items()}, self.slots()
+
+
+def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.shape == other.shape and torch.allclose(one, other, equal_nan=True))
 
 
 def _is_same(*values: Any) -> bool:

@@ -18,6 +18,7 @@ from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.eager_run import PLAIN, First, Recorder, half_of_the_threads, train
 from irongrad.pipeline.oracle.oracle import Spread, Values
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
+from irongrad.pipeline.oracle.vector_signs import VectorSigns
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import DRAWS, of_entry
 from irongrad.step.borrow import borrowed
@@ -79,6 +80,7 @@ class Alternation:
         with ExitStack() as stack:
             for captured in self.captured.values():
                 stack.enter_context(borrowed(captured.step, dtype))
+            stack.enter_context(VectorSigns())
             counts, calls = dict.fromkeys(self.captured, 0), 0
             state: dict[str, torch.Tensor] = {}
             for position, name in enumerate(self.order):

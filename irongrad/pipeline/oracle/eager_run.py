@@ -30,6 +30,7 @@ from irongrad.pipeline.capture.step_modules import (
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler, Skips
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
+from irongrad.pipeline.oracle.vector_signs import VectorSigns
 from irongrad.runtime.golden import key_of
 from irongrad.runtime.manifest import DRAWS, STEPS, Role
 from irongrad.step.borrow import borrowed
@@ -120,7 +121,7 @@ def run_eager(
     """
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
     wide = eager_float64 if dtype is torch.float64 else nullcontext
-    with borrowed(captured.step, dtype):
+    with borrowed(captured.step, dtype), VectorSigns():
         examples = {n: _cast(t, dtype).clone() for n, t in captured.step.examples.items()}
         inputs = {n: examples[n] for n in captured.step.inputs}
         with wide():

@@ -11,6 +11,8 @@ from torch.testing import assert_close
 import irongrad as ig
 from irongrad.frontends.compile_function import flat_function, trace_function
 from irongrad.operators.decompositions import decomposition_table
+from irongrad.operators.decompositions.linalg_eigen import signs
+from irongrad.pipeline.oracle.vector_signs import VectorSigns
 
 aten = torch.ops.aten
 BATCHES = [(), (2,), (0,), (2, 1)]
@@ -99,6 +101,18 @@ def test_symmetric_eigenvalues_match_lapack(size, half):
     full = triangle + triangle.tril(-1).mT
     assert_close(values, torch.linalg.eigvalsh(full))
     assert_close(full @ vectors, vectors * values.unsqueeze(-2))
+
+
+def test_vectors_have_the_signs_of_eager_runs():
+    a = normal(5, 4)
+    with VectorSigns():
+        expected = [*torch.linalg.svd(a, full_matrices=False), *torch.linalg.eigh(a.T @ a)]
+    table = decomposition_table()
+    found = [*table[aten._linalg_svd.default](a), *table[aten._linalg_eigh.default](a.T @ a)]
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other)
+    vectors, flipped = torch.linalg.eigh(a.T @ a)[1], torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=a.dtype)
+    assert_close(vectors * signs(vectors), vectors * flipped * signs(vectors * flipped))
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])

@@ -253,7 +253,94 @@ class KeyedByHyperparameter(Own):
             p.sub_(means[beta], alpha=group["lr"] / 2)
 
 
+class Projector:
+    def __init__(self, size: int) -> None:
+        self.size, self.basis = size, None
+
+    def project(self, gradient: torch.Tensor) -> torch.Tensor:
+        scale = torch.ones_like(gradient) / self.size if self.basis is None else self.basis * 0.9
+        self.basis = scale
+        return gradient * scale
+
+
+class KeepsObjects(Own):
+    """As GaLore: the object is made in the first step, and so is its basis."""
+
+    def update(self, p, state, group):
+        projector = state.setdefault("projector", Projector(p.shape[0]))
+        p.sub_(projector.project(p.grad)[: projector.size], alpha=group["lr"])
+
+
+class RemembersNorm(Own):
+    """A first step compares a norm with itself: rounding must not decide."""
+
+    def update(self, p, state, group):
+        norm = p.norm()
+        if "norm" not in state:
+            state["norm"] = norm
+        p.sub_(p.grad, alpha=group["lr"] * (0.1 if norm > state["norm"] else 1.0))
+        state["norm"].copy_(norm)
+
+
+class OtherRuleAtZeroLater(Own):
+    """As SM3: at zero the second step is another, not the first."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.defaults["beta"] = self.param_groups[0]["beta"] = 0.0
+
+    def update(self, p, state, group):
+        largest = state.setdefault("largest", torch.zeros_like(p))
+        square = p.grad.square() + group["beta"] * largest
+        largest.copy_(torch.max(largest, square) if group["beta"] > 0 else square)
+        p.sub_(p.grad / (largest.sqrt() + 0.1), alpha=group["lr"])
+
+
+class EstimateGrowsLater(Own):
+    """As D-Adaptation: the estimate stays as it is in two steps, and grows in later ones."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        group = self.param_groups[0]
+        group["k"] = group.get("k", 0) + 1
+        group["d"] = max(group.setdefault("d", 0.5), group["k"] / 4)
+        for p in group["params"]:
+            p.sub_(p.grad, alpha=group["lr"] * group["d"])
+
+
+class NumbersOfTensors(Own):
+    def update(self, p, state, group):
+        largest = max(p.grad.abs().max(), 0.01, p.norm())
+        least = min([group["lr"], p.grad.norm(), math.sqrt(p.grad.square().mean())])
+        p.sub_(p.grad / largest * least)
+
+
+class WritesRows(Own):
+    def update(self, p, state, group):
+        outside = p.grad.abs() > 0.05
+        p.grad[outside] = p.grad[outside].sign() * 0.05
+        p.sub_(p.grad, alpha=group["lr"])
+
+
+class NoWarmUp(Own):
+    """The way that divides by zero is never taken."""
+
+    warm_up = 0
+
+    def update(self, p, state, group):
+        state["step"] = state.get("step", 0) + 1
+        share = state["step"] / self.warm_up if state["step"] < self.warm_up else 1.0
+        p.sub_(p.grad, alpha=group["lr"] * share)
+
+
 OPTIMIZERS = [
+    KeepsObjects,
+    RemembersNorm,
+    OtherRuleAtZeroLater,
+    EstimateGrowsLater,
+    NumbersOfTensors,
+    WritesRows,
+    NoWarmUp,
     Attribute,
     LazyMean,
     StartsAsGradient,
@@ -345,7 +432,7 @@ def trained(makes: Sequence[Callable[..., torch.optim.Optimizer]], folder: Path,
 
 
 # Each way through one of their steps is compiled, so in one step with others they would have too many ways.
-ALONE = [WarmsUp, DecidesOnGradients, DecidesForEachParameter, OtherRuleAtZero]
+ALONE = [WarmsUp, DecidesOnGradients, DecidesForEachParameter, OtherRuleAtZero, RemembersNorm, NoWarmUp]
 STARTED = [StartsAsGradient, Counted, OfGroup, Nested]
 
 
@@ -407,16 +494,36 @@ class Toggles(Own):
         p.sub_(p.grad, alpha=group["lr"] if state["is_odd"] else 0.0)
 
 
-class Projector:
-    def __init__(self, like: torch.Tensor) -> None:
-        self.basis = torch.ones_like(like)
+class InTheEigenbasis(Own):
+    """As SOAP: eigenvectors, whose signs are free, are kept and compared."""
 
-
-class KeepsObjects(Own):
     def update(self, p, state, group):
-        projector = state.setdefault("projector", Projector(p))
-        projector.basis = projector.basis * 0.9
-        p.sub_(p.grad * projector.basis, alpha=group["lr"])
+        rows = p.grad.reshape(-1, p.shape[-1])
+        rotation = torch.linalg.eigh(rows.T @ rows + torch.diag(torch.arange(1.0, 1.0 + p.shape[-1])))[1]
+        state["rotation"] = rotation
+        p.sub_(((rows @ rotation).tanh() @ rotation.T).reshape(p.shape), alpha=group["lr"])
+
+
+class Circle:
+    def __init__(self, like: torch.Tensor) -> None:
+        self.basis, self.whole = torch.ones_like(like), self
+
+
+class KeepsCircles(Own):
+    def update(self, p, state, group):
+        circle = state.setdefault("circle", Circle(p))
+        circle.basis = circle.basis * 0.9
+        p.sub_(p.grad * circle.basis, alpha=group["lr"])
+
+
+class KeyedByParameter(Own):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.means: dict[torch.Tensor, torch.Tensor] = {}
+
+    def update(self, p, state, group):
+        self.means[p] = p.grad
+        p.sub_(self.means[p], alpha=group["lr"])
 
 
 class Wraps(Own):
@@ -451,7 +558,8 @@ class KeyedByAddress(Own):
     [
         (Grows, "layout of its state"),
         (Toggles, "changes .*is_odd from step to step"),
-        (KeepsObjects, "keeps a tensor in an object of type Projector"),
+        (KeepsCircles, "keeps a tensor in an object of type Circle"),
+        (KeyedByParameter, r"test_foreign.py.*\n.*KeyedByParameter keeps self.means.<a parameter> under"),
         (Wraps, "Wraps wraps another optimizer, self.inner"),
         (KeyedByAddress, r"test_foreign.py.*\n.*KeyedByAddress"),
         (Outside, "neither a parameter in the optimizer nor in its state"),
@@ -468,6 +576,14 @@ def test_too_many_ways_through_an_optimizer_are_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(branches, "MOST_WAYS", 1)
     with pytest.raises(CaptureError, match="more than 1 ways"):
         ig.compile(step_of(DecidesOnGradients, network()), "unwritten")
+
+
+def test_eigenvectors_in_the_state_have_the_signs_of_the_compiled_step(tmp_path: Path) -> None:
+    step = step_of(InTheEigenbasis, network())
+    artifact = ig.compile(step, tmp_path / "step", entry_points=["train_step"])
+    certificate = artifact.manifest.targets[0].certificate
+    assert certificate is not None
+    assert not certificate.unjudged
 
 
 def test_a_first_step_after_steps_of_another_optimizer_is_refused() -> None:
