@@ -154,8 +154,6 @@ def _capture(step: TrainStep, inference: Collection[str], names: tuple[str, ...]
         )
     for (_, name), line in use.dropped.items():
         warnings.warn(f"{line}: the compiled step does not set self.{name}, which no call reads", stacklevel=2)
-    for line in _assertions(train):
-        warnings.warn(f"{line}: the compiled step does not check this assertion", stacklevel=2)
     return CapturedStep(step, call_of(step), train, evaluation, *predicted, names)
 
 
@@ -218,12 +216,6 @@ def export(
     as_strided_where_written(program)
     _refuse_undrawable(program.graph_module)
     return program
-
-
-def _assertions(program: ExportedProgram) -> list[str]:
-    """The lines that assert something about values, without which a compiled step goes on."""
-    nodes = FlatGraph(program.graph_module).nodes
-    return [source_lines.line_of(n) for n in nodes if n.target is torch.ops.aten._assert_async.default]
 
 
 def _dynamic(step: TrainStep, inputs: Iterable[str]) -> list[Mapping[int, str]]:
