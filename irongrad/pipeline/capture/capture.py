@@ -31,6 +31,7 @@ from irongrad.pipeline.capture.eager_runs import run_twice
 from irongrad.pipeline.capture.function_transforms import expand_transforms
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
 from irongrad.pipeline.capture.modes import compiled_as_plain, inference_as_no_grad, mode
+from irongrad.pipeline.capture.module_casts import casts_refused
 from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
@@ -193,6 +194,7 @@ def export(
             autograd_functions.kept(),
             hooks.refused_in_forward(),
             set_refused(),
+            casts_refused(),
             inference_as_no_grad(),
             compiled_as_plain(),
             known.of_buffers(module),
