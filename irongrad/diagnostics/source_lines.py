@@ -111,15 +111,16 @@ def _spelled(path: str, line: int, source: str | None) -> str:
 
 def here(otherwise: str = "(line unknown)") -> str:
     """Return the user's line that is running now, as `line_of` does."""
-    frames: list[tuple[str, int, str | None]] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        path, line = frame.f_code.co_filename, frame.f_lineno
-        if path in _ENTRIES:
-            break
-        frames.append((path, line, linecache.getline(path, line)))
+    places = [(f.f_code.co_filename, f.f_lineno) for f in running(sys._getframe(1))]
+    return _place([(*place, linecache.getline(*place)) for place in places[::-1]]) or otherwise
+
+
+def running(innermost: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames that run, from the innermost one to the one that IronGrad called."""
+    frame = innermost
+    while frame is not None and frame.f_code.co_filename not in _ENTRIES:
+        yield frame
         frame = frame.f_back
-    return _place(frames[::-1]) or otherwise
 
 
 def caller() -> str:

@@ -238,7 +238,8 @@ class Range:
         maximum: the largest value, inclusive.
         exempt: one more value that is accepted (`ignore_index`), or None.
         limits: further largest values, as expressions of named dimensions.
-        place: for a computed index, the user's line and the operator.
+        place: for a computed index, the user's line and the operator; for an assertion, the line.
+        says: for an assertion, its message, or what stands for it.
     """
 
     input: str
@@ -247,3 +248,4 @@ class Range:
     exempt: int | None = None
     limits: tuple[Any, ...] = ()
     place: str = ""
+    says: str = ""

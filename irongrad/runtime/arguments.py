@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite, isinf
+from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.errors import GuardError
+from irongrad.runtime.errors import GuardError, UserError
 from irongrad.runtime.manifest import EntryPoint, Manifest, TensorSpec
 from irongrad.runtime.safetensors_file import numpy_dtype
 
@@ -26,7 +29,7 @@ def take(given: dict[str, Any], name: str, entry: EntryPoint) -> Any:
     try:
         return given.pop(name)
     except KeyError:
-        raise GuardError(f"{entry.symbol}: the input {name!r} is missing\n  expected {entry.signature}") from None
+        raise GuardError(f"{entry.symbol}: the input {name!r} is missing; expected {entry.signature}") from None
 
 
 def refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Manifest) -> None:
@@ -48,7 +51,7 @@ def refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Mani
                 f"{entry.symbol}: {name} is compiled in as {manifest.fixed[name]}: at that value the optimizer's "
                 "update does not read it, or keeps no state for it. Compile with the value you want"
             )
-        raise GuardError(f"{entry.symbol} takes no argument {name!r}\n  expected {entry.signature}")
+        raise GuardError(f"{entry.symbol} takes no argument {name!r}; expected {entry.signature}")
 
 
 def check_finite(entry: EntryPoint, inputs: Sequence[Any]) -> None:
@@ -181,9 +184,47 @@ def as_array(value: Any) -> Array:
     try:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError) as error:
+        if (copied := _without_dlpack(value)) is not None:
+            return copied
         raise GuardError(
             f"a {type(value).__name__} cannot be read through DLPack: {error}. Pass a numpy array, or one on the CPU"
         ) from None
+
+
+def _without_dlpack(value: Any) -> Array | None:
+    """A copy of a tensor of bfloat16 or of 8-bit floats, which numpy cannot read; None for other tensors.
+
+    float32 holds each of their numbers.
+    """
+    name = str(getattr(value, "dtype", "")).rpartition(".")[2]
+    if not hasattr(ml_dtypes, name) or getattr(value, "requires_grad", False):
+        return None
+    try:
+        return np.asarray(value.float() if hasattr(value, "float") else value).astype(numpy_dtype(name))
+    except (RuntimeError, TypeError, ValueError):
+        return None
+
+
+def as_path(value: Any, what: str) -> Path:
+    """Return a path of the file system.
+
+    Raises:
+        UserError: it is none; says what it should be the path of.
+    """
+    found = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(found, str):
+        raise UserError(f"{what} must be a path, not {value!r:.60}")
+    return Path(found)
+
+
+def refuse_no_mapping(value: Any, what: str) -> None:
+    """Refuse a value that holds no arrays by name.
+
+    Raises:
+        UserError: says what it should be.
+    """
+    if not isinstance(value, Mapping):
+        raise UserError(f"{what} must be a mapping of names to arrays, not {value!r:.60}")
 
 
 def as_seed(value: Any) -> Array:

@@ -12,6 +12,7 @@ from pathlib import Path
 from irongrad.runtime.abandoned import hold, remove_abandoned, unique
 
 _TEMPORARY = ".tmp"
+_LONGEST = 190
 
 
 def atomic_write(path: Path, data: bytes) -> None:
@@ -25,7 +26,7 @@ def atomic_write(path: Path, data: bytes) -> None:
     path = Path(os.path.realpath(path))
     _refuse_special(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(path, _TEMPORARY)
+    remove_abandoned(_beside(path), _TEMPORARY)
     handle, temporary = _created(path)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -87,7 +88,13 @@ def _created(path: Path) -> tuple[int, Path]:
 
 
 def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{unique()}{_TEMPORARY}")
+    return path.with_name(f".{_beside(path).name}.{unique()}{_TEMPORARY}")
+
+
+def _beside(path: Path) -> Path:
+    """The path, with as much of its name as leaves room for the rest of a temporary's name: a name has 255 bytes."""
+    name = path.name.encode(errors="surrogateescape")
+    return path.with_name(name[:_LONGEST].decode(errors="ignore")) if len(name) > _LONGEST else path
 
 
 def _sync_directory(directory: Path) -> None:

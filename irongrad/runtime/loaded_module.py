@@ -168,7 +168,7 @@ class LoadedModule:
         try:
             self._context.invoke(self._function(entry.symbol), arguments, results)
         except Exception as error:
-            raise GuardError(f"{entry.symbol}: {reason(error)}\n  expected {entry.signature}") from error
+            raise GuardError(f"{entry.symbol}: {reason(error)}; expected {entry.signature}") from error
         return [results.get_as_object(i, ireert.HalBufferView) for i in range(len(entry.outputs))]
 
     def _refuse_unusable(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from irongrad.runtime.manifest import UNLIMITED, TensorSpec
 
 NOT_RUN = "the step was not run"
+# IREE appends a number to each message; see `irongrad.pipeline.assemble.refusal_messages`.
+_NUMBER_OF_FALSE = "; one for a false condition, written as a shape"
 
 
 def range_of(spec: TensorSpec) -> str:
@@ -36,6 +38,16 @@ def too_small(spec: TensorSpec) -> str:
     The numbers give the distance below the minimum, because no shape is negative.
     """
     return f"{range_of(spec)}; how far a value is below {spec.minimum}, written as a shape:"
+
+
+def not_held(place: str, says: str) -> str:
+    """Return the message about an assertion that does not hold, up to the number, which is 1 for that."""
+    return f"{place}: {says}; {NOT_RUN}{_NUMBER_OF_FALSE}:"
+
+
+def without_number_of_false(message: str) -> str:
+    """Return a message without the number of a false condition, which tells nothing."""
+    return message.partition(_NUMBER_OF_FALSE)[0]
 
 
 def mismatch(dimension: int, expected: int, given: int) -> str:

@@ -19,12 +19,14 @@ from irongrad.runtime import checkpoint as checkpoints
 from irongrad.runtime.arguments import (
     as_count,
     as_number,
+    as_path,
     as_seed,
     as_steps,
     check_finite,
     infinite_hypers,
     per_step,
     refuse_leftovers,
+    refuse_no_mapping,
     take,
 )
 from irongrad.runtime.arrays import Array
@@ -70,7 +72,7 @@ def load(
         UserError: the parent of this process opened the device, and this process is a fork of it.
     """
     return Session(
-        Path(directory),
+        as_path(directory, "the directory of an artifact"),
         target=target,
         device=device,
         checkpoint=checkpoint,
@@ -112,9 +114,10 @@ class Session:
         self._check = NonFiniteCheck(on_nonfinite)
         self._strict = strict
         self.directory = directory = directory.absolute()
-        opened = opened_artifact(
-            directory, Asked(target, device, None if checkpoint is None else Path(checkpoint), trusted, verifying)
-        )
+        if not isinstance(device, str | None):
+            raise UserError(f"device must be the URI of a device, such as 'local-task', not {device!r:.60}")
+        start = None if checkpoint is None else as_path(checkpoint, "checkpoint")
+        opened = opened_artifact(directory, Asked(target, device, start, trusted, verifying))
         self.manifest, self.target, self.device = opened.manifest, opened.target, opened.device
         self._module = opened.module
         self.step_name = ""
@@ -298,6 +301,7 @@ class Session:
             ArtifactError: a tensor is unknown, has another shape or dtype, or is missing beside others of its kind. The
                 state is unchanged.
         """
+        refuse_no_mapping(state, "a state")
         self._replace(state, "the given state", absent)
 
     def _replace(self, state: Mapping[str, Array], source: str, absent: Absent) -> None:
@@ -323,6 +327,7 @@ class Session:
         Raises:
             GuardError: a parameter's sum is missing, unknown, or has another shape or dtype; or the count is no count.
         """
+        refuse_no_mapping(sums, "the sums of gradients")
         number = as_count(count)
         if unknown := [n for n in sums if n not in self.manifest.gradients]:
             raise GuardError(f"import_gradients: {', '.join(unknown[:4])} are no trained parameters of this step")
@@ -344,11 +349,12 @@ class Session:
             NonFiniteError: the state became NaN or infinite, and `on_nonfinite` is `stop`; nothing is written.
             OSError: the file cannot be written; an old one is unchanged.
         """
+        path = as_path(path, "a checkpoint")
         state = self.state()
         spoilt = self._became_nonfinite(nonfinite_names({s.name: state[s.name] for s in self.manifest.state}))
         if spoilt:
-            self._check.state(spoilt, self._kept(Path(path)))
-        checkpoints.write(Path(path), state, self.manifest, finite=not spoilt)
+            self._check.state(spoilt, self._kept(path))
+        checkpoints.write(path, state, self.manifest, finite=not spoilt)
 
     def _kept(self, path: Path) -> str:
         """Keep the last checkpoint with a finite state, before `path` is written; say what was kept."""
@@ -367,13 +373,14 @@ class Session:
         Raises:
             ArtifactError: the file is missing, damaged, or of another model or optimizer; the state is unchanged.
         """
+        path = as_path(path, "a checkpoint")
         arrays, _ = read_arrays(path)
         self._check.state(self._became_nonfinite(nonfinite_names(arrays)), f"that is how it is in {path}")
         self._replace(arrays, str(path), absent)
 
     def to_device(self, array: Any) -> ireert.DeviceArray:
         """Copy an array to the device, for an input of many calls."""
-        return self._module.on_device(np.asarray(array))
+        return self._module.on_device(array)
 
     # --- calls ----------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from irongrad.runtime.arguments import as_path
 from irongrad.runtime.atomic_files import atomic_write
 from irongrad.runtime.errors import ArtifactError, UserError
 from irongrad.runtime.manifest import MANIFEST, SIGNATURE, Manifest
@@ -72,10 +73,10 @@ def check_signature(manifest: Manifest, directory: Path, trusted: Trusted) -> No
         ArtifactError: none of them did.
         UserError: a file holds no public Ed25519 key.
     """
-    keys = [trusted] if isinstance(trusted, (str, os.PathLike)) else list(trusted)
+    keys = list(trusted) if isinstance(trusted, Iterable) and not isinstance(trusted, str) else [trusted]
     if not keys:
         raise UserError("trusted names no key, so no artifact can be signed by one of them")
-    public = [_public(Path(key)) for key in keys]
+    public = [_public(as_path(key, "a key in trusted")) for key in keys]
     path = directory / SIGNATURE
     try:
         signature = bytes.fromhex(path.read_text(encoding="ascii"))

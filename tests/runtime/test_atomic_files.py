@@ -34,6 +34,15 @@ def test_a_new_file_has_the_mode_of_any_new_file(tmp_path):
     assert mode(tmp_path / "new") == mode(tmp_path / "plain")
 
 
+@pytest.mark.parametrize("name", ["n" * 255, "é" * 125 + ".bin"])
+def test_a_file_may_have_the_longest_name_there_is(tmp_path, name):
+    for data in (b"one", b"two"):
+        atomic_write(tmp_path / name, data)
+        check_writable(tmp_path / name)
+    assert (tmp_path / name).read_bytes() == b"two"
+    assert os.listdir(tmp_path) == [name]
+
+
 def test_the_umask_of_other_threads_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "umask", lambda _: pytest.fail("the umask was set"))
     atomic_write(tmp_path / "file", b"")

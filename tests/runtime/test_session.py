@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from irongrad.runtime import Session
+from irongrad.runtime import Session, load
+from irongrad.runtime.arguments import as_array
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.status import reason as reason_of
 
@@ -106,6 +107,40 @@ def test_dlpack_and_device_inputs_give_the_same_result(session, batches):
     assert session.eval_step(**{n: session.to_device(a) for n, a in batch.items()}) == expected
     with pytest.raises(GuardError, match="DLPack"):
         session.eval_step(x=torch.from_numpy(batch["x"]).requires_grad_(), y=batch["y"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_a_tensor_that_numpy_cannot_read_is_copied(dtype):
+    read = as_array(
+        torch.tensor([[1.5, -0.0], [float("inf") if dtype is torch.bfloat16 else 448.0, 2**-6]], dtype=dtype)
+    )
+    assert read.dtype.name == str(dtype).removeprefix("torch.")
+    assert read.astype(np.float32)[:, 1].tolist() == [0.0, 2**-6]
+    assert np.signbit(read.astype(np.float32)[0, 1])
+
+
+def test_arguments_of_the_wrong_kind_are_refused(session, mlp_artifact):
+    calls = {
+        "the directory of an artifact must be a path, not None": lambda: load(None),
+        "a key in trusted must be a path, not 3": lambda: load(mlp_artifact, trusted=[3]),
+        "checkpoint must be a path, not 3": lambda: load(mlp_artifact, checkpoint=3),
+        "device must be the URI of a device, such as 'local-task', not 3": lambda: load(mlp_artifact, device=3),
+        "a checkpoint must be a path, not b'state'": lambda: session.save(b"state"),
+        "a checkpoint must be a path, not 4": lambda: session.restore(4),
+        "a state must be a mapping of names to arrays, not 3": lambda: session.load_state(3),
+        "the sums of gradients must be a mapping of names to arrays, not 3": lambda: session.load_gradients(3, 1),
+    }
+    for message, call in calls.items():
+        with pytest.raises(UserError) as refused:
+            call()
+        assert str(refused.value) == message
+
+
+def test_a_refused_call_says_so_in_one_line(session, batches):
+    for given in ({}, {**batches[0], "z": 1}, {**batches[0], "x": batches[0]["x"][:3]}):
+        with pytest.raises(GuardError, match="; expected eval_step") as refused:
+            session.eval_step(**given)
+        assert "\n" not in str(refused.value)
 
 
 def test_non_contiguous_inputs_are_read_right(session, batches):

@@ -17,7 +17,7 @@ from irongrad.graph.step_graph import Function, StepGraph
 from irongrad.pipeline.assemble.step_functions import spec_type
 from irongrad.pipeline.assemble.storage import quoted
 from irongrad.runtime.manifest import EntryPoint, TensorSpec
-from irongrad.runtime.refusals import too_large, too_small
+from irongrad.runtime.refusals import not_held, too_large, too_small
 
 # A generator of lines that returns the SSA names of what they compute.
 Lines = Generator[str, None, list[str]]
@@ -59,9 +59,8 @@ def refuse_unless(
         yield f"{own}.near = arith.minsi {own}.far, {own}.most : i64"
         yield from _sum_as_index(f"{own}.given", f"{own}.far", f"{own}.least")
         yield from _sum_as_index(f"{own}.wanted", f"{own}.near", f"{own}.least")
-        yield from refuse_unless_equal(
-            entry, number, [f"{own}.given"], [f"{own}.wanted"], too_large(spec), f"{own}.high"
-        )
+        above = _broken(result.name, graph) or too_large(spec)
+        yield from refuse_unless_equal(entry, number, [f"{own}.given"], [f"{own}.wanted"], above, f"{own}.high")
         yield f"{own}.above = arith.maxsi {own}.far, {own}.zero : i64"
         yield f"{own}.less = arith.subi {own}.above, {own}.far : i64"
         yield f"{own}.under = arith.index_cast {own}.less : i64 to index"
@@ -84,6 +83,12 @@ def _checked(name: str, check: Function, entry: EntryPoint, graph: StepGraph) ->
     return min(taken, default=0), TensorSpec(
         limit.place, "int64", (), limit.minimum, limit.maximum, limit.exempt, limits
     )
+
+
+def _broken(name: str, graph: StepGraph) -> str:
+    """The message about an assertion that does not hold; empty for an index."""
+    limit = next((r for r in graph.computed if r.input == name and r.says), None)
+    return not_held(limit.place, limit.says) if limit is not None else ""
 
 
 def _largest_distance(result: str, constant: int, limits: Sequence[str], least: str) -> Iterator[str]:

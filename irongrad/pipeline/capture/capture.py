@@ -31,6 +31,7 @@ from irongrad.pipeline.capture.eager_runs import run_twice
 from irongrad.pipeline.capture.function_transforms import expand_transforms
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
 from irongrad.pipeline.capture.modes import compiled_as_plain, in_evaluation, inference_as_no_grad, mode
+from irongrad.pipeline.capture.module_casts import casts_refused
 from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
@@ -182,8 +183,6 @@ def _capture(step: TrainStep, inference: Collection[str], names: tuple[str, ...]
         made |= {n: _entry(module, step, n, multiples, use) for n in step.own_entries if n in inference}
     for (_, name), line in use.dropped.items():
         warnings.warn(f"{line}: the compiled step does not set self.{name}, which no call reads", stacklevel=2)
-    for line in _assertions(train):
-        warnings.warn(f"{line}: the compiled step does not check this assertion", stacklevel=2)
     return CapturedStep(step, call_of(step), train, made, outputs, names)
 
 
@@ -223,6 +222,7 @@ def export(
             autograd_functions.kept(),
             hooks.refused_in_forward(),
             set_refused(),
+            casts_refused(),
             inference_as_no_grad(),
             compiled_as_plain(),
             known.of_buffers(module),
@@ -246,12 +246,6 @@ def export(
     as_strided_where_written(program)
     _refuse_undrawable(program.graph_module)
     return program
-
-
-def _assertions(program: ExportedProgram) -> list[str]:
-    """The lines that assert something about values, without which a compiled step goes on."""
-    nodes = FlatGraph(program.graph_module).nodes
-    return [source_lines.line_of(n) for n in nodes if n.target is torch.ops.aten._assert_async.default]
 
 
 def _dynamic(step: TrainStep, inputs: Iterable[str]) -> list[Mapping[int, str]]:

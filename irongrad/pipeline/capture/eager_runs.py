@@ -16,6 +16,7 @@ from irongrad.operators.random import Draws
 from irongrad.pipeline.capture import hooks, repeatable
 from irongrad.pipeline.capture.derivatives import evaluated
 from irongrad.pipeline.capture.modes import in_evaluation, mode
+from irongrad.pipeline.capture.module_casts import casts_refused
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.capture.repeatable import Recorder
 from irongrad.pipeline.capture.step_modules import EntryModule, ReportingModule
@@ -88,8 +89,8 @@ class _EagerRuns:
         def lend(in_place: bool) -> AbstractContextManager[Record]:
             return borrowed(self.step, in_place=in_place)
 
-        plainly = eager_control_flow()(eager_lstm()(run))
-        plainly_again = eager_control_flow()(eager_lstm()(again)) if again is not None else None
+        plainly = casts_refused()(eager_control_flow()(eager_lstm()(run)))
+        plainly_again = casts_refused()(eager_control_flow()(eager_lstm()(again))) if again is not None else None
         return repeatable.Program(what, self.step.model, lend, plainly, self.updates, plainly_again)
 
     def train(self, record: Recorder) -> None:

@@ -7,6 +7,7 @@ would agree. A compiled step would keep them for ever.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,8 @@ from unittest import mock
 import torch
 
 _SHIFT = 16 * 1_299_709 + 1  # odd, and no multiple of small primes: the remainder of any modulus changes
+
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+")
 
 
 class _Elsewhere(int):
@@ -38,14 +41,17 @@ class _Elsewhere(int):
 
 @contextmanager
 def elsewhere(namespaces: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """While open, numbers of processes, threads and addresses are others, and so are ids and hashes in `namespaces`."""
+    """While open, numbers of processes, threads and addresses are others.
+
+    So are ids, hashes and addresses in texts (`repr`) in `namespaces`.
+    """
     with ExitStack() as stack:
         for owner, name in ((os, "getpid"), (os, "getppid"), (threading, "get_ident"), (threading, "get_native_id")):
             stack.enter_context(mock.patch.object(owner, name, _shifted(getattr(owner, name))))
         stack.enter_context(mock.patch.object(torch.Tensor, "data_ptr", _shifted(torch.Tensor.data_ptr)))
         stack.enter_context(mock.patch.object(os, "getloadavg", _later_load, create=True))
         for names in namespaces:
-            own = {"id": _shifted(id), "hash": _hash}
+            own = {"id": _shifted(id), "hash": _hash, "repr": _repr}
             stack.enter_context(mock.patch.dict(names, {n: f for n, f in own.items() if n not in names}))
         yield
 
@@ -63,6 +69,11 @@ def _shifted(function: Callable[..., int]) -> Callable[..., int]:
 def _hash(value: Any) -> int:
     """The hash of a value; another one of a string or an object, whose hash is its own in every process."""
     return _other(hash(value)) if _varies(value) else hash(value)
+
+
+def _repr(value: object) -> str:
+    """The text of a value, with another address where it has one."""
+    return _ADDRESS.sub(lambda found: hex(int(found.group(), 16) + _SHIFT), repr(value))
 
 
 def _varies(value: Any) -> bool:

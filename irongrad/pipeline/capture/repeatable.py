@@ -96,6 +96,7 @@ def refuse_unrepeatable(program: Program) -> CaptureError | None:
     calls = OutsideCalls()
     first = _run(program, watch=calls, later=False, in_place=True)
     calls.refuse()
+    calls.tell()
     drawn = {key for key in first.before if first.before[key] != first.after[key]}
     if not drawn and not program.twice:
         return None

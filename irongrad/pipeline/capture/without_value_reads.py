@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 import irongrad.pipeline.capture.fake_shapes  # noqa: F401 (registers them)
 from irongrad.diagnostics.source_lines import here
 from irongrad.operators.decompositions.scatter import put_by_mask
-from irongrad.pipeline.capture import changed_memory, data_attribute
+from irongrad.pipeline.capture import changed_memory, data_attribute, raising_decisions
 from irongrad.pipeline.capture.byte_masks import as_boolean
 from irongrad.pipeline.capture.held_tensors import HeldTensors
 from irongrad.pipeline.capture.known_values import KnownValues
@@ -123,9 +123,22 @@ def _requires_grad(input: Tensor, requires_grad: bool = True) -> object:
 
 
 @_replaces(torch._assert_async)
-def _assert_async(condition: Tensor, message: str = "") -> object:
-    """Assert without the message, which no graph of numbers holds; the capture tells that the assertion is left out."""
-    return torch._assert_async(condition) if message else NotImplemented
+def _assert_async(condition: Tensor, message: str = "") -> None:
+    raising_decisions.asserted(condition, message)
+
+
+@_replaces(torch._assert)
+def _assert(condition: object, message: object) -> object:
+    """Assert a condition whose value is not known; the assertion of another one is Python's."""
+    if not isinstance(condition, Tensor) or condition.numel() != 1:
+        return NotImplemented
+    raising_decisions.asserted(condition, str(message))
+    return None
+
+
+@_replaces(Tensor.__bool__)
+def _bool(condition: Tensor) -> object:
+    return raising_decisions.decided(condition)
 
 
 @_replaces(torch.narrow, Tensor.narrow)

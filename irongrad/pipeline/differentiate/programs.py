@@ -18,7 +18,7 @@ from irongrad.pipeline.differentiate.specialise import Interpret, Program
 from irongrad.pipeline.differentiate.state_names import StateNames
 from irongrad.pipeline.guards.decisions import EarlyProgram, Indices
 from irongrad.pipeline.guards.range_checks import farthest
-from irongrad.pipeline.guards.step_indices import with_clamped_indices
+from irongrad.pipeline.guards.step_indices import guarded_programs
 from irongrad.step.train_step import TrainStep
 
 
@@ -47,7 +47,7 @@ def programs(captured: CapturedStep, indices: Indices) -> Programs:
     Raises:
         CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
     """
-    captured, step = with_clamped_indices(captured), captured.step
+    captured, step = guarded_programs(captured), captured.step
     names = StateNames(StepModule(step))
     refuse_complex({**step.examples, **{n: t.initial for n, t in names.state.items()}})
     joint = joint_program(captured, names)

@@ -14,7 +14,7 @@ from irongrad.diagnostics.source_lines import line_of
 from irongrad.graph.step_graph import Range
 from irongrad.pipeline.guards.early_checks import Part
 from irongrad.pipeline.guards.index_ranges import Verdicts, merged, range_of
-from irongrad.pipeline.guards.index_uses import Use, operator_name
+from irongrad.pipeline.guards.index_uses import Assertion, Use, operator_name
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import BY_INPUT, EARLY, PROVED, IndexSpec, TensorSpec
 from irongrad.runtime.refusals import interval_of
@@ -112,7 +112,7 @@ class Decisions:
                 self._refuse(use, reason or "depends on inputs of both pieces of the step", made.known)
                 continue
             label = f"index {len(self._computed)}"
-            limit = replace(range_of(label, use, made.known), place=_place(use))
+            limit = _described(range_of(label, use, made.known), use)
             self._computed.append(limit)
             pieces.setdefault(piece, []).append((use, limit))
             self._record([use], EARLY, made.known)
@@ -124,6 +124,13 @@ class Decisions:
 
     def _refuse(self, use: Use, reason: str, known: Names) -> None:
         said = _spec(use, "", known)
+        if isinstance(use, Assertion):
+            self._refused[
+                f"{use.line}\n  the condition {reason}, and is not proved to hold. Compiled code cannot stop in "
+                "the middle of a step, as eager does. Leave it out; to look at it after the step, let the loss return "
+                "it as a value beside the loss"
+            ] = None
+            return
         self._refused[
             f"{line_of(use.node)}\n  the index of {said.operator} {reason}, and is not proved to be in "
             f"{said.range}. Compiled code cannot stop in the middle of a step, as eager does for an index out of "
@@ -156,13 +163,18 @@ def _piece(use: Use, made: Decided, first: Collection[str]) -> str | None:
 
 
 def _spec(use: Use, how: str, known: Names) -> IndexSpec:
+    if isinstance(use, Assertion):
+        return IndexSpec(_without_folders(use.line), "assert", "true", how)
     limit = range_of("", use, known)
     spec = TensorSpec("", "int64", (), limit.minimum, limit.maximum, limit.exempt, tuple(map(str, limit.limits)))
     return IndexSpec(_without_folders(line_of(use.node)), operator_name(use.node), interval_of(spec), how)
 
 
-def _place(use: Use) -> str:
-    return f"{_without_folders(line_of(use.node))}: the index of {operator_name(use.node)}"
+def _described(limit: Range, use: Use) -> Range:
+    """The range of an index, or of an assertion, with what a refusal says of it."""
+    if isinstance(use, Assertion):
+        return replace(limit, place=_without_folders(use.line), says=use.says or "the condition does not hold")
+    return replace(limit, place=f"{_without_folders(line_of(use.node))}: the index of {operator_name(use.node)}")
 
 
 def _without_folders(line: str) -> str:

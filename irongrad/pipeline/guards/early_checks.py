@@ -21,7 +21,7 @@ from irongrad.graph.step_graph import Range
 from irongrad.operators.random import is_random
 from irongrad.pipeline.guards.bound_rules.registry import expression_of
 from irongrad.pipeline.guards.index_ranges import is_within
-from irongrad.pipeline.guards.index_uses import Use, uses_of
+from irongrad.pipeline.guards.index_uses import Assertion, Use, uses_of
 from irongrad.pipeline.guards.value_bounds import Bounds
 
 aten = torch.ops.aten
@@ -152,7 +152,10 @@ class _Writer:
 
     def distance(self, use: Use, limit: Range) -> Node:
         """Write the distance of the index that is furthest from its minimum."""
-        index = self._call(aten.to.dtype, self._new[use.index], torch.int64)
+        index = self._new[use.index]
+        if isinstance(use, Assertion):
+            index = self._call(aten.eq.Scalar, index, 0)
+        index = self._call(aten.to.dtype, index, torch.int64)
         values = index
         if use.from_end and limit.limits:
             place = self._part.size(use.size)

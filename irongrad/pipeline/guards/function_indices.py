@@ -15,6 +15,7 @@ from irongrad.pipeline.guards.decisions import Checks, Decided, Decisions, Indic
 from irongrad.pipeline.guards.early_checks import Part, distances
 from irongrad.pipeline.guards.float_indices import clamp, float_indices
 from irongrad.pipeline.guards.index_ranges import View, verdicts_on
+from irongrad.pipeline.guards.index_uses import without_assertions
 from irongrad.pipeline.guards.range_checks import add_guards
 from irongrad.pipeline.guards.value_bounds import constant_bounds
 from irongrad.pipeline.guards.written_memory import written
@@ -23,7 +24,9 @@ from irongrad.pipeline.guards.written_memory import written
 def function_indices(
     graph: GraphModule, inputs: Sequence[str], functional: Callable[[], GraphModule]
 ) -> tuple[Indices, Function | None]:
-    """Decide on every index of a function, and then clamp those in its graph that are computed from floats.
+    """Decide on every index of a function, then clamp those in its graph that are computed from floats.
+
+    The assertions are taken out of its graph.
 
     Args:
         graph: the function's graph.
@@ -52,6 +55,7 @@ def function_indices(
     if checks:
         early = _early(made, checks)
     clamp(float_indices(flat.nodes, flat.makers, opaque))
+    without_assertions(flat.nodes)
     return indices, early
 
 

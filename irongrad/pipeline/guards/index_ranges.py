@@ -9,7 +9,8 @@ for each use of an index one of these holds:
 * It is computed from inputs and constants. Then each entry point computes it at the start of a call, and checks it
   (`irongrad.pipeline.guards.early_checks`).
 
-Any other index is refused at compile time, with its line.
+Any other index is refused at compile time, with its line. An assertion is decided on likewise: its condition is proved,
+or computed early.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ from irongrad.graph.flat_graph import Carry
 from irongrad.graph.movements import OF_ONE_TENSOR, Movement, names
 from irongrad.graph.step_graph import Range
 from irongrad.pipeline.guards.bound_rules.registry import expression_of
-from irongrad.pipeline.guards.index_uses import Use, arguments_of, is_integer, operator_name, uses_of
+from irongrad.pipeline.guards.index_uses import (
+    Assertion,
+    Use,
+    arguments_of,
+    assertions_of,
+    is_integer,
+    operator_name,
+    uses_of,
+)
 from irongrad.pipeline.guards.intervals import INFINITE, Interval, at_most, cut_above
 from irongrad.pipeline.guards.value_bounds import Bounds
 from irongrad.runtime.manifest import UNLIMITED
@@ -93,7 +102,7 @@ class Verdicts:
 
 
 def verdicts_on(view: View) -> Verdicts:
-    """Decide on every use of an index in a program."""
+    """Decide on every use of an index in a program, and on every assertion."""
     uses = [use for node in view.nodes for use in uses_of(node)]
     plain = view.bounds()
     proved = [use for use in uses if is_within(use, plain)]
@@ -105,8 +114,10 @@ def verdicts_on(view: View) -> Verdicts:
     inside = _bounds_given(ranges, view)
     proved += [*sized, *(use for use in rest if use not in held and is_within(use, inside))]
     conditions = tuple(c for asked in sized.values() for c in asked)
-    left = tuple(use for use in rest if use not in held and use not in proved)
-    return Verdicts(ranges, tuple(proved), tuple(held), conditions, left, plain)
+    left = [use for use in rest if use not in held and use not in proved]
+    for assertion in (found for node in view.nodes for found in assertions_of(node)):
+        (proved if _holds(assertion, plain) else left).append(assertion)
+    return Verdicts(ranges, tuple(proved), tuple(held), conditions, tuple(left), plain)
 
 
 def is_within(use: Use, bounds: Bounds) -> bool:
@@ -115,6 +126,12 @@ def is_within(use: Use, bounds: Bounds) -> bool:
     least = -expression_of(use.size) if use.from_end else 0
     singles = all(p == use.exempt or (at_most(least, p) and at_most(p, size - 1)) for p in found.points)
     return singles and at_most(least, found.low) and at_most(found.high, size - 1)
+
+
+def _holds(assertion: Assertion, bounds: Bounds) -> bool:
+    """Whether bounds prove that a condition is not zero."""
+    found = bounds.of(assertion.index)
+    return 0 not in found.points and (at_most(1, found.low) or at_most(found.high, -1))
 
 
 def _held(use: Use, sources: Mapping[Node, Source], view: View) -> Source:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
+
+from irongrad.diagnostics.source_lines import line_of
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _MASKS = (torch.bool, torch.uint8)
@@ -43,6 +45,37 @@ class Use:
     def limit(self) -> Any:
         """The number that an index must be smaller than."""
         return self.size + self.beyond
+
+
+@dataclass(frozen=True, eq=False)
+class Assertion(Use):
+    """A condition that has to hold: as an index into a dimension of size 1, it is 0 where it holds, and 1 elsewhere.
+
+    Attributes:
+        index: the condition, with one element of any dtype.
+        line: the user's line.
+        says: the message of the assertion; empty for none.
+    """
+
+    line: str = ""
+    says: str = ""
+
+
+def assertions_of(node: Node) -> list[Assertion]:
+    """Return what a node asserts."""
+    if node.target is not torch.ops.aten._assert_async.msg:
+        return []
+    condition, message = node.args
+    assert isinstance(condition, Node)
+    line, separator, says = str(message).partition("\n")  # as the capture writes it
+    return [Assertion(node, condition, 1, line=line if separator else line_of(node), says=says if separator else line)]
+
+
+def without_assertions(nodes: Iterable[Node]) -> None:
+    """Erase assertions from the graphs that hold `nodes`: guards check them."""
+    for node in list(nodes):
+        if assertions_of(node):
+            node.graph.erase_node(node)
 
 
 def uses_of(node: Node) -> list[Use]:

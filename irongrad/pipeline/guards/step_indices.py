@@ -21,7 +21,7 @@ from irongrad.pipeline.guards.decisions import Checks, Decided, Decisions, Early
 from irongrad.pipeline.guards.early_checks import Part, distances
 from irongrad.pipeline.guards.float_indices import clamp, float_indices
 from irongrad.pipeline.guards.index_ranges import View, verdicts_on
-from irongrad.pipeline.guards.index_uses import Use
+from irongrad.pipeline.guards.index_uses import Use, assertions_of, without_assertions
 from irongrad.pipeline.guards.value_bounds import constant_bounds
 from irongrad.pipeline.guards.written_memory import written
 from irongrad.sizes.dimensions import Dynamic, Names, names_in_program
@@ -46,19 +46,24 @@ def step_indices(captured: CapturedStep) -> Indices:
     return decisions.indices(early)
 
 
-def with_clamped_indices(captured: CapturedStep) -> CapturedStep:
-    """Return a step in whose programs the indices that are computed from floats are clamped."""
+def guarded_programs(captured: CapturedStep) -> CapturedStep:
+    """Return a step without assertions, in whose programs the indices that are computed from floats are clamped."""
 
-    def clamped(program: ExportedProgram) -> ExportedProgram:
-        if not any(_float_indices(program.graph_module)):
+    def guarded(program: ExportedProgram) -> ExportedProgram:
+        if not _needs_guards(program.graph_module):
             return program
         graph = copy.deepcopy(program.graph_module)
         clamp(_float_indices(graph))
+        without_assertions(FlatGraph(graph).nodes)
         with quiet_export():
             return program._update(graph, program.graph_signature)
 
-    inference = {name: replace(made, program=clamped(made.program)) for name, made in captured.inference.items()}
-    return replace(captured, train=clamped(captured.train), inference=inference)
+    inference = {name: replace(made, program=guarded(made.program)) for name, made in captured.inference.items()}
+    return replace(captured, train=guarded(captured.train), inference=inference)
+
+
+def _needs_guards(graph: GraphModule) -> bool:
+    return any(_float_indices(graph)) or any(map(assertions_of, FlatGraph(graph).nodes))
 
 
 def _float_indices(graph: GraphModule) -> Iterator[Use]:

@@ -147,17 +147,6 @@ def test_trains_as_eager_does(body: Body, trained: tuple[dict[str, np.ndarray], 
         assert torch.allclose(torch.as_tensor(found[name]), value, rtol=1e-4, atol=1e-6), name
 
 
-def asserts_a_value(model, x):
-    torch._assert_async((x > -100).all())  # here
-    return model.layer(x)
-
-
-def test_an_assertion_that_is_left_out_is_told() -> None:
-    with pytest.warns(UserWarning, match="does not check this assertion") as told:
-        capture(of(asserts_a_value))
-    assert any(str(w.message).startswith(marked(asserts_a_value)) for w in told)
-
-
 def takes_memory(model, x):
     t = torch.empty(0)
     t.set_(x)  # here

@@ -8,7 +8,9 @@ import inspect
 import itertools
 import os
 import random
+import socket
 import statistics
+import subprocess
 import threading
 import time
 import uuid
@@ -450,3 +452,81 @@ def test_a_warning_opens_no_file_of_the_step() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         capture(of(warns))
+
+
+def runs_a_program(model, y):
+    return y * len(subprocess.run(["true"], capture_output=True, check=True).stdout)  # drawn
+
+
+def runs_a_shell(model, y):
+    return y * float(os.popen("echo 2").read())  # drawn
+
+
+@pytest.mark.parametrize("body", [runs_a_program, runs_a_shell])
+def test_a_step_that_starts_a_process_is_refused_at_its_line(body: Body) -> None:
+    with pytest.raises(CaptureError, match="starts a process in every call") as caught:
+        capture(of(body))
+    assert str(caught.value).startswith(marked(body))
+
+
+def sends(model, y):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"", ("127.0.0.1", 9))  # drawn
+    return y
+
+
+def test_a_step_that_uses_the_network_is_refused_at_its_line() -> None:
+    with pytest.raises(CaptureError, match="uses the network in every call") as caught:
+        capture(of(sends))
+    assert str(caught.value).startswith(marked(sends))
+
+
+def reads_a_variable(model, y):
+    return y * float(os.environ.get("IRONGRAD_TEST_SCALE", "2"))  # drawn
+
+
+def looks_for_a_file(model, y):
+    return y * (2 if Path("no such file").exists() else 3)  # drawn
+
+
+@pytest.mark.parametrize(
+    ("body", "what"), [(reads_a_variable, "IRONGRAD_TEST_SCALE"), (looks_for_a_file, "what stat says")]
+)
+def test_what_a_step_sees_outside_of_it_and_keeps_is_told(body: Body, what: str) -> None:
+    with pytest.warns(UserWarning, match=f"the compiled step keeps .*{what}") as told:
+        capture(of(body))
+    assert any(str(w.message).startswith(marked(body)) for w in told)
+
+
+def reads_an_address(model, y):
+    return y * (int(repr(model.rng).rpartition("0x")[2].rstrip(">"), 16) // 16 % 97)
+
+
+def test_an_address_in_a_text_is_found() -> None:
+    with pytest.raises(CaptureError, match="two eager runs"):
+        capture(of(reads_an_address))
+
+
+def casts_a_layer(model, y):
+    return model.layer.half()(y.half()).float()  # drawn
+
+
+def casts_a_layer_there_and_back(model, y):
+    h = model.layer.double()(y.double()).float()  # drawn
+    model.layer.float()
+    return h
+
+
+@pytest.mark.parametrize("body", [casts_a_layer, casts_a_layer_there_and_back])
+def test_a_cast_of_a_module_is_refused_at_its_line(body: Body) -> None:
+    step = of(body)
+    step.model.layer = nn.Linear(3, 3)
+    with pytest.raises(CaptureError, match="casts or moves a module") as caught:
+        capture(replace(step, optimizer=torch.optim.Adam(step.model.parameters())))
+    assert str(caught.value).startswith(marked(body))
+
+
+def test_a_cast_that_changes_nothing_is_taken() -> None:
+    step = of(lambda model, y: model.layer.to(y)(y))
+    step.model.layer = nn.Linear(3, 3)
+    capture(replace(step, optimizer=torch.optim.Adam(step.model.parameters())))
