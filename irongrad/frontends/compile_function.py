@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -36,7 +36,7 @@ from irongrad.operators.legalize.retrace import interpret_eager, retrace
 from irongrad.operators.random import Draws
 from irongrad.pipeline.assemble.interface import describe_function
 from irongrad.pipeline.backend import optimised_function, portable_function
-from irongrad.pipeline.capture.derivatives import evaluated
+from irongrad.pipeline.capture.modes import inference_as_no_grad
 from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.repeatable import Program, Recorder, refuse_unrepeatable
@@ -59,6 +59,9 @@ from irongrad.runtime.structure import Structure, flatten, unflatten
 from irongrad.step.borrow import Record, unchanged
 from irongrad.targets import parse_target
 
+# A function of flat tensors.
+Run: TypeAlias = Callable[..., list[torch.Tensor]]
+
 
 @dataclass(frozen=True)
 class FlatFunction:
@@ -71,7 +74,7 @@ class FlatFunction:
         result: the structure of what the compiled function returns.
     """
 
-    run: Callable[..., list[torch.Tensor]]
+    run: Run
     examples: dict[str, torch.Tensor]
     arguments: Structure
     result: Structure
@@ -88,8 +91,9 @@ def compile_function(
 ) -> CompiledFunction:
     """Compile a function of tensors, and verify it on the example arguments against eager float64.
 
-    The function runs without gradients, or with them if it computes derivatives itself: it may call
-    `torch.autograd.grad`, and `torch.func.grad`, `vjp`, `jvp`, `vmap` or `hessian`. A function that draws random
+    The function runs as it would in eager where `compile_function` is called: under `torch.no_grad` or
+    `torch.inference_mode` if they are set there, and with arguments that require a gradient if the examples do. It may
+    call `torch.autograd.grad`, and `torch.func.grad`, `vjp`, `jvp`, `vmap` or `hessian`. A function that draws random
     numbers becomes a function of a seed: `compiled(x, seed=3)`, 0 by default.
 
     Args:
@@ -112,7 +116,15 @@ def compile_function(
         ToolchainError: torch-mlir or IREE failed.
         VerificationError: the compiled function disagrees with eager float64.
     """
-    flat = flat_function(fn, tuple(example_args), gradients=gradients)
+    mode = Mode.of_caller()
+    with torch.inference_mode(False):  # tensors made in it have no versions
+        flat = flat_function(fn, tuple(example_args), gradients=gradients, mode=mode)
+        return _compiled(flat, fn, example_args, target, cache=cache)
+
+
+def _compiled(
+    flat: FlatFunction, fn: Callable[..., Any], example_args: Sequence[Any], target: str, *, cache: bool
+) -> CompiledFunction:
     refuse_unrepeatable(Program("the function", fn, partial(_lent, fn, example_args), partial(_recorded, flat)))
     with refused_together():
         graph = trace_function(flat, fn)
@@ -144,12 +156,44 @@ def _lent(*roots: object) -> Iterator[Record]:
 
 def _recorded(flat: FlatFunction, record: Recorder) -> None:
     with plain_operators(), eager_control_flow(), BeforeAutograd(eager=True):
-        for output in evaluated(lambda: flat.run(*(t.clone() for t in flat.examples.values()))):
+        for output in flat.run(*(t.clone() for t in flat.examples.values())):
             record(output)
 
 
-def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradients: bool) -> FlatFunction:
+@dataclass(frozen=True)
+class Mode:
+    """Autograd's mode at the start of a run.
+
+    Attributes:
+        recording: whether autograd records operators.
+        inference: whether it is `torch.inference_mode`, which a trace replaces by `torch.no_grad`.
+    """
+
+    recording: bool = True
+    inference: bool = False
+
+    @classmethod
+    def of_caller(cls) -> Mode:
+        """The mode that is set now."""
+        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+
+    def around(self, run: Run, followed: Sequence[bool]) -> Run:
+        """`run` in this mode, on tensors that require a gradient where `followed` says so."""
+
+        def in_mode(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            leaves = [t.detach().requires_grad_() if f else t for t, f in zip(tensors, followed, strict=True)]
+            with torch.inference_mode() if self.inference else torch.set_grad_enabled(self.recording):
+                return run(*leaves)
+
+        return in_mode
+
+
+def flat_function(
+    fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradients: bool, mode: Mode | None = None
+) -> FlatFunction:
     """Name the tensors in `arguments` and find the structure of the result by running `fn` once.
+
+    `mode` is that of each run, by default the caller's. With `gradients` autograd records each run.
 
     Raises:
         CaptureError: an argument or result is neither a tensor, a constant nor a container of them; or, with
@@ -169,25 +213,22 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
 
     def value_and_gradients(*leaves: torch.Tensor) -> list[torch.Tensor]:
         """The results of `fn`, and the gradients of its first result for all floating-point and complex inputs."""
-        inputs = [t.detach().requires_grad_(_is_differentiable(t)) for t in leaves]
-        with torch.enable_grad():
-            outputs = value(*inputs)
-            _check_scalar(outputs, fn)
-            setup_stacktrace_preservation_hooks([o.grad_fn for o in outputs[:1] if o.grad_fn is not None])
-            wanted = [t for t in inputs if t.requires_grad]
-            grads = torch.autograd.grad(outputs[0], wanted, allow_unused=True, materialize_grads=True)
+        outputs = value(*leaves)
+        _check_scalar(outputs, fn)
+        setup_stacktrace_preservation_hooks([o.grad_fn for o in outputs[:1] if o.grad_fn is not None])
+        wanted = [t for t in leaves if t.requires_grad]
+        grads = torch.autograd.grad(outputs[0], wanted, allow_unused=True, materialize_grads=True)
         return [o.detach() for o in outputs] + [g.detach() for g in grads]
-
-    copies: list[torch.Tensor] = []
-
-    def copied() -> list[torch.Tensor]:
-        copies[:] = [t.clone() for t in tensors]
-        return copies
 
     names = _names(fn, structure)
     _check_dense(fn, dict(zip(names, tensors, strict=True)))
+    followed = [_is_differentiable(t) if gradients else t.requires_grad for t in tensors]
+    mode = Mode() if gradients else mode or Mode.of_caller()
+    tensors = [t.clone() if t.is_inference() else t.detach() for t in tensors]
+    copies: list[torch.Tensor] = []
     with _located(fn), plain_operators(), eager_control_flow(), Draws(0, 0) as drawn:
-        outputs = evaluated(lambda: value(*copied()))
+        copies += (t.clone() for t in tensors)
+        outputs = mode.around(value, followed)(*copies)
     _check_unwritten(fn, dict(zip(names, copies, strict=True)))
     if not outputs:
         raise CaptureError(f"{source_lines.where(fn)}: the function returns no tensor, so there is nothing to compile")
@@ -197,14 +238,14 @@ def flat_function(fn: Callable[..., Any], arguments: tuple[Any, ...], *, gradien
         _check_differentiable(tensors, fn)
         differentiable = iter(Structure("leaf") if _is_differentiable(t) else Structure("constant") for t in tensors)
         result = Structure("tuple", (result, _replaced(structure, differentiable)))
-    run = value_and_gradients if gradients else detached
+    run = mode.around(value_and_gradients if gradients else detached, followed)
     examples = dict(zip(names, tensors, strict=True))
     if drawn.used:
         run, examples[SEED] = _seeded(run), torch.tensor(0)
     return FlatFunction(run, examples, structure, result)
 
 
-def _seeded(run: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
+def _seeded(run: Run) -> Run:
     """`run` with the seed of its random numbers as the last argument."""
 
     def seeded(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -235,7 +276,13 @@ def trace_function(flat: FlatFunction, fn: Callable[..., Any]) -> StepGraph:
     refuse_complex(flat.examples)
     examples = list(flat.examples.values())
     try:
-        with source_lines.quiet_export(), plain_operators(), recurrent_layers(), BeforeAutograd():
+        with (
+            source_lines.quiet_export(),
+            plain_operators(),
+            recurrent_layers(),
+            BeforeAutograd(),
+            inference_as_no_grad(),
+        ):
             traced = _trace(flat.run, examples)
             check_control_flow(traced)  # the gradient of a while_loop takes values too
             check_values(traced)
@@ -256,7 +303,7 @@ def _functional(traced: GraphModule, examples: Sequence[torch.Tensor], *, decomp
     return retrace(functionalize(lambda *v: list(interpret_eager(traced, v))), examples, decompose=decompose)
 
 
-def _trace(run: Callable[..., list[torch.Tensor]], examples: Sequence[torch.Tensor]) -> GraphModule:
+def _trace(run: Run, examples: Sequence[torch.Tensor]) -> GraphModule:
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(allow_dynamic_output_shape_ops=False))
     with mode:
         fakes = [torch.empty(e.shape, dtype=e.dtype) for e in examples]
@@ -295,7 +342,7 @@ def _run(
     values = flat.examples.values()
     with plain_operators(), BeforeAutograd(eager=True), VectorSigns():
         given = [t.to(dtype) if dtype and t.is_floating_point() else t for t in values]
-        outputs = evaluated(lambda: flat.run(*(t.clone() for t in given)))
+        outputs = flat.run(*(t.clone() for t in given))
     for name, output in zip(names, outputs, strict=True):
         record(name, output)
 

@@ -110,6 +110,53 @@ def test_transforms_inside():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def asks_for_the_mode(x, y):
+    flags = [torch.is_grad_enabled(), x.requires_grad, y.requires_grad, (x @ y.T).requires_grad]
+    return torch.stack([x.sum() * (k + 1) for k, flag in enumerate(flags) if flag] or [x.mean()])
+
+
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_function_runs_in_the_mode_of_its_caller(mode, follows):
+    x = X.clone().requires_grad_(follows)
+    with mode():
+        y = X.clone()
+        compiled = ig.compile_function(asks_for_the_mode, [x, y])
+        expected = asks_for_the_mode(x, y).detach()
+    np.testing.assert_allclose(compiled(ARRAY, ARRAY), expected, rtol=1e-6)
+
+
+def gradient_of_its_argument(x):
+    return torch.autograd.grad((x * x.exp()).sum(), [x])[0]
+
+
+def test_autograd_follows_the_arguments_that_require_a_gradient():
+    x = X.clone().requires_grad_()
+    compiled = ig.compile_function(gradient_of_its_argument, [x])
+    np.testing.assert_allclose(compiled(ARRAY), gradient_of_its_argument(x), rtol=1e-6)
+    assert x.grad is None
+    for mode, example in ((torch.no_grad, x), (torch.enable_grad, X)):
+        with mode(), pytest.raises(CaptureError, match=r"torch.autograd.grad.*\n.*does not require grad"):
+            ig.compile_function(gradient_of_its_argument, [example])
+
+
+@torch.inference_mode()
+def infers(x):
+    y = x * 2
+    with torch.inference_mode(False):
+        z = X.clone().requires_grad_()
+        (of_z,) = torch.autograd.grad((z * z).sum(), [z])
+    return y + of_z
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_inference_mode_inside(mode):
+    with mode():
+        compiled = ig.compile_function(infers, [X])
+        expected = infers(X)
+    np.testing.assert_allclose(compiled(ARRAY), expected, rtol=1e-6)
+
+
 def with_extras(x, table, index):
     chosen = table[index]
     return (x @ chosen).square().mean(), {"chosen": chosen}

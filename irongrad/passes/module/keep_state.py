@@ -10,19 +10,16 @@ when IREE is fixed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from iree.compiler import ir
 
 from irongrad.mlir.barriers import BARRIER
+from irongrad.mlir.updates import KERNEL, UPDATE, targets_of, viewed
 from irongrad.mlir.walk import LOAD, STORE, found_in, global_of, owner_of
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
-
-_UPDATE, _KERNEL, _VIEW = "flow.tensor.update", "flow.dispatch", "flow.tensor.reshape"
-_TIED = "tied_operands"
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class KeepState(ModulePass):
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
-        targets = [_viewed(t) for op in found_in(module, _UPDATE, _KERNEL) for t in _targets(op)]
+        targets = [viewed(t) for op in found_in(module, UPDATE, KERNEL) for t in targets_of(op)]
         loads = list(dict.fromkeys(owner_of(t) for t in targets if owner_of(t).name == LOAD))
         kept = [load for load in loads if not _is_overwritten(load)]
         for load in kept:
@@ -50,22 +47,6 @@ class KeepState(ModulePass):
             with last.location, ir.InsertionPoint(last):
                 ir.Operation.create(BARRIER, [load.results[0].type], [load.results[0]])
         return PassResult(bool(kept), {"kept": len(kept)})
-
-
-def _targets(operation: Any) -> Iterator[Any]:
-    """The values that an operation updates: the target of an update, and the tied operands of a kernel."""
-    if operation.name == _UPDATE:
-        yield operation.operands[0]
-    elif _TIED in operation.attributes:
-        workload, *_ = ir.DenseI32ArrayAttr(operation.attributes["operandSegmentSizes"])
-        tied = [ir.IntegerAttr(t).value for t in ir.ArrayAttr(operation.attributes[_TIED])]
-        yield from (operation.operands[workload + place] for place in tied if place >= 0)
-
-
-def _viewed(value: Any) -> Any:
-    while not isinstance(value.owner, ir.Block) and value.owner.name == _VIEW:
-        value = value.owner.operands[0]
-    return value
 
 
 def _is_overwritten(load: Any) -> bool:

@@ -1,9 +1,16 @@
 """Keep IREE from updating a tensor before its other readers have read it.
 
-A kernel's result that is written into a part of another tensor can be computed there. IREE 3.13.0 does that in its pass
-EmplaceAllocations (compiler/src/iree/compiler/Dialect/Stream/Transforms/EmplaceAllocations.cpp). So the write happens
-where the kernel is, and no longer where the update is. IREE does not look at the readers of the tensor in between. The
-gradients of recurrent layers have such readers: two gradients of parts are padded with the same zeros.
+A kernel's result that is written into a part of another tensor can be computed there. IREE 3.13.0 does that in three
+passes, in this order (buildStreamAsyncPassPipeline in compiler/src/iree/compiler/Dialect/Stream/Transforms/Passes.cpp):
+
+1. MaterializeCopyOnWrite copies the tensor before each update of it.
+2. ElideAsyncCopies drops the copy if the update is the last user of the tensor: the other readers are before it.
+3. EmplaceAllocations lets the kernel write into the tensor, and removes the update. If the tensor is made behind the
+   kernel, tryMoveProducerBefore moves what makes it before the kernel, other updates in place included.
+
+So step 3 moves a write from the update up to the kernel, before readers that step 2 saw before the write. No later pass
+copies the tensor for them. The gradients of recurrent layers have such readers: two gradients of parts are padded with
+the same zeros. More fusion puts more readers there: a kernel with several results stands where the first is needed.
 
 This pass moves the kernel to its update. If other results of the kernel are read in between, the update gets a target
 of its own instead. tests/passes/module/test_read_before_update.py tells when IREE is fixed.
@@ -11,19 +18,19 @@ of its own instead. tests/passes/module/test_read_before_update.py tells when IR
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from iree.compiler import ir
 
 from irongrad.mlir.barriers import BARRIER
+from irongrad.mlir.updates import KERNEL, UPDATE, VIEW, targets_of, viewed
 from irongrad.mlir.walk import around, constant_of, found_in, owner_of
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
 
-_UPDATE, _KERNEL = "flow.tensor.update", "flow.dispatch"
-_VIEW, _EMPTY = "flow.tensor.reshape", "flow.tensor.empty"
+_EMPTY = "flow.tensor.empty"
 
 
 @dataclass(frozen=True)
@@ -41,18 +48,21 @@ class ReadBeforeUpdate(ModulePass):
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
-        moved = sum(map(_separate, found_in(module, _UPDATE)))
+        shared = [op for op in found_in(module, UPDATE, KERNEL) if _shared_targets(op)]
+        moved = sum(_separate(update, shared) for update in found_in(module, UPDATE))
         return PassResult(moved > 0, {"moved": moved})
 
 
-def _separate(update: Any) -> bool:
-    """Leave no other reader of the target of `update` between it and the kernel whose result it writes."""
-    target = _viewed(update.operands[0])
-    if owner_of(target).name == _EMPTY:  # IREE makes one for each reader
-        return False
+def _separate(update: Any, shared: Sequence[Any]) -> bool:
+    """Leave no reader between `update` and the kernel whose result it writes, of what the update or its target updates.
+
+    Args:
+        update: an update of a tensor by a part.
+        shared: the operations that update a tensor with other readers.
+    """
     chain = list(_made_by(update))
     kernel = chain[-1] if chain else None
-    if kernel is None or not any(kernel.is_before_in_block(r) for r in _readers_before(update, target)):
+    if kernel is None or not _overtakes(update, kernel, shared):
         return False
     if all(_is_unread_before(update, result) for result in kernel.results):
         for operation in reversed(chain):
@@ -62,23 +72,49 @@ def _separate(update: Any) -> bool:
     return True
 
 
-def _viewed(value: Any) -> Any:
-    while not isinstance(value.owner, ir.Block) and value.owner.name == _VIEW:
-        value = value.owner.operands[0]
-    return value
-
-
 def _made_by(update: Any) -> Iterator[Any]:
     """The views and the kernel that make the new part, from the update backwards; nothing if it is read elsewhere."""
     value, chain = _part(update), []
     while not isinstance(value.owner, ir.Block) and value.owner.operation.block == update.block:
         chain.append(value.owner.operation)
-        if len(list(value.uses)) != 1 or chain[-1].name not in (_VIEW, _KERNEL):
+        if len(list(value.uses)) != 1 or chain[-1].name not in (VIEW, KERNEL):
             return
-        if chain[-1].name == _KERNEL:
+        if chain[-1].name == KERNEL:
             yield from chain
             return
         value = value.owner.operands[0]
+
+
+def _overtakes(update: Any, kernel: Any, shared: Sequence[Any]) -> bool:
+    """Whether a tensor is written before a reader of it, if `kernel` writes its result where `update` would."""
+    between = [op for op in shared if op.block == kernel.block and kernel.is_before_in_block(op)]
+    if not between:
+        return False
+    moved = _moved_with(update, kernel)
+    readers = (r for op in between if op in moved for t in _shared_targets(op) for r in _readers_before(op, t))
+    return any(kernel.is_before_in_block(reader) for reader in readers)
+
+
+def _shared_targets(operation: Any) -> list[Any]:
+    """The values that `operation` updates and that others read too."""
+    targets = [viewed(target) for target in targets_of(operation)]
+    # IREE makes an empty tensor for each reader.
+    return [t for t in targets if owner_of(t).name != _EMPTY and next(_readers_before(operation, t), None)]
+
+
+def _moved_with(update: Any, kernel: Any) -> set[Any]:
+    """What IREE moves before `kernel` with the target of `update`: all that is behind the kernel and the target needs.
+
+    The set contains the update, which the kernel replaces.
+    """
+    waiting, moved = [update], {update}
+    while waiting:
+        needed = [o.owner.operation for o in waiting.pop().operands if not isinstance(o.owner, ir.Block)]
+        for owner in needed:
+            if owner not in moved and owner.block == kernel.block and kernel.is_before_in_block(owner):
+                moved.add(owner)
+                waiting.append(owner)
+    return moved
 
 
 def _part(update: Any) -> Any:
@@ -93,7 +129,7 @@ def _readers_before(update: Any, value: Any) -> Iterator[Any]:
         own = next((op for op in (user, *around(user.block)) if op.block == update.block), None)
         if own is None or own == update:
             continue
-        if own.name == _VIEW:
+        if own.name == VIEW:
             yield from _readers_before(update, own.results[0])
         elif own.is_before_in_block(update):
             yield own
@@ -111,7 +147,7 @@ def _rebuild(update: Any) -> bool:
     merge the new chain of updates with another one, because it begins with another part.
     """
     parts, base = [], update.operands[0]
-    while not isinstance(base.owner, ir.Block) and base.owner.name == _UPDATE:
+    while not isinstance(base.owner, ir.Block) and base.owner.name == UPDATE:
         parts.append(base.owner.operation)
         base = base.owner.operands[0]
     if owner_of(base).name != _EMPTY or not all(_are_apart(_place(update), _place(part)) for part in parts):

@@ -62,12 +62,12 @@ def _set_mode_of(module: nn.Module, mode: bool) -> None:
 
 @contextmanager
 def inference_as_no_grad() -> Iterator[None]:
-    """While open, `torch.inference_mode` is `torch.no_grad`: torch 2.13's export loses the former."""
+    """While open, `torch.inference_mode` is `torch.no_grad`: torch 2.13's traces lose the former, or fail in it."""
     before: list[bool] = []
 
     def enter(context: Any) -> None:
         before.append(torch.is_grad_enabled())
-        torch.set_grad_enabled(before[-1] and not context.mode)
+        torch.set_grad_enabled(not context.mode)  # inference_mode(False) sets it within no_grad, too
 
     def leave(context: object, *error: object) -> None:
         torch.set_grad_enabled(before.pop())
