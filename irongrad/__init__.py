@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from irongrad.step.checkpoint import save_checkpoint as save_checkpoint
     from irongrad.step.entries import Entry as Entry
     from irongrad.step.hyperparameters import hypers as hypers
+    from irongrad.step.sam import SAM as SAM
     from irongrad.step.steps import Steps as Steps
     from irongrad.step.train_step import TrainStep as TrainStep
     from irongrad.step.train_step import pieces as pieces
 
 __all__ = [
+    "SAM",
     "Entry",
     "Steps",
     "TrainStep",
@@ -51,6 +53,7 @@ __all__ = [
 # Imported when first used, so that `import irongrad.runtime` stays free of torch.
 _HOME = {
     "Entry": "irongrad.step.entries",
+    "SAM": "irongrad.step.sam",
     "Steps": "irongrad.step.steps",
     "TrainStep": "irongrad.step.train_step",
     "choose_buckets": "irongrad.sizes.buckets",

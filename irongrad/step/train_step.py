@@ -23,6 +23,7 @@ from irongrad.step.after_step import AfterStep, after_steps_of
 from irongrad.step.argument_checks import check_kinds, check_modules
 from irongrad.step.carry import Carry, carry_of
 from irongrad.step.entries import Entry, entries_of, examples_of
+from irongrad.step.sam import SAM
 
 INFERENCE = ("eval", "predict")
 
@@ -81,6 +82,8 @@ class TrainStep:
             `torch.optim.swa_utils.AveragedModel`, whose tensors become state; or several of these, in order.
         modules: further modules whose tensors are state of the step, by name, such as a target network that the loss
             or `after_step` uses and the model does not hold.
+        sam: sharpness-aware minimisation with the optimizer as its base: `ig.SAM(rho=0.05)`. A step then runs forward
+            and backward twice.
         carry: values that go from call to call, such as a recurrent model's hidden state, by name, each with its value
             at the beginning: a tensor, or a tuple of tensors. They are passed on like inputs, and the loss function
             returns their new values beside the loss: `(loss, {"hidden": hidden})`. `eval_step` carries values of its
@@ -115,6 +118,7 @@ class TrainStep:
     between: Sequence[str] = ()
     after_step: AfterStep | Callable[..., object] | Sequence[AfterStep | Callable[..., object]] | None = None
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
+    sam: SAM | None = None
     carry: Mapping[str, Any] = field(default_factory=dict)
     entries: Mapping[str, Entry | tuple[Callable[..., object], Mapping[str, torch.Tensor]]] = field(
         default_factory=dict
@@ -151,6 +155,7 @@ class TrainStep:
         _check_dynamic(self)
         _check_between(self)
         _check_carry(self)
+        _check_sam(self)
 
     @property
     def made_at(self) -> str:
@@ -375,6 +380,17 @@ def _check_carry(step: TrainStep) -> None:
     if step.accumulate > 1 or step.dynamic or step.between:
         raise CaptureError(
             "a carried value has one size, and belongs to a whole batch: leave out accumulate, dynamic and between"
+        )
+
+
+def _check_sam(step: TrainStep) -> None:
+    if step.sam is None:
+        return
+    if not isinstance(step.sam, SAM):
+        raise CaptureError(f"sam is a {type(step.sam).__name__}; it must be an irongrad.SAM, such as ig.SAM(rho=0.05)")
+    if step.accumulate > 1 or step.scaler is not None or step.between or step.carry:
+        raise CaptureError(
+            "SAM's two passes need the whole batch at once: leave out accumulate, loss_scale, between and carry"
         )
 
 

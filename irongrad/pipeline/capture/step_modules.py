@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.stateless import _reparametrize_module
 
 from irongrad.diagnostics import source_lines
 from irongrad.pipeline.capture.output_names import flatten_outputs, loss_of
@@ -69,6 +70,7 @@ class StepModule(nn.Module):
         self.autocast = step.autocast
         if carrying := {name: Carried(entry.carried) for name, entry in step.own_entries.items() if entry.carry}:
             self.entries = _named_modules(carrying)
+        self._sam = step.sam
         trained = set(map(id, step.trained))
         named = self.named_parameters(remove_duplicate=False)
         self.untrained = frozenset(path for path, p in named if id(p) not in trained)
@@ -99,8 +101,18 @@ class StepModule(nn.Module):
             return self._evaluate(*values)
 
     def _evaluate(self, *values: torch.Tensor) -> torch.Tensor:
-        inputs = self.arguments(values)
-        return self.loss_of(self.outputs(inputs), inputs)
+        return self.computed(self.arguments(values))[0]
+
+    def computed(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Run the model and its loss; with SAM, both twice, and the gradient is that of the second pass."""
+        loss, values = self.reported(self.outputs(inputs), inputs)
+        if self._sam is None or not self.model.training:
+            return loss, values
+        trained = {path: p for path, p in self.named_parameters() if path not in self.untrained}
+        gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        with _reparametrize_module(self, self._sam.moved(trained, gradients), tie_weights=True):
+            second, _ = self.reported(self.outputs(inputs), inputs)
+        return second + (loss - second).detach(), values
 
     def loss_of(self, output: object, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Compute the loss from the model's output.
@@ -165,7 +177,7 @@ class ReportingModule(StepModule):
         """Return the loss, and the values beside it by name."""
         inputs = self.arguments(values)
         with self.autocast():
-            return self.reported(self.outputs(inputs), inputs)
+            return self.computed(inputs)
 
 
 class PiecesModule(ReportingModule):

@@ -11,8 +11,8 @@ from irongrad.runtime.errors import CaptureError, UserError
 from irongrad.step.optimizer_slots import own_attributes
 
 _CLOSURE = (
-    "An optimizer whose step needs a closure, to evaluate the loss again, cannot be compiled: LBFGS and SAM are such. "
-    "Use one that updates from the gradients alone"
+    "An optimizer whose step needs a closure, to evaluate the loss again, cannot be compiled, such as LBFGS. Use one "
+    "that updates from the gradients alone; for SAM, its base optimizer with TrainStep(..., sam=ig.SAM(rho=0.05))"
 )
 
 
