@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
@@ -15,6 +16,7 @@ from irongrad.operators.random import is_random
 from irongrad.runtime.tolerance import NOISE_ULPS, NOISE_ULPS_OF_HALVES
 
 _STRETCH = 1 << 17
+_TOPK = torch.ops.aten.topk.default
 
 # Copies, and an operator whose second result is a floating-point mask. Others that only move values get noise, too: it
 # stands for that of what reads them.
@@ -54,7 +56,7 @@ class RoundingNoise(TorchDispatchMode):
         if func in _FUSED:
             with self:
                 return _FUSED[func](*args, **(kwargs or {}))
-        result = func(*args, **(kwargs or {}))
+        result = self._topk(*args, **(kwargs or {})) if func is _TOPK else func(*args, **(kwargs or {}))
         if _is_exact(func):
             return result
         with torch._C.DisableTorchFunction():  # or every TorchFunctionMode would see the operators of the noise
@@ -63,6 +65,16 @@ class RoundingNoise(TorchDispatchMode):
                 if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not _is_count(func, result):
                     self._perturb(tensor)
         return result
+
+    def _topk(self, x: torch.Tensor, k: int, dim: int = -1, *rest: bool) -> Any:
+        """Choose at random among equal elements: PyTorch leaves open which of them are the largest."""
+        order = list(range(x.shape[dim])) if x.ndim else []
+        self._random.shuffle(order)
+        if len(order) < 2:
+            return _TOPK(x, k, dim, *rest)
+        places = torch.tensor(order, device=x.device)
+        values, indices = _TOPK(x.index_select(dim, places), k, dim, *rest)
+        return values, places[indices]
 
     def _perturb(self, tensor: torch.Tensor) -> None:
         if tensor._is_zerotensor():

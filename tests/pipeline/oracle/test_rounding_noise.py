@@ -32,3 +32,15 @@ def test_noise_leaves_exact_results_alone() -> None:
     assert float(count) == 4.0
     assert torch.equal(moved, values.view(10, 100).t())
     assert set(mask.tolist()) == {0.0, 1.0}
+
+
+def test_equal_elements_are_chosen_at_random_and_others_as_without_noise():
+    x = torch.tensor([[3.0, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    chosen = set()
+    for seed in range(8):
+        with RoundingNoise(seed):
+            values, indices = x.topk(2)
+        assert indices[0].tolist() == [0, 2]
+        torch.testing.assert_close(values, x.gather(1, indices))
+        chosen.add(tuple(indices[1].tolist()))
+    assert len(chosen) > 1
