@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 # In bytes. On a CPU every value begins on a cache line, as in IREE (`min_buffer_offset_alignment`).
 ALIGNMENT = 64
 
@@ -85,22 +87,64 @@ _ORDERS: tuple[Callable[[Span], tuple[int, ...]], ...] = (
 )
 
 
+class _Few:
+    """Spans with places, in a list, which is quickest to scan for hundreds of spans."""
+
+    def __init__(self, count: int) -> None:
+        self._placed: list[tuple[int, int, int, int]] = []  # (offset, end offset, first moment, last moment), sorted
+
+    def add(self, offset: int, span: Span) -> None:
+        """Place `span` at `offset`."""
+        bisect.insort(self._placed, (offset, offset + span.bytes, span.start, span.end))
+
+    def best_gap(self, span: Span) -> int:
+        """The offset of the smallest gap between the spans that are live with `span`; behind all of them if none."""
+        best, gap, free = None, math.inf, 0
+        for lower, upper, first, last in self._placed:
+            if last < span.start or first > span.end:
+                continue
+            if span.bytes <= lower - free < gap:
+                best, gap = free, lower - free
+            free = max(free, upper)
+        return free if best is None else best
+
+
+class _Many:
+    """The same in arrays, for the thousands of spans of a long unrolled loop."""
+
+    def __init__(self, count: int) -> None:
+        self._placed = np.empty((4, count), np.int64)
+        self._count = 0
+
+    def add(self, offset: int, span: Span) -> None:
+        """Place `span` at `offset`."""
+        at, count = int(self._placed[0, : self._count].searchsorted(offset)), self._count
+        self._placed[:, at + 1 : count + 1] = self._placed[:, at:count]
+        self._placed[:, at] = offset, offset + span.bytes, span.start, span.end
+        self._count += 1
+
+    def best_gap(self, span: Span) -> int:
+        """The offset of the smallest gap between the spans that are live with `span`; behind all of them if none."""
+        lower, upper, first, last = self._placed[:, : self._count]
+        live = np.flatnonzero((last >= span.start) & (first <= span.end))
+        if not live.size:
+            return 0
+        free = np.maximum.accumulate(upper[live])  # up to where memory is taken behind each of them
+        before = np.concatenate(([0], free[:-1]))
+        gaps = lower[live] - before
+        fits = np.flatnonzero(gaps >= span.bytes)
+        return int(before[fits[gaps[fits].argmin()]] if fits.size else free[-1])
+
+
+_FEW = 500  # from here on arrays are quicker
+
+
 def _placed_in_order(spans: Sequence[Span], order: Sequence[int]) -> Placement:
     """Place `spans` in one order, each into the gap between earlier ones that fits it best."""
     offsets = [0] * len(spans)
-    placed: list[tuple[int, int, int, int]] = []  # (offset, end offset, first moment, last moment), sorted
-    total = 0
+    placed = _Few(len(spans)) if len(spans) < _FEW else _Many(len(spans))
     for index in order:
-        span = spans[index]
-        size, start, end = span.bytes, span.start, span.end
-        best, gap, free = None, math.inf, 0
-        for lower, upper, first, last in placed:
-            if last < start or first > end:
-                continue
-            if size <= lower - free < gap:
-                best, gap = free, lower - free
-            free = max(free, upper)
-        offset = offsets[index] = free if best is None else best
-        bisect.insort(placed, (offset, offset + size, start, end))
-        total = max(total, offset + size)
-    return Placement(tuple(offsets), total)
+        offsets[index] = placed.best_gap(spans[index])
+        placed.add(offsets[index], spans[index])
+    ends = (offset + span.bytes for offset, span in zip(offsets, spans, strict=True))
+    return Placement(tuple(offsets), max(ends, default=0))

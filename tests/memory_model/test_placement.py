@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import combinations
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from irongrad.memory_model import placement
 from irongrad.memory_model.placement import ALIGNMENT, Placement, Span, aligned, most_at_once, place
 
 spans = st.lists(
@@ -26,13 +28,13 @@ def test_no_values_take_no_memory():
 
 @given(spans)
 def test_values_that_are_live_at_the_same_time_do_not_overlap(items):
-    placement = place(items)
-    for (a, at), (b, there) in combinations(list(zip(items, placement.offsets, strict=True)), 2):
+    made = place(items)
+    for (a, at), (b, there) in combinations(list(zip(items, made.offsets, strict=True)), 2):
         if a.start <= b.end and b.start <= a.end:
             assert at + a.bytes <= there or there + b.bytes <= at
-    assert all(offset % ALIGNMENT == 0 for offset in placement.offsets)
-    ends = [offset + aligned(item.bytes) for item, offset in zip(items, placement.offsets, strict=True)]
-    assert placement.total == max(ends, default=0)
+    assert all(offset % ALIGNMENT == 0 for offset in made.offsets)
+    ends = [offset + aligned(item.bytes) for item, offset in zip(items, made.offsets, strict=True)]
+    assert made.total == max(ends, default=0)
 
 
 @given(spans)
@@ -44,3 +46,10 @@ def test_an_earlier_small_value_does_not_split_the_memory_of_large_ones():
     """Placed in the order of their writes, the small value would split the memory that the last value needs."""
     items = [Span(640, 0, 1), Span(64, 1, 3), Span(640, 2, 3), Span(1280, 4, 4), Span(64, 3, 4)]
     assert place(items).total == most_at_once(items) == 1344
+
+
+@given(spans)
+def test_thousands_of_values_are_placed_as_few_are(items):
+    few = place(items)
+    with mock.patch.object(placement, "_FEW", 0):
+        assert place(items) == few

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 from iree.compiler import ir
@@ -40,18 +43,35 @@ class KeepProductsApart(ModulePass):
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
         products = [op.results[0] for op in inside(module.operation) if op.name in PRODUCTS]
-        apart = [p for p in products if any(_other_inputs(p, reader) > _MOST_PACKED for reader in readers_of(p))]
+        read = cache(_read)
+        apart = [p for p in products if any(_others(p, read(r)) > _MOST_PACKED for r in readers_of(p))]
         for product in apart:
             hold_behind(product)
         return PassResult(bool(apart), {"held": len(apart)})
 
 
-def _other_inputs(product: Any, reader: Any) -> int:
-    """The number of other values of the product's size that an elementwise reader reads; 0 for other readers."""
-    if not is_elementwise(reader):
-        return 0
-    read = set(map(source_of, inputs_of(reader)))
-    return sum(value != product and size_of(value) == size_of(product) for value in read)
+@dataclass(frozen=True)
+class _Read:
+    """What an operation reads.
+
+    Attributes:
+        values: the values, each once.
+        of_size: the number of these values, by size.
+    """
+
+    values: frozenset[Any]
+    of_size: Mapping[float, int]
+
+
+def _read(reader: Any) -> _Read:
+    """What an elementwise operation reads, through reshapes; nothing for another operation."""
+    values = frozenset(map(source_of, inputs_of(reader)) if is_elementwise(reader) else ())
+    return _Read(values, Counter(map(size_of, values)))
+
+
+def _others(product: Any, read: _Read) -> int:
+    """The number of values of the product's size that are read beside it."""
+    return read.of_size.get(size_of(product), 0) - (product in read.values)
 
 
 PASS = KeepProductsApart
