@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,14 @@ from irongrad.runtime.safetensors_file import Checksum, Header, Tensor, metadata
 ARTIFACT, FINITE = "artifact", "finite"
 
 
-def write(path: Path, state: Mapping[str, Array], manifest: Manifest, *, finite: bool) -> None:
+def write(
+    path: Path,
+    state: Mapping[str, Array],
+    manifest: Manifest,
+    *,
+    finite: bool,
+    about: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Write `state` to `path` atomically: a reader sees the old file or the complete new one.
 
     A tied tensor is written under its name and under each of its aliases.
@@ -35,13 +43,14 @@ def write(path: Path, state: Mapping[str, Array], manifest: Manifest, *, finite:
         state: the state by name.
         manifest: the artifact's manifest.
         finite: whether no tensor became NaN or infinite.
+        about: what else the file says about itself, in the types of JSON.
 
     Raises:
         OSError: the file cannot be written.
     """
     arrays = {key: np.asarray(state[s.name], order="C") for s in manifest.state for key in (s.name, *s.aliases)}
-    about = metadata(arrays.items(), {ARTIFACT: manifest.digest, FINITE: finite})
-    atomic_write(path, safetensors.numpy.save(arrays, metadata=about))
+    recorded = metadata(arrays.items(), {**about, ARTIFACT: manifest.digest, FINITE: finite})
+    atomic_write(path, safetensors.numpy.save(arrays, metadata=recorded))
 
 
 def keep_finite(path: Path) -> Path | None:

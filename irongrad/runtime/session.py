@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, overload
 
 import iree.runtime as ireert
@@ -338,12 +339,17 @@ class Session:
         arrays = [sums[n] for n in self.manifest.gradients]
         self._invoke("import_gradients", [*arrays, number])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, about: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Write the state to a safetensors checkpoint, atomically.
 
         Parameters and buffers have their PyTorch names. Accumulated gradients are not part of the checkpoint. The file
         carries a checksum. If the state became NaN or infinite, a finite checkpoint that `path` replaces is kept as
         `PATH.finite`.
+
+        Args:
+            path: the file.
+            about: what the file says about itself beside that, in the types of JSON: `irongrad.training` records the
+                place in a training run.
 
         Raises:
             NonFiniteError: the state became NaN or infinite, and `on_nonfinite` is `stop`; nothing is written.
@@ -354,7 +360,7 @@ class Session:
         spoilt = self._became_nonfinite(nonfinite_names({s.name: state[s.name] for s in self.manifest.state}))
         if spoilt:
             self._check.state(spoilt, self._kept(path))
-        checkpoints.write(path, state, self.manifest, finite=not spoilt)
+        checkpoints.write(path, state, self.manifest, finite=not spoilt, about=about)
 
     def _kept(self, path: Path) -> str:
         """Keep the last checkpoint with a finite state, before `path` is written; say what was kept."""

@@ -65,10 +65,15 @@ def rates_of(manifest: Manifest, rate: float | None = None) -> dict[str, float]:
     Raises:
         UserError: the learning rate is no run-time input of the step.
     """
-    rates = {h.name: h.default if rate is None else rate for h in manifest.hypers if _is(h.name, "lr")}
+    rates = compiled_rates(manifest)
     if not rates:
         raise UserError("the step has no hyperparameter lr, so no schedule can set it")
-    return rates
+    return rates if rate is None else dict.fromkeys(rates, rate)
+
+
+def compiled_rates(manifest: Manifest) -> dict[str, float]:
+    """Return the compiled learning rate of every parameter group by name; nothing if no rate is a run-time input."""
+    return {h.name: h.default for h in manifest.hypers if _is(h.name, "lr")}
 
 
 def momenta_of(manifest: Manifest) -> tuple[str, ...]:
