@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from irongrad.cli.common import (
     trusted_option,
 )
 from irongrad.runtime import Session, load
+from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import GuardError, UserError
 from irongrad.runtime.nonfinite import CHOICES, OnNonFinite
 from irongrad.runtime.selection import is_verified
@@ -32,10 +33,13 @@ from irongrad.training.evaluation import Evaluation, InOrder
 from irongrad.training.events import EpochEnded, Evaluated, Event, JsonLines, Started, Stepped
 from irongrad.training.inputs import read_arrays, training_entry
 from irongrad.training.loop import Result, last_step, train
+from irongrad.training.mapped_rows import MappedRows
+from irongrad.training.numpy_files import is_compressed, is_too_large
 from irongrad.training.position import Position, position_of, read_position
 from irongrad.training.saving import Checkpoints
 from irongrad.training.schedule_text import NAMES, schedule_of
 from irongrad.training.schedules import Schedule, rates_of
+from irongrad.training.shards import Shards, map_shards, matching
 from irongrad.training.sources import Arrays, Source
 from irongrad.training.stop import SIGTERM
 
@@ -52,7 +56,14 @@ Example:
 """
 )
 @directory_argument
-@click.option("--data", required=True, type=click.Path(path_type=Path), help="An .npz with one array per input.")
+@click.option(
+    "--data",
+    required=True,
+    multiple=True,
+    metavar="FILES",
+    help="An .npz with one array per input, or many: 'shards/*.npz'. NAME='x-*.npy' are .npy files of one input. "
+    "Repeatable.",
+)
 @click.option("--epochs", type=click.IntRange(1), help="Passes over the data; 1 without --steps.")
 @click.option(
     "--steps", type=click.IntRange(1), help="End after so many steps of the run, those before --resume included."
@@ -71,7 +82,7 @@ Example:
 )
 @click.option("--warmup", type=click.IntRange(0), help="Steps in which the learning rate rises from 0.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another hyperparameter; repeatable.")
-@click.option("--validation", type=click.Path(path_type=Path), help="An .npz for the evaluation loss after each epoch.")
+@click.option("--validation", multiple=True, metavar="FILES", help="As --data, to evaluate after each epoch.")
 @click.option("--eval-every", type=click.IntRange(1), help="Evaluate every so many steps, instead of after each epoch.")
 @click.option("--patience", type=click.IntRange(1), help="Stop after so many evaluations in a row without improvement.")
 @click.option("--min-delta", type=float, default=0.0, help="By how much an improvement must be better, for --patience.")
@@ -109,7 +120,7 @@ Example:
 @json_option
 def command(
     directory: Path,
-    data: Path,
+    data: tuple[str, ...],
     epochs: int | None,
     steps: int | None,
     batch_size: int | None,
@@ -117,7 +128,7 @@ def command(
     schedule: str | None,
     warmup: int | None,
     settings: tuple[str, ...],
-    validation: Path | None,
+    validation: tuple[str, ...],
     eval_every: int | None,
     patience: int | None,
     min_delta: float,
@@ -139,7 +150,7 @@ def command(
     device: str | None,
     as_json: bool,
 ) -> int:
-    """Train the artifact in DIRECTORY on the arrays in an .npz file; needs no PyTorch.
+    """Train the artifact in DIRECTORY on arrays in files; needs no PyTorch.
 
     The order of samples depends only on the seed and the step count, and random numbers depend on the checkpoint. So a
     resumed run continues as the first run would have, also from the middle of an epoch.
@@ -169,8 +180,8 @@ def command(
     compiled, factor = _batch(session, batch_size)
     source = _source(data, session, compiled, factor, seed or 0)
     evaluation = None
-    if validation is not None:
-        held_out = InOrder(read_arrays(validation, session.manifest), compiled, partial=_varies(session))
+    if validation:
+        held_out = InOrder(_arrays(validation, session), compiled, partial=_varies(session))
         evaluation = Evaluation(held_out, eval_every, monitor, mode, patience, min_delta)
     if epochs is None and steps is None:
         epochs = 1
@@ -199,9 +210,9 @@ def command(
     return _STOPPED if result.reason == SIGTERM else 0
 
 
-def _refuse_useless(given: Mapping[str, Any], option: str, value: Path | None) -> None:
+def _refuse_useless(given: Mapping[str, Any], option: str, value: Any) -> None:
     """Refuse options that do nothing without another one."""
-    if value is None and (useless := [name for name, setting in given.items() if setting]):
+    if not value and (useless := [name for name, setting in given.items() if setting]):
         raise UserError(f"{useless[0]} needs {option}")
 
 
@@ -225,12 +236,22 @@ def _warn_unless_verified(session: Session) -> None:
     )
 
 
-def _source(data: Path, session: Session, batch: int, accumulate: int, seed: int) -> Source:
-    arrays = read_arrays(data, session.manifest)
-    samples = len(next(iter(arrays.values())))
+def _source(data: Sequence[str], session: Session, batch: int, accumulate: int, seed: int) -> Source:
+    arrays = _arrays(data, session)
+    samples = arrays.samples if isinstance(arrays, MappedRows) else len(next(iter(arrays.values())))
     if samples < batch * accumulate:
-        raise GuardError(f"{data} has {samples} samples, fewer than one batch of {batch * accumulate}")
-    return Arrays(arrays, batch, accumulate=accumulate, seed=seed)
+        listed = ", ".join(data)
+        raise GuardError(f"{listed} has {samples} samples, fewer than one batch of {batch * accumulate}")
+    kind: Callable[..., Source] = Shards if isinstance(arrays, MappedRows) else Arrays
+    return kind(arrays, batch, accumulate=accumulate, seed=seed)
+
+
+def _arrays(patterns: Sequence[str], session: Session) -> dict[str, Array] | MappedRows:
+    """The arrays in one file, read whole if there is memory for them; those in several files are mapped."""
+    files = matching(patterns, [s.name for s in training_entry(session.manifest).inputs])
+    if isinstance(files, list) and len(files) == 1 and (not is_too_large(files[0]) or is_compressed(files[0])):
+        return read_arrays(files[0], session.manifest)
+    return map_shards(files, session.manifest)
 
 
 def _start(session: Session, resume: Path | None, fresh: bool) -> Position:

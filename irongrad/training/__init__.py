@@ -6,12 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from irongrad.training.collate import Padded
     from irongrad.training.evaluation import Evaluation, InOrder, evaluate
     from irongrad.training.events import Callback, JsonLines
     from irongrad.training.loop import Result, train
     from irongrad.training.position import Position, read_position, restore
     from irongrad.training.saving import Checkpoints
     from irongrad.training.schedules import Schedule
+    from irongrad.training.shards import Shards, map_shards, matching
     from irongrad.training.sources import Arrays, Samples, Stream
     from irongrad.training.stop import Stop
 
@@ -22,13 +24,17 @@ __all__ = [
     "Evaluation",
     "InOrder",
     "JsonLines",
+    "Padded",
     "Position",
     "Result",
     "Samples",
     "Schedule",
+    "Shards",
     "Stop",
     "Stream",
     "evaluate",
+    "map_shards",
+    "matching",
     "read_position",
     "restore",
     "train",
@@ -42,13 +48,17 @@ _HOME = {
     "Evaluation": "evaluation",
     "InOrder": "evaluation",
     "JsonLines": "events",
+    "Padded": "collate",
     "Position": "position",
     "Result": "loop",
     "Samples": "sources",
     "Schedule": "schedules",
+    "Shards": "shards",
     "Stop": "stop",
     "Stream": "sources",
     "evaluate": "evaluation",
+    "map_shards": "shards",
+    "matching": "shards",
     "read_position": "position",
     "restore": "position",
     "train": "loop",

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from math import isnan
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import UserError
+from irongrad.training.mapped_rows import MappedRows
 from irongrad.training.means import Batch, Reported, mean_of, reported, samples_in
 from irongrad.training.position import Position
 
@@ -51,19 +54,24 @@ class Evaluation:
 class InOrder:
     """The rows of arrays in batches, in their order, as often as they are iterated."""
 
-    def __init__(self, arrays: Mapping[str, Array], batch: int, *, partial: bool) -> None:
+    def __init__(self, arrays: Mapping[str, Array] | MappedRows, batch: int, *, partial: bool) -> None:
         """
         Args:
-            arrays: arrays by the input's name; the first dimension counts samples.
+            arrays: arrays by the input's name, whose first dimension counts samples; or such arrays in files.
             batch: the number of samples in a batch.
             partial: whether a last smaller batch is part of them.
         """
         self._arrays, self._batch, self._partial = arrays, batch, partial
 
     def __iter__(self) -> Iterator[Batch]:
-        samples = len(next(iter(self._arrays.values())))
+        arrays = self._arrays
+        samples = arrays.samples if isinstance(arrays, MappedRows) else len(next(iter(arrays.values())))
         for start in range(0, samples if self._partial else samples // self._batch * self._batch, self._batch):
-            yield {n: a[start : start + self._batch] for n, a in self._arrays.items()}
+            stop = min(start + self._batch, samples)
+            if isinstance(arrays, MappedRows):
+                yield arrays.read(np.arange(start, stop))
+            else:
+                yield {n: a[start:stop] for n, a in arrays.items()}
 
 
 def evaluate(session: Session, batches: Iterable[Batch]) -> Reported:

@@ -8,7 +8,7 @@ from pathlib import Path
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import GuardError
 from irongrad.runtime.manifest import EntryPoint, Manifest
-from irongrad.training.numpy_files import read_npz
+from irongrad.training.numpy_files import MappedArray, read_npz
 
 
 def training_entry(manifest: Manifest) -> EntryPoint:
@@ -35,7 +35,7 @@ def read_arrays(path: Path, manifest: Manifest) -> dict[str, Array]:
     return arrays
 
 
-def check_samples(arrays: Mapping[str, Array], entry: EntryPoint, source: str) -> None:
+def check_samples(arrays: Mapping[str, Array | MappedArray], entry: EntryPoint, source: str) -> None:
     """Check the arrays of all samples, whose first dimension counts samples.
 
     Args:
@@ -46,10 +46,10 @@ def check_samples(arrays: Mapping[str, Array], entry: EntryPoint, source: str) -
     Raises:
         GuardError: they differ in length, or their samples are not what the step takes.
     """
-    if scalars := [n for n, a in arrays.items() if not a.ndim]:
+    if scalars := [n for n, a in arrays.items() if not a.shape]:
         raise GuardError(f"{source}: {scalars[0]} is a single number; the first dimension of an array counts samples")
-    if len({len(a) for a in arrays.values()}) > 1:
-        lengths = ", ".join(f"{n}: {len(a)}" for n, a in arrays.items())
+    if len({a.shape[0] for a in arrays.values()}) > 1:
+        lengths = ", ".join(f"{n}: {a.shape[0]}" for n, a in arrays.items())
         raise GuardError(f"{source}: the arrays have different numbers of samples ({lengths})")
     sizes: dict[str, int] = {}
     for spec in entry.inputs:

@@ -171,6 +171,33 @@ def test_sigterm_writes_the_checkpoint_and_exits_with_143(mlp_artifact: Path, da
     assert {p.name for p in tmp_path.iterdir()} == {"data.npz", path.name, log.name, whole.name}
 
 
+def test_shards_train_as_one_file_would(mlp_artifact: Path, data: Path, tmp_path: Path) -> None:
+    arrays = dict(np.load(data))
+    for number, (start, stop) in enumerate(((0, 50), (50, 60), (60, 120))):
+        np.savez(tmp_path / f"shard-{number}.npz", **{n: a[start:stop] for n, a in arrays.items()})
+        for name, array in arrays.items():
+            np.save(tmp_path / f"{name}-{number}.npy", array[start:stop])
+    whole = run(mlp_artifact, data, "--validation", data, "--epochs", 2)
+    for files in ([f"{tmp_path}/shard-*.npz"], [f"x={tmp_path}/x-*.npy", f"y={tmp_path}/y-*.npy"]):
+        first, *more = files
+        options = [option for file in more for option in ("--data", file)]
+        options += [option for file in files for option in ("--validation", file)]
+        assert run(mlp_artifact, Path(first), *options, "--epochs", 2) == whole
+    with pytest.raises(UserError, match="no file matches"):
+        run(mlp_artifact, tmp_path / "*.nothing")
+
+
+def test_a_file_that_is_larger_than_memory_is_mapped(
+    mlp_artifact: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(mlp_artifact, data)
+    monkeypatch.setattr("irongrad.training.numpy_files._free_memory", lambda: 1000)
+    assert run(mlp_artifact, data) == whole
+    np.savez_compressed(data, **dict(np.load(data)))
+    with pytest.raises(UserError, match="of memory are free; split the file"):
+        run(mlp_artifact, data)
+
+
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/dev/full").exists(), reason="needs a device that is full")
 def test_a_log_that_cannot_be_written_is_one_line(mlp_artifact: Path, data: Path) -> None:
     process = start(mlp_artifact, data, "--log", "/dev/full")
