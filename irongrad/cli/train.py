@@ -42,6 +42,7 @@ from irongrad.training.schedules import Schedule, rates_of
 from irongrad.training.shards import Shards, map_shards, matching
 from irongrad.training.sources import Arrays, Source
 from irongrad.training.stop import SIGTERM
+from irongrad.training.tensorboard import TensorBoard
 
 # The batch of a step that takes any number of samples, if no size is asked for.
 _USUAL_BATCH = 32
@@ -99,6 +100,7 @@ Example:
 )
 @click.option("--keep-best", is_flag=True, help="Keep the state of the best evaluation, as NAME.best.SUFFIX.")
 @click.option("--log", type=click.Path(path_type=Path), help="A file to which a line of JSON is added for each step.")
+@click.option("--tensorboard", type=click.Path(path_type=Path), help="A folder for TensorBoard; needs tensorboardX.")
 @click.option(
     "--seed",
     type=click.IntRange(0),
@@ -141,6 +143,7 @@ def command(
     keep: int,
     keep_best: bool,
     log: Path | None,
+    tensorboard: Path | None,
     seed: int | None,
     on_nonfinite: OnNonFinite,
     strict: bool,
@@ -194,6 +197,8 @@ def command(
         callbacks: list[Any] = [opened.enter_context(_Display(epochs, quiet=as_json))]
         if log is not None:
             callbacks.append(opened.enter_context(JsonLines(log)))
+        if tensorboard is not None:
+            callbacks.append(opened.enter_context(TensorBoard(tensorboard)))
         result = train(
             session,
             source,

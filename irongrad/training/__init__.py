@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from irongrad.training.shards import Shards, map_shards, matching
     from irongrad.training.sources import Arrays, Samples, Stream
     from irongrad.training.stop import Stop
+    from irongrad.training.tensorboard import TensorBoard
 
 __all__ = [
     "Arrays",
@@ -32,6 +33,7 @@ __all__ = [
     "Shards",
     "Stop",
     "Stream",
+    "TensorBoard",
     "evaluate",
     "map_shards",
     "matching",
@@ -56,6 +58,7 @@ _HOME = {
     "Shards": "shards",
     "Stop": "stop",
     "Stream": "sources",
+    "TensorBoard": "tensorboard",
     "evaluate": "evaluation",
     "map_shards": "shards",
     "matching": "shards",

@@ -104,10 +104,11 @@ class Padded:
         shape = tuple(sizes[d] if isinstance(d, str) else d for d in spec.shape[1:])
         fill = 0 if self._is_mask(spec.name) else self._fill[spec.name]
         batch = np.full((len(arrays), *shape), fill, numpy_dtype(spec.dtype))
-        for row, array in zip(batch, arrays, strict=True):
+        for row, array in enumerate(arrays):
             if any(have > size for have, size in zip(array.shape, shape, strict=True)):
                 raise GuardError(f"{spec.name}: a sample is {list(array.shape)}, and {list(shape)} is the most")
-            row[tuple(slice(size) for size in array.shape)] = array
+            place: tuple[Any, ...] = (row, *map(slice, array.shape))
+            batch[place] = array
         return batch
 
 

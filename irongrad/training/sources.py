@@ -174,7 +174,9 @@ class Samples(Permuted):
         self._data, self._collate = data, collate or stacked
 
     def _read(self, rows: Array) -> Batch:
-        return self._collate([self._data[int(row)] for row in rows])
+        if callable(several := getattr(self._data, "__getitems__", None)):  # as a DataLoader asks a data set
+            return self._collate(several(rows.tolist()))
+        return self._collate([self._data[row] for row in rows.tolist()])
 
 
 def stacked(samples: Sequence[Mapping[str, Any]]) -> Batch:

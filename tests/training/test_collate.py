@@ -90,6 +90,14 @@ def test_the_padding_does_not_change_the_loss(
     assert session.eval_step(**batch) == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_number_for_each_sample_is_stacked(mlp_artifact: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
+    batch = Padded(Session(mlp_artifact).manifest)([{"x": row.tolist(), "y": n % 4} for n, row in enumerate(x)])
+    np.testing.assert_array_equal(batch["x"], x)
+    np.testing.assert_array_equal(batch["y"], np.arange(6) % 4)
+    assert (batch["x"].dtype, batch["y"].dtype) == (np.float32, np.int64)
+
+
 def test_the_padding_is_the_ignored_target_or_what_is_asked_for(sessions: dict[str, Session]) -> None:
     manifest = sessions["buckets"].manifest
     batch = Padded(manifest, mask="mask")(samples(1, 2))

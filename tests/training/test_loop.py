@@ -82,6 +82,7 @@ SOURCES: dict[str, Callable[[dict[str, Any], Batches], Any]] = {
     "accumulated arrays": lambda a, b: Arrays(a, 6, accumulate=2, seed=1),
     "list": lambda a, b: b,
     "samples": lambda a, b: Samples(rows_of(a), 6, seed=1),
+    "samples by the batch": lambda a, b: Samples(ByTheBatch(rows_of(a)), 6, seed=1),
     "unknown length": lambda a, b: Endless(b),
     "DataLoader": lambda a, b: torch.utils.data.DataLoader(rows_of(a), batch_size=6),
 }
@@ -89,6 +90,22 @@ SOURCES: dict[str, Callable[[dict[str, Any], Batches], Any]] = {
 
 def rows_of(arrays: dict[str, Any]) -> list[dict[str, Any]]:
     return [{n: a[i] for n, a in arrays.items()} for i in range(120)]
+
+
+class ByTheBatch:
+    """A data set that gives several samples at a time, as those of Hugging Face do."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        raise AssertionError("samples come several at a time")
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [self.rows[i] for i in indices]
 
 
 class Endless:
