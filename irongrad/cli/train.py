@@ -354,7 +354,7 @@ class _Display:
     """A callback that shows the progress of each epoch: the loss, samples a second, and the time to the end."""
 
     def __init__(self, epochs: int | None, *, quiet: bool) -> None:
-        self._epochs = epochs
+        self._epochs, self._quiet = epochs, quiet
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -376,6 +376,8 @@ class _Display:
         self._progress.__exit__(*error)
 
     def __call__(self, event: Event) -> None:
+        if self._quiet:
+            return
         if isinstance(event, Started):
             self._started, self._begun, self._samples = event, time.monotonic(), 0
             self._batch = event.batch

@@ -137,8 +137,8 @@ Callback: TypeAlias = Callable[[Event], object]
 class JsonLines:
     """A callback that appends one JSON object for each event to a file; a number that is not finite becomes null.
 
-    The key `event` has the name of the event in lower case. A step has `lr`, a number, or numbers by name if there are
-    several parameter groups.
+    The key `event` has the name of the event, such as `stepped` or `epoch_ended`. A step has `lr`, a number, or numbers
+    by name if there are several parameter groups.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -168,8 +168,18 @@ class JsonLines:
         self.close()
 
 
+_NAMES: dict[type, str] = {
+    Started: "started",
+    Stepped: "stepped",
+    Evaluated: "evaluated",
+    EpochEnded: "epoch_ended",
+    Saved: "saved",
+    Ended: "ended",
+}
+
+
 def _line(event: Event) -> dict[str, Any]:
-    line = {"event": type(event).__name__.lower(), **vars(event)}
+    line = {"event": _NAMES[type(event)], **vars(event)}
     if isinstance(event, Stepped):
         rates = dict(line.pop("rates"))
         line |= {"lr": next(iter(rates.values())) if len(rates) == 1 else rates}

@@ -18,6 +18,7 @@ import irongrad as ig
 from irongrad.cli.main import cli
 from irongrad.runtime import load
 from irongrad.runtime.errors import CaptureError, UserError
+from irongrad.training import read_position, train
 
 REAL, NOISE = torch.randn(16, 2, generator=torch.Generator().manual_seed(1)), torch.randn(16, 3)
 
@@ -169,6 +170,18 @@ def test_several_steps_on_the_command_line(compiled: Path, tmp_path: Path) -> No
     assert len(trained["epochs"]) == 1
     refused = CliRunner().invoke(cli, ["train", str(compiled), "--data", str(tmp_path / "z.npz")])
     assert "give --step" in str(refused.exception)
+    resumed = ("train", str(compiled), "--data", str(tmp_path / "z.npz"), "--step", "generator", "--steps", "2")
+    state = str(tmp_path / "state.safetensors")
+    run(*resumed, "--checkpoint", state)
+    with load(compiled, checkpoint=state) as session:
+        assert read_position(state, session.step("critic")) is None
+        position = read_position(state, session.step("generator"))
+        assert position is not None
+        assert (position.step, position.epoch, position.batch) == (2, 0, 2)
+        with pytest.raises(
+            UserError, match=r"several steps: train session.step\(NAME\), with one of critic, generator"
+        ):
+            train(session, [], epochs=1)
     plan = run("golden", str(compiled), "-o", str(tmp_path / "golden"))
     assert len(plan["checks"]) > 20
     done = subprocess.run(

@@ -322,7 +322,7 @@ def test_events_are_lines_of_json(new: Callable[[], Session], batches: Batches, 
             )  # fmt: skip
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["event"] for line in lines[:2]] == ["started", "stepped"]
-    assert [line["event"] for line in lines[21:25]] == ["evaluated", "epochended", "saved", "ended"]
+    assert [line["event"] for line in lines[21:25]] == ["evaluated", "epoch_ended", "saved", "ended"]
     steps = [line for line in lines if line["event"] == "stepped"]
     assert [line["step"] for line in steps] == list(range(1, 41))
     assert [line["lr"] for line in steps] == [schedules.linear(1e-2, 40)(n)["lr"] for n in range(40)]
