@@ -172,3 +172,14 @@ def test_a_dimension_of_an_entry_is_one_of_the_step() -> None:
     model = Tagger()
     with pytest.raises(CaptureError, match="the dimension 'N', which no input of the step has"):
         make_step(model, entries_of(model), dynamic={"act.x": {0: "N"}})
+
+
+def test_an_entry_whose_results_differ_from_run_to_run_is_refused(tmp_path: Path) -> None:
+    model = Tagger()
+    counts: list[int] = []
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        return model(x) + id(counts) % 7
+
+    with pytest.raises(CaptureError, match="two eager runs of the entry 'act' .* differ in a result"):
+        ig.compile(make_step(model, {"act": (counted, {"x": torch.randn(2, 6)})}), tmp_path / "net", cache=False)
