@@ -115,11 +115,11 @@ def refuse_unrepeatable(program: Program) -> CaptureError | None:
             "parameter. Pass it as an input of the step, or draw it with torch.rand"
         )
     if difference := _difference(second.values, second.again):
+        changed = f" ({second.changed})" if second.changed else ""
         return CaptureError(
-            f"{where(program.thing)}\n  {program.what} changes a Python value and depends on it"
-            f"{second.changed and f' ({second.changed})'}: two runs one after the other, from the same "
-            f"tensors, differ {difference}. A compiled step would keep the value for ever. Keep it in a buffer (self.register_buffer) and "
-            "update it in place, or pass it as an input of the step"
+            f"{where(program.thing)}\n  {program.what} changes a Python value and depends on it{changed}: two runs one "
+            f"after the other, from the same tensors, differ {difference}. A compiled step would keep the value for "
+            "ever. Keep it in a buffer (self.register_buffer) and update it in place, or pass it as an input of the step"
         )
     return None
 
