@@ -119,7 +119,8 @@ def refuse_unrepeatable(program: Program) -> CaptureError | None:
         return CaptureError(
             f"{where(program.thing)}\n  {program.what} changes a Python value and depends on it{changed}: two runs one "
             f"after the other, from the same tensors, differ {difference}. A compiled step would keep the value for "
-            "ever. Keep it in a buffer (self.register_buffer) and update it in place, or pass it as an input of the step"
+            "ever. Keep it in a buffer (self.register_buffer) and update it in place, or pass it as an input of the "
+            "step"
         )
     return None
 
