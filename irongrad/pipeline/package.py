@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import torch
 from iree import runtime as ireert
 
 from irongrad.graph.dtypes import to_numpy
-from irongrad.graph.step_graph import StepGraph
+from irongrad.graph.step_graph import StepGraph, Value
 from irongrad.passes import Pass, spelled
 from irongrad.passes.base import Choice
 from irongrad.pipeline.assemble.assemble import AssembledModule
@@ -38,6 +39,7 @@ from irongrad.runtime.manifest import (
     HyperSpec,
     Manifest,
     MemorySpec,
+    StateSpec,
     StepSpec,
     TargetSpec,
     golden_file,
@@ -273,10 +275,12 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origi
     names = [t.file for t in targets] + [PORTABLE_MODULE, INITIAL_STATE]
     versions = {"irongrad": VERSION, "python": platform.python_version()}
     whole = module.interfaces[0]
+    state, base = _frozen(whole.state, module.graphs)
     return Manifest(
         format_version=FORMAT_VERSION,
         **_of_step(module.graph, whole) if not module.graph.name else _of_whole(module),
-        state=whole.state,
+        state=state,
+        base=base,
         targets=tuple(targets),
         versions=versions | {p: version(p) for p in PACKAGES} | dict(origin.versions),
         passes=tuple(map(spelled, origin.passes)),
@@ -318,3 +322,17 @@ def _of_step(graph: StepGraph, interface: Interface) -> dict[str, Any]:
         "sizes": accepted_sizes(graph),
         "constraints": constraints_of(graph),
     }
+
+
+def _frozen(state: Sequence[StateSpec], graphs: Sequence[StepGraph]) -> tuple[tuple[StateSpec, ...], str]:
+    """The state with what no step changes marked as frozen, and the sha256 of all that is; empty if nothing is."""
+    written = {value for graph in graphs for f in graph.functions.values() for value in f.results}
+    members = {v for graph in graphs for p in graph.packs if Value("pack", p.name) in written for v in p.starts}
+    changed = {value.name for value in written | members if value.kind == "state"}
+    marked = tuple(replace(spec, frozen=spec.name not in changed) for spec in state)
+    digest = hashlib.sha256()
+    initial = {tensor.name: tensor.initial for tensor in graphs[0].state}
+    for name in sorted(spec.name for spec in marked if spec.frozen):
+        digest.update(name.encode() + b"\0")
+        digest.update(_bytes_of(initial[name]))
+    return marked, digest.hexdigest() if any(spec.frozen for spec in marked) else ""

@@ -58,4 +58,6 @@ def _kinds(manifest: Manifest) -> tuple[set[str], ...]:
     parameters = {s.name for s in manifest.state if s.role is Role.PARAMETER}
     buffers = {s.name for s in manifest.state if s.role is Role.BUFFER}
     trained = set(manifest.gradients) or parameters  # an artifact that accumulates no gradients does not list them
-    return trained, parameters - trained, buffers, {s.name for s in manifest.state} - parameters - buffers
+    kinds = (parameters - trained, buffers, {s.name for s in manifest.state} - parameters - buffers)
+    frozen = manifest.frozen  # a checkpoint of the trainable state lacks them
+    return trained, *(part for kind in kinds for part in (kind & frozen, kind - frozen))
