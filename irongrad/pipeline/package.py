@@ -334,5 +334,5 @@ def _frozen(state: Sequence[StateSpec], graphs: Sequence[StepGraph]) -> tuple[tu
     initial = {tensor.name: tensor.initial for tensor in graphs[0].state}
     for name in sorted(spec.name for spec in marked if spec.frozen):
         digest.update(name.encode() + b"\0")
-        digest.update(_bytes_of(initial[name]))
+        digest.update(_bytes_of(initial[name]).tobytes())
     return marked, digest.hexdigest() if any(spec.frozen for spec in marked) else ""

@@ -162,13 +162,9 @@ def check_arrays(
 
 
 def _check_values(arrays: Mapping[str, Array], manifest: Manifest, source: str) -> None:
-    for spec in manifest.state:
+    for spec in (s for s in manifest.state if s.name in arrays):
         for alias in spec.aliases:
-            if (
-                alias in arrays
-                and spec.name in arrays
-                and not np.array_equal(arrays[alias], arrays[spec.name], equal_nan=True)
-            ):
+            if alias in arrays and not np.array_equal(arrays[alias], arrays[spec.name], equal_nan=True):
                 raise ArtifactError(
                     f"{source}: {alias} and {spec.name} are one tensor in the compiled step, but their values differ"
                 )

@@ -417,7 +417,7 @@ class Manifest:
         route: the lowering of the step graph to linalg, `linalg` or `stablehlo`.
         tuned: the choices that were made by measurement.
         indices: every index that the step uses, and what keeps it within its tensor.
-        base: the sha256 of the frozen state, which checkpoints of the trainable state rely on; empty if nothing is frozen.
+        base: the sha256 of the frozen state, on which checkpoints of the trainable state rely; empty if there is none.
         steps: the steps of an artifact of several (`irongrad.Steps`), by name. The fields that a `StepSpec` has, too,
             then have what concerns the state of all: `entry_points` those of the whole state.
         digest: the sha256 of the manifest's file, with zeros in the place of the digest. The manifest holds the hash of

@@ -100,9 +100,8 @@ def _opened(manifest: Manifest, directory: Path, asked: Asked) -> Opened:
     if is_local(device):
         keep_freed_memory()
         # Twice the size: allocations in between fragment the memory, and too little is left in one piece.
-        prefer_large_pages(
-            2 * (sum(state.stat().st_size for state in states) + max(target.transients.values(), default=0))
-        )
+        size = sum(state.stat().st_size for state in states)
+        prefer_large_pages(2 * (size + max(target.transients.values(), default=0)))
         give_workers_stack()
     module = LoadedModule(directory / target.file, code, states, device)
     return Opened(manifest, target, device, module, nonfinite)
