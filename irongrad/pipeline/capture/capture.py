@@ -54,7 +54,8 @@ from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.runtime.manifest import of_entry
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
 from irongrad.step.borrow import borrowed, roots_of, unchanged
-from irongrad.step.train_step import INFERENCE, Call, TrainStep, call_of, micro_batches
+from irongrad.step.call import Call
+from irongrad.step.train_step import INFERENCE, TrainStep, call_of, micro_batches
 
 
 @dataclass(frozen=True)
