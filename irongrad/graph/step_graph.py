@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -27,12 +27,14 @@ class StateTensor:
         role: its role in the step.
         initial: its value before the first step, on the CPU.
         aliases: other names of the same tensor in the model (tied weights).
+        frozen: whether no function of any step changes it; known once all functions are (`with_frozen_state`).
     """
 
     name: str
     role: Role
     initial: torch.Tensor
     aliases: tuple[str, ...] = ()
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,15 @@ class Function:
 def sizes_like(value: torch.Tensor, like: torch.Tensor) -> list[int]:
     """The shape of `like`, with the sizes of `value` for its symbolic sizes."""
     return [b if isinstance(b, int) else a for a, b in zip(value.shape, like.shape, strict=True)]
+
+
+def with_frozen_state(graphs: Mapping[str, StepGraph]) -> dict[str, StepGraph]:
+    """Mark the state that no function of any of these graphs, over one state, changes."""
+    written = {v.name for g in graphs.values() for f in g.functions.values() for v in f.results if v.kind == "state"}
+    return {
+        name: replace(graph, state=tuple(replace(t, frozen=t.name not in written) for t in graph.state))
+        for name, graph in graphs.items()
+    }
 
 
 def specialised_name(name: str, bucket: Bucket | None) -> str:

@@ -16,7 +16,7 @@ import torch
 from iree import runtime as ireert
 
 from irongrad.graph.dtypes import to_numpy
-from irongrad.graph.step_graph import StepGraph, Value
+from irongrad.graph.step_graph import StepGraph
 from irongrad.passes import Pass, spelled
 from irongrad.passes.base import Choice
 from irongrad.pipeline.assemble.assemble import AssembledModule
@@ -39,7 +39,7 @@ from irongrad.runtime.manifest import (
     HyperSpec,
     Manifest,
     MemorySpec,
-    StateSpec,
+    Role,
     StepSpec,
     TargetSpec,
     golden_file,
@@ -275,12 +275,11 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origi
     names = [t.file for t in targets] + [PORTABLE_MODULE, INITIAL_STATE]
     versions = {"irongrad": VERSION, "python": platform.python_version()}
     whole = module.interfaces[0]
-    state, base = _frozen(whole.state, module.graphs)
     return Manifest(
         format_version=FORMAT_VERSION,
         **_of_step(module.graph, whole) if not module.graph.name else _of_whole(module),
-        state=state,
-        base=base,
+        state=whole.state,
+        base=_base(module.graph),
         targets=tuple(targets),
         versions=versions | {p: version(p) for p in PACKAGES} | dict(origin.versions),
         passes=tuple(map(spelled, origin.passes)),
@@ -324,15 +323,11 @@ def _of_step(graph: StepGraph, interface: Interface) -> dict[str, Any]:
     }
 
 
-def _frozen(state: Sequence[StateSpec], graphs: Sequence[StepGraph]) -> tuple[tuple[StateSpec, ...], str]:
-    """The state with what no step changes marked as frozen, and the sha256 of all that is; empty if nothing is."""
-    written = {value for graph in graphs for f in graph.functions.values() for value in f.results}
-    members = {v for graph in graphs for p in graph.packs if Value("pack", p.name) in written for v in p.starts}
-    changed = {value.name for value in written | members if value.kind == "state"}
-    marked = tuple(replace(spec, frozen=spec.name not in changed) for spec in state)
+def _base(graph: StepGraph) -> str:
+    """The sha256 of the frozen parameters and buffers; empty if there are none."""
+    frozen = [t for t in graph.state if t.frozen and t.role in (Role.PARAMETER, Role.BUFFER)]
     digest = hashlib.sha256()
-    initial = {tensor.name: tensor.initial for tensor in graphs[0].state}
-    for name in sorted(spec.name for spec in marked if spec.frozen):
-        digest.update(name.encode() + b"\0")
-        digest.update(_bytes_of(initial[name]).tobytes())
-    return marked, digest.hexdigest() if any(spec.frozen for spec in marked) else ""
+    for tensor in sorted(frozen, key=lambda tensor: tensor.name):
+        digest.update(tensor.name.encode() + b"\0")
+        digest.update(_bytes_of(tensor.initial).tobytes())
+    return digest.hexdigest() if frozen else ""

@@ -18,7 +18,7 @@ import safetensors.numpy
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.atomic_files import atomic_write, link_or_copy
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.manifest import Manifest, Role, StateSpec
+from irongrad.runtime.manifest import OF_UPDATES, Manifest, Role, StateSpec
 from irongrad.runtime.nonfinite import is_finite
 from irongrad.runtime.safetensors_file import Checksum, Header, Tensor, metadata, numpy_dtype, opened, read_arrays
 
@@ -186,6 +186,15 @@ def _counters(manifest: Manifest) -> set[str]:
 _STEP = "optimizer/step/"
 
 
+# What the names of the state that only updates read begin with.
+_OF_UPDATES = ("optimizer/", "scaler/")
+
+
+def _updates(manifest: Manifest) -> bool:
+    """Whether the artifact has state that only updates read; one that only predicts ignores that of a checkpoint."""
+    return any(s.role in OF_UPDATES for s in manifest.state)
+
+
 def _kinds(header: Header) -> dict[str, tuple[tuple[int, ...], str]]:
     def kind(tensor: Tensor) -> tuple[tuple[int, ...], str]:
         return tensor.shape, tensor.dtype
@@ -198,8 +207,9 @@ def _compare(
 ) -> None:
     wanted: dict[str, StateSpec] = {s.name: s for s in manifest.state}
     aliases = {a for s in manifest.state for a in s.aliases}
+    unused = {n for n in found if n.startswith(_OF_UPDATES)} if not _updates(manifest) else set()
     problems = [f"{n} is missing" for n in wanted if n not in found and n not in optional]
-    problems += [f"{n} is unknown" for n in found if n not in wanted and n not in aliases]
+    problems += [f"{n} is unknown" for n in found if n not in wanted and n not in aliases and n not in unused]
     for name, spec in wanted.items():
         for key in (name, *spec.aliases):
             if key in found and found[key] != (spec.shape, spec.dtype):

@@ -77,6 +77,10 @@ class Role(StrEnum):
     CARRIED = "carried"
 
 
+# The state that updates alone read. An artifact without entry points that update has none.
+OF_UPDATES = (Role.OPTIMIZER, Role.SCALER)
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """An input or an output of an entry point.
@@ -417,7 +421,8 @@ class Manifest:
         route: the lowering of the step graph to linalg, `linalg` or `stablehlo`.
         tuned: the choices that were made by measurement.
         indices: every index that the step uses, and what keeps it within its tensor.
-        base: the sha256 of the frozen state, on which checkpoints of the trainable state rely; empty if there is none.
+        base: the sha256 of the frozen parameters and buffers, on which checkpoints of the trainable state rely; empty
+            if there are none.
         steps: the steps of an artifact of several (`irongrad.Steps`), by name. The fields that a `StepSpec` has, too,
             then have what concerns the state of all: `entry_points` those of the whole state.
         digest: the sha256 of the manifest's file, with zeros in the place of the digest. The manifest holds the hash of
@@ -473,6 +478,12 @@ class Manifest:
             indices=spec.indices,
             steps={},
         )
+
+    @property
+    def golden_files(self) -> dict[str, str]:
+        """The files of golden values: of each step by its name, and under an empty name of the only step, or of all."""
+        files = {name: golden_file(name) for name in (*self.steps, "")}
+        return {name: file for name, file in files.items() if file in self.files}
 
     @property
     def frozen(self) -> frozenset[str]:

@@ -108,3 +108,20 @@ def test_a_step_without_frozen_state_saves_all_of_it(tmp_path: Path) -> None:
         assert not session.manifest.base
         session.save(tmp_path / "all.safetensors", trainable=True)
         assert set(read_arrays(tmp_path / "all.safetensors")[0]) == {s.name for s in session.manifest.state}
+
+
+def test_an_artifact_that_only_predicts_has_the_model_alone(artifact: Path, tmp_path: Path) -> None:
+    model = Adapted()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    inputs = {"x": torch.randn(8, 6), "y": torch.randint(0, 2, (8,))}
+    step = ig.TrainStep(model, nn.functional.cross_entropy, optimizer, inputs)
+    ig.compile(step, tmp_path / "predict", entry_points=["predict"])
+    with load(artifact) as session:
+        session.train_step(**batch(0))
+        session.save(tmp_path / "part.safetensors")
+        session.save(tmp_path / "whole.safetensors", trainable=False)
+        expected = session.predict(x=batch(1)["x"])
+    for name in ("part", "whole"):
+        with load(tmp_path / "predict", checkpoint=tmp_path / f"{name}.safetensors") as session:
+            assert not [s.name for s in session.manifest.state if s.name.startswith("optimizer/")]
+            np.testing.assert_allclose(session.predict(x=batch(1)["x"]), expected, atol=1e-6)

@@ -247,3 +247,10 @@ def test_what_cannot_be_several_steps_is_refused(tmp_path: Path) -> None:
         ig.compile(two(step, shared), tmp_path / "net")
     with pytest.raises(UserError, match="max_memory plans one step"):
         ig.compile(two(step, step), tmp_path / "net", max_memory="50%")
+
+
+def test_several_steps_can_be_compiled_to_an_entry_alone(tmp_path: Path) -> None:
+    ig.compile(make_gan(), tmp_path / "gan", entry_points=["sample"])
+    with load(tmp_path / "gan") as session:
+        assert session.call("sample", z=NOISE[:4]).shape == (4, 2)
+        assert not [s.name for s in session.manifest.state if s.name.startswith("optimizer/")]
