@@ -22,7 +22,14 @@ from irongrad.pipeline.guards import intervals
 from irongrad.pipeline.guards.bound_rules import bound_rules
 from irongrad.pipeline.guards.bound_rules.conditions import comparisons, limited, plain
 from irongrad.pipeline.guards.bound_rules.positions import POOLS_WITH_PLACES, WITH_PLACES, places
-from irongrad.pipeline.guards.bound_rules.registry import SEES_THROUGH, below, expression_of, inexact, is_symbol
+from irongrad.pipeline.guards.bound_rules.registry import (
+    EACH_EXPANDED,
+    SEES_THROUGH,
+    below,
+    expression_of,
+    inexact,
+    is_symbol,
+)
 from irongrad.pipeline.guards.index_uses import arguments_of, operator_name
 from irongrad.pipeline.guards.intervals import INFINITE, UNKNOWN, Interval, clamped, join, number
 
@@ -161,7 +168,7 @@ class Bounds:
             made = self.of(arguments["self"]) if place == 0 else below(math.prod(sizes))
         elif name in names(Movement.SPLIT):
             made = inexact(self.of(arguments["self"]))
-        elif name in ("meshgrid", "broadcast_tensors"):
+        elif name in EACH_EXPANDED:
             made = self.of(arguments["tensors"][place])
         else:
             made = UNKNOWN

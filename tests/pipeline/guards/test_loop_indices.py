@@ -99,6 +99,12 @@ def test_an_index_with_bounds_that_each_iteration_keeps_is_proved(name: str) -> 
     assert {(s.operator, s.range, s.how) for s in specs} == {("index_select", "[0, 6]", PROVED)}
 
 
+def test_an_input_that_a_loop_begins_with_has_a_range() -> None:
+    """As the prompt of a language model that generates in a scan."""
+    indices = step_indices(capture(step_of(scanned(lambda i, x: (i + x.argmax()) % ROWS, lambda k: k + 0))))
+    assert [(r.input, r.minimum, r.maximum) for r in indices.ranges] == [("k", 0, ROWS - 1)]
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_any_other_is_refused_with_its_line(name: str) -> None:
     with pytest.raises(CaptureError, match=r"test_loop_indices.py:\d+|index out of range"):
