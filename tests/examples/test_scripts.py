@@ -62,7 +62,7 @@ SCRIPTS = {
     "byol": Script({"batch": 32}, {"width": 16, "dim": 8}, {"steps": 6}, ("embed",)),
     "ddpm": Script({"batch": 16}, {"width": 16, "timesteps": 10}, {"steps": 6}, ("sample",)),
     "nanogpt": Script({"batch": 4, "block": 16}, {"n_embd": 16, "n_layer": 1}, {"steps": 6}, ("generate",)),
-    "translation": Script({"batch": 32}, {"width": 32}, {"steps": 6}, ("greedy_decode",)),
+    "translation": Script({"batch": 64}, {"width": 64}, {"steps": 6}, ("greedy_decode",)),
     "distillation": Script({"batch": 300}, {}, {"epochs": 1}, ("eval_step",)),
     "mnist": Script({"batch": 149}, {"width": 4}, {"epochs": 2}, ("eval_step",)),
 }
@@ -98,7 +98,11 @@ def flat(found: Any) -> list[np.ndarray]:
     return [a for part in found for a in flat(part)] if isinstance(found, tuple) else [np.asarray(found)]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+# It compiles for most of a minute.
+SLOW = ("translation",)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in SCRIPTS])
 def test_a_script_trains_as_eager_does(name: str, tmp_path: Path) -> None:
     compiled, eager, _ = run(name, tmp_path / "net")
     assert len(compiled.found) == len(eager.found) > 2
