@@ -36,6 +36,7 @@ from irongrad.pipeline.guards.intervals import INFINITE, UNKNOWN, Interval, clam
 _DEEPEST = 150  # further operators up from an index, a node has no bounds
 
 # How many carries have assumed bounds at once.
+_WIDENED = 2  # a carry that is not within its first bounds may be within these and what an iteration then makes
 _MOST_ASSUMED = 2
 
 
@@ -124,9 +125,11 @@ class Bounds:
         kept = Interval(
             widest.low if widest.low != -INFINITE else start.low, widest.high if widest.high != INFINITE else start.high
         )
-        made = self._after(node, kept)
-        if intervals.at_most(kept.low, made.low) and intervals.at_most(made.high, kept.high):
-            return kept
+        for _ in range(_WIDENED):
+            made = self._after(node, kept)
+            if intervals.at_most(kept.low, made.low) and intervals.at_most(made.high, kept.high):
+                return kept
+            kept = join([kept, made])
         return self._counted(node, start) or _representable(widest, dtype)
 
     def _counted(self, node: Node, start: Interval) -> Interval | None:

@@ -61,6 +61,7 @@ PROVED_LOOPS: dict[str, Places] = {
     "clamped": scanned(lambda i, x: (2 * i).clamp(max=ROWS - 1), lambda k: k.clamp(0, 3)),
     "the place of a maximum": scanned(lambda i, x: x.argmax() + 0 * i, lambda k: k.clamp(0, ROWS - 1)),
     "chosen": scanned(lambda i, x: torch.where(i < ROWS - 1, i, 0) + 1, lambda k: 0 * k.clamp(0, 0)),
+    "kept or another": scanned(lambda i, x: torch.where(x[0] > 0, x.argmax(), i), lambda k: k.clamp(5, ROWS - 1)),
     "a counter": scanned(lambda i, x: i + 1, lambda k: k.clamp(0, 0), rows=ROWS),
     "a counter by two": scanned(lambda i, x: i + 2, lambda k: k.clamp(0, 0), rows=4),
     "up to a limit": repeated(lambda i: i + 1, lambda i: i < ROWS, lambda k: k.clamp(0, 3)),
