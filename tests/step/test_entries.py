@@ -18,7 +18,7 @@ import irongrad as ig
 from irongrad.cli import run as run_verb
 from irongrad.runtime import load
 from irongrad.runtime.errors import CaptureError, GuardError, UserError
-from irongrad.runtime.manifest import SEED
+from irongrad.runtime.manifest import DRAWS, SEED
 
 
 class Tagger(nn.Module):
@@ -172,3 +172,23 @@ def test_a_dimension_of_an_entry_is_one_of_the_step() -> None:
     model = Tagger()
     with pytest.raises(CaptureError, match="the dimension 'N', which no input of the step has"):
         make_step(model, entries_of(model), dynamic={"act.x": {0: "N"}})
+
+
+def test_a_step_without_draws_has_an_entry_that_samples(tmp_path: Path) -> None:
+    model = nn.Linear(6, 3)
+    entries = {"sample": (lambda: model(torch.randn(2, 6)), {}), "norm": (lambda: model.weight.norm(), {})}
+    ig.compile(make_step(model, entries), tmp_path / "net")
+    with load(tmp_path / "net") as session:
+        assert (session.call("sample") != session.call("sample")).all()
+        session.train_step(x=torch.randn(8, 6), y=torch.zeros(8, dtype=torch.int64))
+        assert session.state()[DRAWS] == 2
+
+
+def test_entries_that_are_left_out_leave_no_input_behind(tmp_path: Path) -> None:
+    model = Tagger()
+    names = {"x": {0: "B"}, "y": {0: "B"}, "act.x": {0: "B"}}
+    step = make_step(model, entries_of(model), dynamic=names)
+    ig.compile(step, tmp_path / "net", entry_points=["train_step", "encode"])
+    with load(tmp_path / "net") as session:
+        assert [spec.name for spec in session.entry("train_step").inputs] == ["x", "y"]
+        session.train_step(x=torch.randn(8, 6), y=torch.zeros(8, dtype=torch.int64))

@@ -247,3 +247,89 @@ def test_what_cannot_be_several_steps_is_refused(tmp_path: Path) -> None:
         ig.compile(two(step, shared), tmp_path / "net")
     with pytest.raises(UserError, match="max_memory plans one step"):
         ig.compile(two(step, step), tmp_path / "net", max_memory="50%")
+
+
+class Twin(nn.Module):
+    """One of two critics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        return self.layers(torch.cat(parts, -1)).squeeze(-1)
+
+
+class TwoCritics:
+    """An actor and two critics under one optimizer; steps have the names of parameters."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.actor, self.one, self.two = nn.Linear(2, 1), Twin(), Twin()
+        self.of_critics = torch.optim.Adam([*self.one.parameters(), *self.two.parameters()], lr=1e-2)
+        self.of_actor = torch.optim.Adam(self.actor.parameters(), lr=1e-2)
+
+    def critic_loss(self, value: torch.Tensor, obs: torch.Tensor, action: torch.Tensor, y: torch.Tensor) -> Any:
+        return (value - y).square().mean() + (self.two(obs, action) - y).square().mean()
+
+    def actor_loss(self, action: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
+        return -torch.minimum(self.one(obs, action), self.two(obs, action)).mean()
+
+    def steps(self) -> ig.Steps:
+        batch = {"obs": torch.randn(6, 2), "action": torch.randn(6, 1), "y": torch.randn(6)}
+        critic = ig.TrainStep(
+            self.one,
+            self.critic_loss,
+            self.of_critics,
+            batch,
+            model_inputs=["obs", "action"],
+            loss_inputs=list(batch),
+            modules={"two": self.two},
+        )
+        obs = {"obs": batch["obs"]}
+        actor = ig.TrainStep(self.actor, self.actor_loss, self.of_actor, obs, loss_inputs=["obs"])
+        return ig.Steps({"weight": critic, "layers": actor})
+
+
+def test_two_critics_under_one_optimizer_and_names_of_parts(tmp_path: Path) -> None:
+    agent = TwoCritics()
+    ig.compile(TwoCritics().steps(), tmp_path / "net")
+    with load(tmp_path / "net") as session:
+        for _ in range(4):
+            obs, action, y = torch.randn(6, 2), torch.randn(6, 1), torch.randn(6)
+            agent.of_critics.zero_grad()
+            loss = agent.critic_loss(agent.one(obs, action), obs, action, y)
+            loss.backward()
+            agent.of_critics.step()
+            assert session.train_step(step="weight", obs=obs, action=action, y=y) == pytest.approx(
+                loss.item(), abs=1e-5
+            )
+            agent.of_actor.zero_grad()
+            agent.actor_loss(agent.actor(obs), obs).backward()
+            agent.of_actor.step()
+            session.train_step(step="layers", obs=obs)
+        state = session.state()
+        assert_same_state(state, agent.one, "weight.")
+        assert_same_state(state, agent.two, "weight.two.")
+        assert_same_state(state, agent.actor, "layers.")
+
+
+def test_each_of_several_steps_carries_values_of_its_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, h = nn.GRU(3, 4), torch.zeros(1, 2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(out: tuple[torch.Tensor, torch.Tensor]) -> Any:
+        return out[0].square().mean(), {"hx": out[1]}
+
+    one, other = (
+        ig.TrainStep(model, loss, optimizer, {"input": torch.randn(n, 2, 3)}, carry={"hx": h}) for n in (3, 5)
+    )
+    ig.compile(two(one, other), tmp_path / "net", entry_points=["train_step", "reset_carry"])
+    with load(tmp_path / "net") as session:
+        session.train_step(step="one", input=torch.randn(3, 2, 3))
+        state = session.state()
+        assert state["carry/hx/one"].any()
+        assert not state["carry/hx/two"].any()
+        session.reset_carry()
+        assert not session.state()["carry/hx/one"].any()

@@ -44,7 +44,7 @@ class Carried(nn.Module):
         new = self._carry[0].flat(values, place)
         with torch.no_grad():
             for name, buffer in self.named_buffers():
-                buffer.copy_(new[name])
+                buffer.copy_(new[name].detach())  # the cast of a value of bfloat16 would have a gradient
 
 
 class StepModule(nn.Module):
@@ -145,7 +145,8 @@ class StepModule(nn.Module):
             if not isinstance(value, torch.Tensor):
                 raise CaptureError(
                     f"{source_lines.where(function)}: the value {name!r} beside the loss is a {type(value).__name__}, "
-                    "not a tensor. Leave .item() and float() out: what the step returns are numbers"
+                    "not a tensor. Leave .item(), float() and len() out: what the step returns are numbers. A count is "
+                    "a sum of ones, such as torch.ones_like(y).sum()"
                 )
         return _scalar(loss), {str(name): value.detach() for name, value in values.items()}
 

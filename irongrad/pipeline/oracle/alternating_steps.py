@@ -91,7 +91,7 @@ class Alternation:
                 train(step, graph, inputs, 1, noise, wide, found.__setitem__, None, PLAIN, first)
                 record(key_of("loss", position), found[key_of("loss", counts[name])])
                 counts[name] += 1
-                calls += len(micro_batches(inputs, step.accumulate)) if graph.seed is not None else 0
+                calls += len(micro_batches(inputs, step.accumulate)) if graph.trains_at_random else 0
                 after = {self.names[name][t.name]: found[key_of("state", counts[name], t.name)] for t in graph.state}
                 state |= after
             if DRAWS in state:

@@ -251,8 +251,10 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
             _, key, name = tensor.name.split("/", 2)
             # An optimizer has no state yet if every step so far was skipped.
             result[tensor.name] = states.get(id(parameters.get(name)), {}).get(key, tensor.initial)
-        elif tensor.name in (STEPS, DRAWS):
-            result[tensor.name] = tensor.initial + steps * (graph.accumulate if tensor.name == DRAWS else 1)
+        elif tensor.name == STEPS:
+            result[tensor.name] = tensor.initial + steps
+        elif tensor.name == DRAWS:
+            result[tensor.name] = tensor.initial + steps * (graph.accumulate if graph.trains_at_random else 0)
         else:
             result[tensor.name] = tensors.get(tensor.name, tensor.initial)
     return result
