@@ -44,6 +44,7 @@ class Steps:
             _check_names(self.steps)
             _check_alike(self.steps)
             _check_owners(self.steps)
+            _check_scalers(self.steps)
 
     @property
     def made_at(self) -> str:
@@ -105,6 +106,17 @@ def _check_alike(steps: Mapping[str, TrainStep]) -> None:
             raise CaptureError(
                 f"the steps have the seeds {first.seed} and {other.seed}, and all steps draw from one stream of random "
                 "numbers: give them one seed"
+            )
+
+
+def _check_scalers(steps: Mapping[str, TrainStep]) -> None:
+    owner: dict[int, str] = {}
+    for name, step in steps.items():
+        scaler = step.loss_scale
+        if isinstance(scaler, torch.amp.GradScaler) and owner.setdefault(id(scaler), name) != name:
+            raise CaptureError(
+                f"the steps {owner[id(scaler)]!r} and {name!r} share a GradScaler, and each keeps a scale of its own: "
+                "give each its own GradScaler"
             )
 
 

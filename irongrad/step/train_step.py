@@ -319,7 +319,8 @@ def _check_optimizers(step: TrainStep) -> None:
                     raise CaptureError(
                         f"{type(optimizer).__name__} holds a parameter of shape {tuple(parameter.shape)} that is not "
                         "in the model (nor in the loss). Was the model copied, moved or loaded after the optimizer was "
-                        "made? Build the optimizer last, from model.parameters()"
+                        "made? Build the optimizer last, from model.parameters(). If another module holds it, "
+                        "name that: modules={'head': head}"
                     )
                 if id(parameter) in seen:
                     raise CaptureError("two optimizers hold the same parameter; each may be updated by one only")

@@ -151,7 +151,12 @@ def test_a_chosen_entry_can_stand_alone(tmp_path: Path) -> None:
         (lambda m: {"predict": (m.act, {"x": torch.randn(2, 6)})}, "every artifact uses itself"),
         (lambda m: {"act": m.act}, "must be a function and its example inputs"),
         (lambda m: {"act": (m.act, {"x": 3})}, "input 'x' is a int"),
-        (lambda m: {"act": (lambda x: 3.0, {"x": torch.randn(2, 6)})}, "the entry 'act' returns no tensor"),
+        (
+            lambda m: {"act": (lambda x: 3.0, {"x": torch.randn(2, 6)})},
+            "the entry 'act' returns a float, and no tensor",
+        ),
+        (lambda m: {"act": (lambda x: None, {"x": torch.randn(2, 6)})}, "the entry 'act' returns nothing"),
+        (lambda m: {"act": (lambda x: (m(x) for _ in x), {"x": torch.randn(2, 6)})}, "returns a generator, and no"),
         (lambda m: {"act": (lambda x, z: m(x), {"x": torch.randn(2, 6), "z": torch.randn(1)})}, "does not use its inp"),
     ],
 )

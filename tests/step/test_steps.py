@@ -17,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 import irongrad as ig
 from irongrad.cli.main import cli
 from irongrad.runtime import load
-from irongrad.runtime.errors import CaptureError, UserError
+from irongrad.runtime.errors import ArtifactError, CaptureError, UserError
 
 REAL, NOISE = torch.randn(16, 2, generator=torch.Generator().manual_seed(1)), torch.randn(16, 3)
 
@@ -333,3 +333,70 @@ def test_each_of_several_steps_carries_values_of_its_own(tmp_path: Path) -> None
         assert not state["carry/hx/two"].any()
         session.reset_carry()
         assert not session.state()["carry/hx/one"].any()
+
+
+def make_scaled(scaler: torch.amp.GradScaler | None = None) -> ig.Steps:
+    torch.manual_seed(0)
+    one, other, x = nn.Linear(4, 2), nn.Linear(4, 2), torch.randn(3, 4)
+    return two(
+        *(
+            ig.TrainStep(
+                model,
+                lambda o: o.square().mean(),
+                torch.optim.SGD(model.parameters(), lr=0.1),
+                {"x": x},
+                precision="f16",
+                loss_scale=scaler or torch.amp.GradScaler("cpu", init_scale=64.0),
+            )
+            for model in (one, other)
+        )
+    )
+
+
+def test_each_of_several_steps_has_its_own_loss_scale(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="'one' and 'two' share a GradScaler"):
+        make_scaled(torch.amp.GradScaler("cpu"))
+    ig.compile(make_scaled(), tmp_path / "net", entry_points=["train_step"])
+    with load(tmp_path / "net") as session:
+        for _ in range(3):
+            session.train_step(step="one", x=torch.randn(3, 4))
+        state = session.state()
+        assert (state["scaler/growth_tracker/one"], state["scaler/growth_tracker/two"]) == (3, 0)
+        session.save(tmp_path / "three")
+    scaled = make_scaled()
+    ig.load_checkpoint(tmp_path / "three", scaled)
+    assert [step.scaler.state_dict()["_growth_tracker"] for step in scaled.steps.values()] == [3, 0]  # type: ignore[union-attr]
+
+
+def test_the_entry_points_of_each_step_are_chosen_by_name(tmp_path: Path) -> None:
+    ig.compile(Gan().steps(), tmp_path / "net", entry_points=["sample", "critic.eval_step"])
+    with load(tmp_path / "net") as session:
+        own = {e.symbol for e in session.manifest.all_entry_points}
+        assert own == {"export_state", "import_state", "sample", "critic.eval_step"}
+        session.eval_step(step="critic", **batch(1))
+    with pytest.raises(UserError, match="leave nothing of the step 'critic'; add one, such as critic.train_step"):
+        ig.compile(Gan().steps(), tmp_path / "net", entry_points=["sample"])
+
+
+def test_the_state_of_one_module_of_several(compiled: Path) -> None:
+    gan = Gan()
+    nn.init.ones_(gan.generator[3].weight)
+    with load(compiled) as session:
+        before = session.state()
+        with pytest.raises(ArtifactError, match="names of one module, which begin with 'generator' here"):
+            session.load_state(gan.generator.state_dict())
+        session.load_state({f"generator.{n}": t for n, t in gan.generator.named_parameters()})
+        changed = {n for n, value in session.state().items() if (before[n] != value).any()}
+        assert changed == {"generator.3.weight"}
+        with pytest.raises(UserError, match=r"critic.export_gradients, generator.export_gradients; in Python, session"):
+            session.gradients()
+        with pytest.raises(UserError, match="carries nothing from call to call"):
+            session.reset_carry()
+
+
+def test_an_input_that_is_called_step_is_refused() -> None:
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, lambda out, step: out.mean() * step, optimizer, {"x": x, "step": torch.tensor(1.0)})
+    with pytest.raises(CaptureError, match="the step 'one' has an input 'step'"):
+        two(step, step)

@@ -262,8 +262,6 @@ def _entry(module: StepModule, step: TrainStep, name: str, multiples: Mapping[st
     probe = EntryModule(module, name, entry)
     place = f"{source_lines.where(entry.function)}: the entry {name!r}"
     outputs = _output_names(step, probe, values)
-    if not outputs:
-        raise CaptureError(f"{place} returns no tensor")
     program = export(probe, values, _dynamic(step, inputs), multiples, use)
     for path, line in side_effects.written_lines(program).items():
         if is_carried(path):
