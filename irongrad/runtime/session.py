@@ -142,7 +142,9 @@ class Session:
         Raises:
             UserError: there is no such step.
         """
-        if name not in self.manifest.steps:
+        if not isinstance(name, str) or name not in self.manifest.steps:
+            if self.step_name:
+                raise UserError(f"this is a view of the step {self.step_name!r}, which has no steps; ask the session")
             has = (
                 f"it has {', '.join(self.manifest.steps)}" if self.manifest.steps else "it has one step, without a name"
             )

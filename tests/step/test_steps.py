@@ -149,8 +149,11 @@ def test_the_other_entry_points_of_a_step(compiled: Path) -> None:
         )
         with pytest.raises(UserError, match="give step=, one of critic, generator"):
             session.train_step(z=z)
-        with pytest.raises(UserError, match="has no step 'actor'"):
-            session.train_step(step="actor", z=z)
+        for name in ("actor", ["critic"], None):
+            with pytest.raises(UserError, match="has no step"):
+                session.train_step(step=name, z=z)
+        with pytest.raises(UserError, match="this is a view of the step 'generator'"):
+            generator.step("critic")
 
 
 def test_several_steps_on_the_command_line(compiled: Path, tmp_path: Path) -> None:
