@@ -42,7 +42,7 @@ _NAMESPACES = ("aten", "prims", "prim", "higher_order", "irongrad")
 # Fields of steps and options that the key describes separately, or that do not affect the build. All other fields,
 # including future ones, are described as they are.
 _DESCRIBED_APART = frozenset(
-    {"model", "loss", "optimizer", "inputs", "entries", "loss_scale", "targets", "passes"}
+    {"model", "loss", "optimizer", "inputs", "entries", "loss_scale", "targets", "passes", "_made_at"}
     | {"output", "dump_dir", "stop_after", "cache", "on_stage", "on_measuring"}
 )
 

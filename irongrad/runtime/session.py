@@ -33,7 +33,7 @@ from irongrad.runtime.arrays import Array
 from irongrad.runtime.chunks import Pace, train_steps
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.initial_state import state_of
-from irongrad.runtime.manifest import DRAWS, INITIAL_STATE, SCALE, SEED, TICKET, EntryPoint
+from irongrad.runtime.manifest import DRAWS, INITIAL_STATE, SCALE, SEED, TICKET, EntryPoint, Role
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.nonfinite import NonFiniteCheck, OnNonFinite, is_finite, nonfinite_names
 from irongrad.runtime.opened_artifact import Asked, opened_artifact
@@ -142,7 +142,9 @@ class Session:
         Raises:
             UserError: there is no such step.
         """
-        if name not in self.manifest.steps:
+        if not isinstance(name, str) or name not in self.manifest.steps:
+            if self.step_name:
+                raise UserError(f"this is a view of the step {self.step_name!r}, which has no steps; ask the session")
             has = (
                 f"it has {', '.join(self.manifest.steps)}" if self.manifest.steps else "it has one step, without a name"
             )
@@ -251,6 +253,10 @@ class Session:
         Raises:
             UserError: nothing is carried.
         """
+        if not any(s.role is Role.CARRIED for s in self.manifest.state):
+            raise UserError(
+                "this step carries nothing from call to call (TrainStep.carry), so there is nothing to reset"
+            )
         self._call("reset_carry", {})
 
     def seed(self, value: int) -> None:
@@ -481,6 +487,11 @@ class Session:
         except KeyError:
             if (found := self.manifest.exported(name)) is not None:
                 return found
+            if having := [s for s in self.manifest.steps if self.manifest.exported(f"{s}.{name}")]:
+                called = ", ".join(f"{s}.{name}" for s in having)
+                raise UserError(
+                    f"each step has {name} of its own: {called}; in Python, session.step({having[0]!r}) has it"
+                ) from None
             raise UserError(
                 f"this artifact has no entry point {name!r}; it has {', '.join(self._exported())}. Entry points are "
                 "chosen at compile time"

@@ -123,9 +123,10 @@ class TrainStep:
     entries: Mapping[str, Entry | tuple[Callable[..., object], Mapping[str, torch.Tensor]]] = field(
         default_factory=dict
     )
+    _made_at: str = field(default="", repr=False, compare=False)  # a field, so that `replace` keeps it
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_made_at", caller())
+        object.__setattr__(self, "_made_at", self._made_at or caller())
         with refusals_name(self.made_at):
             self._check()
 
@@ -160,7 +161,7 @@ class TrainStep:
     @property
     def made_at(self) -> str:
         """The user's line that made the step; empty if there is none."""
-        return str(vars(self)["_made_at"])
+        return self._made_at
 
     @property
     def bucket_list(self) -> tuple[Bucket, ...]:
@@ -254,7 +255,8 @@ def _check_optimizers(step: TrainStep) -> None:
                     raise CaptureError(
                         f"{type(optimizer).__name__} holds a parameter of shape {tuple(parameter.shape)} that is not "
                         "in the model (nor in the loss). Was the model copied, moved or loaded after the optimizer was "
-                        "made? Build the optimizer last, from model.parameters()"
+                        "made? Build the optimizer last, from model.parameters(). If another module holds it, "
+                        "name that: modules={'head': head}"
                     )
                 if id(parameter) in seen:
                     raise CaptureError("two optimizers hold the same parameter; each may be updated by one only")

@@ -194,7 +194,12 @@ def test_a_loop_of_an_entry_may_hold_dropout_and_attention_that_draw_nothing(tmp
         (lambda m: {"predict": (m.act, {"x": torch.randn(2, 6)})}, "every artifact uses itself"),
         (lambda m: {"act": m.act}, "must be a function and its example inputs"),
         (lambda m: {"act": (m.act, {"x": 3})}, "input 'x' is a int"),
-        (lambda m: {"act": (lambda x: 3.0, {"x": torch.randn(2, 6)})}, "the entry 'act' returns no tensor"),
+        (
+            lambda m: {"act": (lambda x: 3.0, {"x": torch.randn(2, 6)})},
+            "the entry 'act' returns a float, and no tensor",
+        ),
+        (lambda m: {"act": (lambda x: None, {"x": torch.randn(2, 6)})}, "the entry 'act' returns nothing"),
+        (lambda m: {"act": (lambda x: (m(x) for _ in x), {"x": torch.randn(2, 6)})}, "returns a generator, and no"),
         (lambda m: {"act": (lambda x, z: m(x), {"x": torch.randn(2, 6), "z": torch.randn(1)})}, "does not use its inp"),
     ],
 )
@@ -226,3 +231,23 @@ def test_an_entry_whose_results_differ_from_run_to_run_is_refused(tmp_path: Path
 
     with pytest.raises(CaptureError, match="two eager runs of the entry 'act' .* differ in a result"):
         ig.compile(make_step(model, {"act": (counted, {"x": torch.randn(2, 6)})}), tmp_path / "net", cache=False)
+
+
+def test_a_step_without_draws_has_an_entry_that_samples(tmp_path: Path) -> None:
+    model = nn.Linear(6, 3)
+    entries = {"sample": (lambda: model(torch.randn(2, 6)), {}), "norm": (lambda: model.weight.norm(), {})}
+    ig.compile(make_step(model, entries), tmp_path / "net")
+    with load(tmp_path / "net") as session:
+        assert (session.call("sample") != session.call("sample")).all()
+        session.train_step(x=torch.randn(8, 6), y=torch.zeros(8, dtype=torch.int64))
+        assert session.state()[DRAWS] == 2
+
+
+def test_entries_that_are_left_out_leave_no_input_behind(tmp_path: Path) -> None:
+    model = Tagger()
+    names = {"x": {0: "B"}, "y": {0: "B"}, "act.x": {0: "B"}}
+    step = make_step(model, entries_of(model), dynamic=names)
+    ig.compile(step, tmp_path / "net", entry_points=["train_step", "encode"])
+    with load(tmp_path / "net") as session:
+        assert [spec.name for spec in session.entry("train_step").inputs] == ["x", "y"]
+        session.train_step(x=torch.randn(8, 6), y=torch.zeros(8, dtype=torch.int64))

@@ -188,12 +188,12 @@ def interfaces_of(graphs: Mapping[str, StepGraph], chosen: Sequence[str] | None)
         UserError: as `describe`; no step has an entry point of a chosen name.
     """
     everything = {name: {e.name for e in describe(graph, None).entry_points} for name, graph in graphs.items()}
-    known = {n for names in everything.values() for n in names}
+    known = {n for step, names in everything.items() for n in (*names, *(f"{step}.{n}" for n in names if step))}
     if unknown := [n for n in chosen or () if n not in known]:
         raise UserError(f"entry points {unknown} do not exist; there are {sorted(known)}")
     found: dict[str, Interface] = {}
     for name, graph in graphs.items():
-        mine = None if chosen is None else [n for n in chosen if n in everything[name]]
+        mine = None if chosen is None else [n for n in everything[name] if n in chosen or f"{name}.{n}" in chosen]
         if len(graphs) > 1 and mine is not None and not any(chain_of(n, graph) for n in mine):
             continue
         interface = describe(graph, mine)

@@ -30,7 +30,7 @@ from irongrad.pipeline.capture.derivatives import evaluated, recorded_derivative
 from irongrad.pipeline.capture.eager_runs import run_twice
 from irongrad.pipeline.capture.function_transforms import expand_transforms
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
-from irongrad.pipeline.capture.modes import compiled_as_plain, in_evaluation, inference_as_no_grad, mode
+from irongrad.pipeline.capture.modes import exportable_modes, in_evaluation, mode
 from irongrad.pipeline.capture.module_casts import casts_refused
 from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
@@ -224,8 +224,7 @@ def export(
             hooks.refused_in_forward(),
             set_refused(),
             casts_refused(),
-            inference_as_no_grad(),
-            compiled_as_plain(),
+            exportable_modes(),
             known.of_buffers(module),
             ValueFree(module, known),
             kept_decisions(),
@@ -264,8 +263,6 @@ def _entry(module: StepModule, step: TrainStep, name: str, multiples: Mapping[st
     probe = EntryModule(module, name, entry)
     place = f"{source_lines.where(entry.function)}: the entry {name!r}"
     outputs = _output_names(step, probe, values)
-    if not outputs:
-        raise CaptureError(f"{place} returns no tensor")
     program = export(probe, values, _dynamic(step, inputs), multiples, use)
     for path, line in side_effects.written_lines(program).items():
         if is_carried(path):

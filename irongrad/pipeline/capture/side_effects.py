@@ -357,11 +357,15 @@ def _check_write(node: torch.fx.Node, spec: InputSpec, untrained: Collection[str
             f"{line_of(node)}\n  max_norm of this embedding rescales rows of the parameter {name} in the forward. "
             f"{ONLY_THE_OPTIMIZER}: leave max_norm out, and rescale the rows that were looked up"
         )
+    instead = (
+        "Register it with self.register_buffer(...) in __init__. If a module beside the model holds it, name that "
+        "module in TrainStep.modules"
+    )
     what, instead = {
         InputKind.USER_INPUT: ("an input of the step", "Make a new tensor: x = x * 2 in place of x.mul_(2)"),
         InputKind.PARAMETER: (
             f"the parameter {name}, in place or through .data",
             ONLY_THE_OPTIMIZER,
         ),
-    }.get(spec.kind, (f"the constant tensor {name}", "Register it with self.register_buffer(...) in __init__"))
+    }.get(spec.kind, (f"the constant tensor {name}", instead))
     raise CaptureError(f"{line_of(node)}\n  {node.target} writes into {what}. {instead}")

@@ -14,7 +14,6 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.step_graph import StepGraph
 from irongrad.operators.decompositions.registry import BeforeAutograd
-from irongrad.operators.legalize.random_state import draws_any
 from irongrad.operators.random import Draws
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.derivatives import evaluated
@@ -71,10 +70,12 @@ class First:
     Attributes:
         step: the number of training steps before.
         calls: the number of calls before that drew random numbers.
+        scaler: the loss scale as it is since then; None for that at the beginning.
     """
 
     step: int = 0
     calls: int = 0
+    scaler: EagerScaler | None = None
 
 
 @contextmanager
@@ -152,7 +153,7 @@ def train(
     """
     first = first or First()
     module = PiecesModule(step) if step.between else ReportingModule(step)
-    scaler = EagerScaler(loss_scale_of(step), step.optimizers, skips)
+    scaler = first.scaler or EagerScaler(loss_scale_of(step), step.optimizers, skips)
     parts = micro_batches(inputs, step.accumulate)
     groups = [group for _, group in groups_of(step.optimizers)]
     # Only the step's hyperparameters: what else a group holds, such as a counter or a sum, is the optimizer's state. So
@@ -193,7 +194,7 @@ def train(
             scaler.step()
             for after in step.after:
                 if after.is_due(int(graph.tensor(STEPS).initial) + number + 1):
-                    after.run(step.model, {})
+                    after.run(step.model, {}, step.modules.values())
         for name, tensor in (eager_state(module, step, graph, number + 1) | scaler.state()).items():
             record(key_of("state", number + 1, name), tensor.detach().clone())
     return scaler.skips
@@ -255,16 +256,10 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
         elif tensor.name == STEPS:
             result[tensor.name] = tensor.initial + steps
         elif tensor.name == DRAWS:
-            result[tensor.name] = tensor.initial + steps * _draws_per_step(graph)
+            result[tensor.name] = tensor.initial + steps * (graph.accumulate if graph.trains_at_random else 0)
         else:
             result[tensor.name] = tensors.get(tensor.name, tensor.initial)
     return result
-
-
-def _draws_per_step(graph: StepGraph) -> int:
-    """How often a training step adds to the draw count; perhaps an entry point in evaluation mode alone draws."""
-    training = [graph.functions[name] for name in ("joint", "forward", "finish") if name in graph.functions]
-    return graph.accumulate if draws_any(training) else 0
 
 
 def _clip(step: TrainStep) -> None:
