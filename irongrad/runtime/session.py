@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, overload
 
 import iree.runtime as ireert
@@ -344,7 +345,13 @@ class Session:
         arrays = [sums[n] for n in self.manifest.gradients]
         self._invoke("import_gradients", [*arrays, number])
 
-    def save(self, path: str | os.PathLike[str], *, trainable: bool | None = None) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        trainable: bool | None = None,
+        about: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Write the state to a safetensors checkpoint, atomically.
 
         Parameters and buffers have their PyTorch names. Accumulated gradients are not part of the checkpoint. The file
@@ -356,6 +363,8 @@ class Session:
             trainable: whether to leave out what no step changes, such as the frozen base of an adapter. `load` and
                 `restore` take such a file with an artifact of the same base. By default, if over half of the model's
                 parameters are frozen.
+            about: what the file says about itself beside that, in the types of JSON: `irongrad.training` records the
+                place in a training run.
 
         Raises:
             NonFiniteError: the state became NaN or infinite, and `on_nonfinite` is `stop`; nothing is written.
@@ -367,7 +376,7 @@ class Session:
         if spoilt:
             self._check.state(spoilt, self._kept(path))
         part = self.manifest.is_mostly_frozen if trainable is None else trainable
-        checkpoints.write(path, state, self.manifest, finite=not spoilt, trainable=part)
+        checkpoints.write(path, state, self.manifest, finite=not spoilt, trainable=part, about=about)
 
     def _kept(self, path: Path) -> str:
         """Keep the last checkpoint with a finite state, before `path` is written; say what was kept."""
