@@ -17,6 +17,7 @@ import iree.runtime as ireert
 import numpy as np
 
 from irongrad.runtime import checkpoint as checkpoints
+from irongrad.runtime.adapters import read_adapter
 from irongrad.runtime.arguments import (
     as_count,
     as_number,
@@ -400,6 +401,32 @@ class Session:
         checkpoints.check_base(header, self.manifest, str(path))
         self._check.state(self._became_nonfinite(nonfinite_names(arrays)), f"that is how it is in {path}")
         self._replace(arrays, str(path), absent)
+
+    def load_adapter(
+        self, folder: str | os.PathLike[str], *, absent: Absent = "keep", another_base: bool = False
+    ) -> None:
+        """Put an adapter of PEFT into the model, without compiling anything; the frozen base stays where it is.
+
+        Args:
+            folder: has `adapter_config.json` and `adapter_model.safetensors`, as `irongrad export --to peft` and
+                PEFT's `save_pretrained` write them.
+            absent: what becomes of the rest, such as the optimizer's moments; see `load_state`.
+            another_base: whether to accept an adapter whose files name another base model.
+
+        Raises:
+            ArtifactError: the artifact has no adapter, or the files are missing or damaged, of another base, or of an
+                adapter with other tensors, shapes or settings. The state is unchanged.
+        """
+        folder = as_path(folder, "an adapter")
+        arrays = read_adapter(folder, self.manifest, another_base=another_base)
+        self._check.state(self._became_nonfinite(nonfinite_names(arrays)), f"that is how it is in {folder}")
+        with self._module.lock:
+            if absent != "keep":
+                self._replace(self.initial_state() | arrays, str(folder), absent)
+                return
+            present = self._module.run(self.entry("export_state"), [])  # on the device: the base is not copied
+            values = [arrays.get(s.name, view) for s, view in zip(self.manifest.state, present, strict=True)]
+            self._invoke("import_state", values)
 
     def to_device(self, array: Any) -> ireert.DeviceArray:
         """Copy an array to the device, for an input of many calls."""
