@@ -10,13 +10,12 @@ import torch
 
 from irongrad.graph.step_graph import Function, StateTensor, StepGraph, Value
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.capture.step_modules import StepModule
-from irongrad.pipeline.differentiate.state_names import StateNames
 from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.manifest import DRAWS, SEED, STEPS, Role, steps_of
 from irongrad.step.steps import Steps
+from irongrad.step.tensor_names import joined_names, named_tensors
 from irongrad.step.train_step import TrainStep
 
 _NAMED = frozenset({"state", "gradient", "accumulator"})
@@ -61,9 +60,9 @@ def joined(
     """
     if not isinstance(step, Steps):
         return JoinedSteps(graphs, {"": {t.name: t.name for t in graphs[""].state}})
-    named = _tensor_names(step.steps)
+    named = joined_names(step.steps)
     names = {
-        name: {t.name: _joined_name(t, name, _own_tensors(captured[name].step), named) for t in graph.state}
+        name: {t.name: _joined_name(t, name, named_tensors(captured[name].step), named) for t in graph.state}
         for name, graph in graphs.items()
     }
     state: dict[str, StateTensor] = {}
@@ -80,30 +79,6 @@ def renamed_values(expected: Mapping[str, ExpectedAtSizes], steps: JoinedSteps) 
         name: values.renamed(partial(steps.golden, name)) if name and name in steps.names else values
         for name, values in expected.items()
     }
-
-
-def _own_tensors(step: TrainStep) -> dict[str, torch.Tensor]:
-    """The tensors of a step's modules, by their names in its own graph."""
-    module = StepModule(step)
-    names = StateNames(module)
-    found = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    return {names.of(path): tensor for path, tensor in reversed(found)}
-
-
-def _tensor_names(steps: Mapping[str, TrainStep]) -> dict[int, str]:
-    """The joined name of each tensor, by its id: that in the model of the first step whose model holds it."""
-    is_one_model = len({id(step.model) for step in steps.values()}) == 1
-    names: dict[int, str] = {}
-    taken: set[str] = set()
-    of_models = [(name, _own_tensors(replace(step, modules={}, after_step=None))) for name, step in steps.items()]
-    for step_name, own in [*of_models, *((name, _own_tensors(step)) for name, step in steps.items())]:
-        for path, tensor in own.items():
-            if id(tensor) in names:
-                continue
-            name = path if is_one_model and path not in taken else f"{step_name}.{path}"
-            names[id(tensor)] = name
-            taken.add(name)
-    return names
 
 
 def _joined_name(tensor: StateTensor, step: str, own: Mapping[str, torch.Tensor], names: Mapping[int, str]) -> str:
@@ -159,7 +134,7 @@ def _renamed_graph(graph: StepGraph, step: str, names: Mapping[str, str], state:
 
 
 def _renamed_values(values: tuple[Value, ...], names: Mapping[str, str]) -> Iterator[Value]:
-    return (Value(v.kind, names[v.name]) if v.kind in _NAMED else v for v in values)
+    return (Value(v.kind, names.get(v.name, v.name)) if v.kind in _NAMED else v for v in values)
 
 
 def _renamed(key: str, names: Mapping[str, str]) -> str:

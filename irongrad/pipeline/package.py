@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
@@ -36,8 +37,10 @@ from irongrad.runtime.manifest import (
     ChoiceSpec,
     FunctionSpec,
     HyperSpec,
+    LayoutSpec,
     Manifest,
     MemorySpec,
+    Role,
     StepSpec,
     TargetSpec,
     golden_file,
@@ -83,6 +86,7 @@ class Origin:
         memory: the memory plan; None without one.
         function: the call structure of a compiled function; None for a training step.
         versions: the versions of further packages that made the module, such as JAX.
+        layouts: the forms in which the model can be taken out.
     """
 
     asked: Sequence[str]
@@ -92,6 +96,7 @@ class Origin:
     memory: MemorySpec | None = None
     function: FunctionSpec | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    layouts: Mapping[str, LayoutSpec] = field(default_factory=dict)
 
 
 def package(
@@ -277,6 +282,8 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origi
         format_version=FORMAT_VERSION,
         **_of_step(module.graph, whole) if not module.graph.name else _of_whole(module),
         state=whole.state,
+        base=_base(module.graph),
+        layouts=dict(origin.layouts),
         targets=tuple(targets),
         versions=versions | {p: version(p) for p in PACKAGES} | dict(origin.versions),
         passes=tuple(map(spelled, origin.passes)),
@@ -318,3 +325,13 @@ def _of_step(graph: StepGraph, interface: Interface) -> dict[str, Any]:
         "sizes": accepted_sizes(graph),
         "constraints": constraints_of(graph),
     }
+
+
+def _base(graph: StepGraph) -> str:
+    """The sha256 of the frozen parameters and buffers; empty if there are none."""
+    frozen = [t for t in graph.state if t.frozen and t.role in (Role.PARAMETER, Role.BUFFER)]
+    digest = hashlib.sha256()
+    for tensor in sorted(frozen, key=lambda tensor: tensor.name):
+        digest.update(tensor.name.encode() + b"\0")
+        digest.update(_bytes_of(tensor.initial).tobytes())
+    return digest.hexdigest() if frozen else ""

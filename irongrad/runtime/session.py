@@ -17,6 +17,7 @@ import iree.runtime as ireert
 import numpy as np
 
 from irongrad.runtime import checkpoint as checkpoints
+from irongrad.runtime.adapters import read_adapter
 from irongrad.runtime.arguments import (
     as_count,
     as_number,
@@ -34,7 +35,7 @@ from irongrad.runtime.arrays import Array
 from irongrad.runtime.chunks import Pace, train_steps
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.initial_state import state_of
-from irongrad.runtime.manifest import DRAWS, INITIAL_STATE, SCALE, SEED, TICKET, EntryPoint
+from irongrad.runtime.manifest import DRAWS, INITIAL_STATE, SCALE, SEED, TICKET, EntryPoint, Role
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.nonfinite import NonFiniteCheck, OnNonFinite, is_finite, nonfinite_names
 from irongrad.runtime.opened_artifact import Asked, opened_artifact
@@ -143,7 +144,9 @@ class Session:
         Raises:
             UserError: there is no such step.
         """
-        if name not in self.manifest.steps:
+        if not isinstance(name, str) or name not in self.manifest.steps:
+            if self.step_name:
+                raise UserError(f"this is a view of the step {self.step_name!r}, which has no steps; ask the session")
             has = (
                 f"it has {', '.join(self.manifest.steps)}" if self.manifest.steps else "it has one step, without a name"
             )
@@ -252,6 +255,10 @@ class Session:
         Raises:
             UserError: nothing is carried.
         """
+        if not any(s.role is Role.CARRIED for s in self.manifest.state):
+            raise UserError(
+                "this step carries nothing from call to call (TrainStep.carry), so there is nothing to reset"
+            )
         self._call("reset_carry", {})
 
     def seed(self, value: int) -> None:
@@ -339,7 +346,13 @@ class Session:
         arrays = [sums[n] for n in self.manifest.gradients]
         self._invoke("import_gradients", [*arrays, number])
 
-    def save(self, path: str | os.PathLike[str], *, about: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        trainable: bool | None = None,
+        about: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Write the state to a safetensors checkpoint, atomically.
 
         Parameters and buffers have their PyTorch names. Accumulated gradients are not part of the checkpoint. The file
@@ -348,6 +361,9 @@ class Session:
 
         Args:
             path: the file.
+            trainable: whether to leave out what no step changes, such as the frozen base of an adapter. `load` and
+                `restore` take such a file with an artifact of the same base. By default, if over half of the model's
+                parameters are frozen.
             about: what the file says about itself beside that, in the types of JSON: `irongrad.training` records the
                 place in a training run.
 
@@ -360,7 +376,8 @@ class Session:
         spoilt = self._became_nonfinite(nonfinite_names({s.name: state[s.name] for s in self.manifest.state}))
         if spoilt:
             self._check.state(spoilt, self._kept(path))
-        checkpoints.write(path, state, self.manifest, finite=not spoilt, about=about)
+        part = self.manifest.is_mostly_frozen if trainable is None else trainable
+        checkpoints.write(path, state, self.manifest, finite=not spoilt, trainable=part, about=about)
 
     def _kept(self, path: Path) -> str:
         """Keep the last checkpoint with a finite state, before `path` is written; say what was kept."""
@@ -380,9 +397,36 @@ class Session:
             ArtifactError: the file is missing, damaged, or of another model or optimizer; the state is unchanged.
         """
         path = as_path(path, "a checkpoint")
-        arrays, _ = read_arrays(path)
+        arrays, header = read_arrays(path)
+        checkpoints.check_base(header, self.manifest, str(path))
         self._check.state(self._became_nonfinite(nonfinite_names(arrays)), f"that is how it is in {path}")
         self._replace(arrays, str(path), absent)
+
+    def load_adapter(
+        self, folder: str | os.PathLike[str], *, absent: Absent = "keep", another_base: bool = False
+    ) -> None:
+        """Put an adapter of PEFT into the model, without compiling anything; the frozen base stays where it is.
+
+        Args:
+            folder: has `adapter_config.json` and `adapter_model.safetensors`, as `irongrad export --to peft` and
+                PEFT's `save_pretrained` write them.
+            absent: what becomes of the rest, such as the optimizer's moments; see `load_state`.
+            another_base: whether to accept an adapter whose files name another base model.
+
+        Raises:
+            ArtifactError: the artifact has no adapter, or the files are missing or damaged, of another base, or of an
+                adapter with other tensors, shapes or settings. The state is unchanged.
+        """
+        folder = as_path(folder, "an adapter")
+        arrays = read_adapter(folder, self.manifest, another_base=another_base)
+        self._check.state(self._became_nonfinite(nonfinite_names(arrays)), f"that is how it is in {folder}")
+        with self._module.lock:
+            if absent != "keep":
+                self._replace(self.initial_state() | arrays, str(folder), absent)
+                return
+            present = self._module.run(self.entry("export_state"), [])  # on the device: the base is not copied
+            values = [arrays.get(s.name, view) for s, view in zip(self.manifest.state, present, strict=True)]
+            self._invoke("import_state", values)
 
     def to_device(self, array: Any) -> ireert.DeviceArray:
         """Copy an array to the device, for an input of many calls."""
@@ -479,6 +523,11 @@ class Session:
         except KeyError:
             if (found := self.manifest.exported(name)) is not None:
                 return found
+            if having := [s for s in self.manifest.steps if self.manifest.exported(f"{s}.{name}")]:
+                called = ", ".join(f"{s}.{name}" for s in having)
+                raise UserError(
+                    f"each step has {name} of its own: {called}; in Python, session.step({having[0]!r}) has it"
+                ) from None
             raise UserError(
                 f"this artifact has no entry point {name!r}; it has {', '.join(self._exported())}. Entry points are "
                 "chosen at compile time"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from irongrad.diagnostics.source_lines import where
@@ -35,15 +36,32 @@ class AfterStep:
         defaults = {name: p.default for name, p in _parameters(self.function).items()}
         return {name: default for name, default in defaults.items() if isinstance(default, float)}
 
-    def run(self, model: nn.Module, numbers: Mapping[str, Any]) -> None:
-        """Call the function on the model, with other values for its numbers."""
+    def run(self, model: nn.Module, numbers: Mapping[str, Any], beside: Iterable[nn.Module] = ()) -> None:
+        """Call the function on the model, with other values for its numbers.
+
+        A buffer of the model, or of a module beside it, may get another tensor: `m.average = 0.9 * m.average + …`. Its
+        own tensor gets the value.
+        """
         given = {name: numbers[name] for name in self.numbers if name in numbers}
+        held = [(m._buffers, dict(m._buffers)) for root in (model, *beside) for m in root.modules()]
         with torch.no_grad():
             self.function(*([model] if _takes_model(self.function) else []), **given)
+            for buffers, before in held:
+                _write_back(buffers, before)
 
     def is_due(self, update: int) -> bool:
         """Whether it runs after the update of this number, counted from 1."""
         return update % self.every == 0
+
+
+def _write_back(buffers: dict[str, torch.Tensor | None], before: Mapping[str, torch.Tensor | None]) -> None:
+    """Write tensors that buffers were assigned into the tensors that they had before, if shape and dtype are theirs."""
+    for name, old in before.items():
+        new = buffers.get(name)
+        if new is old or new is None or old is None or (new.shape, new.dtype) != (old.shape, old.dtype):
+            continue
+        old.copy_(new)
+        buffers[name] = old
 
 
 def every(updates: int, function: Callable[..., object]) -> AfterStep:
@@ -111,6 +129,11 @@ def _takes_model(function: Callable[..., object]) -> bool:
 
 
 def _check(after: AfterStep) -> None:
+    if isinstance(getattr(after.function, "__self__", after.function), LRScheduler):
+        raise CaptureError(
+            "after_step is a scheduler, whose rates are inputs of the step: call scheduler.step() outside, and "
+            "session.train_step(..., **ig.hypers(optimizer))"
+        )
     if not callable(after.function) or isinstance(after.function, nn.Module):
         raise CaptureError(
             f"after_step is a {type(after.function).__name__}; it must be a function of the model, such as "

@@ -63,14 +63,20 @@ def check_modules(modules: Any, model: nn.Module) -> None:
     """
     if not isinstance(modules, Mapping):
         raise CaptureError(f"modules is a {_kind(modules)}; it must be a dictionary, such as {{'target': target}}")
-    taken = {name for name, _ in (*model.named_children(), *model.named_parameters(), *model.named_buffers())}
+    taken = names_taken(model)
     for name, module in modules.items():
         if not isinstance(module, nn.Module):
             raise CaptureError(f"modules[{name!r}] is a {_kind(module)}; it must be a torch.nn.Module")
         if not (isinstance(name, str) and name.isidentifier()):
             raise CaptureError(f"modules has the name {name!r}; it must be an identifier, such as 'target'")
-        if name in {*taken, "model", "loss"}:
+        if name in taken:
             raise CaptureError(f"modules has the name {name!r}, which a part of the model has, too; rename it")
+
+
+def names_taken(model: nn.Module) -> set[str]:
+    """The names that no module beside the model can have: those of its parts, and of the model and the loss."""
+    parts = {name for name, _ in (*model.named_children(), *model.named_parameters(), *model.named_buffers())}
+    return {*parts, "model", "loss"}
 
 
 def _check_loss(loss: Any) -> None:

@@ -12,6 +12,7 @@ from irongrad.diagnostics.source_lines import caller
 from irongrad.diagnostics.stage_errors import refusals_name
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import RESERVED, STANDARD
+from irongrad.step.argument_checks import names_taken
 from irongrad.step.optimizer_slots import is_foreign
 from irongrad.step.train_step import TrainStep
 
@@ -43,6 +44,7 @@ class Steps:
             _check_names(self.steps)
             _check_alike(self.steps)
             _check_owners(self.steps)
+            _check_scalers(self.steps)
 
     @property
     def made_at(self) -> str:
@@ -64,7 +66,7 @@ def _of_others(name: str, steps: Mapping[str, TrainStep]) -> dict[str, nn.Module
     step = steps[name]
     own = [step.model, step.loss, *step.modules.values()]
     known = {id(part) for module in own if isinstance(module, nn.Module) for part in module.modules()}
-    taken = {n for n, _ in step.model.named_children()} | {"model", "loss", *step.modules}
+    taken = names_taken(step.model) | set(step.modules)
     found: dict[str, nn.Module] = {}
     for other_name, other in steps.items():
         held = {other_name: other.model, f"{other_name}_loss": other.loss, **other.modules}
@@ -88,6 +90,8 @@ def _check_names(steps: Mapping[str, TrainStep]) -> None:
             raise CaptureError(f"the step {name!r} is a {type(step).__name__}; it must be a TrainStep")
         if step.between:
             raise CaptureError(f"the step {name!r} is in pieces; one of several steps cannot be")
+        if "step" in step.inputs:
+            raise CaptureError(f"the step {name!r} has an input 'step', as train_step(step={name!r}) has; rename it")
     owners: dict[str, str] = {}
     for name, step in steps.items():
         for entry in step.own_entries:
@@ -102,6 +106,17 @@ def _check_alike(steps: Mapping[str, TrainStep]) -> None:
             raise CaptureError(
                 f"the steps have the seeds {first.seed} and {other.seed}, and all steps draw from one stream of random "
                 "numbers: give them one seed"
+            )
+
+
+def _check_scalers(steps: Mapping[str, TrainStep]) -> None:
+    owner: dict[int, str] = {}
+    for name, step in steps.items():
+        scaler = step.loss_scale
+        if isinstance(scaler, torch.amp.GradScaler) and owner.setdefault(id(scaler), name) != name:
+            raise CaptureError(
+                f"the steps {owner[id(scaler)]!r} and {name!r} share a GradScaler, and each keeps a scale of its own: "
+                "give each its own GradScaler"
             )
 
 

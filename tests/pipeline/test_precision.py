@@ -163,6 +163,40 @@ def test_an_autocast_region_of_the_users_own_is_kept() -> None:
     torch.testing.assert_close(values[Value("gradient", "layer.weight")], model.layer.weight.grad, rtol=1e-2, atol=1e-4)
 
 
+class Teacher(nn.Module):
+    """Values without gradients inside autocast: a target from the same weights, and a buffer of another dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.register_buffer("last", torch.zeros(6, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        with torch.no_grad():
+            target = self.layer(x + 1).tanh()
+            self.last.copy_(y)
+        return y - target
+
+
+def test_no_grad_inside_autocast_is_kept() -> None:
+    torch.manual_seed(0)
+    model = Teacher()
+    inputs = {"x": torch.randn(6, 8)}
+    step = ig.TrainStep(
+        model, lambda o: o.square().mean(), torch.optim.SGD(model.parameters()), inputs, precision="bf16"
+    )
+    joint = differentiate(capture(step))
+    written = [dict(zip(f.results, f.results_like(), strict=True)) for f in (joint.joint, *joint.inference.values())]
+    assert {results[Value("state", "last")].dtype for results in written} == {torch.float32}
+    values = Running(add_optimizer(joint)).step(**inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(inputs["x"]).square().mean()
+    loss.backward()
+    torch.testing.assert_close(values[Value("gradient", "layer.weight")], model.layer.weight.grad, rtol=2e-2, atol=1e-3)
+    torch.testing.assert_close(values[Value("state", "last")], model.last)
+
+
 class Composite(nn.Module):
     """Composite operators: autocast has rules only for the products that they consist of."""
 

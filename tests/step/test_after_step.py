@@ -214,9 +214,26 @@ def of_the_optimizer(model: nn.Module) -> Any:
     return optimizer, after
 
 
+def of_the_rate(model: nn.Module) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def after(m: Any) -> None:
+        optimizer.param_groups[0]["lr"] *= 0.9
+
+    return optimizer, after
+
+
+def of_a_scheduler(model: nn.Module) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1).step
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (of_the_rate, r"test_after_step.py:\d+: after_step changes 'lr' of the optimizer.*ig.hypers"),
+        (of_a_scheduler, "after_step is a scheduler.*ig.hypers"),
+        (lambda model: lambda m: m[3].bias.copy_(m[3].bias.grad), "a gradient is used up by the update before it"),
         (outside, r"test_after_step.py:\d+: after_step changes a tensor of shape \(3,\) that is neither in the model"),
         (reading, r"test_after_step.py:\d+: after_step reads a tensor that is neither in the model"),
         (counting, r"test_after_step.py:\d+: after_step changes a Python value"),
@@ -240,3 +257,44 @@ def test_what_cannot_be_compiled_is_refused(make: Any, message: str, tmp_path: P
 def test_the_number_of_updates_is_a_positive_integer(updates: Any) -> None:
     with pytest.raises(CaptureError, match="must be a positive integer"):
         ig.every(updates, print)
+
+
+class Recent(nn.Module):
+    """A model with an average and a counter that are assigned anew, as in a moving average of a script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("average", torch.zeros(2, 4))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+    def follow(self) -> None:
+        self.count = self.count + 1
+        self.average = 0.9 * self.average + 0.1 * self.layer.weight
+        self.average = torch.where(self.count % 2 == 0, self.average, 0.5 * self.average)
+
+
+def test_a_buffer_may_be_assigned_anew(tmp_path: Path) -> None:
+    def made() -> tuple[Recent, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = Recent()
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    model, optimizer = made()
+    x = torch.randn(3, 4)
+    step = ig.TrainStep(model, lambda o: o.square().mean(), optimizer, {"x": x}, after_step=model.follow)
+    ig.compile(step, tmp_path / "net", entry_points=["train_step"])
+    model, optimizer = made()
+    with load(tmp_path / "net") as session:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model.follow()
+            session.train_step(x=x)
+        for name, tensor in model.state_dict().items():
+            np.testing.assert_allclose(session.state()[name], tensor, atol=1e-6, err_msg=name)

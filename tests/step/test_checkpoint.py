@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn, optim
+from torch.optim.swa_utils import AveragedModel
 
 import irongrad as ig
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
 from irongrad.pipeline.package import Artifact
-from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.errors import ArtifactError, UserError
 from tests.fixtures.step_copies import twin_of
 
 Make = Callable[[list[nn.Parameter]], Any]
@@ -163,3 +164,135 @@ def test_another_model_is_refused(pair: tuple[Make, Artifact], tmp_path: Path) -
         ig.save_checkpoint(path, wide, None, artifact.directory)
     with pytest.raises(ArtifactError, match=r"has no embed.weight|has no "):
         ig.save_checkpoint(path, nn.Linear(2, 2), step.optimizer, artifact.directory)
+
+
+class Phases:
+    """A generator and a critic with an average of the generator, BatchNorm, and an optimizer for each."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.generator = nn.Sequential(nn.Linear(3, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+        self.critic = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1))
+        self.target = nn.Linear(2, 1)
+        self.of_generator = optim.Adam(self.generator.parameters(), lr=0.01)
+        self.of_critic = optim.SGD(self.critic.parameters(), lr=0.1, momentum=0.9)
+        self.average = AveragedModel(self.generator, avg_fn=lambda old, new, _: 0.9 * old + 0.1 * new)
+
+    def critic_loss(self, out: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        fake = self.generator(z).detach()
+        return self.critic(fake).mean() - out.mean() + (self.target(fake) - self.critic(fake)).square().mean()
+
+    def generator_loss(self, out: torch.Tensor) -> torch.Tensor:
+        return -self.critic(out).mean() + out.square().mean()
+
+    def follow(self, model: nn.Module) -> None:
+        self.target.weight.mul_(0.5).add_(self.critic[2].weight[:, :2], alpha=0.5)
+
+    def steps(self, period: int = 1) -> ig.Steps:
+        critic = ig.TrainStep(
+            self.critic,
+            self.critic_loss,
+            self.of_critic,
+            {"x": X, "z": Z},
+            model_inputs=["x"],
+            modules={"target": self.target},
+            after_step=ig.every(period, self.follow),
+        )
+        generator = ig.TrainStep(
+            self.generator, self.generator_loss, self.of_generator, {"z": Z}, after_step=ig.every(2, self.average)
+        )
+        return ig.Steps({"critic": critic, "generator": generator})
+
+    def train(self, rounds: range) -> None:
+        for number in rounds:
+            for optimizer, loss in (
+                (self.of_critic, lambda: self.critic_loss(self.critic(X), Z)),
+                (self.of_generator, lambda: self.generator_loss(self.generator(Z))),
+            ):
+                optimizer.zero_grad()
+                loss().backward()
+                optimizer.step()
+                if optimizer is self.of_critic:
+                    with torch.no_grad():
+                        self.follow(self.critic)
+            if (number + 1) % 2 == 0:
+                self.average.update_parameters(self.generator)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        parts = {"critic": self.critic, "generator": self.generator, "target": self.target, "average": self.average}
+        return {f"{n}.{k}": t for n, module in parts.items() for k, t in module.state_dict().items()}
+
+
+X, Z = torch.randn(8, 2), torch.randn(8, 3)
+
+
+def assert_same(found: Phases, wanted: Phases) -> None:
+    for name, tensor in wanted.state().items():
+        torch.testing.assert_close(found.state()[name], tensor, atol=2e-6, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.fixture(scope="module")
+def phases(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return ig.compile(Phases().steps(), tmp_path_factory.mktemp("phases") / "artifact", entry_points=("train_step",))
+
+
+def train_phases(artifact: Artifact, rounds: int, checkpoint: Path | None = None) -> Any:
+    session = artifact.load(checkpoint=checkpoint)
+    for _ in range(rounds):
+        session.train_step(step="critic", x=X, z=Z)
+        session.train_step(step="generator", z=Z)
+    return session
+
+
+def test_a_checkpoint_of_several_steps_goes_back_into_the_users_objects(phases: Artifact, tmp_path: Path) -> None:
+    wanted, found = Phases(), Phases(seed=1)
+    wanted.train(range(6))
+    train_phases(phases, 3).save(tmp_path / "half")
+    loaded = ig.load_checkpoint(tmp_path / "half", found.steps())
+    assert loaded["irongrad/steps/critic"] == 3
+    found.train(range(3, 6))
+    assert_same(found, wanted)
+
+
+def test_several_steps_go_on_compiled_after_an_eager_run(phases: Artifact, tmp_path: Path) -> None:
+    eager, wanted = Phases(), Phases()
+    eager.train(range(3))
+    wanted.train(range(6))
+    ig.save_checkpoint(tmp_path / "half", eager.steps(), artifact=phases.directory)
+    train_phases(phases, 3, tmp_path / "half").save(tmp_path / "whole")
+    found = Phases(seed=1)
+    ig.load_checkpoint(tmp_path / "whole", found.steps())
+    assert_same(found, wanted)
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing(phases: Artifact, tmp_path: Path) -> None:
+    path = tmp_path / "phases"
+    train_phases(phases, 1).save(path)
+    found = Phases()
+    found.average = AveragedModel(nn.Linear(3, 2))
+    steps = ig.Steps({"critic": found.steps().steps["critic"], "other": Phases().steps().steps["generator"]})
+    before = {n: t.clone() for n, t in found.state().items()}
+    with pytest.raises(ArtifactError, match="has no other.0.weight"):
+        ig.load_checkpoint(path, steps)
+    wide = Phases()
+    wide.target = nn.Linear(4, 1)
+    with pytest.raises(ArtifactError, match=r"target.weight has shape \(1, 2\), and in the eager model \(1, 4\)"):
+        ig.load_checkpoint(path, wide.steps())
+    with pytest.raises(UserError, match="a step has its optimizers"):
+        ig.load_checkpoint(path, found.steps(), found.of_critic)
+    with pytest.raises(UserError, match="and this is a list"):
+        ig.load_checkpoint(path, [found.critic])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="give the artifact's directory"):
+        ig.save_checkpoint(path, found.steps())
+    assert all(torch.equal(t, before[n]) for n, t in found.state().items())
+
+
+def test_a_period_needs_a_count_that_no_optimizer_may_have(phases: Artifact, tmp_path: Path) -> None:
+    path, eager = tmp_path / "phases", Phases()
+    with pytest.raises(UserError, match=r"updates=\{'critic': 100\}"):
+        ig.save_checkpoint(path, eager.steps(period=2), artifact=phases.directory)
+    with pytest.raises(UserError, match="a dictionary with one for each step"):
+        ig.save_checkpoint(path, eager.steps(), artifact=phases.directory, updates={"critic": 3})
+    ig.save_checkpoint(path, eager.steps(period=2), artifact=phases.directory, updates={"critic": 3, "generator": 4})
+    state = phases.load(checkpoint=path).state()
+    assert (state["irongrad/steps/critic"], state["irongrad/steps/generator"]) == (3, 4)

@@ -17,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 import irongrad as ig
 from irongrad.cli.main import cli
 from irongrad.runtime import load
-from irongrad.runtime.errors import CaptureError, UserError
+from irongrad.runtime.errors import ArtifactError, CaptureError, UserError
 from irongrad.training import read_position, train
 
 REAL, NOISE = torch.randn(16, 2, generator=torch.Generator().manual_seed(1)), torch.randn(16, 3)
@@ -150,8 +150,11 @@ def test_the_other_entry_points_of_a_step(compiled: Path) -> None:
         )
         with pytest.raises(UserError, match="give step=, one of critic, generator"):
             session.train_step(z=z)
-        with pytest.raises(UserError, match="has no step 'actor'"):
-            session.train_step(step="actor", z=z)
+        for name in ("actor", ["critic"], None):
+            with pytest.raises(UserError, match="has no step"):
+                session.train_step(step=name, z=z)
+        with pytest.raises(UserError, match="this is a view of the step 'generator'"):
+            generator.step("critic")
 
 
 def test_several_steps_on_the_command_line(compiled: Path, tmp_path: Path) -> None:
@@ -258,3 +261,161 @@ def test_what_cannot_be_several_steps_is_refused(tmp_path: Path) -> None:
         ig.compile(two(step, shared), tmp_path / "net")
     with pytest.raises(UserError, match="max_memory plans one step"):
         ig.compile(two(step, step), tmp_path / "net", max_memory="50%")
+
+
+def test_several_steps_can_be_compiled_to_an_entry_alone(tmp_path: Path) -> None:
+    ig.compile(make_gan(), tmp_path / "gan", entry_points=["sample"])
+    with load(tmp_path / "gan") as session:
+        assert session.call("sample", z=NOISE[:4]).shape == (4, 2)
+        assert not [s.name for s in session.manifest.state if s.name.startswith("optimizer/")]
+
+
+class Twin(nn.Module):
+    """One of two critics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        return self.layers(torch.cat(parts, -1)).squeeze(-1)
+
+
+class TwoCritics:
+    """An actor and two critics under one optimizer; steps have the names of parameters."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.actor, self.one, self.two = nn.Linear(2, 1), Twin(), Twin()
+        self.of_critics = torch.optim.Adam([*self.one.parameters(), *self.two.parameters()], lr=1e-2)
+        self.of_actor = torch.optim.Adam(self.actor.parameters(), lr=1e-2)
+
+    def critic_loss(self, value: torch.Tensor, obs: torch.Tensor, action: torch.Tensor, y: torch.Tensor) -> Any:
+        return (value - y).square().mean() + (self.two(obs, action) - y).square().mean()
+
+    def actor_loss(self, action: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
+        return -torch.minimum(self.one(obs, action), self.two(obs, action)).mean()
+
+    def steps(self) -> ig.Steps:
+        batch = {"obs": torch.randn(6, 2), "action": torch.randn(6, 1), "y": torch.randn(6)}
+        critic = ig.TrainStep(
+            self.one,
+            self.critic_loss,
+            self.of_critics,
+            batch,
+            model_inputs=["obs", "action"],
+            loss_inputs=list(batch),
+            modules={"two": self.two},
+        )
+        obs = {"obs": batch["obs"]}
+        actor = ig.TrainStep(self.actor, self.actor_loss, self.of_actor, obs, loss_inputs=["obs"])
+        return ig.Steps({"weight": critic, "layers": actor})
+
+
+def test_two_critics_under_one_optimizer_and_names_of_parts(tmp_path: Path) -> None:
+    agent = TwoCritics()
+    ig.compile(TwoCritics().steps(), tmp_path / "net")
+    with load(tmp_path / "net") as session:
+        for _ in range(4):
+            obs, action, y = torch.randn(6, 2), torch.randn(6, 1), torch.randn(6)
+            agent.of_critics.zero_grad()
+            loss = agent.critic_loss(agent.one(obs, action), obs, action, y)
+            loss.backward()
+            agent.of_critics.step()
+            assert session.train_step(step="weight", obs=obs, action=action, y=y) == pytest.approx(
+                loss.item(), abs=1e-5
+            )
+            agent.of_actor.zero_grad()
+            agent.actor_loss(agent.actor(obs), obs).backward()
+            agent.of_actor.step()
+            session.train_step(step="layers", obs=obs)
+        state = session.state()
+        assert_same_state(state, agent.one, "weight.")
+        assert_same_state(state, agent.two, "weight.two.")
+        assert_same_state(state, agent.actor, "layers.")
+
+
+def test_each_of_several_steps_carries_values_of_its_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, h = nn.GRU(3, 4), torch.zeros(1, 2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(out: tuple[torch.Tensor, torch.Tensor]) -> Any:
+        return out[0].square().mean(), {"hx": out[1]}
+
+    one, other = (
+        ig.TrainStep(model, loss, optimizer, {"input": torch.randn(n, 2, 3)}, carry={"hx": h}) for n in (3, 5)
+    )
+    ig.compile(two(one, other), tmp_path / "net", entry_points=["train_step", "reset_carry"])
+    with load(tmp_path / "net") as session:
+        session.train_step(step="one", input=torch.randn(3, 2, 3))
+        state = session.state()
+        assert state["carry/hx/one"].any()
+        assert not state["carry/hx/two"].any()
+        session.reset_carry()
+        assert not session.state()["carry/hx/one"].any()
+
+
+def make_scaled(scaler: torch.amp.GradScaler | None = None) -> ig.Steps:
+    torch.manual_seed(0)
+    one, other, x = nn.Linear(4, 2), nn.Linear(4, 2), torch.randn(3, 4)
+    return two(
+        *(
+            ig.TrainStep(
+                model,
+                lambda o: o.square().mean(),
+                torch.optim.SGD(model.parameters(), lr=0.1),
+                {"x": x},
+                precision="f16",
+                loss_scale=scaler or torch.amp.GradScaler("cpu", init_scale=64.0),
+            )
+            for model in (one, other)
+        )
+    )
+
+
+def test_each_of_several_steps_has_its_own_loss_scale(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="'one' and 'two' share a GradScaler"):
+        make_scaled(torch.amp.GradScaler("cpu"))
+    ig.compile(make_scaled(), tmp_path / "net", entry_points=["train_step"])
+    with load(tmp_path / "net") as session:
+        for _ in range(3):
+            session.train_step(step="one", x=torch.randn(3, 4))
+        state = session.state()
+        assert (state["scaler/growth_tracker/one"], state["scaler/growth_tracker/two"]) == (3, 0)
+        session.save(tmp_path / "three")
+    scaled = make_scaled()
+    ig.load_checkpoint(tmp_path / "three", scaled)
+    assert [step.scaler.state_dict()["_growth_tracker"] for step in scaled.steps.values()] == [3, 0]  # type: ignore[union-attr]
+
+
+def test_the_entry_points_of_each_step_are_chosen_by_name(tmp_path: Path) -> None:
+    ig.compile(Gan().steps(), tmp_path / "net", entry_points=["sample", "critic.eval_step"])
+    with load(tmp_path / "net") as session:
+        own = {e.symbol for e in session.manifest.all_entry_points}
+        assert own == {"export_state", "import_state", "sample", "critic.eval_step"}
+        session.eval_step(step="critic", **batch(1))
+
+
+def test_the_state_of_one_module_of_several(compiled: Path) -> None:
+    gan = Gan()
+    nn.init.ones_(gan.generator[3].weight)
+    with load(compiled) as session:
+        before = session.state()
+        with pytest.raises(ArtifactError, match="names of one module, which begin with 'generator' here"):
+            session.load_state(gan.generator.state_dict())
+        session.load_state({f"generator.{n}": t for n, t in gan.generator.named_parameters()})
+        changed = {n for n, value in session.state().items() if (before[n] != value).any()}
+        assert changed == {"generator.3.weight"}
+        with pytest.raises(UserError, match=r"critic.export_gradients, generator.export_gradients; in Python, session"):
+            session.gradients()
+        with pytest.raises(UserError, match="carries nothing from call to call"):
+            session.reset_carry()
+
+
+def test_an_input_that_is_called_step_is_refused() -> None:
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, lambda out, step: out.mean() * step, optimizer, {"x": x, "step": torch.tensor(1.0)})
+    with pytest.raises(CaptureError, match="the step 'one' has an input 'step'"):
+        two(step, step)

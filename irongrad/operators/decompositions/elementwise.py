@@ -143,3 +143,11 @@ def _zeros(
 ) -> torch.Tensor:
     """The tensor that autograd creates for a gradient that is zero everywhere."""
     return torch.zeros(size, dtype=dtype)
+
+
+@decomposes(aten.copy.default)
+def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Cast what is written into a tensor of another dtype, as torch-mlir 20261001 does not."""
+    if source.dtype == target.dtype:
+        return NotImplemented
+    return aten.copy.default(target, source.to(target.dtype))

@@ -22,7 +22,7 @@ from irongrad.graph.derivatives import track_inputs
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.flat_graph import FlatGraph, is_inlined, regions_of
 from irongrad.operators.decompositions.registry import BeforeAutograd
-from irongrad.operators.random import draws, is_random, undrawable
+from irongrad.operators.random import draws_with, is_random, undrawable
 from irongrad.pipeline.capture import autograd_functions, hooks, side_effects
 from irongrad.pipeline.capture.changed_memory import set_refused
 from irongrad.pipeline.capture.cumulative_averages import cumulative_averages
@@ -30,7 +30,7 @@ from irongrad.pipeline.capture.derivatives import evaluated, recorded_derivative
 from irongrad.pipeline.capture.eager_runs import run_twice
 from irongrad.pipeline.capture.function_transforms import expand_transforms
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
-from irongrad.pipeline.capture.modes import compiled_as_plain, in_evaluation, inference_as_no_grad, mode
+from irongrad.pipeline.capture.modes import exportable_modes, in_evaluation, mode
 from irongrad.pipeline.capture.module_casts import casts_refused
 from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
@@ -54,7 +54,8 @@ from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.runtime.manifest import of_entry
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
 from irongrad.step.borrow import borrowed, roots_of, unchanged
-from irongrad.step.train_step import INFERENCE, Call, TrainStep, call_of, micro_batches
+from irongrad.step.call import Call
+from irongrad.step.train_step import INFERENCE, TrainStep, call_of, micro_batches
 
 
 @dataclass(frozen=True)
@@ -223,8 +224,7 @@ def export(
             hooks.refused_in_forward(),
             set_refused(),
             casts_refused(),
-            inference_as_no_grad(),
-            compiled_as_plain(),
+            exportable_modes(),
             known.of_buffers(module),
             ValueFree(module, known),
             kept_decisions(),
@@ -263,8 +263,6 @@ def _entry(module: StepModule, step: TrainStep, name: str, multiples: Mapping[st
     probe = EntryModule(module, name, entry)
     place = f"{source_lines.where(entry.function)}: the entry {name!r}"
     outputs = _output_names(step, probe, values)
-    if not outputs:
-        raise CaptureError(f"{place} returns no tensor")
     program = export(probe, values, _dynamic(step, inputs), multiples, use)
     for path, line in side_effects.written_lines(program).items():
         if is_carried(path):
@@ -393,7 +391,7 @@ def _refuse_undrawable(graph: GraphModule, *, once: bool = True) -> None:
         reason = None
         if is_random(node.target):
             reason = undrawable(node.target, node.kwargs.get("generator"))
-        if reason is None and not once and draws(node.target):
+        if reason is None and not once and draws_with(node.target, node.args, node.kwargs):
             reason = "draws random numbers in a branch or a loop. Draw them before it, and hand them in"
         if reason is not None:
             raise UnsupportedOpError(f"{source_lines.line_of(node)}: {node.target} {reason}")

@@ -100,7 +100,7 @@ class _EagerRuns:
             for optimizer in self.step.optimizers:
                 optimizer.step()
             for after in self.step.after:
-                after.run(self.step.model, {})
+                after.run(self.step.model, {}, self.step.modules.values())
             with self._training():
                 record(self._loss(record))
 

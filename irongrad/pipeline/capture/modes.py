@@ -11,6 +11,8 @@ from unittest import mock
 import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
+from torch._export.passes import replace_set_grad_with_hop_pass as set_grad_regions
+from torch._export.utils import nodes_first
 
 from irongrad.step.train_step import TrainStep
 
@@ -78,6 +80,21 @@ def inference_as_no_grad() -> Iterator[None]:
 
 
 @contextmanager
+def no_grad_in_autocast() -> Iterator[None]:
+    """While open, torch.export keeps a `torch.no_grad` within `torch.autocast`, which torch 2.13 loses.
+
+    It cuts the autocast region into parts at the `no_grad`, each with an autocast of its own, and then takes a part
+    for one without gradients only if that begins with the `no_grad`.
+    """
+
+    def first(nodes: Any, condition: Any) -> Any:
+        return nodes_first([n for n in nodes if n.target is not torch.amp.autocast_mode._enter_autocast], condition)
+
+    with mock.patch.object(set_grad_regions, "nodes_first", first):
+        yield
+
+
+@contextmanager
 def compiled_as_plain() -> Iterator[None]:
     """While open, a module that `torch.compile` wraps runs as it is."""
 
@@ -85,4 +102,11 @@ def compiled_as_plain() -> Iterator[None]:
         return module._orig_mod(*args, **kwargs)
 
     with mock.patch.object(OptimizedModule, "__call__", call):
+        yield
+
+
+@contextmanager
+def exportable_modes() -> Iterator[None]:
+    """While open, torch.export keeps what `torch.inference_mode`, `torch.no_grad` and `torch.compile` mean."""
+    with inference_as_no_grad(), no_grad_in_autocast(), compiled_as_plain():
         yield

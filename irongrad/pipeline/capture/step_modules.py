@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ class Carried(nn.Module):
         new = self._carry[0].flat(values, place)
         with torch.no_grad():
             for name, buffer in self.named_buffers():
-                buffer.copy_(new[name])
+                buffer.copy_(new[name].detach())  # the cast of a value of bfloat16 would have a gradient
 
 
 class StepModule(nn.Module):
@@ -145,7 +145,8 @@ class StepModule(nn.Module):
             if not isinstance(value, torch.Tensor):
                 raise CaptureError(
                     f"{source_lines.where(function)}: the value {name!r} beside the loss is a {type(value).__name__}, "
-                    "not a tensor. Leave .item() and float() out: what the step returns are numbers"
+                    "not a tensor. Leave .item(), float() and len() out: what the step returns are numbers. A count is "
+                    "a sum of ones, such as torch.ones_like(y).sum()"
                 )
         return _scalar(loss), {str(name): value.detach() for name, value in values.items()}
 
@@ -244,17 +245,39 @@ class EntryModule(OutputsModule):
         self._own = name
 
     def run(self, inputs: dict[str, torch.Tensor]) -> object:
-        """Call the user's function on inputs by name, and on what it carries."""
+        """Call the user's function on inputs by name, and on what it carries.
+
+        Raises:
+            CaptureError: it returns no tensor, or not what it carries.
+        """
+        place = source_lines.where(self._entry.function)
+        returned = self._result(inputs, place)
+        if not flatten_outputs(returned):
+            raise CaptureError(f"{place}: the entry {self._own!r} returns {_kind_of(returned)}")
+        return returned
+
+    def _result(self, inputs: dict[str, torch.Tensor], place: str) -> object:
         if not self._entry.carry:
             return self._entry.run(inputs)
         carried = self.entries[f"of_{self._own}"]
         assert isinstance(carried, Carried)
         returned = self._entry.run({**inputs, **carried.values()})
-        place = source_lines.where(self._entry.function)
         if not (isinstance(returned, tuple) and _has_values(returned)):
             raise CaptureError(f"{place}: an entry that carries values returns them beside its result: (result, {{…}})")
         carried.update(returned[1], place)
         return returned[0]
+
+
+def _kind_of(returned: object) -> str:
+    """What an entry returned, and what to return instead."""
+    if returned is None:
+        return "nothing. Return a tensor, or tensors in a tuple, a dictionary or a dataclass"
+    if isinstance(returned, Iterator):
+        return f"a {type(returned).__name__}, and no tensor. Return a list of tensors, or torch.stack of it"
+    return (
+        f"a {type(returned).__name__}, and no tensor. Leave out .item(), .numpy(), .tolist() and int(): the caller "
+        "gets an array"
+    )
 
 
 def name_of(path: str) -> str:

@@ -169,8 +169,11 @@ def inference_program(
     results = _results(program, names, outputs)
     portable = at_fixed_sizes(program.graph_module, symbols)
 
+    # PyTorch's decompositions drop the cast of what a `copy_` writes into a buffer of another dtype.
+    dtypes = [names.state[r.name].initial.dtype if r.kind == "state" else None for r in results]
+
     def run(interpret: Interpret, *values: torch.Tensor) -> Sequence[torch.Tensor]:
-        return interpret(portable, values)
+        return [new if d is None else new.to(d) for new, d in zip(interpret(portable, values), dtypes, strict=True)]
 
     sizes = tuple(named_sizes(n.meta["val"], symbols) for n in portable.graph.output_node().args[0])
     fake_inputs = symbolic_inputs(program)

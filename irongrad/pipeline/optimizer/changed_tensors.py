@@ -41,14 +41,24 @@ def changes_of(step: TrainStep, after: AfterStep, tensors: Mapping[str, torch.Te
         _shift(tensors)
         before = [(t, t.detach().clone()) for t in record.tensors if t.layout is torch.strided]
         latest = record.renewed()
+        groups = [(group, dict(group)) for optimizer in step.optimizers for group in optimizer.param_groups]
         try:
-            after.run(step.model, {})
+            after.run(step.model, {}, step.modules.values())
         except Exception as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
-            raise CaptureError(f"{place_of(error, after.function)}\n  after_step fails: {reason}") from error
+            place = place_of(error, after.function)
+            if ".grad" in place:
+                reason += ". It runs without gradients: a gradient is used up by the update before it"
+            raise CaptureError(f"{place}\n  after_step fails: {reason}") from error
+        numbers = [key for group, old in groups for key in group if group[key] is not old.get(key)]
         changed = [t for t, old in before if not _is_equal(t, old)]
         description = latest.changed()
     held = {id(t) for o in step.optimizers for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor)}
+    if numbers:
+        raise CaptureError(
+            f"{where(after.function)}: after_step changes {numbers[0]!r} of the optimizer, which is an input of the "
+            "step. Change it outside, and call session.train_step(..., **ig.hypers(optimizer))"
+        )
     for tensor in changed:
         if id(tensor) in held:
             raise CaptureError(
@@ -59,7 +69,7 @@ def changes_of(step: TrainStep, after: AfterStep, tensors: Mapping[str, torch.Te
             raise CaptureError(
                 f"{where(after.function)}: after_step changes a tensor of shape {tuple(tensor.shape)} that is neither "
                 "in the model nor in TrainStep.modules, so it is no state of the step. Hand its module over: "
-                "modules={'target': target}"
+                "modules={'target': target}. Tensors that no module holds can be buffers of one"
             )
     if description:
         raise CaptureError(

@@ -30,16 +30,20 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     Raises:
         CaptureError: an optimizer's state or update cannot be captured, or a hyperparameter has the name of an input.
     """
+    step = joint.captured.step
     update = trace_update(joint)
     steps = StateTensor(STEPS, Role.COUNTER, steps_so_far(update.state))
     state = (*joint.state, *update.state, steps)
     # Tensors of our own: an eager run in another thread gives the user's other memory meanwhile.
-    inputs = {name: tensor.detach() for name, tensor in joint.captured.step.examples.items()}
-    after = trace_after(joint.captured.step)
+    entries = {name: made.inputs for name, made in joint.captured.inference.items() if name in step.entries}
+    taken = {*step.inputs, *(n for names in entries.values() for n in names)}  # an entry may be left out
+    inputs = {name: tensor.detach() for name, tensor in step.examples.items() if name in taken}
+    after = trace_after(step)
     hypers = _hypers(joint, update, after)
     fixed = [*update.fixed, *(after.fixed if after is not None else ())]
     if clash := sorted(set(hypers) & set(inputs)):
-        raise CaptureError(f"inputs {clash} have the names of the optimizer's hyperparameters; rename the inputs")
+        owner = "after_step's numbers" if after is not None and clash[0] in _names(after) else "hyperparameters"
+        raise CaptureError(f"inputs {clash} have the names of {owner}; rename the inputs")
     functions = {
         "joint": _joint_function(joint.joint, update),
         "update": _update_function(joint, update, after),
@@ -50,7 +54,6 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     for specialised in joint.specialised[:-1]:  # the functions of the last have the plain names
         functions[specialised_name("joint", specialised.bucket)] = _joint_function(specialised.joint, update)
         functions |= {specialised_name(n, specialised.bucket): f for n, f in specialised.inference.items()}
-    step = joint.captured.step
     return StepGraph(
         state,
         update.parameters,
@@ -61,14 +64,16 @@ def add_optimizer(joint: JointStep) -> StepGraph:
         step.accumulate,
         step.precision,
         buckets=step.bucket_list,
-        dynamic=step.dynamic,
+        dynamic={name: dims for name, dims in step.dynamic.items() if name in taken},
         bucket_limits=joint.bucket_limits,
         limits=joint.limits,
-        entries={
-            name: made.inputs for name, made in joint.captured.inference.items() if name in joint.captured.step.entries
-        },
+        entries=entries,
         output_sizes=joint.output_sizes,
     )
+
+
+def _names(after: AfterUpdate) -> set[str]:
+    return {h.name for h in after.hypers}
 
 
 def _hypers(joint: JointStep, update: Update, after: AfterUpdate | None = None) -> dict[str, float]:

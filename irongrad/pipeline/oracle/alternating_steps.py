@@ -15,6 +15,7 @@ from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
+from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler
 from irongrad.pipeline.oracle.eager_run import PLAIN, First, Recorder, half_of_the_threads, train
 from irongrad.pipeline.oracle.oracle import Spread, Values
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
@@ -22,6 +23,7 @@ from irongrad.pipeline.oracle.vector_signs import VectorSigns
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import DRAWS, of_entry
 from irongrad.step.borrow import borrowed
+from irongrad.step.loss_scale import loss_scale_of
 from irongrad.step.train_step import micro_batches
 
 # How often each step runs. In the second round, each starts from what all have changed.
@@ -82,16 +84,18 @@ class Alternation:
                 stack.enter_context(borrowed(captured.step, dtype))
             stack.enter_context(VectorSigns())
             counts, calls = dict.fromkeys(self.captured, 0), 0
+            steps = {name: captured.step for name, captured in self.captured.items()}
+            scalers = {name: EagerScaler(loss_scale_of(s), s.optimizers, None) for name, s in steps.items()}
             state: dict[str, torch.Tensor] = {}
             for position, name in enumerate(self.order):
-                step, graph = self.captured[name].step, self.graphs[name]
+                step, graph = steps[name], self.graphs[name]
                 inputs = {n: t.to(dtype) if dtype and t.is_floating_point() else t for n, t in step.inputs.items()}
                 found: dict[str, torch.Tensor] = {}
-                first = First(counts[name], calls)
+                first = First(counts[name], calls, scalers[name])
                 train(step, graph, inputs, 1, noise, wide, found.__setitem__, None, PLAIN, first)
                 record(key_of("loss", position), found[key_of("loss", counts[name])])
                 counts[name] += 1
-                calls += len(micro_batches(inputs, step.accumulate)) if graph.seed is not None else 0
+                calls += len(micro_batches(inputs, step.accumulate)) if graph.trains_at_random else 0
                 after = {self.names[name][t.name]: found[key_of("state", counts[name], t.name)] for t in graph.state}
                 state |= after
             if DRAWS in state:

@@ -70,10 +70,12 @@ class First:
     Attributes:
         step: the number of training steps before.
         calls: the number of calls before that drew random numbers.
+        scaler: the loss scale as it is since then; None for that at the beginning.
     """
 
     step: int = 0
     calls: int = 0
+    scaler: EagerScaler | None = None
 
 
 @contextmanager
@@ -151,7 +153,7 @@ def train(
     """
     first = first or First()
     module = PiecesModule(step) if step.between else ReportingModule(step)
-    scaler = EagerScaler(loss_scale_of(step), step.optimizers, skips)
+    scaler = first.scaler or EagerScaler(loss_scale_of(step), step.optimizers, skips)
     parts = micro_batches(inputs, step.accumulate)
     groups = [group for _, group in groups_of(step.optimizers)]
     # Only the step's hyperparameters: what else a group holds, such as a counter or a sum, is the optimizer's state. So
@@ -192,7 +194,7 @@ def train(
             scaler.step()
             for after in step.after:
                 if after.is_due(int(graph.tensor(STEPS).initial) + number + 1):
-                    after.run(step.model, {})
+                    after.run(step.model, {}, step.modules.values())
         for name, tensor in (eager_state(module, step, graph, number + 1) | scaler.state()).items():
             record(key_of("state", number + 1, name), tensor.detach().clone())
     return scaler.skips
@@ -251,8 +253,10 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
             _, key, name = tensor.name.split("/", 2)
             # An optimizer has no state yet if every step so far was skipped.
             result[tensor.name] = states.get(id(parameters.get(name)), {}).get(key, tensor.initial)
-        elif tensor.name in (STEPS, DRAWS):
-            result[tensor.name] = tensor.initial + steps * (graph.accumulate if tensor.name == DRAWS else 1)
+        elif tensor.name == STEPS:
+            result[tensor.name] = tensor.initial + steps
+        elif tensor.name == DRAWS:
+            result[tensor.name] = tensor.initial + steps * (graph.accumulate if graph.trains_at_random else 0)
         else:
             result[tensor.name] = tensors.get(tensor.name, tensor.initial)
     return result

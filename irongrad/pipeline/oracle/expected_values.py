@@ -81,7 +81,7 @@ def verify_against(session: Session, expected: Expected) -> Report:
     """Compare the session's values with `expected`, and make further runs until the verdict is settled."""
     run = alternating_steps if expected.golden.order else golden_steps
     report = run(session, expected.golden)
-    while report.worst.ratio > SETTLED and expected.widen():
+    while report.comparisons and report.worst.ratio > SETTLED and expected.widen():
         allowed = expected.golden.allowed
         report = replace(
             report, comparisons=tuple(replace(c, allowed=allowed.get(c.key, c.allowed)) for c in report.comparisons)
