@@ -14,7 +14,7 @@ from irongrad.runtime.golden_plan import ARTIFACT, FILES, Plan, ctest_script, ma
 from irongrad.runtime.golden_whole import whole_goldens
 from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import INITIAL_STATE, golden_file
+from irongrad.runtime.manifest import INITIAL_STATE
 from irongrad.runtime.manifest_file import read_manifest
 
 CTEST_FILE = "CTestTestfile.cmake"
@@ -40,7 +40,7 @@ def command(directory: Path, output: Path, target: str | None, device: str | Non
     The artifact has only samples of tensors of more than 4096 elements; the rest comes from running it here.
     """
     manifest = read_manifest(directory)
-    check_files(manifest, directory, (*map(golden_file, (*manifest.steps, "")), INITIAL_STATE))
+    check_files(manifest, directory, (*manifest.golden_files.values(), INITIAL_STATE))
     names = [t.name for t in manifest.targets]
     if target is not None and target not in names:
         raise UserError(f"{directory} has no target {target!r}; it has {', '.join(names)}")

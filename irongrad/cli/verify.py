@@ -22,7 +22,7 @@ from irongrad.runtime import Session
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import read_goldens
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import SIGNATURE, Certificate, golden_file
+from irongrad.runtime.manifest import SIGNATURE, Certificate
 from irongrad.runtime.manifest_file import write_manifest
 from irongrad.runtime.report import Report
 from irongrad.runtime.verification import signed, verify
@@ -46,7 +46,7 @@ def command(directory: Path, rows: int, target: str | None, device: str | None, 
     error.
     """
     session = Session(directory, target=target, device=device, verifying=True, on_nonfinite="ignore")
-    check_files(session.manifest, directory, tuple(map(golden_file, (*session.manifest.steps, ""))))
+    check_files(session.manifest, directory, tuple(session.manifest.golden_files.values()))
     report = verify(session, read_goldens(directory, session.manifest))
     record = signed(report, session.device)
     worst = sorted(report.comparisons, key=lambda c: -c.ratio)[:rows]

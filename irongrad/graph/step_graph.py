@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from irongrad.runtime.manifest import DRAWS, SEED, IndexSpec, Role, steps_of
+from irongrad.runtime.manifest import SEED, IndexSpec, Role, steps_of
 from irongrad.sizes.buckets import Bucket
 from irongrad.sizes.limits import Limits
 from irongrad.sizes.symbols import has_symbols
@@ -27,12 +27,14 @@ class StateTensor:
         role: its role in the step.
         initial: its value before the first step, on the CPU.
         aliases: other names of the same tensor in the model (tied weights).
+        frozen: whether no function of any step changes it; known once all functions are (`with_frozen_state`).
     """
 
     name: str
     role: Role
     initial: torch.Tensor
     aliases: tuple[str, ...] = ()
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,15 @@ class Function:
 def sizes_like(value: torch.Tensor, like: torch.Tensor) -> list[int]:
     """The shape of `like`, with the sizes of `value` for its symbolic sizes."""
     return [b if isinstance(b, int) else a for a, b in zip(value.shape, like.shape, strict=True)]
+
+
+def with_frozen_state(graphs: Mapping[str, StepGraph]) -> dict[str, StepGraph]:
+    """Mark the state that no function of any of these graphs, over one state, changes."""
+    written = {v.name for g in graphs.values() for f in g.functions.values() for v in f.results if v.kind == "state"}
+    return {
+        name: replace(graph, state=tuple(replace(t, frozen=t.name not in written) for t in graph.state))
+        for name, graph in graphs.items()
+    }
 
 
 def specialised_name(name: str, bucket: Bucket | None) -> str:
@@ -222,13 +233,6 @@ class StepGraph:
         if SEED in self.inputs:
             return int(self.inputs[SEED])
         return next((int(t.initial) for t in self.state if t.name == SEED), None)
-
-    @property
-    def trains_at_random(self) -> bool:
-        """Whether forward or backward draws random numbers; evaluation or an entry may draw in a step that does not."""
-        trains = ("joint", "forward", "finish")
-        drawing = [name for name, function in self.functions.items() if Value("state", DRAWS) in function.results]
-        return any(base_name(name) in trains for name in drawing)
 
     def tensor(self, name: str) -> StateTensor:
         """Return the state tensor called `name`."""

@@ -13,11 +13,11 @@ from typing import Any, Unpack
 
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
-from irongrad.graph.step_graph import StepGraph
+from irongrad.graph.step_graph import StepGraph, with_frozen_state
 from irongrad.operators.legalize.legality import check_float64
 from irongrad.passes import Pass, run_passes
 from irongrad.pipeline.assemble.assemble import AssembledModule, Part
-from irongrad.pipeline.assemble.interface import Interface, inference_of, interfaces_of, selected
+from irongrad.pipeline.assemble.interface import Interface, inference_of, interfaces_of, selected, without_unused_state
 from irongrad.pipeline.assemble.packed_state import pack_together
 from irongrad.pipeline.backend import portable_module
 from irongrad.pipeline.build_cache import BuildRecord, cache_entry
@@ -126,12 +126,15 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         if entry is not None and (found := entry.load(options.output)) is not None:
             return run.from_cache(*found, entry.key)
         keep_freed_memory()  # each run of the oracle and of the compiled step reuses the memory of the run before
-        own = {name: _front(run, name, made) for name, made in captured.items()}
+        fronts = {name: _front(run, name, made) for name, made in captured.items()}
+        own = without_unused_state(fronts, options.entry_points)
         together = joined(step, captured, own)
-        interfaces = interfaces_of(together.graphs, options.entry_points)
-        graphs = {name: selected(graph, interfaces[name]) for name, graph in together.graphs.items()}
-        own = {name: selected(graph, interfaces[name]) for name, graph in own.items()}
-        alternation = Alternation(captured, own, together.names) if len(steps) > 1 else None
+        wholes = with_frozen_state(together.graphs)
+        interfaces = interfaces_of(wholes, options.entry_points)
+        graphs = {name: selected(wholes[name], interface) for name, interface in interfaces.items()}
+        captured, run.last = {name: captured[name] for name in interfaces}, [*interfaces][-1]
+        own = {name: selected(own[name], interface) for name, interface in interfaces.items()}
+        alternation = Alternation(captured, own, together.names) if len(interfaces) > 1 else None
         first = partial(first_runs, {n: (made, own[n]) for n, made in captured.items()}, GOLDEN_STEPS, alternation)
         compiled = _compiled(run, first, graphs, interfaces, directory)
         run.part = ""

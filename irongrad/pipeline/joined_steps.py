@@ -134,7 +134,7 @@ def _renamed_graph(graph: StepGraph, step: str, names: Mapping[str, str], state:
 
 
 def _renamed_values(values: tuple[Value, ...], names: Mapping[str, str]) -> Iterator[Value]:
-    return (Value(v.kind, names[v.name]) if v.kind in _NAMED else v for v in values)
+    return (Value(v.kind, names.get(v.name, v.name)) if v.kind in _NAMED else v for v in values)
 
 
 def _renamed(key: str, names: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ from irongrad.runtime.manifest import (
     HyperSpec,
     Manifest,
     MemorySpec,
+    Role,
     StepSpec,
     TargetSpec,
     golden_file,
@@ -277,6 +279,7 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origi
         format_version=FORMAT_VERSION,
         **_of_step(module.graph, whole) if not module.graph.name else _of_whole(module),
         state=whole.state,
+        base=_base(module.graph),
         targets=tuple(targets),
         versions=versions | {p: version(p) for p in PACKAGES} | dict(origin.versions),
         passes=tuple(map(spelled, origin.passes)),
@@ -318,3 +321,13 @@ def _of_step(graph: StepGraph, interface: Interface) -> dict[str, Any]:
         "sizes": accepted_sizes(graph),
         "constraints": constraints_of(graph),
     }
+
+
+def _base(graph: StepGraph) -> str:
+    """The sha256 of the frozen parameters and buffers; empty if there are none."""
+    frozen = [t for t in graph.state if t.frozen and t.role in (Role.PARAMETER, Role.BUFFER)]
+    digest = hashlib.sha256()
+    for tensor in sorted(frozen, key=lambda tensor: tensor.name):
+        digest.update(tensor.name.encode() + b"\0")
+        digest.update(_bytes_of(tensor.initial).tobytes())
+    return digest.hexdigest() if frozen else ""

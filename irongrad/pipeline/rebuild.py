@@ -19,7 +19,7 @@ from irongrad.pipeline.package import Artifact, target_spec
 from irongrad.runtime.errors import ToolchainError, UserError, VerificationError
 from irongrad.runtime.golden import read_goldens
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import INITIAL_STATE, PORTABLE_MODULE, SIGNATURE, EntryPoint, Manifest, golden_file
+from irongrad.runtime.manifest import INITIAL_STATE, PORTABLE_MODULE, SIGNATURE, EntryPoint, Manifest
 from irongrad.runtime.manifest_file import file_spec, read_manifest, write_manifest
 from irongrad.runtime.report import Report
 from irongrad.runtime.scratch import scratch_directory
@@ -59,7 +59,7 @@ def rebuild(directory: Path, targets: Sequence[str] = ()) -> Artifact:
         VerificationError: a rebuilt target's numbers are wrong; the artifact stays as it was.
     """
     manifest = read_manifest(directory)
-    check_files(manifest, directory, (PORTABLE_MODULE, INITIAL_STATE, *map(golden_file, (*manifest.steps, ""))))
+    check_files(manifest, directory, (PORTABLE_MODULE, INITIAL_STATE, *manifest.golden_files.values()))
     asked = tuple(targets) or tuple(t.asked for t in manifest.targets)
     if not all(asked):
         raise UserError(f"{directory} does not say what it was compiled for; give --target")

@@ -6,8 +6,9 @@ A checkpoint can replace an artifact's `state.irpa`: `iree-run-module --paramete
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ import safetensors.numpy
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.atomic_files import atomic_write, link_or_copy
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.manifest import Manifest, Role, StateSpec
+from irongrad.runtime.manifest import OF_UPDATES, Manifest, Role, StateSpec
 from irongrad.runtime.nonfinite import is_finite
 from irongrad.runtime.safetensors_file import Checksum, Header, Tensor, metadata, numpy_dtype, opened, read_arrays
 
 # What a checkpoint says about itself, beside its checksum: the artifact that wrote it, and whether its state is finite.
-ARTIFACT, FINITE = "artifact", "finite"
+# One of the trainable state alone says on which frozen state it relies.
+ARTIFACT, FINITE, BASE = "artifact", "finite", "base"
 
 
-def write(path: Path, state: Mapping[str, Array], manifest: Manifest, *, finite: bool) -> None:
+def write(path: Path, state: Mapping[str, Array], manifest: Manifest, *, finite: bool, trainable: bool = False) -> None:
     """Write `state` to `path` atomically: a reader sees the old file or the complete new one.
 
     A tied tensor is written under its name and under each of its aliases.
@@ -35,12 +37,15 @@ def write(path: Path, state: Mapping[str, Array], manifest: Manifest, *, finite:
         state: the state by name.
         manifest: the artifact's manifest.
         finite: whether no tensor became NaN or infinite.
+        trainable: whether to leave frozen tensors out.
 
     Raises:
         OSError: the file cannot be written.
     """
-    arrays = {key: np.asarray(state[s.name], order="C") for s in manifest.state for key in (s.name, *s.aliases)}
-    about = metadata(arrays.items(), {ARTIFACT: manifest.digest, FINITE: finite})
+    kept = [s for s in manifest.state if not (trainable and s.frozen)]
+    arrays = {key: np.asarray(state[s.name], order="C") for s in kept for key in (s.name, *s.aliases)}
+    said: dict[str, Any] = {ARTIFACT: manifest.digest, FINITE: finite}
+    about = metadata(arrays.items(), said | ({BASE: manifest.base} if trainable else {}))
     atomic_write(path, safetensors.numpy.save(arrays, metadata=about))
 
 
@@ -72,21 +77,51 @@ def under_all_names(arrays: Sequence[Array], manifest: Manifest) -> dict[str, Ar
 
 
 def read(path: Path, manifest: Manifest) -> dict[str, Array]:
-    """Read the state from the checkpoint at `path`.
+    """Read the state from the checkpoint at `path`; frozen tensors may be missing.
 
     Raises:
         ArtifactError: the file is missing or damaged, or does not hold this model's state.
     """
-    arrays, _ = read_arrays(path)
-    check_arrays(arrays, manifest, str(path))
-    return {s.name: arrays[s.name] for s in manifest.state}
+    arrays, header = read_arrays(path)
+    check_base(header, manifest, str(path))
+    check_arrays(arrays, manifest, str(path), optional=_left_out(arrays, manifest))
+    return {s.name: arrays[s.name] for s in manifest.state if s.name in arrays}
 
 
-def check(path: Path, manifest: Manifest) -> tuple[str, ...]:
+def check_base(header: Header, manifest: Manifest, source: str) -> None:
+    """Refuse a checkpoint of the trainable state that relies on other frozen tensors.
+
+    Raises:
+        ArtifactError: it does.
+    """
+    base = header.about.get(BASE, manifest.base)
+    if base != manifest.base:
+        raise ArtifactError(
+            f"{source} was trained on another base: its frozen tensors have the sha256 {base}, and those of this "
+            f"artifact {manifest.base or 'do not exist'}"
+        )
+
+
+def _left_out(found: Collection[str], manifest: Manifest) -> frozenset[str]:
+    """The frozen tensors, if a checkpoint has none of them."""
+    return manifest.frozen if not manifest.frozen & set(found) else frozenset()
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is known of a checkpoint of a model.
+
+    Attributes:
+        nonfinite: the names of the tensors that hold a NaN or an infinite value.
+        is_whole: whether it holds the frozen tensors, too.
+    """
+
+    nonfinite: tuple[str, ...]
+    is_whole: bool
+
+
+def check(path: Path, manifest: Manifest) -> Checked:
     """Check that `path` is a checkpoint of this model; reads it one tensor at a time.
-
-    Returns:
-        The names of the tensors that hold a NaN or an infinite value.
 
     Raises:
         ArtifactError: as `read`.
@@ -96,7 +131,9 @@ def check(path: Path, manifest: Manifest) -> tuple[str, ...]:
     except UnicodeEncodeError:
         raise ArtifactError(f"the name of {str(path)!r} is no text in UTF-8; IREE cannot open it. Rename it") from None
     with opened(path) as file:
-        _compare(_kinds(file.header), manifest, str(path))
+        check_base(file.header, manifest, str(path))
+        left_out = _left_out(file.header.tensors, manifest)
+        _compare(_kinds(file.header), manifest, str(path), left_out)
         tied = {key for s in manifest.state for key in (s.name, *s.aliases) if s.aliases}
         needed = tied | _counters(manifest)
         kept: dict[str, Array] = {}
@@ -109,21 +146,23 @@ def check(path: Path, manifest: Manifest) -> tuple[str, ...]:
                 kept[name] = array
         checksum.compare(file.header)
     _check_values(kept, manifest, str(path))
-    return tuple(nonfinite)
+    return Checked(tuple(nonfinite), not left_out)
 
 
-def check_arrays(arrays: Mapping[str, Array], manifest: Manifest, source: str) -> None:
+def check_arrays(
+    arrays: Mapping[str, Array], manifest: Manifest, source: str, optional: frozenset[str] = frozenset()
+) -> None:
     """Check the names, shapes and dtypes of `arrays`, that tied tensors have equal values, and that counts are counts.
 
     Raises:
-        ArtifactError: lists the first differences.
+        ArtifactError: lists the first differences; `optional` names may be missing.
     """
-    _compare({k: (a.shape, a.dtype.name) for k, a in arrays.items()}, manifest, source)
+    _compare({k: (a.shape, a.dtype.name) for k, a in arrays.items()}, manifest, source, optional)
     _check_values(arrays, manifest, source)
 
 
 def _check_values(arrays: Mapping[str, Array], manifest: Manifest, source: str) -> None:
-    for spec in manifest.state:
+    for spec in (s for s in manifest.state if s.name in arrays):
         for alias in spec.aliases:
             if alias in arrays and not np.array_equal(arrays[alias], arrays[spec.name], equal_nan=True):
                 raise ArtifactError(
@@ -147,6 +186,15 @@ def _counters(manifest: Manifest) -> set[str]:
 _STEP = "optimizer/step/"
 
 
+# What the names of the state that only updates read begin with.
+_OF_UPDATES = ("optimizer/", "scaler/")
+
+
+def _updates(manifest: Manifest) -> bool:
+    """Whether the artifact has state that only updates read; one that only predicts ignores that of a checkpoint."""
+    return any(s.role in OF_UPDATES for s in manifest.state)
+
+
 def _kinds(header: Header) -> dict[str, tuple[tuple[int, ...], str]]:
     def kind(tensor: Tensor) -> tuple[tuple[int, ...], str]:
         return tensor.shape, tensor.dtype
@@ -154,11 +202,14 @@ def _kinds(header: Header) -> dict[str, tuple[tuple[int, ...], str]]:
     return {name: kind(tensor) for name, tensor in header.tensors.items()}
 
 
-def _compare(found: Mapping[str, tuple[tuple[int, ...], str]], manifest: Manifest, source: str) -> None:
+def _compare(
+    found: Mapping[str, tuple[tuple[int, ...], str]], manifest: Manifest, source: str, optional: frozenset[str]
+) -> None:
     wanted: dict[str, StateSpec] = {s.name: s for s in manifest.state}
     aliases = {a for s in manifest.state for a in s.aliases}
-    problems = [f"{n} is missing" for n in wanted if n not in found]
-    problems += [f"{n} is unknown" for n in found if n not in wanted and n not in aliases]
+    unused = {n for n in found if n.startswith(_OF_UPDATES)} if not _updates(manifest) else set()
+    problems = [f"{n} is missing" for n in wanted if n not in found and n not in optional]
+    problems += [f"{n} is unknown" for n in found if n not in wanted and n not in aliases and n not in unused]
     for name, spec in wanted.items():
         for key in (name, *spec.aliases):
             if key in found and found[key] != (spec.shape, spec.dtype):

@@ -51,7 +51,7 @@ def run_module(
         inputs: by name, a file (see `file_value`) or a value in iree-run-module's notation. All other inputs are filled
             with their smallest valid value.
         hypers: hyperparameter values by name; all others take their defaults.
-        state: a checkpoint or parameter file; the artifact's initial state by default.
+        state: a checkpoint or parameter file; the artifact's initial state by default. It may lack what is frozen.
         target: the name of the target; the first target by default.
         device: an IREE device URI; the target's own by default.
         outputs: .npy files to write, by output name; an output without a file is printed.
@@ -74,7 +74,7 @@ def run_module(
         # Without preloading, IREE 3.13.0 reads the file while the process runs. Then local-task hangs at exit (once in
         # 25 runs of an entry point without results), and splats do not load.
         "--parameter_mode=preload",
-        f"--parameters={SCOPE}={state or directory / INITIAL_STATE}",
+        *(f"--parameters={SCOPE}={file}" for file in _states(manifest, directory, state)),
         f"--function={point.symbol}",
     ]
     command += [f"--input={_input(spec, inputs or {}, size)}" for spec in point.inputs]
@@ -82,6 +82,12 @@ def run_module(
     if outputs:
         command += [f"--output=@{outputs[s.name]}" if s.name in outputs else "--output=-" for s in point.outputs]
     return command
+
+
+def _states(manifest: Manifest, directory: Path, state: Path | None) -> list[Path]:
+    """The files of the state: iree-run-module takes a tensor from the first that has it."""
+    own = directory / INITIAL_STATE
+    return [own] if state is None else [state, *([own] if manifest.base else [])]
 
 
 def command_line(manifest: Manifest, directory: Path, entry: str) -> str:

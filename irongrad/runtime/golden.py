@@ -14,7 +14,7 @@ import safetensors.numpy
 
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.manifest import TICKET, EntryPoint, Manifest, golden_file
+from irongrad.runtime.manifest import TICKET, EntryPoint, Manifest
 from irongrad.runtime.safetensors_file import read_arrays
 
 # The number of elements that an artifact keeps of a larger tensor.
@@ -156,7 +156,7 @@ def read_goldens(directory: Path, manifest: Manifest) -> dict[str, Golden]:
     Raises:
         ArtifactError: as `read_golden`.
     """
-    return {name: read_golden(directory / golden_file(name)) for name in (*manifest.steps, "")}
+    return {name: read_golden(directory / file) for name, file in manifest.golden_files.items()}
 
 
 @dataclass(frozen=True)

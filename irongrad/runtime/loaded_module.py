@@ -34,12 +34,12 @@ class LoadedModule:
             must not run two calls at a time. Calls that belong together hold the lock for all of them.
     """
 
-    def __init__(self, name: Path, code: bytes, state: Path, device: str) -> None:
+    def __init__(self, name: Path, code: bytes, states: Sequence[Path], device: str) -> None:
         """
         Args:
             name: the path of the module, for messages.
             code: the contents of that file.
-            state: the parameter file or checkpoint to start from.
+            states: the parameter files or checkpoints to start from; a tensor is that of the first file which has it.
             device: an IREE device URI.
 
         Raises:
@@ -53,10 +53,10 @@ class LoadedModule:
         self._unusable = ""
         self._functions: dict[str, Any] = {}
         forks.refuse_drivers_of_ancestors(device)
-        self._module = self._load(name, code, state)
+        self._module = self._load(name, code, states)
         forks.register(self)
 
-    def _load(self, name: Path, code: bytes, state: Path) -> Any:
+    def _load(self, name: Path, code: bytes, states: Sequence[Path]) -> Any:
         """Load the module and the state onto the device.
 
         If a Vulkan device is lost before it has computed anything, it is opened once more, without IREE's cache, which
@@ -64,11 +64,11 @@ class LoadedModule:
         (VK_ERROR_DEVICE_LOST, IREE's DATA_LOSS). The loss is reported to the first call that waits for the device.
         """
         try:
-            return self._load_on(self._opened(), name, code, state)
+            return self._load_on(self._opened(), name, code, states)
         except ArtifactError as error:
             if "DATA_LOSS" not in str(error.__cause__):
                 raise
-        return self._load_on(self._opened(cache=False), name, code, state)
+        return self._load_on(self._opened(cache=False), name, code, states)
 
     def _opened(self, *, cache: bool = True) -> Any:
         try:
@@ -79,12 +79,13 @@ class LoadedModule:
                 f"the device {self._uri!r} cannot be opened: {reason(error)}. Drivers in this IREE: {known}"
             ) from error
 
-    def _load_on(self, device: Any, name: Path, code: bytes, state: Path) -> Any:
+    def _load_on(self, device: Any, name: Path, code: bytes, states: Sequence[Path]) -> Any:
         instance = ireert.VmInstance()
         index = ireert.ParameterIndex()
         try:
             # Read the state: a mapped file would stay in memory as well.
-            index.load(str(state), format=_IRPA if state.suffix == ".irpa" else _SAFETENSORS, mode="file_async")
+            for state in states:
+                index.load(str(state), format=_IRPA if state.suffix == ".irpa" else _SAFETENSORS, mode="file_async")
             parameters = ireert.create_io_parameters_module(instance, index.create_provider(scope=SCOPE))
             # A copy: a mapped file that somebody truncates ends the process with SIGBUS.
             module = ireert.VmModule.copy_buffer(instance, code)

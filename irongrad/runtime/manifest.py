@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import prod
 
 from irongrad.runtime.structure import Structure
 
@@ -74,6 +75,10 @@ class Role(StrEnum):
     RANDOM = "random"
     SCALER = "scaler"
     CARRIED = "carried"
+
+
+# The state that updates alone read. An artifact without entry points that update has none.
+OF_UPDATES = (Role.OPTIMIZER, Role.SCALER)
 
 
 @dataclass(frozen=True)
@@ -182,6 +187,7 @@ class StateSpec:
         shape: its dimensions.
         role: its role.
         aliases: further keys of the same tensor in a checkpoint (tied weights).
+        frozen: whether no step changes it. A checkpoint of the trainable state leaves it out.
     """
 
     name: str
@@ -189,6 +195,7 @@ class StateSpec:
     shape: tuple[int, ...]
     role: Role
     aliases: tuple[str, ...] = ()
+    frozen: bool = False
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -414,6 +421,8 @@ class Manifest:
         route: the lowering of the step graph to linalg, `linalg` or `stablehlo`.
         tuned: the choices that were made by measurement.
         indices: every index that the step uses, and what keeps it within its tensor.
+        base: the sha256 of the frozen parameters and buffers, on which checkpoints of the trainable state rely; empty
+            if there are none.
         steps: the steps of an artifact of several (`irongrad.Steps`), by name. The fields that a `StepSpec` has, too,
             then have what concerns the state of all: `entry_points` those of the whole state.
         digest: the sha256 of the manifest's file, with zeros in the place of the digest. The manifest holds the hash of
@@ -440,6 +449,7 @@ class Manifest:
     route: str = "linalg"
     tuned: tuple[ChoiceSpec, ...] = ()
     indices: tuple[IndexSpec, ...] = ()
+    base: str = ""
     steps: dict[str, StepSpec] = field(default_factory=dict)
     digest: str = ""
 
@@ -468,6 +478,23 @@ class Manifest:
             indices=spec.indices,
             steps={},
         )
+
+    @property
+    def golden_files(self) -> dict[str, str]:
+        """The files of golden values: of each step by its name, and under an empty name of the only step, or of all."""
+        files = {name: golden_file(name) for name in (*self.steps, "")}
+        return {name: file for name, file in files.items() if file in self.files}
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The names of the state that no step changes, with their aliases."""
+        return frozenset(key for s in self.state if s.frozen for key in (s.name, *s.aliases))
+
+    @property
+    def is_mostly_frozen(self) -> bool:
+        """Whether over half of the model's parameters are frozen, by their elements."""
+        sizes = [(prod(s.shape), s.frozen) for s in self.state if s.role is Role.PARAMETER]
+        return 2 * sum(size for size, frozen in sizes if frozen) > sum(size for size, _ in sizes)
 
     def exported(self, symbol: str) -> EntryPoint | None:
         """Return the entry point whose exported function is `symbol`, of any step; or None."""

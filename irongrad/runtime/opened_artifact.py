@@ -91,14 +91,17 @@ def _opened(manifest: Manifest, directory: Path, asked: Asked) -> Opened:
     check_files(manifest, directory, (INITIAL_STATE,))
     code = checked_bytes(manifest, directory, target.file)
     check_device(target, directory, device, verifying=asked.verifying)
-    state = directory / INITIAL_STATE
+    states = [directory / INITIAL_STATE]
     nonfinite: tuple[str, ...] = ()
     if asked.checkpoint is not None:
-        state, nonfinite = asked.checkpoint, checkpoints.check(asked.checkpoint, manifest)
+        checked = checkpoints.check(asked.checkpoint, manifest)
+        nonfinite = checked.nonfinite
+        states = [asked.checkpoint, *(() if checked.is_whole else states)]  # IREE takes a tensor from the first file
     if is_local(device):
         keep_freed_memory()
         # Twice the size: allocations in between fragment the memory, and too little is left in one piece.
-        prefer_large_pages(2 * (state.stat().st_size + max(target.transients.values(), default=0)))
+        size = sum(state.stat().st_size for state in states)
+        prefer_large_pages(2 * (size + max(target.transients.values(), default=0)))
         give_workers_stack()
-    module = LoadedModule(directory / target.file, code, state, device)
+    module = LoadedModule(directory / target.file, code, states, device)
     return Opened(manifest, target, device, module, nonfinite)

@@ -344,12 +344,18 @@ class Session:
         arrays = [sums[n] for n in self.manifest.gradients]
         self._invoke("import_gradients", [*arrays, number])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, trainable: bool | None = None) -> None:
         """Write the state to a safetensors checkpoint, atomically.
 
         Parameters and buffers have their PyTorch names. Accumulated gradients are not part of the checkpoint. The file
         carries a checksum. If the state became NaN or infinite, a finite checkpoint that `path` replaces is kept as
         `PATH.finite`.
+
+        Args:
+            path: the file.
+            trainable: whether to leave out what no step changes, such as the frozen base of an adapter. `load` and
+                `restore` take such a file with an artifact of the same base. By default, if over half of the model's
+                parameters are frozen.
 
         Raises:
             NonFiniteError: the state became NaN or infinite, and `on_nonfinite` is `stop`; nothing is written.
@@ -360,7 +366,8 @@ class Session:
         spoilt = self._became_nonfinite(nonfinite_names({s.name: state[s.name] for s in self.manifest.state}))
         if spoilt:
             self._check.state(spoilt, self._kept(path))
-        checkpoints.write(path, state, self.manifest, finite=not spoilt)
+        part = self.manifest.is_mostly_frozen if trainable is None else trainable
+        checkpoints.write(path, state, self.manifest, finite=not spoilt, trainable=part)
 
     def _kept(self, path: Path) -> str:
         """Keep the last checkpoint with a finite state, before `path` is written; say what was kept."""
@@ -380,7 +387,8 @@ class Session:
             ArtifactError: the file is missing, damaged, or of another model or optimizer; the state is unchanged.
         """
         path = as_path(path, "a checkpoint")
-        arrays, _ = read_arrays(path)
+        arrays, header = read_arrays(path)
+        checkpoints.check_base(header, self.manifest, str(path))
         self._check.state(self._became_nonfinite(nonfinite_names(arrays)), f"that is how it is in {path}")
         self._replace(arrays, str(path), absent)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,18 +11,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from irongrad.diagnostics.source_lines import caller, where
+from irongrad.diagnostics.source_lines import caller
 from irongrad.diagnostics.stage_errors import refusals_name
 from irongrad.runtime.errors import CaptureError
-from irongrad.runtime.manifest import STEPS_DIM, TICKET, of_entry
-from irongrad.sizes.buckets import Bucket, check_sizes, combinations, smallest
+from irongrad.runtime.manifest import TICKET, of_entry
+from irongrad.sizes.buckets import Bucket, combinations
 from irongrad.sizes.constraints import conditions_of
-from irongrad.sizes.expressions import symbol
 from irongrad.step.after_step import AfterStep, after_steps_of
 from irongrad.step.argument_checks import check_kinds, check_modules
+from irongrad.step.call import Call, call_between
 from irongrad.step.carry import Carry, carry_of
 from irongrad.step.entries import Entry, entries_of, examples_of
 from irongrad.step.sam import SAM
+from irongrad.step.varying_sizes import VaryingSizes, sizes_in
 
 INFERENCE = ("eval", "predict")
 
@@ -149,7 +149,7 @@ class TrainStep:
             raise CaptureError(f"seed is {self.seed}; it must be an integer from 0 to 2**63 - 1")
         if self.precision not in PRECISIONS:
             raise CaptureError(f"precision is {self.precision!r}; it must be one of {', '.join(PRECISIONS)}")
-        _check_call(self)
+        call_of(self).check(self.model, self.loss)
         _check_optimizers(self)
         _check_loss_scale(self)
         _check_accumulate(self)
@@ -236,75 +236,11 @@ def micro_batches(inputs: Mapping[str, torch.Tensor], count: int) -> list[dict[s
     return [{n: part[i] for n, part in parts.items()} for i in range(count)]
 
 
-@dataclass(frozen=True)
-class Call:
-    """The distribution of the inputs between the model and the loss.
-
-    Attributes:
-        positional: names of the inputs that are passed to the model by position.
-        keyword: names of the inputs that are passed to the model by keyword.
-        targets: names of the inputs that are passed to the loss after the model's output.
-    """
-
-    positional: tuple[str, ...]
-    keyword: tuple[str, ...]
-    targets: tuple[str, ...]
-
-
 def call_of(step: TrainStep) -> Call:
     """Divide the inputs between model and loss, as `TrainStep.model_inputs` and `TrainStep.loss_inputs` say."""
-    call = _call_of_model(step)
-    return call if step.loss_inputs is None else replace(call, targets=tuple(step.loss_inputs))
-
-
-def _call_of_model(step: TrainStep) -> Call:
-    parameters = inspect.signature(step.model.forward).parameters
-    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     names = [*step.inputs, *step.carry]
-    chosen = list(step.model_inputs) if step.model_inputs is not None else None
-    if chosen is None and step.loss is None:
-        chosen = names
-    by_name = [n for n in (names if chosen is None else chosen) if n in parameters or (chosen and accepts_any)]
-    if by_name and (chosen is None or len(by_name) == len(chosen)):
-        return Call((), tuple(by_name), tuple(n for n in names if n not in by_name))
-    if chosen is None:
-        required = [
-            p
-            for p in parameters.values()
-            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-        chosen = names[: max(1, len(required))]
-    return Call(tuple(chosen), (), tuple(n for n in names if n not in chosen))
-
-
-def _check_call(step: TrainStep) -> None:
-    call = call_of(step)
-    _check_binds(step.model, call.positional, call.keyword, f"the model gets {_listed(call.positional + call.keyword)}")
-    if step.loss is not None:
-        arguments = ("model_output", *call.targets)
-        _check_binds(step.loss, arguments, (), f"the loss gets {_listed(arguments)}")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"({', '.join(names)})"
-
-
-def _check_binds(
-    thing: nn.Module | Callable[..., object], positional: Sequence[str], keyword: Sequence[str], given: str
-) -> None:
-    function = thing.forward if isinstance(thing, nn.Module) else thing
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a function written in C has none
-        return
-    try:
-        signature.bind(*positional, **dict.fromkeys(keyword))
-    except TypeError as error:
-        raise CaptureError(
-            f"{where(thing)}: {given}, but its signature is {signature}: {error}. Which inputs go to the model is "
-            "TrainStep.model_inputs; the others go to the loss, in the order of TrainStep.inputs, or those of "
-            "TrainStep.loss_inputs"
-        ) from None
+    model_inputs = names if step.model_inputs is None and step.loss is None else step.model_inputs
+    return call_between(step.model, names, model_inputs, step.loss_inputs)
 
 
 def _check_optimizers(step: TrainStep) -> None:
@@ -398,75 +334,14 @@ def _check_sam(step: TrainStep) -> None:
 
 def sizes_of(step: TrainStep, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """Return the sizes of the named dimensions of `step` in `inputs`."""
-    return {dim: inputs[n].shape[d] for n, dims in step.dynamic.items() if n in inputs for d, dim in dims.items()}
+    return sizes_in(step.dynamic, inputs)
 
 
 def _check_dynamic(step: TrainStep) -> None:
-    found: dict[str, tuple[str, int]] = {}
-    for name, dims in step.dynamic.items():
-        if name not in step.examples:
-            raise CaptureError(f"dynamic names {name!r}, which is not in inputs {list(step.examples)}")
-        if name in step.inputs:
-            for d, dim in dims.items():
-                _check_dimension(step.inputs[name], name, d, dim, found)
-    _check_dynamic_entries(step, found)
-    if step.bucket_list and not found:
-        raise CaptureError("buckets need the dimensions that they give sizes for, such as dynamic={'x': {0: 'B'}}")
-    if step.bucket_fallback not in ("", "dynamic"):
-        raise CaptureError(f"bucket_fallback is {step.bucket_fallback!r}; it must be 'dynamic', or empty for none")
-    if step.bucket_fallback and not step.bucket_list:
-        raise CaptureError("bucket_fallback is for calls that no bucket holds, and the step has no buckets")
-    check_sizes(step.bucket_list, found)
-    _check_constraints(step)
-    if found and step.accumulate > 1:
+    sizes = VaryingSizes(step.dynamic, step.bucket_list, step.bucket_fallback, step.constraints)
+    sizes.check(step.inputs, {name: entry.inputs for name, entry in step.own_entries.items()})
+    if step.accumulate > 1 and any(step.dynamic.get(name) for name in step.inputs):
         raise CaptureError("a step with dynamic dimensions cannot cut its batch into parts: leave accumulate at 1")
-    held_by_buckets = step.bucket_list and not step.bucket_fallback
-    if held_by_buckets and smallest(step.bucket_list, sizes_of(step, step.inputs)) is None:
-        raise CaptureError(
-            f"the example inputs have sizes {sizes_of(step, step.inputs)}, which no bucket of "
-            f"{[dict(b) for b in step.bucket_list]} holds"
-        )
-
-
-def _check_dynamic_entries(step: TrainStep, known: Mapping[str, tuple[str, int]]) -> None:
-    """Check the dimensions of entries: they are dimensions of the step, and may have another size in the example."""
-    for entry, made in step.own_entries.items():
-        found: dict[str, tuple[str, int]] = {}
-        inputs = {of_entry(entry, n): t for n, t in made.inputs.items()}
-        for name, dims in ((n, step.dynamic[n]) for n in inputs if n in step.dynamic):
-            for d, dim in dims.items():
-                _check_dimension(inputs[name], name, d, dim, found)
-        if unknown := [dim for dim in found if dim not in known]:
-            raise CaptureError(
-                f"entries[{entry!r}] has the dimension {unknown[0]!r}, which no input of the step has: dynamic must "
-                f"name it for one of {list(step.inputs)}, too"
-            )
-
-
-def _check_constraints(step: TrainStep) -> None:
-    given = sizes_of(step, step.inputs)
-    values = {symbol(name): size for name, size in given.items()}
-    for text in step.constraints:
-        if not all(condition.xreplace(values) for condition in conditions_of([text], given)):
-            raise CaptureError(f"the example inputs have sizes {given}, which do not satisfy the constraint {text!r}")
-
-
-def _check_dimension(tensor: torch.Tensor, name: str, d: int, dim: str, found: dict[str, tuple[str, int]]) -> None:
-    if not (isinstance(dim, str) and dim.isidentifier()):
-        raise CaptureError(f"dynamic[{name!r}][{d}] is {dim!r}; a dimension's name is an identifier, such as 'B'")
-    if dim == STEPS_DIM:
-        raise CaptureError(f"dynamic[{name!r}][{d}] is {dim!r}, as the steps of train_steps are called; rename it")
-    if not 0 <= d < tensor.ndim:
-        raise CaptureError(f"dynamic[{name!r}] names dimension {d} of a tensor with {tensor.ndim}")
-    size = tensor.shape[d]
-    other, same = found.setdefault(dim, (name, size))
-    if same != size:
-        raise CaptureError(f"dimension {dim!r} is {same} in input {other!r} and {size} in input {name!r}")
-    if size < 2:
-        raise CaptureError(
-            f"dimension {dim!r} is {size} in the example input {name!r}. Give an example where it is 2 or more: "
-            "torch.export takes a size of 1 for a fixed one"
-        )
 
 
 def pieces(step: TrainStep, between: Sequence[str]) -> TrainStep:

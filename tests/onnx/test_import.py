@@ -135,6 +135,44 @@ def test_a_loss_and_an_optimizer_of_ones_own_and_sizes_that_vary(tmp_path: Path)
     assert "nothing returned a float" in str(run(tmp_path / "m.onnx", tmp_path / "no", *options).exception)
 
 
+@pytest.mark.parametrize("buckets", [[], ["--bucket", "B=2,8"], ["--bucket", "B=8", "--bucket", "T=6"]])
+def test_two_sizes_vary_and_some_have_buckets(buckets: list[str], tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("ReduceMean", ["h", "one"], ["y"])]
+    nodes[1].attribute.append(helper.make_attribute("keepdims", 0))
+    weight = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    given = helper.make_tensor_value_info("x", 1, ["n", "t", 3])
+    made = helper.make_tensor_value_info("y", 1, ["n", 4])
+    constants = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.array([1]), "one")]
+    graph = helper.make_graph(nodes, "g", [given], [made], constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "m.onnx")
+    rng = np.random.default_rng(1)
+    x, label = rng.standard_normal((8, 5, 3)).astype(np.float32), np.arange(8) % 4
+    np.savez(tmp_path / "data.npz", x=x, label=label)
+    options = [
+        "--data",
+        str(tmp_path / "data.npz"),
+        "--batch-size",
+        "4",
+        "--loss",
+        "cross_entropy",
+        "--optimizer",
+        "SGD",
+    ]
+    options += ["--lr", "0.5", "--dynamic", "x=0:B", "--dynamic", "x=1:T", "--dynamic", "label=0:B", "--opt-level", "1"]
+    result = run(tmp_path / "m.onnx", tmp_path / "out", *options, *buckets)
+    assert result.exit_code == 0, result.output
+    with load(tmp_path / "out") as session:
+        w = torch.from_numpy(weight).requires_grad_()
+        for rows, length in ((4, 5), (1, 2), (8, 6), (2, 1)):
+            inputs = rng.standard_normal((rows, length, 3)).astype(np.float32)
+            loss = torch.nn.functional.cross_entropy(
+                (torch.from_numpy(inputs) @ w).mean(1), torch.from_numpy(label[:rows])
+            )
+            (gradient,) = torch.autograd.grad(loss, w)
+            w = (w - 0.5 * gradient).detach().requires_grad_()
+            assert abs(session.train_step(x=inputs, label=label[:rows]) - loss.item()) < 1e-5
+
+
 @pytest.mark.parametrize("given", [("--dynamic", "x0B"), ("--bucket", "B=many")])
 def test_badly_written_sizes_are_refused(
     given: tuple[str, str], family: Callable[[str], Any], data: Path, tmp_path: Path

@@ -12,10 +12,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
+from torch._higher_order_ops.scan import scan
 from torch.nn.functional import cross_entropy
 
 import irongrad as ig
 from irongrad.cli import run as run_verb
+from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.runtime import load
 from irongrad.runtime.errors import CaptureError, GuardError, UserError
 from irongrad.runtime.manifest import DRAWS, SEED
@@ -143,6 +145,47 @@ def test_a_chosen_entry_can_stand_alone(tmp_path: Path) -> None:
         assert [e.name for e in session.manifest.entry_points] == ["act", "export_state", "import_state"]
 
 
+class Noisy(nn.Module):
+    """A model that draws in an entry, and not in its training step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x)
+
+    def act(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.distributions.Categorical(logits=self(x)).sample()
+
+
+def test_an_entry_may_draw_where_the_training_step_does_not(tmp_path: Path) -> None:
+    model = Noisy()
+    ig.compile(make_step(model, {"act": (model.act, {"x": torch.randn(64, 6)})}), tmp_path / "net")
+    with load(tmp_path / "net") as session:
+        x = torch.randn(64, 6)
+        assert not np.array_equal(session.call("act", x=x), session.call("act", x=x))
+        session.train_step(x=x[:8], y=torch.zeros(8, dtype=torch.int64))
+        assert int(session.state()[DRAWS]) == 2
+
+
+def test_a_loop_of_an_entry_may_hold_dropout_and_attention_that_draw_nothing(tmp_path: Path) -> None:
+    model = Tagger()
+
+    def roll_out(x: torch.Tensor) -> torch.Tensor:
+        def one(x: torch.Tensor, number: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            new = torch.tanh(model.hidden(model.drop(x)))[:, :6] + number
+            return nn.functional.scaled_dot_product_attention(new, x, x), new[0].clone()
+
+        return scan(one, x, torch.arange(3.0))[1]
+
+    ig.compile(make_step(model, {"roll_out": (roll_out, {"x": torch.randn(2, 6)})}), tmp_path / "net")
+    with load(tmp_path / "net") as session, eager_control_flow(), torch.no_grad():
+        x = torch.randn(2, 6)
+        model.eval()
+        np.testing.assert_allclose(session.call("roll_out", x=x), roll_out(x), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
@@ -197,3 +240,14 @@ def test_entries_that_are_left_out_leave_no_input_behind(tmp_path: Path) -> None
     with load(tmp_path / "net") as session:
         assert [spec.name for spec in session.entry("train_step").inputs] == ["x", "y"]
         session.train_step(x=torch.randn(8, 6), y=torch.zeros(8, dtype=torch.int64))
+
+
+def test_an_entry_whose_results_differ_from_run_to_run_is_refused(tmp_path: Path) -> None:
+    model = Tagger()
+    counts: list[int] = []
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        return model(x) + id(counts) % 7
+
+    with pytest.raises(CaptureError, match="two eager runs of the entry 'act' .* differ in a result"):
+        ig.compile(make_step(model, {"act": (counted, {"x": torch.randn(2, 6)})}), tmp_path / "net", cache=False)

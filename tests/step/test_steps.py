@@ -377,8 +377,6 @@ def test_the_entry_points_of_each_step_are_chosen_by_name(tmp_path: Path) -> Non
         own = {e.symbol for e in session.manifest.all_entry_points}
         assert own == {"export_state", "import_state", "sample", "critic.eval_step"}
         session.eval_step(step="critic", **batch(1))
-    with pytest.raises(UserError, match="leave nothing of the step 'critic'; add one, such as critic.train_step"):
-        ig.compile(Gan().steps(), tmp_path / "net", entry_points=["sample"])
 
 
 def test_the_state_of_one_module_of_several(compiled: Path) -> None:
@@ -403,3 +401,10 @@ def test_an_input_that_is_called_step_is_refused() -> None:
     step = ig.TrainStep(model, lambda out, step: out.mean() * step, optimizer, {"x": x, "step": torch.tensor(1.0)})
     with pytest.raises(CaptureError, match="the step 'one' has an input 'step'"):
         two(step, step)
+
+
+def test_several_steps_can_be_compiled_to_an_entry_alone(tmp_path: Path) -> None:
+    ig.compile(make_gan(), tmp_path / "gan", entry_points=["sample"])
+    with load(tmp_path / "gan") as session:
+        assert session.call("sample", z=NOISE[:4]).shape == (4, 2)
+        assert not [s.name for s in session.manifest.state if s.name.startswith("optimizer/")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -36,6 +36,21 @@ def is_random(operator: object) -> bool:
     return draws(operator) and not operator.has_kernel_for_dispatch_key(  # type: ignore[attr-defined]
         torch._C.DispatchKey.CompositeImplicitAutograd
     )
+
+
+def draws_with(operator: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether an operator draws random numbers if it is called with these arguments.
+
+    One that is composed of others draws nothing in evaluation mode, or with a dropout of zero: attention, say.
+    """
+    if not draws(operator) or is_random(operator):
+        return draws(operator)
+    schema = operator._schema.arguments  # type: ignore[attr-defined]
+    given = {a.name: a.default_value for a in schema} | dict(zip((a.name for a in schema), args, strict=False))
+    given |= kwargs
+    chances = [given[name] for name in ("dropout_p", "p", "dropout") if name in given]
+    trains = given.get("train", given.get("training", True))
+    return bool(trains) and not (chances and chances[0] == 0)
 
 
 def undrawable(operator: object, generator: object) -> str | None:

@@ -49,7 +49,12 @@ class ReadBeforeUpdate(ModulePass):
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
         shared = [op for op in found_in(module, UPDATE, KERNEL) if _shared_targets(op)]
-        moved = sum(_separate(update, shared) for update in found_in(module, UPDATE))
+        updates = found_in(module, UPDATE)
+        moved = sum(_separate(update, shared) for update in updates)
+        # Only now: in IREE 3.13.0 another Python object of an erased operation, as in `shared`, reads freed memory.
+        for update in updates:
+            if not list(update.results[0].uses):
+                update.erase()
         return PassResult(moved > 0, {"moved": moved})
 
 
@@ -157,7 +162,6 @@ def _rebuild(update: Any) -> bool:
         written.operands[0] = base
         base = written.results[0]
     update.results[0].replace_all_uses_with(base)
-    update.erase()
     return True
 
 

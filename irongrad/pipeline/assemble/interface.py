@@ -14,6 +14,7 @@ from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import (
     OF_GRADIENTS,
     OF_STATE,
+    OF_UPDATES,
     STEPS_DIM,
     TICKET,
     EntryPoint,
@@ -129,7 +130,8 @@ def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
     """
     inputs = {n: _with_names(_spec(n, t, graph.ranges), graph.dynamic.get(n, {})) for n, t in graph.inputs.items()}
     state = tuple(
-        StateSpec(t.name, numpy_name(t.initial.dtype), tuple(t.initial.shape), t.role, t.aliases) for t in graph.state
+        StateSpec(t.name, numpy_name(t.initial.dtype), tuple(t.initial.shape), t.role, t.aliases, t.frozen)
+        for t in graph.state
     )
     tensors = tuple(TensorSpec(s.name, s.dtype, s.shape) for s in state)
     hypers = tuple(graph.hypers)
@@ -174,7 +176,9 @@ def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
 
 
 def interfaces_of(graphs: Mapping[str, StepGraph], chosen: Sequence[str] | None) -> dict[str, Interface]:
-    """Describe the entry points of several steps over one state; those of the whole state are the first step's.
+    """Describe the entry points of steps over one state; those of the whole state are the first step's.
+
+    Of several steps, those of which nothing is chosen are left out.
 
     Args:
         graphs: the step graphs by name.
@@ -190,16 +194,31 @@ def interfaces_of(graphs: Mapping[str, StepGraph], chosen: Sequence[str] | None)
     found: dict[str, Interface] = {}
     for name, graph in graphs.items():
         mine = None if chosen is None else [n for n in everything[name] if n in chosen or f"{name}.{n}" in chosen]
-        if mine is not None and not any(chain_of(n, graph) for n in mine) and name:
-            raise UserError(
-                f"entry points {chosen} leave nothing of the step {name!r}; add one, such as {name}.train_step"
-            )
+        if len(graphs) > 1 and mine is not None and not any(chain_of(n, graph) for n in mine):
+            continue
         interface = describe(graph, mine)
         if found:
             own = tuple(e for e in interface.entry_points if e.name not in OF_WHOLE)
             interface = replace(interface, entry_points=own)
         found[name] = interface
+    if not found:
+        raise UserError(f"entry points {list(chosen or ())} compute nothing; add one of a step")
     return found
+
+
+def without_unused_state(graphs: Mapping[str, StepGraph], chosen: Sequence[str] | None) -> dict[str, StepGraph]:
+    """Drop the state of the optimizers and of loss scales, if no chosen entry point of any step updates.
+
+    So an artifact that only predicts has the size of the model. It still takes checkpoints of the whole step.
+    """
+    updating = {"update", "step"}
+    chains = [chain_of(name, graph) for graph in graphs.values() for name in chosen or ()]
+    if chosen is None or any(updating & {*chain} for chain in chains):
+        return dict(graphs)
+    return {
+        name: replace(graph, state=tuple(t for t in graph.state if t.role not in OF_UPDATES))
+        for name, graph in graphs.items()
+    }
 
 
 def describe_function(graph: StepGraph) -> Interface:

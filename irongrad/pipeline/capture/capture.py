@@ -22,7 +22,7 @@ from irongrad.graph.derivatives import track_inputs
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.flat_graph import FlatGraph, is_inlined, regions_of
 from irongrad.operators.decompositions.registry import BeforeAutograd
-from irongrad.operators.random import draws, is_random, undrawable
+from irongrad.operators.random import draws_with, is_random, undrawable
 from irongrad.pipeline.capture import autograd_functions, hooks, side_effects
 from irongrad.pipeline.capture.changed_memory import set_refused
 from irongrad.pipeline.capture.cumulative_averages import cumulative_averages
@@ -54,7 +54,8 @@ from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 from irongrad.runtime.manifest import of_entry
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
 from irongrad.step.borrow import borrowed, roots_of, unchanged
-from irongrad.step.train_step import INFERENCE, Call, TrainStep, call_of, micro_batches
+from irongrad.step.call import Call
+from irongrad.step.train_step import INFERENCE, TrainStep, call_of, micro_batches
 
 
 @dataclass(frozen=True)
@@ -390,7 +391,7 @@ def _refuse_undrawable(graph: GraphModule, *, once: bool = True) -> None:
         reason = None
         if is_random(node.target):
             reason = undrawable(node.target, node.kwargs.get("generator"))
-        if reason is None and not once and draws(node.target):
+        if reason is None and not once and draws_with(node.target, node.args, node.kwargs):
             reason = "draws random numbers in a branch or a loop. Draw them before it, and hand them in"
         if reason is not None:
             raise UnsupportedOpError(f"{source_lines.line_of(node)}: {node.target} {reason}")

@@ -79,6 +79,11 @@ def untraceable(error: Exception) -> str:
             "it writes into a tensor that is neither a parameter in the optimizer nor in its state. Write into buffers "
             "of the model in its forward"
         )
+    if "inside a backward call" in reason:
+        return (
+            "it waits for the gradients of several tensors (register_multi_grad_hook), and a compiled step calls each "
+            "hook with one gradient. Write it as a gradient hook of each parameter, or as a hook of the optimizer"
+        )
     if isinstance(error, KeyError):
         return (
             "it looks up a tensor in a dictionary (KeyError), and a trace has another tensor in its place. Bind what "

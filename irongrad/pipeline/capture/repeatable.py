@@ -109,17 +109,18 @@ def refuse_unrepeatable(program: Program) -> CaptureError | None:
             raise CaptureError(_drawn(program, drawn))
         raise CaptureError(
             f"{_source(program) or where(program.thing)}\n  two eager runs of {program.what} from the same state, on "
-            f"the same inputs and with the same seed differ: {difference}. It depends on something that a compiled "
+            f"the same inputs and with the same seed differ {difference}. It depends on something that a compiled "
             "step would keep for ever: the time, random numbers of the operating system (os.urandom, uuid, secrets), "
             "an id, a hash, an address, a counter outside of the model, or a NumPy array over the memory of a "
             "parameter. Pass it as an input of the step, or draw it with torch.rand"
         )
     if difference := _difference(second.values, second.again):
+        changed = f" ({second.changed})" if second.changed else ""
         return CaptureError(
-            f"{where(program.thing)}\n  {program.what} changes a Python value and depends on it"
-            f"{second.changed and f' ({second.changed})'}: {difference}, in two runs one after the other from the same "
-            "tensors. A compiled step would keep the value for ever. Keep it in a buffer (self.register_buffer) and "
-            "update it in place, or pass it as an input of the step"
+            f"{where(program.thing)}\n  {program.what} changes a Python value and depends on it{changed}: two runs one "
+            f"after the other, from the same tensors, differ {difference}. A compiled step would keep the value for "
+            "ever. Keep it in a buffer (self.register_buffer) and update it in place, or pass it as an input of the "
+            "step"
         )
     return None
 
@@ -215,11 +216,11 @@ def _difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> str:
     for number, (a, b) in enumerate(zip(one, other, strict=False)):
         eps = torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
         if number == 0:
-            share, what = _LOSS_ULPS * eps, f"the loss is {_number(a)} and {_number(b)}"
+            share, what = _LOSS_ULPS * eps, "in the loss" if a.ndim == 0 else "in a result"
         elif a.ndim == 0 and number == len(one) - 1:
-            share, what = _LATER_LOSSES, f"the loss of the second step is {_number(a)} and {_number(b)}"
+            share, what = _LATER_LOSSES, "in the loss of the second step"
         else:
-            share, what = _GRADIENTS, "a gradient"
+            share, what = _GRADIENTS, "in a gradient"
         if _differ(a, b, share):
             return what
     return ""
@@ -233,10 +234,6 @@ def _differ(a: torch.Tensor, b: torch.Tensor, share: float) -> bool:
     exact = torch.complex128 if a.is_complex() else torch.float64
     largest = float(torch.nan_to_num(a.abs().to(torch.float64), nan=0.0, posinf=0.0).max())
     return not torch.allclose(a.to(exact), b.to(exact), rtol=0.0, atol=share * largest, equal_nan=True)
-
-
-def _number(tensor: torch.Tensor) -> str:
-    return f"{tensor.item():.9g}" if tensor.numel() == 1 else f"of shape {tuple(tensor.shape)}"
 
 
 def _drawn(program: Program, drawn: Collection[int]) -> str:

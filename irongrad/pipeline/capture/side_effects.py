@@ -96,18 +96,24 @@ def assignments_as_updates(module: nn.Module) -> Iterator[None]:
     def write(module: nn.Module, inputs: object, output: object) -> None:
         """Copy a tensor that the forward assigned to a buffer into the buffer itself."""
         modules = dict(module.named_modules())
-        for (path, name), old in before.pop().items():
-            new = modules[path]._buffers.get(name)
-            if old is new:
-                continue
+        assigned = {
+            (path, name): (old, new)
+            for (path, name), old in before.pop().items()
+            if (new := modules[path]._buffers.get(name)) is not old
+        }
+        values: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for (path, name), (old, new) in assigned.items():
             if old is None or new is None or (old.shape, old.dtype) != (new.shape, new.dtype):
                 raise CaptureError(
                     f"{_line_that_changes(name, module)}: the buffer {name} is assigned a tensor of another shape or "
                     "dtype. State keeps its shape and dtype; convert the new value, or create the buffer with that "
                     "shape and dtype"
                 )
-            old.copy_(new.detach())
+            # A new value may lie in the memory of another buffer that is assigned, too: self.a, self.b = self.b, self.a
+            values.append((old, new.detach().clone() if len(assigned) > 1 else new.detach()))
             modules[path]._buffers[name] = old
+        for old, value in values:
+            old.copy_(value)
 
     with around_calls(module, record, write):
         yield
@@ -319,9 +325,11 @@ def _writes(program: ExportedProgram) -> Iterator[tuple[torch.fx.Node, InputSpec
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
         arguments = zip(node.args, node.target._schema.arguments, strict=False)
-        written = [origin for a, schema in arguments if _is_written(schema) for origin in graph.origins(a)]
+        tensors = [t for a, schema in arguments if _is_written(schema) for t in (a if isinstance(a, list) else [a])]
+        written = [origin for tensor in tensors for origin in graph.origins(tensor)]
         yield from ((node, source[w]) for w in written if w in source)
-        of_first = [source[o] for o in graph.origins(node.args[0]) if o in source] if node.args else []
+        first = node.args[0] if node.args and not isinstance(node.args[0], list) else None
+        of_first = [source[o] for o in graph.origins(first) if o in source]
         if (node.target.is_view or written) and of_first:
             source[node] = of_first[0]
 

@@ -235,7 +235,10 @@ def _joint_results(
             case InputMutationAOTOutput(mutated_input=BufferAOTInput(target=path)):
                 value = Value("state", names.of(path))
             case InputMutationAOTOutput(mutated_input=other):
-                raise CaptureError(f"the step writes into {other}; update a buffer in place, or return the new value")
+                raise CaptureError(
+                    f"the step writes into {getattr(other, 'target', other)}; update a buffer in place, or return the "
+                    "new value"
+                )
             case PlainAOTOutput(idx=number):
                 value = Value("output", ("loss", *outputs)[number])
             case GradAOTOutput(grad_of=ParamAOTInput(target=path)) if node is not None:

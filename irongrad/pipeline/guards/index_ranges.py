@@ -27,7 +27,7 @@ from torch.fx import Node
 from irongrad.graph.flat_graph import Carry
 from irongrad.graph.movements import OF_ONE_TENSOR, Movement, names
 from irongrad.graph.step_graph import Range
-from irongrad.pipeline.guards.bound_rules.registry import expression_of
+from irongrad.pipeline.guards.bound_rules.registry import EACH_EXPANDED, expression_of
 from irongrad.pipeline.guards.index_uses import (
     Assertion,
     Use,
@@ -165,16 +165,20 @@ def _sources(view: View, bounds: Bounds) -> dict[Node, Source]:
     """The inputs whose elements a node holds, perhaps with a number added; it may hold constants too."""
     found: dict[Node, Source] = {n: frozenset({(name, 0)}) for n, name in view.inputs.items() if _is_signed(n)}
     for node in view.nodes:
-        if node in found or node in view.opaque:
-            continue
-        if made := _source(node, found, view.origins, bounds):
-            found[node] = made
+        # The first iteration of a loop that certainly runs has the initial value. What an iteration hands on may be
+        # anything: `_is_held` proves that it stays in the range of the inputs.
+        if node in view.carries and view.carries[node].trips and _is_signed(node):
+            found[node] = _source_of(view.carries[node].initial, found, view.origins)
+        elif node not in found and node not in view.opaque:
+            found[node] = _source(node, found, view.origins, bounds)
     return found
 
 
 def _source(node: Node, found: Mapping[Node, Source], origins: Callable[[Any], list[Any]], bounds: Bounds) -> Source:
     if node.target is operator.getitem:
         whole = [o for o in origins(node.args[0]) if isinstance(o, Node)]
+        if len(whole) == 1 and operator_name(whole[0]) in EACH_EXPANDED:
+            return _source_of(arguments_of(whole[0])["tensors"][node.args[1]], found, origins)
         same = all(operator_name(o) in names(Movement.SPLIT) for o in whole)
         return _source_of(node.args[0], found, origins) if same else frozenset()
     if not isinstance(node.target, torch._ops.OpOverload):

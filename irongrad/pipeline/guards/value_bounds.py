@@ -22,13 +22,21 @@ from irongrad.pipeline.guards import intervals
 from irongrad.pipeline.guards.bound_rules import bound_rules
 from irongrad.pipeline.guards.bound_rules.conditions import comparisons, limited, plain
 from irongrad.pipeline.guards.bound_rules.positions import POOLS_WITH_PLACES, WITH_PLACES, places
-from irongrad.pipeline.guards.bound_rules.registry import SEES_THROUGH, below, expression_of, inexact, is_symbol
+from irongrad.pipeline.guards.bound_rules.registry import (
+    EACH_EXPANDED,
+    SEES_THROUGH,
+    below,
+    expression_of,
+    inexact,
+    is_symbol,
+)
 from irongrad.pipeline.guards.index_uses import arguments_of, operator_name
 from irongrad.pipeline.guards.intervals import INFINITE, UNKNOWN, Interval, clamped, join, number
 
 _DEEPEST = 150  # further operators up from an index, a node has no bounds
 
 # How many carries have assumed bounds at once.
+_WIDENED = 2  # a carry that is not within its first bounds may be within these and what an iteration then makes
 _MOST_ASSUMED = 2
 
 
@@ -117,9 +125,11 @@ class Bounds:
         kept = Interval(
             widest.low if widest.low != -INFINITE else start.low, widest.high if widest.high != INFINITE else start.high
         )
-        made = self._after(node, kept)
-        if intervals.at_most(kept.low, made.low) and intervals.at_most(made.high, kept.high):
-            return kept
+        for _ in range(_WIDENED):
+            made = self._after(node, kept)
+            if intervals.at_most(kept.low, made.low) and intervals.at_most(made.high, kept.high):
+                return kept
+            kept = join([kept, made])
         return self._counted(node, start) or _representable(widest, dtype)
 
     def _counted(self, node: Node, start: Interval) -> Interval | None:
@@ -161,7 +171,7 @@ class Bounds:
             made = self.of(arguments["self"]) if place == 0 else below(math.prod(sizes))
         elif name in names(Movement.SPLIT):
             made = inexact(self.of(arguments["self"]))
-        elif name in ("meshgrid", "broadcast_tensors"):
+        elif name in EACH_EXPANDED:
             made = self.of(arguments["tensors"][place])
         else:
             made = UNKNOWN

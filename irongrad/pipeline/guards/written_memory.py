@@ -28,7 +28,8 @@ def written(flat: FlatGraph) -> set[Node]:
         changes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
         if not node.args or not (changes or name in _VIEWS or node.target is operator.getitem):
             continue
-        for base in flat.origins(node.args[0]):
+        first = node.args[0] if isinstance(node.args[0], list) else [node.args[0]]
+        for base in (origin for tensor in first for origin in flat.origins(tensor)):
             roots[node] = root = roots.get(base, base)
             if changes and name not in _HARMLESS:
                 changed.add(root)

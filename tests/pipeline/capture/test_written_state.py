@@ -13,6 +13,7 @@ from torch.nn.functional import kl_div, mse_loss
 
 import irongrad as ig
 from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.capture.side_effects import written_state
 from irongrad.pipeline.differentiate.differentiate import differentiate
 from irongrad.pipeline.package import Artifact
 from irongrad.runtime.errors import CaptureError
@@ -44,6 +45,27 @@ class AverageByData(Written):
         return self.online(x) - 0.9 * self.target(x)
 
 
+class AverageOfLists(Written):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mine = list(self.target.parameters())
+        with torch.no_grad():
+            torch._foreach_mul_(mine, 0.9)
+            torch._foreach_add_(mine, list(self.online.parameters()), alpha=0.1)
+        return self.online(x) - 0.9 * self.target(x).detach()
+
+
+class Swapped(Written):
+    """Two buffers take each other's place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("older", torch.full((3,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean, self.older = self.older, self.mean
+        return self.online(x) - self.mean - 0.5 * self.target(x)
+
+
 class AssignedData(Written):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.online(x)
@@ -63,7 +85,11 @@ def step_of(model: Written, loss: Callable[..., torch.Tensor] = mse_loss) -> ig.
     return ig.TrainStep(model, loss, optimizer, {"x": torch.randn(8, 4), "y": torch.rand(8, 3)})
 
 
-@pytest.mark.parametrize("kind", [AverageInPlace, AverageByData, AssignedData, SameData])
+def test_writes_into_a_list_of_tensors_are_seen() -> None:
+    assert written_state(capture(step_of(AverageOfLists())).train) == {"model.target.weight", "model.target.bias"}
+
+
+@pytest.mark.parametrize("kind", [AverageInPlace, AverageByData, Swapped, AssignedData, SameData])
 def test_a_forward_writes_into_tensors_that_no_optimizer_updates(kind: type[Written], compiled: Compile) -> None:
     torch.manual_seed(0)
     compiled(step_of(kind()), "train_step", "eval_step")  # compilation compares the results with eager

@@ -146,6 +146,8 @@ USES: dict[str, tuple[Callable[..., torch.Tensor], int, int]] = {
     "several": (lambda m, h, i: m.table(i) + h[i], 0, 3),
     "after reshaping": (lambda m, h, i: m.table(i.view(2, 2).t().reshape(4).to(torch.int32)) + h, 0, 8),
     "padded": (lambda m, h, i: m.table(functional.pad(i, (0, 1), value=3)[1:]) + h, 0, 8),
+    "broadcast": (lambda m, h, i: h.gather(1, torch.broadcast_tensors(i[:, None], h)[0][:, :1]), 0, 5),
+    "log_prob": (lambda m, h, i: torch.distributions.Categorical(logits=h).log_prob(i), 0, 5),
     "parts": (lambda m, h, i: m.table(torch.cat(i.split(2)[::-1])) + h, 0, 8),
 }
 

@@ -61,6 +61,7 @@ PROVED_LOOPS: dict[str, Places] = {
     "clamped": scanned(lambda i, x: (2 * i).clamp(max=ROWS - 1), lambda k: k.clamp(0, 3)),
     "the place of a maximum": scanned(lambda i, x: x.argmax() + 0 * i, lambda k: k.clamp(0, ROWS - 1)),
     "chosen": scanned(lambda i, x: torch.where(i < ROWS - 1, i, 0) + 1, lambda k: 0 * k.clamp(0, 0)),
+    "kept or another": scanned(lambda i, x: torch.where(x[0] > 0, x.argmax(), i), lambda k: k.clamp(5, ROWS - 1)),
     "a counter": scanned(lambda i, x: i + 1, lambda k: k.clamp(0, 0), rows=ROWS),
     "a counter by two": scanned(lambda i, x: i + 2, lambda k: k.clamp(0, 0), rows=4),
     "up to a limit": repeated(lambda i: i + 1, lambda i: i < ROWS, lambda k: k.clamp(0, 3)),
@@ -97,6 +98,12 @@ def step_of(places: Places) -> ig.TrainStep:
 def test_an_index_with_bounds_that_each_iteration_keeps_is_proved(name: str) -> None:
     specs = step_indices(capture(step_of(PROVED_LOOPS[name]))).specs
     assert {(s.operator, s.range, s.how) for s in specs} == {("index_select", "[0, 6]", PROVED)}
+
+
+def test_an_input_that_a_loop_begins_with_has_a_range() -> None:
+    """As the prompt of a language model that generates in a scan."""
+    indices = step_indices(capture(step_of(scanned(lambda i, x: (i + x.argmax()) % ROWS, lambda k: k + 0))))
+    assert [(r.input, r.minimum, r.maximum) for r in indices.ranges] == [("k", 0, ROWS - 1)]
 
 
 @pytest.mark.parametrize("name", REFUSED)

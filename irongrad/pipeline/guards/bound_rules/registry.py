@@ -16,6 +16,8 @@ SLACK = 1e-5
 
 # Operators that return the values of their operand.
 SEES_THROUGH = frozenset({"alias", "clone", "detach", "lift_fresh_copy"})
+# Their results are their tensors, one for each, with other shapes.
+EACH_EXPANDED = frozenset({"broadcast_tensors", "meshgrid"})
 
 
 class Known(Protocol):
