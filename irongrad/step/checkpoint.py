@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import nn
 
 from irongrad.runtime.atomic_files import atomic_write
-from irongrad.runtime.checkpoint import ARTIFACT, FINITE
+from irongrad.runtime.checkpoint import ARTIFACT, BASE, FINITE
 from irongrad.runtime.errors import ArtifactError, UserError
 from irongrad.runtime.manifest import DRAWS, GROWTH_TRACKER, SCALE, SEED, SKIPPED, Manifest, Role, steps_of
 from irongrad.runtime.manifest_file import read_manifest
@@ -36,7 +36,7 @@ def load_checkpoint(
 ) -> dict[str, torch.Tensor]:
     """Load a checkpoint of a compiled run into eager objects: a model, or all that a step or several steps hold.
 
-    Nothing is changed if anything does not fit.
+    Nothing is changed if anything does not fit. A checkpoint of the trainable state leaves frozen tensors as they are.
 
     Args:
         path: a file that `Session.save` wrote.
@@ -53,12 +53,14 @@ def load_checkpoint(
         ArtifactError: the checkpoint is missing or damaged, or does not fit the model.
         UserError: an optimizer or a scaler is given beside a step.
     """
-    arrays, _ = read_arrays(path)
+    arrays, header = read_arrays(path)
     tensors = {name: _tensor(array) for name, array in arrays.items()}
     own = _parts_of(model, optimizer, scaler)
-    if missing := sorted(own.tensors.keys() - tensors.keys()):
+    frozen = {id(t) for t in own.tensors.values() if not t.requires_grad} if BASE in header.about else set()
+    wanted = {n: t for n, t in own.tensors.items() if n in tensors or id(t) not in frozen}
+    if missing := sorted(wanted.keys() - tensors.keys()):
         raise ArtifactError(f"{path} has no {', '.join(missing[:4])}: it is a checkpoint of another model")
-    for name, tensor in own.tensors.items():
+    for name, tensor in wanted.items():
         if tensor.shape != tensors[name].shape:
             raise ArtifactError(
                 f"{path}: {name} has shape {tuple(tensors[name].shape)}, and in the eager model {tuple(tensor.shape)}"
@@ -75,14 +77,14 @@ def load_checkpoint(
             states.append((one.state, parameter, _state_of(names[id(parameter)], tensors)))
     scales = [_scale_of(tensors, step, path) for step in own.scalers]
     with torch.no_grad():
-        for name, tensor in own.tensors.items():
+        for name, tensor in wanted.items():
             tensor.copy_(tensors[name])
     for state, parameter, loaded in states:
         if loaded:
             state[parameter] = {**state.get(parameter, {}), **loaded}
     for one_scaler, scale in zip(own.scalers.values(), scales, strict=True):
         one_scaler.load_state_dict({**one_scaler.state_dict(), **scale})
-    return {n: tensors[n] for n in own.tensors} if isinstance(model, nn.Module) else tensors
+    return {n: tensors[n] for n in wanted} if isinstance(model, nn.Module) else tensors
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ def test_the_loop_of_the_page_trains(tmp_path: Path) -> None:
 
 
 def test_the_gan_of_the_page_about_several_steps_trains(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (PAGE.parent / "steps.md").read_text(), re.DOTALL)
-    (tmp_path / "script.py").write_text(code)
+    parts = re.findall(r"```python\n(.*?)```", (PAGE.parent / "steps.md").read_text(), re.DOTALL)
+    (tmp_path / "script.py").write_text("\n".join(parts))
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert 0.7 < float(re.findall(r"mean ([-\d.]+)", done.stdout)[0]) < 1.3  # the real samples have 1

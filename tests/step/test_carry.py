@@ -127,7 +127,7 @@ def test_a_step_that_carries_nothing_has_nothing_to_reset(tmp_path: Path) -> Non
         ig.TrainStep(model, torch.mean, torch.optim.SGD(model.parameters(), lr=0.1), {"x": torch.ones(1, 2)}),
         tmp_path / "net",
     )
-    with load(tmp_path / "net") as session, pytest.raises(UserError, match="no entry point 'reset_carry'"):
+    with load(tmp_path / "net") as session, pytest.raises(UserError, match="carries nothing from call to call"):
         session.reset_carry()
 
 

@@ -296,3 +296,20 @@ def test_a_period_needs_a_count_that_no_optimizer_may_have(phases: Artifact, tmp
     ig.save_checkpoint(path, eager.steps(period=2), artifact=phases.directory, updates={"critic": 3, "generator": 4})
     state = phases.load(checkpoint=path).state()
     assert (state["irongrad/steps/critic"], state["irongrad/steps/generator"]) == (3, 4)
+
+
+def test_a_checkpoint_of_the_trainable_state_leaves_frozen_tensors_alone(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2))
+    optimizer = optim.SGD(model[1].parameters(), lr=0.1, momentum=0.9)
+    step = ig.TrainStep(model, lambda o: o.square().mean(), optimizer, {"x": torch.randn(3, 4)})
+    artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",))
+    session = artifact.load()
+    session.train_step(x=torch.randn(3, 4))
+    session.save(tmp_path / "part", trainable=True)
+    with torch.no_grad():
+        model[1].weight.zero_()
+    frozen = model[0].weight.clone()
+    ig.load_checkpoint(tmp_path / "part", step)
+    np.testing.assert_array_equal(model[1].weight.detach(), session.state()["1.weight"])
+    assert torch.equal(model[0].weight, frozen)
