@@ -179,3 +179,29 @@ def test_another_configuration_is_another_entry_of_the_cache(tmp_path: Path, mon
         model.config.id2label = {number: f"{name} {number}" for number in range(3)}
         folder = compiled(model, inputs, squared, tmp_path / "net", entry_points=["train_step"])
         assert read_manifest(folder).layouts["huggingface"].config["id2label"]["0"] == f"{name} 0"
+
+
+def plain_module_with_lora(seed: int = 0) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    torch.manual_seed(seed)
+    return get_peft_model(base, LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
+
+
+def test_an_artifact_that_only_predicts_takes_an_adapter_that_peft_wrote(tmp_path: Path) -> None:
+    """The base is no transformers model, so PEFT's configuration names its class."""
+    entries = ["predict", "export_state", "import_state"]
+    inputs = {"x": torch.ones(3, 4)}
+    folder = compiled(plain_module_with_lora(), inputs, torch.mean, tmp_path / "net", entry_points=entries)
+    other = plain_module_with_lora(seed=1).eval()
+    other.save_pretrained(tmp_path / "other")
+    theirs = json.loads((tmp_path / "other" / "adapter_config.json").read_text())
+    assert read_manifest(folder).layouts["peft"].config == theirs
+    with load(folder) as session, torch.no_grad():
+        before = session.predict(x=inputs["x"].numpy())
+        session.load_adapter(tmp_path / "other")
+        after = session.predict(x=inputs["x"].numpy())
+        np.testing.assert_allclose(after, other(inputs["x"]).numpy(), atol=1e-5)
+        assert np.abs(after - before).max() > 1e-3
