@@ -405,7 +405,7 @@ class Session:
     def load_adapter(
         self, folder: str | os.PathLike[str], *, absent: Absent = "keep", another_base: bool = False
     ) -> None:
-        """Put an adapter of PEFT into the model, without compiling anything; the frozen base stays where it is.
+        """Put an adapter of PEFT into the model, without compiling anything; the frozen base stays on the device.
 
         Args:
             folder: has `adapter_config.json` and `adapter_model.safetensors`, as `irongrad export --to peft` and
@@ -424,7 +424,7 @@ class Session:
             if absent != "keep":
                 self._replace(self.initial_state() | arrays, str(folder), absent)
                 return
-            present = self._module.run(self.entry("export_state"), [])  # on the device: the base is not copied
+            present = self._module.run(self.entry("export_state"), [])  # buffers of the device
             values = [arrays.get(s.name, view) for s, view in zip(self.manifest.state, present, strict=True)]
             self._invoke("import_state", values)
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from irongrad.runtime.manifest import LayoutSpec
@@ -16,8 +12,7 @@ from irongrad.runtime.manifest import LayoutSpec
 
 def layouts_of(model: nn.Module) -> dict[str, LayoutSpec]:
     """Return every form that `model` has, by name: `torch`, `huggingface` and `peft`."""
-    names = [name for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)]
-    made = {"torch": LayoutSpec({name: name for name in names})}
+    made = {"torch": LayoutSpec({name: name for name in _state_dict_names(model)})}
     adapters = _outermost(model, "peft", "PeftModel")
     if len(adapters) == 1:
         made |= _peft(*adapters[0])
@@ -25,6 +20,17 @@ def layouts_of(model: nn.Module) -> dict[str, LayoutSpec]:
     if len(pretrained) == 1 and not adapters:
         made["huggingface"] = _huggingface(*pretrained[0])
     return made
+
+
+def _state_dict_names(model: nn.Module) -> list[str]:
+    """The names of the tensors in `model.state_dict()`; calls no method that the user may have written."""
+    transient = {
+        f"{_prefix(path)}{name}"
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    }
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return [name for name, _ in named if name not in transient]
 
 
 def _outermost(model: nn.Module, package: str, name: str) -> list[tuple[str, Any]]:
@@ -44,7 +50,7 @@ def _prefix(path: str) -> str:
 
 def _huggingface(path: str, model: Any) -> LayoutSpec:
     """The tensors and the config.json of a transformers model, as its `save_pretrained` writes them."""
-    names = {name: f"{_prefix(path)}{name}" for name in model.state_dict()}
+    names = {name: f"{_prefix(path)}{name}" for name in _state_dict_names(model)}
     config = json.loads(model.config.to_json_string())
     config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
     return LayoutSpec(names, config)
@@ -75,13 +81,13 @@ def _peft(path: str, model: Any) -> dict[str, LayoutSpec]:
 
 
 def _peft_config(model: Any, adapter: str) -> dict[str, Any]:
-    config = copy.deepcopy(model.peft_config[adapter])
+    config = model.peft_config[adapter]
     base = model.get_base_model()
-    config.inference_mode = True
-    if config.base_model_name_or_path is None:
-        config.base_model_name_or_path = getattr(base, "name_or_path", None)
-    known = {"base_model_class": type(base).__name__, "parent_library": type(base).__module__}
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder, auto_mapping_dict=known if config.task_type is None else None)
-        written: dict[str, Any] = json.loads((Path(folder) / "adapter_config.json").read_text())
-    return {key: sorted(v) if key == "target_modules" and isinstance(v, list) else v for key, v in written.items()}
+    settings = config.to_dict() | {"inference_mode": True}
+    if settings["base_model_name_or_path"] is None:
+        settings["base_model_name_or_path"] = getattr(base, "name_or_path", None)
+    if config.task_type is None:
+        settings["auto_mapping"] = {"base_model_class": type(base).__name__, "parent_library": type(base).__module__}
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
+    written: dict[str, Any] = json.loads(json.dumps(plain, default=str))
+    return written

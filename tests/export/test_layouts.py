@@ -20,6 +20,7 @@ from irongrad.export.layouts import export
 from irongrad.runtime import Session, load
 from irongrad.runtime.errors import ArtifactError, UserError
 from irongrad.runtime.manifest_file import read_manifest
+from irongrad.step.layouts import layouts_of
 
 
 class Tied(nn.Module):
@@ -38,6 +39,22 @@ class Tied(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.norm(self.frozen(self.embedding(x)) * self.scale))
+
+
+def bert() -> Any:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=50, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes)
+    return BertForSequenceClassification(config)
+
+
+def gpt2() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2))
 
 
 def compiled(model: nn.Module, inputs: Mapping[str, torch.Tensor], loss: Any, folder: Path, **options: Any) -> Path:
@@ -80,6 +97,12 @@ def test_without_a_checkpoint_the_model_is_the_one_that_was_compiled(tied: Path,
         assert torch.equal(load_file(file)[name], tensor), name
 
 
+@pytest.mark.parametrize("make", [Tied, bert, gpt2, lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))])
+def test_the_recorded_names_are_those_of_the_state_dict(make: Any) -> None:
+    model = make()
+    assert set(layouts_of(model)["torch"].tensors) == set(model.state_dict())
+
+
 def test_the_command_needs_no_torch(tied: Path, checkpoint: Path, tmp_path: Path) -> None:
     program = "import sys; sys.modules['torch'] = None; from irongrad.cli.main import main; main()"
     arguments = [tied, "--to", "torch", "-o", tmp_path / "m.safetensors", "--checkpoint", checkpoint, "--json"]
@@ -87,22 +110,6 @@ def test_the_command_needs_no_torch(tied: Path, checkpoint: Path, tmp_path: Path
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     (file,) = json.loads(printed)["files"]
     assert file == {"path": str(tmp_path / "m.safetensors"), "bytes": (tmp_path / "m.safetensors").stat().st_size}
-
-
-def bert() -> Any:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    config = BertConfig(vocab_size=50, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes)
-    return BertForSequenceClassification(config)
-
-
-def gpt2() -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2))
 
 
 def squared(outputs: Any) -> torch.Tensor:
@@ -172,3 +179,29 @@ def test_another_configuration_is_another_entry_of_the_cache(tmp_path: Path, mon
         model.config.id2label = {number: f"{name} {number}" for number in range(3)}
         folder = compiled(model, inputs, squared, tmp_path / "net", entry_points=["train_step"])
         assert read_manifest(folder).layouts["huggingface"].config["id2label"]["0"] == f"{name} 0"
+
+
+def plain_module_with_lora(seed: int = 0) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    torch.manual_seed(seed)
+    return get_peft_model(base, LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
+
+
+def test_an_artifact_that_only_predicts_takes_an_adapter_that_peft_wrote(tmp_path: Path) -> None:
+    """The base is no transformers model, so PEFT's configuration names its class."""
+    entries = ["predict", "export_state", "import_state"]
+    inputs = {"x": torch.ones(3, 4)}
+    folder = compiled(plain_module_with_lora(), inputs, torch.mean, tmp_path / "net", entry_points=entries)
+    other = plain_module_with_lora(seed=1).eval()
+    other.save_pretrained(tmp_path / "other")
+    theirs = json.loads((tmp_path / "other" / "adapter_config.json").read_text())
+    assert read_manifest(folder).layouts["peft"].config == theirs
+    with load(folder) as session, torch.no_grad():
+        before = session.predict(x=inputs["x"].numpy())
+        session.load_adapter(tmp_path / "other")
+        after = session.predict(x=inputs["x"].numpy())
+        np.testing.assert_allclose(after, other(inputs["x"]).numpy(), atol=1e-5)
+        assert np.abs(after - before).max() > 1e-3
