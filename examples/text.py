@@ -46,3 +46,13 @@ def sentences(longest: int = 48) -> list[list[str]]:
     found = [s for p in prose for s in re.split(r"(?<=[.!?])\s+(?=[A-Z])", p)]
     words = [re.findall(r"[a-z]+|[^\sa-z]", s.lower()) for s in found]
     return [w for w in words if 4 <= len(w) <= longest]
+
+
+@functools.cache
+def words(most: int) -> tuple[np.ndarray, list[str]]:
+    """The sentences as codes of words, int64 [words], and the `most` commonest words by code; `<unk>` is any other."""
+    spoken = [word for sentence in sentences() for word in [*sentence, "<eos>"]]
+    names, counts = np.unique(spoken, return_counts=True)
+    known = ["<unk>", *map(str, names[np.argsort(-counts, kind="stable")[: most - 1]])]
+    places = {word: place for place, word in enumerate(known)}
+    return np.array([places.get(word, 0) for word in spoken]), known

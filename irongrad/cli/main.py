@@ -24,6 +24,7 @@ VERBS = (
     "check",
     "train",
     "run",
+    "export",
     "inspect",
     "verify",
     "golden",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
-import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from irongrad.cli.common import (
     console,
@@ -26,16 +25,29 @@ from irongrad.cli.common import (
     trusted_option,
 )
 from irongrad.runtime import Session, load
+from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import GuardError, UserError
-from irongrad.runtime.manifest import steps_of
 from irongrad.runtime.nonfinite import CHOICES, OnNonFinite
 from irongrad.runtime.selection import is_verified
-from irongrad.training.numpy_files import read_npz
-
-Data = dict[str, np.ndarray[Any, Any]]
+from irongrad.training.evaluation import Evaluation, InOrder
+from irongrad.training.events import EpochEnded, Evaluated, Event, JsonLines, Started, Stepped
+from irongrad.training.inputs import read_arrays, training_entry
+from irongrad.training.loop import Result, last_step, train
+from irongrad.training.mapped_rows import MappedRows
+from irongrad.training.numpy_files import is_compressed, is_too_large
+from irongrad.training.position import Position, position_of, read_position
+from irongrad.training.saving import Checkpoints
+from irongrad.training.schedule_text import NAMES, schedule_of
+from irongrad.training.schedules import Schedule, rates_of
+from irongrad.training.shards import Shards, map_shards, matching
+from irongrad.training.sources import Arrays, Source
+from irongrad.training.stop import SIGTERM
+from irongrad.training.tensorboard import TensorBoard
 
 # The batch of a step that takes any number of samples, if no size is asked for.
 _USUAL_BATCH = 32
+# The exit code after SIGTERM, as shells report it: 128 and the number of the signal.
+_STOPPED = 128 + 15
 
 
 @click.command(
@@ -45,8 +57,18 @@ Example:
 """
 )
 @directory_argument
-@click.option("--data", required=True, type=click.Path(path_type=Path), help="An .npz with one array per input.")
-@click.option("--epochs", default=1, show_default=True, type=click.IntRange(1), help="Passes over the data.")
+@click.option(
+    "--data",
+    required=True,
+    multiple=True,
+    metavar="FILES",
+    help="An .npz with one array per input, or many: 'shards/*.npz'. NAME='x-*.npy' are .npy files of one input. "
+    "Repeatable.",
+)
+@click.option("--epochs", type=click.IntRange(1), help="Passes over the data; 1 without --steps.")
+@click.option(
+    "--steps", type=click.IntRange(1), help="End after so many steps of the run, those before --resume included."
+)
 @click.option(
     "--batch-size",
     type=click.IntRange(1),
@@ -54,10 +76,31 @@ Example:
     "any; by default that of the largest bucket, or 32.",
 )
 @click.option("--lr", type=float, help="Learning rate; the compiled default otherwise.")
+@click.option(
+    "--schedule",
+    metavar="NAME[:OPTION=VALUE,…]",
+    help=f"How the learning rate changes: {', '.join(NAMES)}. It ends with training, or after total=N steps.",
+)
+@click.option("--warmup", type=click.IntRange(0), help="Steps in which the learning rate rises from 0.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another hyperparameter; repeatable.")
-@click.option("--validation", type=click.Path(path_type=Path), help="An .npz for the evaluation loss after each epoch.")
+@click.option("--validation", multiple=True, metavar="FILES", help="As --data, to evaluate after each epoch.")
+@click.option("--eval-every", type=click.IntRange(1), help="Evaluate every so many steps, instead of after each epoch.")
+@click.option("--patience", type=click.IntRange(1), help="Stop after so many evaluations in a row without improvement.")
+@click.option("--min-delta", type=float, default=0.0, help="By how much an improvement must be better, for --patience.")
+@click.option("--monitor", default="loss", show_default=True, help="The value of an evaluation that must improve.")
+@click.option(
+    "--mode", type=click.Choice(["min", "max"]), default="min", show_default=True, help="Which value is the best."
+)
 @click.option("--resume", type=click.Path(path_type=Path), help="A checkpoint to start from.")
+@click.option("--fresh", is_flag=True, help="Take only the state from --resume, and begin a new run with it.")
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Where to save the state after each epoch.")
+@click.option("--save-every", type=click.IntRange(1), help="Save the state every so many steps, too.")
+@click.option(
+    "--keep", default=0, type=click.IntRange(0), help="Keep the last so many checkpoints, as NAME.step-N.SUFFIX."
+)
+@click.option("--keep-best", is_flag=True, help="Keep the state of the best evaluation, as NAME.best.SUFFIX.")
+@click.option("--log", type=click.Path(path_type=Path), help="A file to which a line of JSON is added for each step.")
+@click.option("--tensorboard", type=click.Path(path_type=Path), help="A folder for TensorBoard; needs tensorboardX.")
 @click.option(
     "--seed",
     type=click.IntRange(0),
@@ -79,14 +122,28 @@ Example:
 @json_option
 def command(
     directory: Path,
-    data: Path,
-    epochs: int,
+    data: tuple[str, ...],
+    epochs: int | None,
+    steps: int | None,
     batch_size: int | None,
     lr: float | None,
+    schedule: str | None,
+    warmup: int | None,
     settings: tuple[str, ...],
-    validation: Path | None,
+    validation: tuple[str, ...],
+    eval_every: int | None,
+    patience: int | None,
+    min_delta: float,
+    monitor: str,
+    mode: Literal["min", "max"],
     resume: Path | None,
+    fresh: bool,
     checkpoint: Path | None,
+    save_every: int | None,
+    keep: int,
+    keep_best: bool,
+    log: Path | None,
+    tensorboard: Path | None,
     seed: int | None,
     on_nonfinite: OnNonFinite,
     strict: bool,
@@ -95,12 +152,19 @@ def command(
     target: str | None,
     device: str | None,
     as_json: bool,
-) -> None:
-    """Train the artifact in DIRECTORY on the arrays in an .npz file; needs no PyTorch.
+) -> int:
+    """Train the artifact in DIRECTORY on arrays in files; needs no PyTorch.
 
     The order of samples depends only on the seed and the step count, and random numbers depend on the checkpoint. So a
-    resumed run continues as the first run would have.
+    resumed run continues as the first run would have, also from the middle of an epoch.
+
+    SIGTERM ends training after the running step: the checkpoint is written, and the exit code is 143.
     """
+    _refuse_useless(
+        {"--eval-every": eval_every, "--patience": patience, "--keep-best": keep_best}, "--validation", validation
+    )
+    _refuse_useless({"--save-every": save_every, "--keep": keep, "--keep-best": keep_best}, "--checkpoint", checkpoint)
+    _refuse_useless({"--fresh": fresh}, "--resume", resume)
     if checkpoint is not None:
         refuse_unwritable(checkpoint, "--checkpoint")
     session = load(
@@ -116,24 +180,45 @@ def command(
     _warn_unless_verified(session)
     if seed is not None and resume is None and session.manifest.seed is not None:
         session.seed(seed)
-    training = _Training(
-        session=session,
-        data=read_data(data, session),
-        held_out=read_data(validation, session) if validation is not None else None,
-        sizes=_batch(session, batch_size),
-        hypers=numbers(settings, "--set") | ({"lr": lr} if lr is not None else {}),
-        seed=seed or 0,
-    )
-    if training.per_epoch == 0:
-        raise GuardError(f"{data} has {training.samples} samples, fewer than one batch of {training.batch}")
-    compiled, factor = training.sizes
+    compiled, factor = _batch(session, batch_size)
+    source = _source(data, session, compiled, factor, seed or 0)
+    evaluation = None
+    if validation:
+        held_out = InOrder(_arrays(validation, session), compiled, partial=_varies(session))
+        evaluation = Evaluation(held_out, eval_every, monitor, mode, patience, min_delta)
+    if epochs is None and steps is None:
+        epochs = 1
+    start = _start(session, resume, fresh)
+    hypers = numbers(settings, "--set") | ({"lr": lr} if lr is not None else {})
+    planned = _schedule(schedule, session, hypers, warmup, last_step(source, start, epochs, steps))
     if factor > 1 and not as_json:
         console.print(f"each step accumulates {factor} batches of {compiled}; BatchNorm sees {compiled} at a time")
-    report = _trained(training, epochs, checkpoint, quiet=as_json)
-    if as_json:
-        print_json({"epochs": report, "checkpoint": str(checkpoint) if checkpoint else None})
-    elif checkpoint is not None:
-        console.print(f"saved {checkpoint}")
+    with ExitStack() as opened:
+        callbacks: list[Any] = [opened.enter_context(_Display(epochs, quiet=as_json))]
+        if log is not None:
+            callbacks.append(opened.enter_context(JsonLines(log)))
+        if tensorboard is not None:
+            callbacks.append(opened.enter_context(TensorBoard(tensorboard)))
+        result = train(
+            session,
+            source,
+            epochs=epochs,
+            steps=steps,
+            hypers=hypers,
+            schedule=planned,
+            evaluation=evaluation,
+            checkpoints=None if checkpoint is None else Checkpoints(checkpoint, save_every, keep, keep_best),
+            start=start,
+            callbacks=callbacks,
+        )
+    _report(result, checkpoint, eval_every, as_json)
+    return _STOPPED if result.reason == SIGTERM else 0
+
+
+def _refuse_useless(given: Mapping[str, Any], option: str, value: Any) -> None:
+    """Refuse options that do nothing without another one."""
+    if not value and (useless := [name for name, setting in given.items() if setting]):
+        raise UserError(f"{useless[0]} needs {option}")
 
 
 def _view(session: Session, name: str | None) -> Session:
@@ -143,113 +228,6 @@ def _view(session: Session, name: str | None) -> Session:
     if name is None:
         raise UserError(f"the artifact has several steps: give --step, one of {', '.join(session.manifest.steps)}")
     return session.step(name)
-
-
-def _trained(training: _Training, epochs: int, checkpoint: Path | None, *, quiet: bool) -> list[dict[str, Any]]:
-    """Train `epochs` epochs, save the state after each, and return a record of each."""
-    report: list[dict[str, Any]] = []
-    step = int(training.session.state()[steps_of(training.session.step_name)])
-    with _progress(quiet) as progress:
-        for epoch in range(1, epochs + 1):
-            task = progress.add_task(f"epoch {epoch}/{epochs}", total=training.per_epoch, loss="")
-            record = training.epoch(step, partial(progress.update, task))
-            report.append({"epoch": epoch, **record})
-            step = record["steps"]
-            if checkpoint is not None:
-                training.session.save(checkpoint)
-    return report
-
-
-@dataclass(frozen=True)
-class _Training:
-    """A session and its training data.
-
-    Attributes:
-        session: the session, which holds the state.
-        data: the arrays of all samples, by the input's name.
-        held_out: the arrays for the evaluation loss; None to skip the evaluation.
-        sizes: the compiled batch size, and the number of such batches in one step.
-        hypers: the hyperparameters that differ from the compiled defaults.
-        seed: the seed of the order of the samples.
-    """
-
-    session: Session
-    data: Data
-    held_out: Data | None
-    sizes: tuple[int, int]
-    hypers: dict[str, float]
-    seed: int
-
-    @property
-    def batch(self) -> int:
-        """The number of samples in a step."""
-        return self.sizes[0] * self.sizes[1]
-
-    @property
-    def samples(self) -> int:
-        """The number of samples."""
-        return len(next(iter(self.data.values())))
-
-    @property
-    def per_epoch(self) -> int:
-        """The number of steps in an epoch; samples that do not fill a step are left out."""
-        return self.samples // self.batch
-
-    def epoch(self, first: int, show: Callable[..., None]) -> dict[str, Any]:
-        """Train one epoch from step `first` on, and evaluate.
-
-        Returns:
-            The number of steps so far, and the mean losses.
-        """
-        steps: list[Reported] = []
-        for number in range(first, first + self.per_epoch):
-            steps.append(self._step(number))
-            show(advance=1, loss=_listed(mean_of(steps)))
-        means = mean_of(steps)
-        record = {"steps": first + self.per_epoch, **_record(means)}
-        if self.held_out is not None:
-            held_out = evaluate(self.session, self.held_out, self.sizes[0])
-            record |= {f"validation_{name}": value for name, value in _record(held_out).items()}
-            show(loss=f"{_listed(means)}, validation {_listed(held_out)}")
-        return record
-
-    def _step(self, number: int) -> Reported:
-        """Run step `number`, counted from the beginning of the first run; it and the seed determine the samples."""
-        epoch, place = divmod(number, self.per_epoch)
-        order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
-        compiled, factor = self.sizes
-        rows = order[place * self.batch :][: self.batch].reshape(factor, compiled)
-        batches: Iterator[Data] = ({n: a[part] for n, a in self.data.items()} for part in rows)
-        if factor == 1:
-            return reported(self.session.train_step(**next(batches), **self.hypers))
-        parts = [reported(self.session.grad_step(**batch)) for batch in batches]
-        self.session.apply_step(**self.hypers)
-        return mean_of(parts)
-
-
-# The loss, as `loss`, and the values beside it by name.
-Reported = dict[str, float]
-
-
-def reported(result: Any) -> Reported:
-    """Return what a training or evaluation step returned, by name."""
-    loss, values = result if isinstance(result, tuple) else (result, {})
-    return {"loss": loss, **values}
-
-
-def mean_of(results: Sequence[Reported], weights: Sequence[int] | None = None) -> Reported:
-    """Return the means of what several steps returned."""
-    return {n: float(np.average([r[n] for r in results], weights=weights)) for n in results[0]}
-
-
-def _record(means: Reported) -> dict[str, Any]:
-    """The loss and the values beside it, as `--json` prints them."""
-    values = {n: v for n, v in means.items() if n != "loss"}
-    return {"loss": means["loss"], **({"values": values} if values else {})}
-
-
-def _listed(means: Reported) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in means.items())
 
 
 def _warn_unless_verified(session: Session) -> None:
@@ -263,55 +241,43 @@ def _warn_unless_verified(session: Session) -> None:
     )
 
 
-def read_data(path: Path, session: Session) -> Data:
-    """Read the arrays with the names of the step's inputs from an .npz file.
-
-    Raises:
-        GuardError: the file cannot be read, lacks an input, or its arrays differ in length.
-    """
-    entry = session.manifest.entry_point("train_step") or session.manifest.entry_point("grad_step")
-    if entry is None:
-        raise GuardError("this artifact was compiled without train_step and without grad_step")
-    chosen = read_npz(path, [s.name for s in entry.inputs])
-    if scalars := [n for n, a in chosen.items() if not a.ndim]:
-        raise GuardError(f"{path}: {scalars[0]} is a single number; the first dimension of an array counts samples")
-    if len({len(a) for a in chosen.values()}) > 1:
-        lengths = ", ".join(f"{n}: {len(a)}" for n, a in chosen.items())
-        raise GuardError(f"{path}: the arrays have different numbers of samples ({lengths})")
-    sizes: dict[str, int] = {}
-    for spec in entry.inputs:
-        array = chosen[spec.name]
-        if array.dtype.name != spec.dtype or not _fits(array.shape[1:], spec.shape[1:], sizes):
-            known = "".join(f" with {name} = {size}" for name, size in sizes.items() if name in spec.shape)
-            raise GuardError(
-                f"{path}: {spec.name} is {array.dtype}[{', '.join(map(str, array.shape))}], the step takes "
-                f"{spec.dtype}[N{''.join(f', {d}' for d in spec.shape[1:])}]{known}; convert it before saving"
-            )
-    return chosen
+def _source(data: Sequence[str], session: Session, batch: int, accumulate: int, seed: int) -> Source:
+    arrays = _arrays(data, session)
+    samples = arrays.samples if isinstance(arrays, MappedRows) else len(next(iter(arrays.values())))
+    if samples < batch * accumulate:
+        listed = ", ".join(data)
+        raise GuardError(f"{listed} has {samples} samples, fewer than one batch of {batch * accumulate}")
+    kind: Callable[..., Source] = Shards if isinstance(arrays, MappedRows) else Arrays
+    return kind(arrays, batch, accumulate=accumulate, seed=seed)
 
 
-def _fits(shape: Sequence[int], wanted: Sequence[int | str], sizes: dict[str, int]) -> bool:
-    """Whether a sample has a wanted shape; the size of each named dimension is that in `sizes`, or is added there."""
-    return len(shape) == len(wanted) and all(
-        size == (sizes.setdefault(want, size) if isinstance(want, str) else want)
-        for size, want in zip(shape, wanted, strict=True)
-    )
+def _arrays(patterns: Sequence[str], session: Session) -> dict[str, Array] | MappedRows:
+    """The arrays in one file, read whole if there is memory for them; those in several files are mapped."""
+    files = matching(patterns, [s.name for s in training_entry(session.manifest).inputs])
+    if isinstance(files, list) and len(files) == 1 and (not is_too_large(files[0]) or is_compressed(files[0])):
+        return read_arrays(files[0], session.manifest)
+    return map_shards(files, session.manifest)
 
 
-def evaluate(session: Session, data: Data, batch: int) -> Reported:
-    """The mean evaluation loss over the samples of `data`, `batch` at a time, and the means of the values beside it.
+def _start(session: Session, resume: Path | None, fresh: bool) -> Position:
+    """Where the run stands: at the record in its checkpoint, at the session's number of updates, or at a beginning."""
+    if fresh:
+        return Position(name=session.step_name)
+    recorded = None if resume is None else read_position(resume, session)
+    return position_of(session) if recorded is None else recorded
 
-    The samples of a last smaller batch count as much as the others. A step of one batch size leaves them out.
-    """
-    samples = len(next(iter(data.values())))
-    entry = session.manifest.entry_point("eval_step")
-    varies = entry is not None and isinstance(entry.inputs[0].shape[0], str)
-    starts = range(0, samples if varies else samples // batch * batch, batch)
-    parts = [{n: a[start : start + batch] for n, a in data.items()} for start in starts]
-    if not parts:
-        return {"loss": float("nan")}
-    weights = [len(next(iter(part.values()))) for part in parts]
-    return mean_of([reported(session.eval_step(**part)) for part in parts], weights)
+
+def _schedule(
+    text: str | None, session: Session, hypers: dict[str, float], warmup: int | None, last: int | None
+) -> Schedule | None:
+    """The schedule, which takes the learning rates out of `hypers`; None if there is none."""
+    if text is None and warmup is None:
+        return None
+    rates = rates_of(session.manifest, hypers.get("lr"))
+    rates |= {name: hypers[name] for name in rates if name in hypers}
+    for name in ("lr", *rates):
+        hypers.pop(name, None)
+    return schedule_of(text or "constant", session.manifest, rates, warmup=warmup, last=last)
 
 
 def _batch(session: Session, wanted: int | None) -> tuple[int, int]:
@@ -320,9 +286,7 @@ def _batch(session: Session, wanted: int | None) -> tuple[int, int]:
     Raises:
         GuardError: the artifact takes no batches of which the wanted size is a multiple.
     """
-    entry = session.manifest.entry_point("train_step") or session.manifest.entry_point("grad_step")
-    assert entry is not None
-    size = entry.inputs[0].shape[0]
+    size = training_entry(session.manifest).inputs[0].shape[0]
     if isinstance(size, str):
         return _varying_batch(session, size, wanted)
     if wanted is None or wanted == size:
@@ -353,13 +317,105 @@ def _accumulates(session: Session) -> bool:
     return session.manifest.entry_point("grad_step") is not None
 
 
-def _progress(quiet: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[loss]}"),
-        console=console,
-        disable=quiet,
-    )
+def _varies(session: Session) -> bool:
+    """Whether the evaluation takes batches of any size."""
+    entry = session.manifest.entry_point("eval_step")
+    return entry is not None and isinstance(entry.inputs[0].shape[0], str)
+
+
+def _report(result: Result, checkpoint: Path | None, eval_every: int | None, as_json: bool) -> None:
+    stopped = {} if result.reason == "complete" else {"stopped": result.reason}
+    if as_json:
+        epochs = [{"epoch": n, **_record(e)} for n, e in enumerate(result.epochs, 1)]
+        evaluations = [{"steps": e.step, **_listed_values(e)} for e in result.evaluations]
+        report = {"epochs": epochs, "checkpoint": str(checkpoint) if checkpoint else None}
+        print_json(report | ({"evaluations": evaluations} if eval_every else {}) | stopped)
+        return
+    if stopped:
+        console.print(f"stopped after {result.step} steps: {result.reason}")
+    if checkpoint is not None:
+        console.print(f"saved {checkpoint}")
+
+
+def _record(epoch: EpochEnded) -> dict[str, Any]:
+    """An epoch as `--json` prints it."""
+    record = {"steps": epoch.step, **_listed_values(epoch)}
+    if epoch.evaluated is not None:
+        record |= {f"validation_{name}": value for name, value in _listed_values(epoch.evaluated).items()}
+    return record
+
+
+def _listed_values(means: EpochEnded | Evaluated) -> dict[str, Any]:
+    """The loss and the values beside it, as `--json` prints them."""
+    return {"loss": means.loss, **({"values": dict(means.values)} if means.values else {})}
+
+
+class _Display:
+    """A callback that shows the progress of each epoch: the loss, samples a second, and the time to the end."""
+
+    def __init__(self, epochs: int | None, *, quiet: bool) -> None:
+        self._epochs = epochs
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TextColumn("{task.fields[pace]}"),
+            console=console,
+            disable=quiet,
+        )
+        self._task: TaskID | None = None
+        self._number = 0
+
+    def __enter__(self) -> _Display:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._progress.__exit__(*error)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._started, self._begun, self._samples = event, time.monotonic(), 0
+            self._batch = event.batch
+        elif isinstance(event, Stepped):
+            self._stepped(event)
+        elif isinstance(event, Evaluated) and self._task is not None:
+            text = _shown({"loss": event.loss, **event.values})
+            self._progress.update(self._task, loss=f"{_shown(self._means())}, validation {text}")
+        elif isinstance(event, EpochEnded):
+            self._task, self._batch = None, 0
+
+    def _stepped(self, step: Stepped) -> None:
+        if self._task is None:
+            self._number += 1
+            total = "" if self._epochs is None else f"/{self._epochs}"
+            self._task = self._progress.add_task(
+                f"epoch {self._number}{total}", total=self._started.per_epoch, completed=self._batch, loss="", pace=""
+            )
+            self._sums: dict[str, float] = {}
+            self._count = 0
+        for name, value in {"loss": step.loss, **step.values}.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._count += 1
+        self._samples += step.samples
+        seconds = max(time.monotonic() - self._begun, 1e-9)
+        pace = f"{self._samples / seconds:,.0f} samples/s"
+        if self._started.last is not None:
+            left = (self._started.last - step.step) * seconds / (step.step - self._started.step)
+            pace += f", {_duration(left)} to the end"
+        self._progress.update(self._task, advance=1, loss=_shown(self._means()), pace=pace)
+
+    def _means(self) -> dict[str, float]:
+        return {name: value / self._count for name, value in self._sums.items()}
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def _shown(means: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in means.items())

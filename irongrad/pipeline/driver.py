@@ -41,6 +41,7 @@ from irongrad.pipeline.stopwatch import Stopwatch
 from irongrad.runtime.devices import is_local
 from irongrad.runtime.memory import clear_early, keep_freed_memory
 from irongrad.runtime.scratch import scratch_directory
+from irongrad.step.layouts import layouts_of
 from irongrad.step.steps import Steps, named_steps
 from irongrad.step.train_step import TrainStep
 
@@ -140,7 +141,8 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         run.part = ""
         run.statistics |= {c.target.name: c.statistics for c in compiled.targets}
         choices = tuple(choice for record in run.records for choice in record.choices)
-        origin = Origin(options.asked, compiled.passes, choices, options.route, run.memory)
+        layouts = layouts_of(step.model) if isinstance(step, TrainStep) else {}
+        origin = Origin(options.asked, compiled.passes, choices, options.route, run.memory, layouts=layouts)
         expected = renamed_values(compiled.expected, together)
         verified = compiled.module, compiled.targets, origin, expected, compiled.initial, options.output
         artifact: Artifact = run.stage("package", package, *verified)

@@ -37,6 +37,7 @@ from irongrad.runtime.manifest import (
     ChoiceSpec,
     FunctionSpec,
     HyperSpec,
+    LayoutSpec,
     Manifest,
     MemorySpec,
     Role,
@@ -85,6 +86,7 @@ class Origin:
         memory: the memory plan; None without one.
         function: the call structure of a compiled function; None for a training step.
         versions: the versions of further packages that made the module, such as JAX.
+        layouts: the forms in which the model can be taken out.
     """
 
     asked: Sequence[str]
@@ -94,6 +96,7 @@ class Origin:
     memory: MemorySpec | None = None
     function: FunctionSpec | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    layouts: Mapping[str, LayoutSpec] = field(default_factory=dict)
 
 
 def package(
@@ -280,6 +283,7 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origi
         **_of_step(module.graph, whole) if not module.graph.name else _of_whole(module),
         state=whole.state,
         base=_base(module.graph),
+        layouts=dict(origin.layouts),
         targets=tuple(targets),
         versions=versions | {p: version(p) for p in PACKAGES} | dict(origin.versions),
         passes=tuple(map(spelled, origin.passes)),

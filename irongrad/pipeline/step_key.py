@@ -30,6 +30,7 @@ from irongrad.passes import Pass, spelled
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.step_modules import StepModule
 from irongrad.pipeline.described_values import UnknownValueError, described, described_program
+from irongrad.step.layouts import layouts_of
 from irongrad.step.train_step import TrainStep
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _step(step: TrainStep) -> Any:
         described(step.examples),
         described(others),
         _loss_scale(step),
+        described({name: (layout.tensors, layout.config) for name, layout in layouts_of(step.model).items()}),
     )
 
 

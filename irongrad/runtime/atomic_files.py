@@ -51,6 +51,27 @@ def link_or_copy(old: str | Path, new: str | Path) -> None:
         shutil.copy2(old, new, follow_symlinks=False)
 
 
+def atomic_link(old: Path, new: Path) -> None:
+    """Make `new` a second name of the file `old`, in place of what `new` was; a copy where there are no hard links.
+
+    A later `atomic_write` of `old` leaves `new` as it is.
+
+    Raises:
+        OSError: the name cannot be made; what it named is unchanged.
+    """
+    _refuse_special(new)
+    remove_abandoned(_beside(new), _TEMPORARY)
+    temporary = _temporary(new)
+    try:
+        link_or_copy(os.path.realpath(old), temporary)
+        os.replace(temporary, new)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_directory(new.parent)
+
+
 def check_writable(path: Path) -> None:
     """Check that `atomic_write` can write `path`, and make its directory.
 

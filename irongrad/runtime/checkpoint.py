@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,15 @@ from irongrad.runtime.safetensors_file import Checksum, Header, Tensor, metadata
 ARTIFACT, FINITE, BASE = "artifact", "finite", "base"
 
 
-def write(path: Path, state: Mapping[str, Array], manifest: Manifest, *, finite: bool, trainable: bool = False) -> None:
+def write(
+    path: Path,
+    state: Mapping[str, Array],
+    manifest: Manifest,
+    *,
+    finite: bool,
+    trainable: bool = False,
+    about: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Write `state` to `path` atomically: a reader sees the old file or the complete new one.
 
     A tied tensor is written under its name and under each of its aliases.
@@ -38,15 +47,16 @@ def write(path: Path, state: Mapping[str, Array], manifest: Manifest, *, finite:
         manifest: the artifact's manifest.
         finite: whether no tensor became NaN or infinite.
         trainable: whether to leave frozen tensors out.
+        about: what else the file says about itself, in the types of JSON.
 
     Raises:
         OSError: the file cannot be written.
     """
     kept = [s for s in manifest.state if not (trainable and s.frozen)]
     arrays = {key: np.asarray(state[s.name], order="C") for s in kept for key in (s.name, *s.aliases)}
-    said: dict[str, Any] = {ARTIFACT: manifest.digest, FINITE: finite}
-    about = metadata(arrays.items(), said | ({BASE: manifest.base} if trainable else {}))
-    atomic_write(path, safetensors.numpy.save(arrays, metadata=about))
+    said: dict[str, Any] = {**about, ARTIFACT: manifest.digest, FINITE: finite}
+    recorded = metadata(arrays.items(), said | ({BASE: manifest.base} if trainable else {}))
+    atomic_write(path, safetensors.numpy.save(arrays, metadata=recorded))
 
 
 def keep_finite(path: Path) -> Path | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
+from typing import Any
 
 from irongrad.runtime.structure import Structure
 
@@ -381,6 +382,19 @@ class ConstraintSpec:
 
 
 @dataclass(frozen=True)
+class LayoutSpec:
+    """A form in which other tools read the model: the names of its tensors there, and the form's configuration.
+
+    Attributes:
+        tensors: the names of the model's tensors (those of `state`, or their aliases) by the names in the form's file.
+        config: the contents of the form's JSON file, as its own library writes it; empty for a plain state dict.
+    """
+
+    tensors: dict[str, str]
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class StepSpec:
     """One of several steps over one state; its fields are those of `Manifest`."""
 
@@ -423,6 +437,8 @@ class Manifest:
         indices: every index that the step uses, and what keeps it within its tensor.
         base: the sha256 of the frozen parameters and buffers, on which checkpoints of the trainable state rely; empty
             if there are none.
+        layouts: the forms in which `irongrad export` writes the model, by name: `torch`, and where the model has them
+            `huggingface` and `peft`. None for several steps, and for steps that come from no PyTorch model.
         steps: the steps of an artifact of several (`irongrad.Steps`), by name. The fields that a `StepSpec` has, too,
             then have what concerns the state of all: `entry_points` those of the whole state.
         digest: the sha256 of the manifest's file, with zeros in the place of the digest. The manifest holds the hash of
@@ -450,6 +466,7 @@ class Manifest:
     tuned: tuple[ChoiceSpec, ...] = ()
     indices: tuple[IndexSpec, ...] = ()
     base: str = ""
+    layouts: dict[str, LayoutSpec] = field(default_factory=dict)
     steps: dict[str, StepSpec] = field(default_factory=dict)
     digest: str = ""
 

@@ -87,10 +87,10 @@ def _kinds(manifest: Manifest) -> tuple[list[set[str]], list[set[str]]]:
     parameters = {s.name for s in manifest.state if s.role is Role.PARAMETER}
     buffers = {s.name for s in manifest.state if s.role is Role.BUFFER}
     trained = set(manifest.gradients) or parameters  # an artifact that accumulates no gradients does not list them
-    kinds = (parameters - trained, buffers, {s.name for s in manifest.state} - parameters - buffers)
+    others = (parameters - trained, buffers, {s.name for s in manifest.state} - parameters - buffers)
     frozen = manifest.frozen  # a checkpoint of the trainable state lacks them
-    parts = [part for kind in kinds for part in (kind & frozen, kind - frozen)]
-    return _by_module(trained, manifest), [own for part in parts for own in _by_module(part, manifest)]
+    kinds = [part for kind in others for part in (kind & frozen, kind - frozen)]
+    return _by_module(trained, manifest), [own for kind in kinds for own in _by_module(kind, manifest)]
 
 
 def _by_module(names: set[str], manifest: Manifest) -> list[set[str]]:

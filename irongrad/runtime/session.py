@@ -10,12 +10,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, overload
 
 import iree.runtime as ireert
 import numpy as np
 
 from irongrad.runtime import checkpoint as checkpoints
+from irongrad.runtime.adapters import read_adapter
 from irongrad.runtime.arguments import (
     as_count,
     as_number,
@@ -344,7 +346,13 @@ class Session:
         arrays = [sums[n] for n in self.manifest.gradients]
         self._invoke("import_gradients", [*arrays, number])
 
-    def save(self, path: str | os.PathLike[str], *, trainable: bool | None = None) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        trainable: bool | None = None,
+        about: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Write the state to a safetensors checkpoint, atomically.
 
         Parameters and buffers have their PyTorch names. Accumulated gradients are not part of the checkpoint. The file
@@ -356,6 +364,8 @@ class Session:
             trainable: whether to leave out what no step changes, such as the frozen base of an adapter. `load` and
                 `restore` take such a file with an artifact of the same base. By default, if over half of the model's
                 parameters are frozen.
+            about: what the file says about itself beside that, in the types of JSON: `irongrad.training` records the
+                place in a training run.
 
         Raises:
             NonFiniteError: the state became NaN or infinite, and `on_nonfinite` is `stop`; nothing is written.
@@ -367,7 +377,7 @@ class Session:
         if spoilt:
             self._check.state(spoilt, self._kept(path))
         part = self.manifest.is_mostly_frozen if trainable is None else trainable
-        checkpoints.write(path, state, self.manifest, finite=not spoilt, trainable=part)
+        checkpoints.write(path, state, self.manifest, finite=not spoilt, trainable=part, about=about)
 
     def _kept(self, path: Path) -> str:
         """Keep the last checkpoint with a finite state, before `path` is written; say what was kept."""
@@ -391,6 +401,32 @@ class Session:
         checkpoints.check_base(header, self.manifest, str(path))
         self._check.state(self._became_nonfinite(nonfinite_names(arrays)), f"that is how it is in {path}")
         self._replace(arrays, str(path), absent)
+
+    def load_adapter(
+        self, folder: str | os.PathLike[str], *, absent: Absent = "keep", another_base: bool = False
+    ) -> None:
+        """Put an adapter of PEFT into the model, without compiling anything; the frozen base stays where it is.
+
+        Args:
+            folder: has `adapter_config.json` and `adapter_model.safetensors`, as `irongrad export --to peft` and
+                PEFT's `save_pretrained` write them.
+            absent: what becomes of the rest, such as the optimizer's moments; see `load_state`.
+            another_base: whether to accept an adapter whose files name another base model.
+
+        Raises:
+            ArtifactError: the artifact has no adapter, or the files are missing or damaged, of another base, or of an
+                adapter with other tensors, shapes or settings. The state is unchanged.
+        """
+        folder = as_path(folder, "an adapter")
+        arrays = read_adapter(folder, self.manifest, another_base=another_base)
+        self._check.state(self._became_nonfinite(nonfinite_names(arrays)), f"that is how it is in {folder}")
+        with self._module.lock:
+            if absent != "keep":
+                self._replace(self.initial_state() | arrays, str(folder), absent)
+                return
+            present = self._module.run(self.entry("export_state"), [])  # on the device: the base is not copied
+            values = [arrays.get(s.name, view) for s, view in zip(self.manifest.state, present, strict=True)]
+            self._invoke("import_state", values)
 
     def to_device(self, array: Any) -> ireert.DeviceArray:
         """Copy an array to the device, for an input of many calls."""

@@ -6,10 +6,12 @@ The formats are numpy's (numpy.org, "numpy.lib.format"): an .npz file is a zip a
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,12 +43,7 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, Array]:
                 "it is one array (.npy); save one array for each input: numpy.savez(FILE, name=array, …)"
             )
         with zipfile.ZipFile(file) as archive:
-            listed = archive.infolist()
-            members = {i.filename.removesuffix(".npy"): i for i in listed}
-            if len(members) < len(listed):
-                raise _DamagedError("it has an array twice")
-            if missing := [n for n in names if n not in members]:
-                raise GuardError(f"{path} has the arrays {_listed(members)}; the step also needs {_listed(missing)}")
+            members = _members(archive, path, names)
             free = _free_memory()
             arrays: dict[str, Array] = {}
             for name in names:
@@ -69,6 +66,108 @@ def read_npy(path: Path) -> Array:
         return _array("it", file, os.fstat(file.fileno()).st_size, _free_memory())
 
 
+@dataclass(frozen=True)
+class MappedArray:
+    """An array in a file, which is mapped when it is read.
+
+    Attributes:
+        path: the file.
+        start: the first byte of its elements.
+        header: its shape, order and dtype.
+    """
+
+    path: Path
+    start: int
+    header: _Header
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions."""
+        return self.header.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of its elements, in the byte order of this machine."""
+        return self.header.dtype.newbyteorder("=")
+
+    def of(self, mapped: mmap.mmap) -> Array:
+        """Return the array in the mapped file; its elements have the byte order of the file."""
+        flat = np.frombuffer(mapped, self.header.dtype, math.prod(self.shape), self.start)
+        return self.header.shaped(flat)
+
+
+def find_in_npz(path: Path, names: Sequence[str]) -> dict[str, MappedArray]:
+    """Find the arrays `names` in the .npz file at `path`, to map them; their elements are not read.
+
+    Raises:
+        GuardError: the file is missing or damaged, lacks an array, or is compressed.
+    """
+    with _refusing(path, ".npz"), path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        members = _members(archive, path, names)
+        return {name: _place(name, path, file, archive, members[name]) for name in names}
+
+
+def find_in_npy(path: Path) -> MappedArray:
+    """Find the array in the .npy file at `path`, to map it; its elements are not read.
+
+    Raises:
+        GuardError: the file is missing or damaged.
+    """
+    with _refusing(path, ".npy"), path.open("rb") as file:
+        header = _header("it", file, os.fstat(file.fileno()).st_size)
+        _check_end("it", file, file.tell() + header.nbytes)
+        return MappedArray(path, file.tell(), header)
+
+
+def is_too_large(path: Path) -> bool:
+    """Whether the file would take over half of the memory that is free."""
+    try:
+        return path.stat().st_size > _free_memory() // 2
+    except OSError:
+        return False
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether an array of the .npz file at `path` is compressed.
+
+    Raises:
+        GuardError: the file is missing or damaged.
+    """
+    with _refusing(path, ".npz"), zipfile.ZipFile(path) as archive:
+        return any(i.compress_type != zipfile.ZIP_STORED for i in archive.infolist())
+
+
+def _place(name: str, path: Path, file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> MappedArray:
+    """Where the elements of an array of an archive begin in the file."""
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise _DamagedError(f"{name} is compressed, and cannot be mapped; write the file with numpy.savez")
+    with archive.open(info) as member:
+        header = _header(name, member, info.file_size)
+        inside = member.tell()
+    # The local header of a member: 26 bytes, the lengths of its name and of the extra field, and these two.
+    file.seek(info.header_offset + 26)
+    lengths = file.read(4)
+    begin = info.header_offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+    _check_end(name, file, begin + inside + header.nbytes)
+    return MappedArray(path, begin + inside, header)
+
+
+def _check_end(name: str, file: IO[bytes], end: int) -> None:
+    if end > (size := os.fstat(file.fileno()).st_size):
+        raise _DamagedError(f"{name} ends at byte {end}, and the file has {size}")
+
+
+def _members(archive: zipfile.ZipFile, path: Path, names: Sequence[str]) -> dict[str, zipfile.ZipInfo]:
+    """The members of an archive by the names of their arrays, `names` among them."""
+    listed = archive.infolist()
+    members = {i.filename.removesuffix(".npy"): i for i in listed}
+    if len(members) < len(listed):
+        raise _DamagedError("it has an array twice")
+    if missing := [n for n in names if n not in members]:
+        raise GuardError(f"{path} has the arrays {_listed(members)}; the step also needs {_listed(missing)}")
+    return members
+
+
 @contextmanager
 def _refusing(path: Path, kind: str) -> Iterator[None]:
     try:
@@ -89,6 +188,36 @@ def _refusing(path: Path, kind: str) -> Iterator[None]:
 
 def _array(name: str, member: IO[bytes], size: int, free: int) -> Array:
     """Read an array; its header must agree with the size of the member before any memory is taken."""
+    header = _header(name, member, size)
+    needed = header.nbytes
+    if needed > free:
+        raise _DamagedError(f"{name} has {readable(needed)}, and {readable(free)} of memory are free; split the file")
+    flat = np.empty(math.prod(header.shape), header.dtype)
+    if needed:
+        _fill(flat.view(np.uint8).data, member, name)
+    array = header.shaped(flat)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What an .npy file says about its array."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def shaped(self, flat: Array) -> Array:
+        """The array whose elements are `flat`, in the order of the file."""
+        return flat.reshape(self.shape[::-1]).T if self.fortran else flat.reshape(self.shape)
+
+
+def _header(name: str, member: IO[bytes], size: int) -> _Header:
+    """Read the header of an array, which must agree with the size of its member."""
     version = npy.read_magic(member)
     if version not in ((1, 0), (2, 0)):
         raise _DamagedError(f"{name} has the .npy version {version}")
@@ -98,16 +227,10 @@ def _array(name: str, member: IO[bytes], size: int, free: int) -> Array:
         raise _DamagedError(f"{name} holds Python objects, which are not read; save it as numbers")
     if any(d < 0 for d in shape):
         raise _DamagedError(f"{name} has the shape {shape}")
-    needed = math.prod(shape) * dtype.itemsize
-    if needed > size:
-        raise _DamagedError(f"{name} says that it has {readable(needed)}, and there are {readable(size)}")
-    if needed > free:
-        raise _DamagedError(f"{name} has {readable(needed)}, and {readable(free)} of memory are free; split the file")
-    flat = np.empty(math.prod(shape), dtype)
-    if needed:
-        _fill(flat.view(np.uint8).data, member, name)
-    array = flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
-    return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
+    header = _Header(shape, fortran, dtype)
+    if header.nbytes > size:
+        raise _DamagedError(f"{name} says that it has {readable(header.nbytes)}, and there are {readable(size)}")
+    return header
 
 
 def _fill(view: memoryview, member: IO[bytes], name: str) -> None:

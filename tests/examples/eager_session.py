@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +13,9 @@ import irongrad as ig
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.operators.random import Draws
 from irongrad.pipeline.capture.modes import in_evaluation, mode
-from irongrad.pipeline.capture.output_names import flatten_outputs
-from irongrad.pipeline.capture.step_modules import ReportingModule, name_of
+from irongrad.pipeline.capture.step_modules import EntryModule, ReportingModule, name_of
 from irongrad.step.hyperparameters import groups_of, hyperparameters, with_values
+from irongrad.step.steps import named_steps
 
 
 class EagerSession:
@@ -24,6 +24,7 @@ class EagerSession:
     def __init__(self, step: ig.TrainStep) -> None:
         self._step, self._module = step, ReportingModule(step)
         self._draws = self._updates = 0
+        self._first = {name: leaf.clone() for name, leaf in step.carried[0].leaves.items()}
 
     def train_step(self, **arguments: Any) -> Any:
         step = self._step
@@ -53,9 +54,14 @@ class EagerSession:
     def call(self, name: str, /, **arguments: Any) -> Any:
         entry = self._step.own_entries[name]
         inputs = {n: torch.as_tensor(arguments[n], dtype=t.dtype) for n, t in entry.inputs.items()}
+        probe = EntryModule(self._module, name, entry)
         with torch.no_grad(), self._drawing(), in_evaluation(self._step):
-            found = {n: t.numpy() for n, t in flatten_outputs(entry.run(inputs)).items()}
+            found = {n: t.numpy().copy() for n, t in probe.named(*inputs.values()).items()}
         return found if len(found) > 1 else next(iter(found.values()))
+
+    def reset_carry(self) -> None:
+        for name, leaf in self._step.carried[0].leaves.items():
+            leaf.copy_(self._first[name])
 
     def state(self) -> dict[str, np.ndarray]:
         tensors = [*self._module.named_parameters(), *self._module.named_buffers()]
@@ -76,3 +82,33 @@ class EagerSession:
         with eager_control_flow(), Draws(self._step.seed, self._draws) as draws:
             yield
         self._draws += draws.used
+
+
+class EagerSteps:
+    """As `EagerSession`, for several steps over one state, which draw from one stream of random numbers."""
+
+    def __init__(self, steps: ig.Steps) -> None:
+        self._sessions = {name: EagerSession(step) for name, step in named_steps(steps).items()}
+        self._steps = steps.steps
+        self._draws = 0
+
+    def train_step(self, step: str, **arguments: Any) -> Any:
+        return self._of(step, lambda session: session.train_step(**arguments))
+
+    def call(self, name: str, /, **arguments: Any) -> Any:
+        (step,) = (n for n, one in self._steps.items() if name in one.own_entries)
+        return self._of(step, lambda session: session.call(name, **arguments))
+
+    def state(self) -> dict[str, np.ndarray]:
+        found: dict[str, np.ndarray] = {}
+        for name, step in self._steps.items():
+            tensors = [*step.model.named_parameters(), *step.model.named_buffers()]
+            found |= {f"{name}.{path}": tensor.detach().numpy().copy() for path, tensor in tensors}
+        return found
+
+    def _of(self, step: str, run: Callable[[EagerSession], Any]) -> Any:
+        session = self._sessions[step]
+        session._draws = self._draws
+        result = run(session)
+        self._draws = session._draws
+        return result

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import irongrad as ig
-from tests.examples.eager_session import EagerSession
+from tests.examples.eager_session import EagerSession, EagerSteps
 
 FOLDER = Path(__file__).parents[2] / "examples" / "scripts"
 LINES = 60
@@ -64,6 +64,12 @@ SCRIPTS = {
     "nanogpt": Script({"batch": 4, "block": 16}, {"n_embd": 16, "n_layer": 1}, {"steps": 6}, ("generate",)),
     "translation": Script({"batch": 64}, {"width": 64}, {"steps": 6}, ("greedy_decode",)),
     "distillation": Script({"batch": 300}, {}, {"epochs": 1}, ("eval_step",)),
+    "dcgan": Script({"batch": 400, "nz": 4}, {"width": 4}, {"epochs": 1}, ("sample",)),
+    "wgan_gp": Script({"batch": 16}, {"width": 8}, {"steps": 3}, ("sample",)),
+    "td3": Script({"batch": 16}, {"width": 8}, {"steps": 40, "starts": 20}, ("act",)),
+    "word_language_model": Script(
+        {"batch": 4, "bptt": 5, "ntoken": 50}, {"ninp": 8}, {"epochs": 2, "most": 4}, ("next_word", "reset_carry")
+    ),
     "mnist": Script({"batch": 149}, {"width": 4}, {"epochs": 2}, ("eval_step",)),
 }
 
@@ -71,7 +77,7 @@ SCRIPTS = {
 @pytest.fixture(autouse=True)
 def _scripts_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
-    for name in (*SCRIPTS, "cartpole"):
+    for name in (*SCRIPTS, "cartpole", "pendulum"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -79,10 +85,12 @@ def run(name: str, directory: Path) -> tuple[Recorder, Recorder, Any]:
     """Train a script through its artifact and through eager; return both, and what `train` returned of both."""
     script, module = SCRIPTS[name], importlib.import_module(name)
     steps = [module.make_step(**script.sizes, **script.made) for _ in range(2)]
-    for group in (g for step in steps for g in step.optimizer.param_groups if "eps" in g):
+    every = [one for step in steps for one in (step.steps.values() if isinstance(step, ig.Steps) else [step])]
+    for group in (g for step in every for g in step.optimizer.param_groups if "eps" in g):
         group["eps"] = 1e-4  # Adam makes a whole update of a gradient that is rounding alone, as of a bias of keys
     session = ig.compile(steps[0], directory, entry_points=("train_step", *script.entries)).load()
-    recorders = Recorder(session), Recorder(EagerSession(steps[1]))
+    eager = EagerSteps(steps[1]) if isinstance(steps[1], ig.Steps) else EagerSession(steps[1])
+    recorders = Recorder(session), Recorder(eager)
     known = {n: v for n, v in script.sizes.items() if n in module.train.__code__.co_varnames}
     returned = []
     for recorder, step in zip(recorders, steps, strict=True):
@@ -93,6 +101,8 @@ def run(name: str, directory: Path) -> tuple[Recorder, Recorder, Any]:
 
 def flat(found: Any) -> list[np.ndarray]:
     """The numbers of what a call returned, in order."""
+    if found is None:
+        return []
     if isinstance(found, dict):
         found = tuple(found.values())
     return [a for part in found for a in flat(part)] if isinstance(found, tuple) else [np.asarray(found)]

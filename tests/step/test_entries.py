@@ -222,6 +222,17 @@ def test_a_dimension_of_an_entry_is_one_of_the_step() -> None:
         make_step(model, entries_of(model), dynamic={"act.x": {0: "N"}})
 
 
+def test_an_entry_whose_results_differ_from_run_to_run_is_refused(tmp_path: Path) -> None:
+    model = Tagger()
+    counts: list[int] = []
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        return model(x) + id(counts) % 7
+
+    with pytest.raises(CaptureError, match="two eager runs of the entry 'act' .* differ in a result"):
+        ig.compile(make_step(model, {"act": (counted, {"x": torch.randn(2, 6)})}), tmp_path / "net", cache=False)
+
+
 def test_a_step_without_draws_has_an_entry_that_samples(tmp_path: Path) -> None:
     model = nn.Linear(6, 3)
     entries = {"sample": (lambda: model(torch.randn(2, 6)), {}), "norm": (lambda: model.weight.norm(), {})}
@@ -240,14 +251,3 @@ def test_entries_that_are_left_out_leave_no_input_behind(tmp_path: Path) -> None
     with load(tmp_path / "net") as session:
         assert [spec.name for spec in session.entry("train_step").inputs] == ["x", "y"]
         session.train_step(x=torch.randn(8, 6), y=torch.zeros(8, dtype=torch.int64))
-
-
-def test_an_entry_whose_results_differ_from_run_to_run_is_refused(tmp_path: Path) -> None:
-    model = Tagger()
-    counts: list[int] = []
-
-    def counted(x: torch.Tensor) -> torch.Tensor:
-        return model(x) + id(counts) % 7
-
-    with pytest.raises(CaptureError, match="two eager runs of the entry 'act' .* differ in a result"):
-        ig.compile(make_step(model, {"act": (counted, {"x": torch.randn(2, 6)})}), tmp_path / "net", cache=False)

@@ -252,6 +252,13 @@ def test_what_cannot_be_several_steps_is_refused(tmp_path: Path) -> None:
         ig.compile(two(step, step), tmp_path / "net", max_memory="50%")
 
 
+def test_several_steps_can_be_compiled_to_an_entry_alone(tmp_path: Path) -> None:
+    ig.compile(make_gan(), tmp_path / "gan", entry_points=["sample"])
+    with load(tmp_path / "gan") as session:
+        assert session.call("sample", z=NOISE[:4]).shape == (4, 2)
+        assert not [s.name for s in session.manifest.state if s.name.startswith("optimizer/")]
+
+
 class Twin(nn.Module):
     """One of two critics."""
 
@@ -401,10 +408,3 @@ def test_an_input_that_is_called_step_is_refused() -> None:
     step = ig.TrainStep(model, lambda out, step: out.mean() * step, optimizer, {"x": x, "step": torch.tensor(1.0)})
     with pytest.raises(CaptureError, match="the step 'one' has an input 'step'"):
         two(step, step)
-
-
-def test_several_steps_can_be_compiled_to_an_entry_alone(tmp_path: Path) -> None:
-    ig.compile(make_gan(), tmp_path / "gan", entry_points=["sample"])
-    with load(tmp_path / "gan") as session:
-        assert session.call("sample", z=NOISE[:4]).shape == (4, 2)
-        assert not [s.name for s in session.manifest.state if s.name.startswith("optimizer/")]

@@ -14,7 +14,6 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.step_graph import StepGraph
 from irongrad.operators.decompositions.registry import BeforeAutograd
-from irongrad.operators.legalize.random_state import draws_any
 from irongrad.operators.random import Draws
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.derivatives import evaluated

@@ -295,3 +295,11 @@ def test_winograd_is_for_gradients_of_weights_that_gain_enough(step_of, size, ch
     image = torch.empty(8, channels, size, size)
     graph = step_of(fn, image, image, torch.empty(channels, channels, 3, 3), decompose=False).functions["call"].graph
     assert Convolutions(least_gain=least).run(graph, Context("call")).stats == {form: 1}
+
+
+@pytest.mark.parametrize("read", [0, 1])
+def test_a_gradient_that_nothing_reads_is_not_computed(apply, read):
+    """The mask wants it: it is of a parameter that another step trains."""
+    result = apply(Convolutions(), lambda *t: with_gradients(*t)[1 + read], *operands())
+    assert result.changed
+    assert not result.operators[aten.convolution_backward.default]

@@ -45,8 +45,9 @@ def tasks_of(node: Node) -> list[Task]:
     if node.target is aten.convolution_backward.default:
         grad, x, weight, moves = args[0], args[1], args[2], args[4:10]
         kinds: tuple[Kind, ...] = ("input", "weight")
-        wanted = zip(range(2), kinds, args[10], strict=False)
-        tasks = [_task(kind, x, weight, grad, moves, number) for number, kind, wants in wanted if wants]
+        # The mask also wants gradients that nothing reads, such as those of another step's parameters.
+        read = {user.args[1] for user in node.users if user.target is operator.getitem}
+        tasks = [_task(kind, x, weight, grad, moves, n) for n, kind in enumerate(kinds) if args[10][n] and n in read]
         return [task for task in tasks if task is not None]
     return []
 

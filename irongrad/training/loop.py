@@ -1,0 +1,269 @@
+"""`train`: the training loop, for the command line and for programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from irongrad.runtime.errors import GuardError, UserError
+from irongrad.training.evaluation import Evaluation, Monitor, evaluate
+from irongrad.training.events import Callback, Ended, EpochEnded, Evaluated, Event, Recorder, Saved, Started, Stepped
+from irongrad.training.means import Batch, Reported, mean_of, reported, samples_in, values_of
+from irongrad.training.position import Position, position_of
+from irongrad.training.saving import Checkpoints, Saver
+from irongrad.training.schedules import Schedule, compiled_rates
+from irongrad.training.sources import Parts, Source, source_of
+from irongrad.training.stop import Stop, on_sigterm
+
+if TYPE_CHECKING:
+    from irongrad.runtime.session import Session
+
+COMPLETE, NO_IMPROVEMENT = "complete", "no improvement"
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a training run came to.
+
+    Attributes:
+        step: the number of steps of the run, those before a resumed checkpoint included.
+        reason: why training ended: `complete`, `no improvement`, `SIGTERM`, or the reason of another request to stop.
+        epochs: the epochs, the last of which may be a part.
+        evaluations: the evaluations.
+        best: the best value of an evaluation; None if there was none.
+    """
+
+    step: int
+    reason: str
+    epochs: tuple[EpochEnded, ...]
+    evaluations: tuple[Evaluated, ...]
+    best: float | None
+
+
+def train(
+    session: Session,
+    data: Source | Iterable[Batch],
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    hypers: Mapping[str, float] = MappingProxyType({}),
+    schedule: Callable[[int], Mapping[str, float]] | None = None,
+    accumulate: int = 1,
+    evaluation: Evaluation | None = None,
+    checkpoints: Checkpoints | None = None,
+    start: Position | None = None,
+    callbacks: Sequence[Callback] = (),
+    stop: Stop | None = None,
+) -> Result:
+    """Train, until the epochs or the steps are over, evaluations stop improving, or a stop is requested.
+
+    A resumed run continues to the bit as the first would have, also from the middle of an epoch, if `data` yields the
+    same batches for the same epoch. SIGTERM is a request to stop: the running step ends, and the checkpoint is written.
+
+    Args:
+        session: the session, which holds the state; a view of one step (`session.step`) if there are several.
+        data: the batches: `Arrays`, `Samples` or `Shards`, or any iterable of dictionaries of arrays.
+        epochs: the number of epochs to end; a resumed run first ends the epoch that it is in, which counts as one.
+        steps: the number of steps of the whole run, those before a resumed checkpoint included.
+        hypers: hyperparameters that differ from the compiled defaults.
+        schedule: the hyperparameters of a step by name, as a function of its number from 0 on; they come before
+            `hypers`.
+        accumulate: the number of batches of an iterable whose gradients make one step.
+        evaluation: the evaluation of held-out data.
+        checkpoints: the checkpoints to write.
+        start: where the run stands, from `restore`; by default it is at the number of updates of the session's state.
+        callbacks: functions that are called with each event.
+        stop: an object with which another thread or a callback asks for a stop.
+
+    Raises:
+        GuardError: a batch or a hyperparameter is not what the step takes.
+        NonFiniteError: the loss or the state is NaN or infinite, and the session was told to stop then.
+        UserError: the run has no end, the schedule ends before it does, or the data cannot be read again.
+        OSError: a checkpoint cannot be written; an old one is unchanged.
+    """
+    for name, value in (("epochs", epochs), ("steps", steps)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise UserError(f"{name} is {value!r:.60}: it must be a whole number of 1 or more")
+    if epochs is None and steps is None:
+        raise UserError("training has no end: give epochs or steps")
+    if session.manifest.steps and not session.step_name:
+        raise UserError(
+            f"the artifact has several steps: train session.step(NAME), of {', '.join(session.manifest.steps)}"
+        )
+    if stop is None:
+        stop = Stop()
+    run = _Run(session, source_of(data, accumulate), hypers, schedule, evaluation, checkpoints, callbacks, stop)
+    with on_sigterm(stop):
+        return run.to_end(start or position_of(session), epochs, steps)
+
+
+def last_step(source: Source, start: Position, epochs: int | None, steps: int | None) -> int | None:
+    """Return the number of steps at which a run ends; None if that is not known before an epoch ends.
+
+    Raises:
+        GuardError: the run cannot go on with this data.
+    """
+    _, batch = source.place(start)
+    if epochs is None or source.steps is None:
+        return steps
+    by_epochs = start.step + epochs * source.steps - batch
+    return by_epochs if steps is None else min(steps, by_epochs)
+
+
+class _Run:
+    """A training run between its beginning and its end."""
+
+    def __init__(
+        self,
+        session: Session,
+        source: Source,
+        hypers: Mapping[str, float],
+        schedule: Callable[[int], Mapping[str, float]] | None,
+        evaluation: Evaluation | None,
+        checkpoints: Checkpoints | None,
+        callbacks: Sequence[Callback],
+        stop: Stop,
+    ) -> None:
+        self._session, self._source, self._stop = session, source, stop
+        self._hypers, self._schedule = dict(hypers), schedule
+        self._evaluation = evaluation
+        self._every = None if checkpoints is None else checkpoints.every
+        self._keep_best = checkpoints is not None and checkpoints.best
+        self._saver = None if checkpoints is None else Saver(session, checkpoints)
+        self._recorder = Recorder()
+        self._callbacks: tuple[Callback, ...] = (self._recorder, *callbacks)
+        self._rates = compiled_rates(session.manifest)
+        if self._keep_best and evaluation is None:
+            raise UserError("the best checkpoint is that of the best evaluation: give data to evaluate")
+
+    def to_end(self, start: Position, epochs: int | None, steps: int | None) -> Result:
+        """Train from `start` on; see `train`."""
+        epoch, batch = self._source.place(start)
+        # A place that was found by the number of steps belongs to this source's order.
+        self._at = replace(start, epoch=epoch, batch=batch, order=self._source.order, name=self._session.step_name)
+        self._monitor = Monitor(self._evaluation, start)
+        self._final_step, self._final_epoch = steps, None if epochs is None else epoch + epochs
+        last = last_step(self._source, start, epochs, steps)
+        self._refuse_early_end(last)
+        self._tell(Started(start.step, epoch, batch, last, self._source.steps))
+        reason = COMPLETE
+        while not self._complete:
+            reason = self._one_epoch()
+            if reason != COMPLETE:
+                break
+        self._tell(Ended(self._at.step, reason))
+        recorded = self._recorder
+        return Result(self._at.step, reason, tuple(recorded.epochs), tuple(recorded.evaluations), self._monitor.best)
+
+    @property
+    def _complete(self) -> bool:
+        """Whether the epochs or the steps are over."""
+        final_step, final_epoch = self._final_step, self._final_epoch
+        over = final_epoch is not None and self._epoch >= final_epoch
+        return over or (final_step is not None and self._at.step >= final_step)
+
+    @property
+    def _epoch(self) -> int:
+        assert self._at.epoch is not None
+        return self._at.epoch
+
+    def _one_epoch(self) -> str:
+        """Train to the end of the epoch, or of training; return why training ends, or `COMPLETE`."""
+        results: list[Reported] = []
+        epoch, begun = self._epoch, time.monotonic()
+        for parts, is_last in _with_last(self._source.epoch(epoch, self._at.batch)):
+            results.append(self._step(parts))
+            now = time.monotonic()
+            self._tell_step(results[-1], sum(map(samples_in, parts)), now - begun)
+            begun = now
+            reason = self._after_step(results, is_last)
+            if reason is not None:
+                return reason
+        if not results:
+            raise GuardError(f"the data has no batch for epoch {epoch}, or fewer than one step takes")
+        return COMPLETE
+
+    def _step(self, parts: Parts) -> Reported:
+        """Run a step, and move on by one."""
+        hypers = self._hypers if self._schedule is None else {**self._hypers, **self._schedule(self._at.step)}
+        if len(parts) == 1:
+            result = reported(self._session.train_step(**parts[0], **hypers))
+        else:
+            result = mean_of([reported(self._session.grad_step(**part)) for part in parts])
+            self._session.apply_step(**hypers)
+        self._used = hypers
+        self._at = replace(self._at, step=self._at.step + 1, batch=self._at.batch + 1)
+        return result
+
+    def _after_step(self, results: Sequence[Reported], is_last: bool) -> str | None:
+        """Evaluate, report and save, where it is time to; return why training ends, or None."""
+        at, every = self._at, None if self._evaluation is None else self._evaluation.every
+        due = is_last if every is None else at.step % every == 0
+        evaluated = self._evaluate() if self._evaluation is not None and due else None
+        if is_last:
+            self._at = replace(at, epoch=self._epoch + 1, batch=0)
+        ended = self._reason()
+        if is_last or ended is not None:
+            means = mean_of(results)
+            at_end = evaluated if every is None else None
+            epoch = self._epoch - is_last  # that which has ended
+            self._tell(EpochEnded(at.step, epoch, means["loss"], values_of(means), at_end, is_last))
+        latest = is_last or ended is not None or (self._every is not None and at.step % self._every == 0)
+        self._save(latest=latest, best=evaluated is not None and evaluated.best and self._keep_best)
+        return ended
+
+    def _reason(self) -> str | None:
+        """Why training ends after this step; None if it goes on."""
+        if self._complete:
+            return COMPLETE
+        return NO_IMPROVEMENT if self._monitor.exhausted else self._stop.reason
+
+    def _evaluate(self) -> Evaluated:
+        assert self._evaluation is not None
+        means = evaluate(self._session, self._evaluation.batches)
+        best = self._monitor.improved(means)
+        evaluated = Evaluated(self._at.step, self._epoch, means["loss"], values_of(means), best)
+        self._tell(evaluated)
+        return evaluated
+
+    def _save(self, *, latest: bool, best: bool) -> None:
+        if self._saver is None or not (latest or best):
+            return
+        monitor = self._monitor
+        position = replace(self._at, best=monitor.best, reference=monitor.reference, waited=monitor.waited)
+        paths = self._saver.save(position, latest=latest, best=best)
+        self._tell(Saved(position.step, tuple(paths)))
+
+    def _tell_step(self, result: Reported, samples: int, seconds: float) -> None:
+        rates = {n: self._used.get(n, self._used.get(n.rpartition("_")[0], v)) for n, v in self._rates.items()}
+        at = self._at
+        self._tell(Stepped(at.step, self._epoch, result["loss"], values_of(result), rates, samples, seconds))
+
+    def _tell(self, event: Event) -> None:
+        for callback in self._callbacks:
+            callback(event)
+
+    def _refuse_early_end(self, last: int | None) -> None:
+        if not isinstance(self._schedule, Schedule) or self._schedule.total is None:
+            return
+        if last is None:
+            raise UserError(
+                f"the schedule {self._schedule.name} ends after {self._schedule.total} steps, and the data does not "
+                "say how many steps an epoch has: give steps"
+            )
+        self._schedule.refuse_end_before(last)
+
+
+def _with_last(items: Iterator[Item]) -> Iterator[tuple[Item, bool]]:
+    """Yield each item, and whether it is the last."""
+    missing: Any = object()
+    item = next(items, missing)
+    while item is not missing:
+        following = next(items, missing)
+        yield item, following is missing
+        item = following

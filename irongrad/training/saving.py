@@ -1,0 +1,92 @@
+"""The checkpoints of a training run: the latest, the best, and the last few."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from irongrad.runtime.arguments import as_path
+from irongrad.runtime.atomic_files import atomic_link
+from irongrad.runtime.errors import UserError
+from irongrad.training.position import Position
+
+if TYPE_CHECKING:
+    from irongrad.runtime.session import Session
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Which checkpoints a training run writes.
+
+    `path` has the latest state. The others lie beside it: `NAME.best.SUFFIX`, and `NAME.step-N.SUFFIX` after N steps.
+
+    Attributes:
+        path: the file of the latest state.
+        every: the number of steps from one checkpoint to the next; one is also written after each epoch and at the end.
+        last: the number of checkpoints `NAME.step-N.SUFFIX` to keep; older ones of the run are removed.
+        best: whether the state of the best evaluation is kept.
+    """
+
+    path: str | os.PathLike[str]
+    every: int | None = None
+    last: int = 0
+    best: bool = False
+
+    def __post_init__(self) -> None:
+        as_path(self.path, "a checkpoint")
+        for name, value, least in (("every", self.every, 1), ("last", self.last, 0)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise UserError(f"checkpoints: {name} is {value!r:.60}: it must be a whole number of {least} or more")
+
+
+class Saver:
+    """Writes the checkpoints of a run."""
+
+    def __init__(self, session: Session, wanted: Checkpoints) -> None:
+        self._session, self._wanted = session, wanted
+        self.path = as_path(wanted.path, "a checkpoint")
+
+    @property
+    def best(self) -> Path:
+        """The file of the best state."""
+        return _beside(self.path, "best")
+
+    def save(self, position: Position, *, latest: bool, best: bool) -> list[Path]:
+        """Write the state as the latest checkpoint, as the best, or as both; return the files that are new.
+
+        Raises:
+            NonFiniteError: the state became NaN or infinite, and the session was told to stop then.
+            OSError: a file cannot be written; an old one is unchanged.
+        """
+        if not latest:
+            if best:
+                self._session.save(self.best, about=position.about)
+            return [self.best] if best else []
+        self._session.save(self.path, about=position.about)
+        written = [self.path]
+        if best:
+            written.append(_named(self.path, self.best))
+        if self._wanted.last:
+            written.append(_named(self.path, _beside(self.path, f"step-{position.step}")))
+            self._prune(position.step)
+        return written
+
+    def _prune(self, step: int) -> None:
+        """Remove all numbered checkpoints but the newest; those of later steps are of another run, and stay."""
+        pattern = re.compile(re.escape(self.path.stem) + r"\.step-(\d+)" + re.escape(self.path.suffix))
+        found = [(int(m[1]), p) for p in self.path.parent.iterdir() if (m := pattern.fullmatch(p.name))]
+        for _, path in sorted(item for item in found if item[0] <= step)[: -self._wanted.last]:
+            path.unlink(missing_ok=True)
+
+
+def _beside(path: Path, word: str) -> Path:
+    return path.with_name(f"{path.stem}.{word}{path.suffix}")
+
+
+def _named(old: Path, new: Path) -> Path:
+    """Give a checkpoint a second name, which the next save of the first leaves alone."""
+    atomic_link(old, new)
+    return new
