@@ -256,16 +256,10 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
         elif tensor.name == STEPS:
             result[tensor.name] = tensor.initial + steps
         elif tensor.name == DRAWS:
-            result[tensor.name] = tensor.initial + steps * draws_per_step(graph)
+            result[tensor.name] = tensor.initial + steps * (graph.accumulate if graph.trains_at_random else 0)
         else:
             result[tensor.name] = tensors.get(tensor.name, tensor.initial)
     return result
-
-
-def draws_per_step(graph: StepGraph) -> int:
-    """How often a training step adds to the draw count; perhaps an entry point in evaluation mode alone draws."""
-    training = [graph.functions[name] for name in ("joint", "forward", "finish") if name in graph.functions]
-    return graph.accumulate if draws_any(training) else 0
 
 
 def _clip(step: TrainStep) -> None:
