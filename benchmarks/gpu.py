@@ -92,7 +92,7 @@ def irongrad_step(case: Case, directory: str) -> tuple[Callable[[], object], flo
     inputs = {n: t.numpy() for n, t in step.inputs.items()}
     artifact = ig.compile(step, directory, target_of(case.device), cache=False)
     session = artifact.load(device=case.device)
-    report = verify(session, read_golden(artifact.directory / GOLDEN))
+    report = verify(session, {"": read_golden(artifact.directory / GOLDEN)})
     if not report.passed:
         raise SystemExit(f"{case.family} in {case.precision} is wrong on {case.device}: {report.worst}")
     held = {n: session.to_device(a) for n, a in inputs.items()}

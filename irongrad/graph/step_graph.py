@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from irongrad.runtime.manifest import SEED, IndexSpec, Role, steps_of
+from irongrad.runtime.manifest import DRAWS, SEED, IndexSpec, Role, steps_of
 from irongrad.sizes.buckets import Bucket
 from irongrad.sizes.limits import Limits
 from irongrad.sizes.symbols import has_symbols
@@ -233,6 +233,13 @@ class StepGraph:
         if SEED in self.inputs:
             return int(self.inputs[SEED])
         return next((int(t.initial) for t in self.state if t.name == SEED), None)
+
+    @property
+    def trains_at_random(self) -> bool:
+        """Whether forward or backward draws random numbers; evaluation or an entry may draw in a step that does not."""
+        trains = ("joint", "forward", "finish")
+        drawing = [name for name, function in self.functions.items() if Value("state", DRAWS) in function.results]
+        return any(base_name(name) in trains for name in drawing)
 
     def tensor(self, name: str) -> StateTensor:
         """Return the state tensor called `name`."""

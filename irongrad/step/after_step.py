@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -36,32 +36,67 @@ class AfterStep:
         defaults = {name: p.default for name, p in _parameters(self.function).items()}
         return {name: default for name, default in defaults.items() if isinstance(default, float)}
 
-    def run(self, model: nn.Module, numbers: Mapping[str, Any], beside: Iterable[nn.Module] = ()) -> None:
+    def run(
+        self, model: nn.Module, numbers: Mapping[str, Any], beside: Iterable[nn.Module] = (), *, traced: bool = False
+    ) -> None:
         """Call the function on the model, with other values for its numbers.
 
         A buffer of the model, or of a module beside it, may get another tensor: `m.average = 0.9 * m.average + …`. Its
         own tensor gets the value.
+
+        Args:
+            model: the model.
+            numbers: the values by name.
+            beside: the modules beside the model.
+            traced: whether a trace records the call; its tensors have no memory to compare.
+
+        Raises:
+            CaptureError: a buffer gets a tensor that is another's, too, and would follow each change of that.
         """
         given = {name: numbers[name] for name in self.numbers if name in numbers}
-        held = [(m._buffers, dict(m._buffers)) for root in (model, *beside) for m in root.modules()]
+        modules = [m for root in (model, *beside) for m in root.modules()]
+        held = [(m._buffers, dict(m._buffers)) for m in modules]
         with torch.no_grad():
             self.function(*([model] if _takes_model(self.function) else []), **given)
-            for buffers, before in held:
-                _write_back(buffers, before)
+            assigned = [change for buffers, before in held for change in _assigned(buffers, before)]
+            if assigned and not traced:
+                self._refuse_shared(assigned, modules)
+            values = [new.clone() for _, _, _, new in assigned]  # buffers may have been exchanged
+            for (buffers, name, old, _), value in zip(assigned, values, strict=True):
+                old.copy_(value)
+                buffers[name] = old
+
+    def _refuse_shared(self, assigned: Sequence[_Assigned], modules: Sequence[nn.Module]) -> None:
+        names: dict[int, set[str]] = {}
+        for module in modules:
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None and tensor.layout is torch.strided:
+                    names.setdefault(tensor.untyped_storage()._cdata, set()).add(name)
+        for _, name, _, new in assigned:
+            if others := names[new.untyped_storage()._cdata] - {name}:
+                raise CaptureError(
+                    f"{where(self.function)}: after_step assigns to the buffer {name!r} the memory of "
+                    f"{min(others)!r}, and it would follow each change of that. Assign a copy: .clone()"
+                )
 
     def is_due(self, update: int) -> bool:
         """Whether it runs after the update of this number, counted from 1."""
         return update % self.every == 0
 
 
-def _write_back(buffers: dict[str, torch.Tensor | None], before: Mapping[str, torch.Tensor | None]) -> None:
-    """Write tensors that buffers were assigned into the tensors that they had before, if shape and dtype are theirs."""
+# A module's buffers, a name among them, the tensor before, and the tensor that was assigned.
+_Assigned: TypeAlias = tuple[dict[str, torch.Tensor | None], str, torch.Tensor, torch.Tensor]
+
+
+def _assigned(
+    buffers: dict[str, torch.Tensor | None], before: Mapping[str, torch.Tensor | None]
+) -> Iterator[_Assigned]:
+    """The buffers that were assigned tensors of the same shape and dtype."""
     for name, old in before.items():
         new = buffers.get(name)
         if new is old or new is None or old is None or (new.shape, new.dtype) != (old.shape, old.dtype):
             continue
-        old.copy_(new)
-        buffers[name] = old
+        yield buffers, name, old, new
 
 
 def every(updates: int, function: Callable[..., object]) -> AfterStep:

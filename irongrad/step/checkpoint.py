@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from irongrad.runtime.arguments import as_path
 from irongrad.runtime.atomic_files import atomic_write
 from irongrad.runtime.checkpoint import ARTIFACT, BASE, FINITE
 from irongrad.runtime.errors import ArtifactError, UserError
@@ -53,6 +54,7 @@ def load_checkpoint(
         ArtifactError: the checkpoint is missing or damaged, or does not fit the model.
         UserError: an optimizer or a scaler is given beside a step.
     """
+    path = as_path(path, "a checkpoint")
     arrays, header = read_arrays(path)
     tensors = {name: _tensor(array) for name, array in arrays.items()}
     own = _parts_of(model, optimizer, scaler)
@@ -193,10 +195,10 @@ def save_checkpoint(
         UserError: there is no artifact. Or `every` of `after_step` needs the number of updates, which no optimizer
             tells.
     """
+    own = _parts_of(model, optimizer, scaler)
     if artifact is None:
         raise UserError("give the artifact's directory, which lists the tensors of a checkpoint: artifact='build/net'")
     manifest = artifact if isinstance(artifact, Manifest) else read_manifest(Path(artifact))
-    own = _parts_of(model, optimizer, scaler)
     names = dict(own.tensors)
     if isinstance(model, nn.Module):
         names = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
@@ -315,4 +317,10 @@ def _default(name: str, role: Role, manifest: Manifest, artifact: str | os.PathL
 def _each(optimizer: Optimizers | None) -> tuple[torch.optim.Optimizer, ...]:
     if optimizer is None:
         return ()
-    return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
+    each = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
+    for one in each:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise UserError(
+                f"the optimizer of a checkpoint is a {type(one).__name__}; it must be a torch.optim.Optimizer"
+            )
+    return each

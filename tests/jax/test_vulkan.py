@@ -54,7 +54,7 @@ def test_iree_run_module_agrees_with_jax(
     artifact: Path, iree_run: Callable[[list[str]], subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     manifest = read_manifest(artifact)
-    plan = make_plan(manifest, read_golden(artifact / GOLDEN), initial_state(artifact))
+    plan = make_plan(manifest, {"": read_golden(artifact / GOLDEN)}, initial_state(artifact))
     write_files(plan, manifest, tmp_path)
     checks = {c.name.partition(".")[2]: c for c in plan.checks}
     for name in ("train_step", "train_step.from_step_2", "train_step.out_of_range.y"):

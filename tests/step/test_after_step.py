@@ -223,6 +223,15 @@ def of_the_rate(model: nn.Module) -> Any:
     return optimizer, after
 
 
+def aliasing(model: nn.Module) -> Any:
+    model.register_buffer("copied", torch.zeros(3))
+
+    def after(m: Any) -> None:
+        m.copied = m[3].bias.detach()
+
+    return after
+
+
 def of_a_scheduler(model: nn.Module) -> Any:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1).step
@@ -233,6 +242,7 @@ def of_a_scheduler(model: nn.Module) -> Any:
     [
         (of_the_rate, r"test_after_step.py:\d+: after_step changes 'lr' of the optimizer.*ig.hypers"),
         (of_a_scheduler, "after_step is a scheduler.*ig.hypers"),
+        (aliasing, "assigns to the buffer 'copied' the memory of 'bias', and it would follow.*clone"),
         (lambda model: lambda m: m[3].bias.copy_(m[3].bias.grad), "a gradient is used up by the update before it"),
         (outside, r"test_after_step.py:\d+: after_step changes a tensor of shape \(3,\) that is neither in the model"),
         (reading, r"test_after_step.py:\d+: after_step reads a tensor that is neither in the model"),
@@ -267,11 +277,14 @@ class Recent(nn.Module):
         self.layer = nn.Linear(4, 2)
         self.register_buffer("average", torch.zeros(2, 4))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("here", torch.zeros(2))
+        self.register_buffer("there", torch.ones(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x)
 
     def follow(self) -> None:
+        self.here, self.there = self.there, self.here
         self.count = self.count + 1
         self.average = 0.9 * self.average + 0.1 * self.layer.weight
         self.average = torch.where(self.count % 2 == 0, self.average, 0.5 * self.average)

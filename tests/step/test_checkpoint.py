@@ -282,6 +282,10 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(phases: Artifact, tmp_pa
         ig.load_checkpoint(path, found.steps(), found.of_critic)
     with pytest.raises(UserError, match="and this is a list"):
         ig.load_checkpoint(path, [found.critic])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="the optimizer of a checkpoint is a str"):
+        ig.save_checkpoint(path, found.critic, "net", phases.directory)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="a step has its optimizers.*artifact= by name"):
+        ig.save_checkpoint(path, found.steps(), phases.directory)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="give the artifact's directory"):
         ig.save_checkpoint(path, found.steps())
     assert all(torch.equal(t, before[n]) for n, t in found.state().items())

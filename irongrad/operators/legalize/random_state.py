@@ -59,11 +59,6 @@ def trace(
     return Function(graph, tuple(arguments), tuple(results))
 
 
-def draws_any(functions: Iterable[Function]) -> bool:
-    """Return whether a function draws, and so adds one to the draw count."""
-    return any(_STATE[1] in function.results for function in functions)
-
-
 def random_state(functions: Iterable[Function], seed: int) -> tuple[StateTensor, ...]:
     """Return the seed and the draw count as state tensors, rank-0 int64; nothing if no function draws.
 

@@ -147,7 +147,7 @@ class _Trace:
         copies = [value.clone() for value in values]
         places = {id(tensor): copy for tensor, copy in zip(self.tensors.values(), copies, strict=True)}
         with _tensors_put_back(self.step), _refused(after), _InPlaceOf(places):
-            after.run(self.step.model, numbers, self.step.modules.values())
+            after.run(self.step.model, numbers, self.step.modules.values(), traced=True)
         return copies
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from irongrad.diagnostics.source_lines import place_of, where
-from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.errors import CaptureError, UserError
 from irongrad.step.after_step import AfterStep
 from irongrad.step.borrow import borrowed
 from irongrad.step.train_step import TrainStep
@@ -44,6 +44,8 @@ def changes_of(step: TrainStep, after: AfterStep, tensors: Mapping[str, torch.Te
         groups = [(group, dict(group)) for optimizer in step.optimizers for group in optimizer.param_groups]
         try:
             after.run(step.model, {}, step.modules.values())
+        except UserError:
+            raise
         except Exception as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
             place = place_of(error, after.function)

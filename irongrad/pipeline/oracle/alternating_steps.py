@@ -16,7 +16,7 @@ from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler
-from irongrad.pipeline.oracle.eager_run import PLAIN, First, Recorder, draws_per_step, half_of_the_threads, train
+from irongrad.pipeline.oracle.eager_run import PLAIN, First, Recorder, half_of_the_threads, train
 from irongrad.pipeline.oracle.oracle import Spread, Values
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
 from irongrad.pipeline.oracle.vector_signs import VectorSigns
@@ -94,7 +94,7 @@ class Alternation:
                 train(step, graph, inputs, 1, noise, wide, found.__setitem__, None, PLAIN, first)
                 record(key_of("loss", position), found[key_of("loss", counts[name])])
                 counts[name] += 1
-                calls += draws_per_step(graph)
+                calls += graph.accumulate if graph.trains_at_random else 0
                 after = {self.names[name][t.name]: found[key_of("state", counts[name], t.name)] for t in graph.state}
                 state |= after
             if DRAWS in state:

@@ -14,7 +14,6 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.step_graph import StepGraph
 from irongrad.operators.decompositions.registry import BeforeAutograd
-from irongrad.operators.legalize.random_state import draws_any
 from irongrad.operators.random import Draws
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.derivatives import evaluated
@@ -257,16 +256,10 @@ def eager_state(module: StepModule, step: TrainStep, graph: StepGraph, steps: in
         elif tensor.name == STEPS:
             result[tensor.name] = tensor.initial + steps
         elif tensor.name == DRAWS:
-            result[tensor.name] = tensor.initial + steps * draws_per_step(graph)
+            result[tensor.name] = tensor.initial + steps * (graph.accumulate if graph.trains_at_random else 0)
         else:
             result[tensor.name] = tensors.get(tensor.name, tensor.initial)
     return result
-
-
-def draws_per_step(graph: StepGraph) -> int:
-    """How often a training step adds to the draw count; perhaps an entry point in evaluation mode alone draws."""
-    training = [graph.functions[name] for name in ("joint", "forward", "finish") if name in graph.functions]
-    return graph.accumulate if draws_any(training) else 0
 
 
 def _clip(step: TrainStep) -> None:

@@ -162,9 +162,9 @@ def test_golden_values_keep_the_resting_hyperparameters(tmp_path: Path) -> None:
 
 def test_many_steps_that_differ_from_single_ones_are_found() -> None:
     key = key_of("loss", 0)
-    entry = SimpleNamespace(outputs=(TensorSpec("losses", "float64", ("K",)),))
-    manifest = SimpleNamespace(state=(), entry_point=lambda _: entry)
-    session = SimpleNamespace(call=lambda *_: [np.array([1.5])], state=dict, manifest=manifest)
+    entry = SimpleNamespace(inputs=(), hypers=(), outputs=(TensorSpec("losses", "float64", ("K",)),))
+    manifest = SimpleNamespace(state=())
+    session = SimpleNamespace(call=lambda *_: [np.array([1.5])], state=dict, manifest=manifest, entry=lambda _: entry)
     golden = Golden(1, "float64", {}, {key: np.array(1.0)}, {key: 0.6})
     found: list[Any] = []
     _train_steps({key: np.array(0.8)}, session, golden, found)  # type: ignore[arg-type]
