@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -136,7 +137,7 @@ def test_progress_shows_the_pace_and_the_time_to_the_end(mlp_artifact: Path, dat
     options = ["--data", str(data), "--epochs", "2", "--validation", str(data)]
     shown = CliRunner(env={"COLUMNS": "200"}).invoke(command, [str(mlp_artifact), *options]).output
     assert "epoch 2/2" in shown
-    assert "samples/s, 0:00:0" in shown
+    assert re.search(r"samples/s, \d:\d\d:\d\d", shown)
     assert ", validation loss" in shown
 
 
