@@ -112,9 +112,9 @@ class StateUse:
         self.written.update(paths)
         for path in self.relied.keys() & self.written:
             raise CaptureError(
-                f"{self.relied[path]}\n  a Python decision depends on the values of the buffer "
-                f"{path.rpartition('.')[2]}, which the step changes. Write it with torch.where(condition, a, b), a "
-                "mask, or torch.cond"
+                f"{self.relied[path]}\n  a Python decision or number depends on the values of the buffer "
+                f"{path.rpartition('.')[2]}, which the step changes. Write a decision with torch.where(condition, a, "
+                "b), a mask, or torch.cond, and a place with indices: queue[(start + torch.arange(n)) % size] = rows"
             )
 
 

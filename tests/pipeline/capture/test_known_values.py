@@ -133,6 +133,52 @@ def test_a_decision_on_a_value_that_a_step_may_change_is_refused(
     assert "a Python decision" in str(caught.value)
 
 
+class Queue(nn.Module):
+    """MoCo's queue of keys (https://arxiv.org/abs/1911.05722), with the place of the next key in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("keys", torch.randn(5, 3))
+        self.register_buffer("start", torch.zeros(1, dtype=torch.long))
+
+    def put(self, keys: torch.Tensor) -> None:
+        start = int(self.start)  # here
+        self.keys[start : start + 2] = keys
+        self.start[0] = (start + 2) % 5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        queries = self.linear(x)
+        with torch.no_grad():
+            self.put(queries + 1)
+        return queries @ self.keys.T.clone()
+
+
+class QueueByIndices(Queue):
+    def put(self, keys: torch.Tensor) -> None:
+        self.keys[(self.start + torch.arange(2)) % 5] = keys
+        self.start[0] = (self.start[0] + 2) % 5
+
+
+def step_of_queue(model: Queue) -> ig.TrainStep:
+    inputs = {"x": torch.randn(2, 4), "y": torch.randn(2, 5)}
+    return ig.TrainStep(model, mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+
+
+def test_a_place_from_a_changing_buffer_is_refused_with_its_spelling_by_indices(compiled: Compile) -> None:
+    lines, start = inspect.getsourcelines(Queue)
+    line = start + next(i for i, text in enumerate(lines) if text.rstrip().endswith("# here"))
+    with pytest.raises(CaptureError, match=r"a place with indices") as caught:
+        capture(step_of_queue(Queue()))
+    assert str(caught.value).startswith(f"{__file__}:{line}:")
+    torch.manual_seed(0)
+    step = step_of_queue(QueueByIndices())  # the start wraps within its three golden steps
+    session = compiled(step, "train_step").load()
+    for _ in range(4):
+        session.train_step(**{n: t.numpy() for n, t in step.inputs.items()})
+    assert session.state()["start"] == 3
+
+
 class Classes(Known):
     def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
         return self.linear(x) * one_hot(i, 3)
