@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch._C import DispatchKey
 from torch._decomp import get_decompositions
 from torch._library.custom_ops import OPDEFS, CustomOpDef
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from irongrad.graph.recorder import Decomposition, Operator
 from irongrad.runtime.errors import UserError
@@ -126,8 +127,8 @@ class BeforeAutograd(TorchFunctionMode):
     """While open, replaces user operators without an autograd formula by their decompositions, which have gradients.
 
     Args:
-        eager: for eager runs, replace an operator only while autograd records. Otherwise the operator itself computes
-            the expected values.
+        eager: for eager runs, replace an operator only where autograd records it. Otherwise the operator itself
+            computes the expected values.
     """
 
     def __init__(self, *, eager: bool = False) -> None:
@@ -138,10 +139,17 @@ class BeforeAutograd(TorchFunctionMode):
         called = func
         if isinstance(func, torch._ops.OpOverloadPacket) and len(func.overloads()) == 1:
             called = getattr(func, func.overloads()[0])
-        if called in _USER and not has_formula(called) and (torch.is_grad_enabled() or not self._eager):
+        replaced = called in _USER and not has_formula(called)
+        if replaced and (not self._eager or _is_recorded(args, kwargs)):
             with self:  # the decomposition may call other user operators
                 return _USER[called](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _is_recorded(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """Whether autograd records an operator with these arguments."""
+    tensors = (a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor))
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 def family_of(operator: Operator) -> str | None:

@@ -40,7 +40,9 @@ def _backward(ctx, gradient):
 scaled_cube.register_autograd(_backward, setup_context=_keep)
 
 torch.library.define("irongrad_test::shifted", "(Tensor x) -> Tensor")
-torch.library.impl("irongrad_test::shifted", "CompositeExplicitAutograd", lambda x: torch.from_numpy(x.numpy() + 1))
+torch.library.impl(
+    "irongrad_test::shifted", "CompositeExplicitAutograd", lambda x: torch.from_numpy(x.detach().numpy() + 1)
+)
 
 
 class Wrong(torch.autograd.Function):
