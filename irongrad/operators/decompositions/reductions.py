@@ -196,6 +196,8 @@ def _vector_norm(
 
 @decomposes(aten.mm.default)
 def _mm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if always(x.shape[1] == 1):
+        return _outer_product(x, y)
     if example_of(x.shape[1]) <= LONGEST_PRODUCT or x.dtype not in _CHUNKED:
         return NotImplemented
     return aten.bmm.default(x.unsqueeze(0), y.unsqueeze(0)).squeeze(0)
@@ -208,6 +210,8 @@ def _bmm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     In one chain, IREE's error is 8 times that of eager's blocked kernels at K = 4096, and 13 times at K = 65536.
     """
     length = x.shape[2]
+    if always(length == 1):
+        return _outer_product(x, y)
     if example_of(length) <= LONGEST_PRODUCT or x.dtype not in _CHUNKED:
         return NotImplemented
     if not is_known(length):
@@ -217,6 +221,15 @@ def _bmm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     right = _in_chunks(y, 1, chunk)  # [B, chunks, chunk, N]
     products = aten.bmm.default(left.flatten(0, 1), right.flatten(0, 1))
     return aten.sum.dim_IntList(products.unflatten(0, (x.shape[0], -1)), [1])
+
+
+def _outer_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """[..., M, 1] times [..., 1, N], element by element.
+
+    IREE 3.13.0 cannot compile a kernel with the matrix product and two uses of it: its pass LLVMCPUMmt4dVectorLowering
+    fails without a message.
+    """
+    return x * y
 
 
 def _bmm_with_rest(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

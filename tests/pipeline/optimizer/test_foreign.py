@@ -57,6 +57,18 @@ class StartsAsGradient(Own):
         p.add_(state["mean"], alpha=-group["lr"])
 
 
+class Factored(Own):
+    """Keeps the mean as an outer product, as Adalite does."""
+
+    def update(self, p, state, group):
+        matrix = p.reshape(len(p), -1)
+        if not state:
+            state["row"], state["column"] = torch.zeros(1, matrix.shape[1]), torch.zeros(len(p), 1)
+        mean = (state["column"] @ state["row"]).lerp(p.grad.reshape_as(matrix), 0.1)
+        state["row"], state["column"] = mean.mean(0, keepdim=True), mean.mean(1, keepdim=True)
+        p.add_(mean.reshape_as(p), alpha=-group["lr"])
+
+
 class Counted(Own):
     def update(self, p, state, group):
         if len(state) == 0:
@@ -344,6 +356,7 @@ OPTIMIZERS = [
     Attribute,
     LazyMean,
     StartsAsGradient,
+    Factored,
     Counted,
     AsksForFloats,
     WarmsUp,
