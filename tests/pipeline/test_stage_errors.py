@@ -143,7 +143,7 @@ def test_an_error_that_a_stage_does_not_expect_is_an_internal_error_with_its_nam
 
 
 def test_the_stages_after_the_graph_are_named_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(driver, "pack_state", eval("lambda graph: graph.no_such_attribute"))
+    monkeypatch.setattr(driver, "pack_together", eval("lambda graphs: graphs.no_such_attribute"))
     error = error_of(of(lambda y: y), tmp_path)
     assert isinstance(error, InternalError)
     assert "the stage 'passes' failed: AttributeError" in str(error)
