@@ -76,7 +76,7 @@ class Deciding(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure=None):
         for p in self.param_groups[0]["params"]:
-            p.sub_(p.grad[p.grad > 0].sum())
+            p.sub_(p.grad.unique().sum())
 
 
 def hooked():
