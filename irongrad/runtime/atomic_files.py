@@ -85,8 +85,11 @@ def check_writable(path: Path) -> None:
     except FileExistsError as error:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from None
     trial = _temporary(path)
-    os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    os.unlink(trial)
+    try:
+        os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    finally:  # also after Ctrl-C
+        with suppress(OSError):
+            os.unlink(trial)
 
 
 def _refuse_special(path: Path) -> None:
