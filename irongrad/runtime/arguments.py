@@ -233,7 +233,7 @@ def as_seed(value: Any) -> Array:
     Raises:
         GuardError: it is not an integer from 0 to 2**63 - 1.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**63:
+    if not _is_whole(value, 63):
         raise GuardError(f"a seed is an integer from 0 to 2**63 - 1, not {value!r:.60}")
     return np.array(value, np.int64)
 
@@ -244,9 +244,14 @@ def as_count(value: Any) -> Array:
     Raises:
         GuardError: it is not an integer from 0 to 2**31 - 1.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**31:
+    if not _is_whole(value, 31):
         raise GuardError(f"import_gradients: the count must be a whole number of gradients, not {value!r:.60}")
     return np.array(value, np.int64)
+
+
+def _is_whole(value: Any, bits: int) -> bool:
+    """Whether a value is an integer of at least 0 with at most so many bits, and no boolean."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and 0 <= value < 2**bits
 
 
 def _plain_array(value: Any) -> Array:

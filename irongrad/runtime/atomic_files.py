@@ -6,7 +6,8 @@ import errno
 import os
 import shutil
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from irongrad.runtime.abandoned import hold, remove_abandoned, unique
@@ -28,18 +29,13 @@ def atomic_write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(_beside(path), _TEMPORARY)
     handle, temporary = _created(path)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            with suppress(FileNotFoundError):
-                os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with _removed_after_errors(temporary), os.fdopen(handle, "wb") as file:
+        with suppress(FileNotFoundError):
+            os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(temporary, path)
     _sync_directory(path.parent)
 
 
@@ -62,13 +58,9 @@ def atomic_link(old: Path, new: Path) -> None:
     _refuse_special(new)
     remove_abandoned(_beside(new), _TEMPORARY)
     temporary = _temporary(new)
-    try:
+    with _removed_after_errors(temporary):
         link_or_copy(os.path.realpath(old), temporary)
         os.replace(temporary, new)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
     _sync_directory(new.parent)
 
 
@@ -90,6 +82,17 @@ def check_writable(path: Path) -> None:
     finally:  # also after Ctrl-C
         with suppress(OSError):
             os.unlink(trial)
+
+
+@contextmanager
+def _removed_after_errors(temporary: Path) -> Iterator[None]:
+    """Remove a temporary file if the block fails or is interrupted."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def _refuse_special(path: Path) -> None:
