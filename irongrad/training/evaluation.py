@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from irongrad.runtime.arguments import check_whole
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import UserError
 from irongrad.training.mapped_rows import MappedRows
@@ -41,8 +42,8 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         for name, value in (("every", self.every), ("patience", self.patience)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise UserError(f"evaluation: {name} is {value!r:.60}: it must be a whole number of 1 or more")
+            if value is not None:
+                check_whole(f"evaluation: {name}", value, 1)
         if self.mode not in ("min", "max"):
             raise UserError(f"evaluation: mode is {self.mode!r:.60}: it must be 'min' or 'max'")
         if not isinstance(self.min_delta, int | float) or not 0 <= self.min_delta < float("inf"):

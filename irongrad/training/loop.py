@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from irongrad.runtime.arguments import check_whole
 from irongrad.runtime.errors import GuardError, UserError
 from irongrad.training.evaluation import Evaluation, Monitor, evaluate
 from irongrad.training.events import Callback, Ended, EpochEnded, Evaluated, Event, Recorder, Saved, Started, Stepped
@@ -87,8 +88,8 @@ def train(
         OSError: a checkpoint cannot be written; an old one is unchanged.
     """
     for name, value in (("epochs", epochs), ("steps", steps)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise UserError(f"{name} is {value!r:.60}: it must be a whole number of 1 or more")
+        if value is not None:
+            check_whole(name, value, 1)
     if epochs is None and steps is None:
         raise UserError("training has no end: give epochs or steps")
     if session.manifest.steps and not session.step_name:

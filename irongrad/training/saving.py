@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from irongrad.runtime.arguments import as_path
+from irongrad.runtime.arguments import as_path, check_whole
 from irongrad.runtime.atomic_files import atomic_link
-from irongrad.runtime.errors import UserError
 from irongrad.training.position import Position
 
 if TYPE_CHECKING:
@@ -38,8 +37,8 @@ class Checkpoints:
     def __post_init__(self) -> None:
         as_path(self.path, "a checkpoint")
         for name, value, least in (("every", self.every, 1), ("last", self.last, 0)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise UserError(f"checkpoints: {name} is {value!r:.60}: it must be a whole number of {least} or more")
+            if value is not None:
+                check_whole(f"checkpoints: {name}", value, least)
 
 
 class Saver:

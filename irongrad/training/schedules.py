@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+from irongrad.runtime.arguments import check_whole
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import Manifest
 
@@ -91,7 +92,7 @@ def constant(rate: Rates, *, warmup: int = 0) -> Schedule:
     Raises:
         UserError: a number is not finite, or out of its range.
     """
-    _whole("warmup", warmup)
+    check_whole("a schedule: warmup", warmup)
 
     def factor(step: int) -> float:
         return float(step) / float(max(1.0, warmup)) if step < warmup else 1.0
@@ -155,7 +156,7 @@ def cosine_annealing(rate: Rates, total: int, *, minimum: float = 0.0) -> Schedu
     Raises:
         UserError: a number is not finite, or out of its range.
     """
-    _whole("total", total, 1)
+    check_whole("a schedule: total", total, 1)
     _between("minimum", minimum, 0.0, math.inf)
 
     values = {
@@ -175,7 +176,7 @@ def step(rate: Rates, size: int, *, gamma: float = 0.1) -> Schedule:
     Raises:
         UserError: a number is not finite, or out of its range.
     """
-    _whole("size", size, 1)
+    check_whole("a schedule: size", size, 1)
     _between("gamma", gamma, 0.0, math.inf)
     stages = {name: _Recurrence(first, lambda _, value: value * gamma) for name, first in _groups(rate).items()}
     return Schedule("step", None, {name: partial(_staged, stage, size) for name, stage in stages.items()})
@@ -209,7 +210,7 @@ def one_cycle(
     Raises:
         UserError: a number is not finite, or out of its range; or the rise is no longer than a step.
     """
-    _whole("total", total, 1)
+    check_whole("a schedule: total", total, 1)
     for name, value in (("divide", divide), ("final", final)):
         _between(name, value, 0.0, math.inf, open_at_zero=True)
     for name, value in (("rise", rise), ("least", least), ("most", most)):
@@ -289,15 +290,10 @@ def _groups(rate: Rates) -> dict[str, float]:
 
 
 def _warms_up(name: str, total: int, warmup: int) -> None:
-    _whole("total", total, 1)
-    _whole("warmup", warmup)
+    check_whole("a schedule: total", total, 1)
+    check_whole("a schedule: warmup", warmup)
     if warmup > total:
         raise UserError(f"the schedule {name} has {total} steps, and a warm-up of {warmup} is longer")
-
-
-def _whole(name: str, value: object, least: int = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"a schedule: {name} is {value!r:.60}: it must be a whole number of {least} or more")
 
 
 def _between(name: str, value: object, low: float, high: float, *, open_at_zero: bool = False) -> None:
