@@ -459,7 +459,8 @@ def runs_a_program(model, y):
 
 
 def runs_a_shell(model, y):
-    return y * float(os.popen("echo 2").read())  # drawn
+    with os.popen("echo 2") as pipe:  # drawn
+        return y * float(pipe.read())
 
 
 @pytest.mark.parametrize("body", [runs_a_program, runs_a_shell])
