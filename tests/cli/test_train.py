@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -15,12 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from irongrad.cli.train import command
+from irongrad.cli.train_progress import Display
 from irongrad.runtime import Session
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.safetensors_file import read_arrays
 from irongrad.training import schedules
+from irongrad.training.events import Started, Stepped
 
 
 @pytest.fixture
@@ -133,12 +137,30 @@ def test_evaluations_best_and_last_checkpoints(mlp_artifact: Path, data: Path, t
     assert np.average(found) == min(losses)
 
 
-def test_progress_shows_the_pace_and_the_time_to_the_end(mlp_artifact: Path, data: Path) -> None:
+def test_progress_fits_the_usual_terminal(mlp_artifact: Path, data: Path) -> None:
     options = ["--data", str(data), "--epochs", "2", "--validation", str(data)]
-    shown = CliRunner(env={"COLUMNS": "200"}).invoke(command, [str(mlp_artifact), *options]).output
-    assert "epoch 2" in shown  # a narrow terminal cuts what follows
-    assert re.search(r"samples/s, \d:\d\d:\d\d", shown)
-    assert ", validation loss" in shown
+    shown = CliRunner().invoke(command, [str(mlp_artifact), *options]).output.splitlines()
+    assert len(shown) == 2
+    assert max(map(len, shown)) <= 80
+    loss = r"loss \d\.\d{4}"
+    for number, (line, rest) in enumerate(zip(shown, (r"\d:\d\d:\d\d left", r"[\d,]+ samples/s"), strict=True), 1):
+        assert re.fullmatch(rf"epoch {number}/2 ━+ 20/20  {loss}  validation {loss}  {rest}", line.strip())
+
+
+@pytest.mark.parametrize(("width", "shown"), [(80, ["samples/s", " left"]), (60, [" left"]), (36, [])])
+def test_a_narrow_terminal_loses_what_matters_least(
+    width: int, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr("irongrad.cli.train_progress.console", Console(file=written, width=width))
+    with Display(12, quiet=False) as display:
+        display(Started(0, 0, 0, 12000, 1000))
+        display(Stepped(1, 0, 0.5, {}, {"lr": 0.1}, 16, 0.1))
+    (line,) = written.getvalue().splitlines()
+    assert len(line) <= width
+    assert line.startswith("epoch 1/12 ")
+    assert "1/1000  loss 0.5000" in line
+    assert [text for text in ("samples/s", " left") if text in line] == shown
 
 
 def start(artifact: Path, data: Path, *arguments: object) -> subprocess.Popen[str]:
