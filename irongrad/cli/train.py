@@ -23,9 +23,11 @@ from irongrad.cli.train_progress import Display
 from irongrad.runtime.nonfinite import CHOICES
 from irongrad.training.events import Callback, EpochEnded, Evaluated, JsonLines
 from irongrad.training.loop import Result, train
+from irongrad.training.mlflow import MLflow
 from irongrad.training.schedule_text import NAMES
 from irongrad.training.stop import SIGTERM
 from irongrad.training.tensorboard import TensorBoard
+from irongrad.training.trackio import Trackio
 
 # The exit code after SIGTERM, as shells report it: 128 and the number of the signal.
 _STOPPED = 128 + 15
@@ -82,6 +84,21 @@ Example:
 @click.option("--keep-best", is_flag=True, help="Keep the state of the best evaluation, as NAME.best.SUFFIX.")
 @click.option("--log", type=click.Path(path_type=Path), help="A file to which a line of JSON is added for each step.")
 @click.option("--tensorboard", type=click.Path(path_type=Path), help="A folder for TensorBoard; needs tensorboardX.")
+@click.option("--mlflow", metavar="EXPERIMENT", help="An experiment of MLflow; needs mlflow-skinny.")
+@click.option("--trackio", metavar="PROJECT", help="A project of trackio; needs trackio.")
+@click.option(
+    "--prefetch",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="Read the data of so many steps in advance.",
+)
+@click.option(
+    "--ema",
+    type=float,
+    metavar="DECAY",
+    help="Average the parameters, as with 0.999. Evaluates the averages, and saves them as NAME.ema.SUFFIX.",
+)
 @click.option(
     "--seed",
     type=click.IntRange(0),
@@ -116,7 +133,7 @@ def command(**given: Any) -> int:
             f"each step accumulates {plan.factor} batches of {plan.batch}; BatchNorm sees {plan.batch} at a time"
         )
     with ExitStack() as opened:
-        result = _trained(plan, asked.steps, _callbacks(asked, plan, opened))
+        result = _trained(plan, asked, _callbacks(asked, plan, opened))
     _report(result, asked.checkpoint, asked.eval_every, asked.as_json)
     return _STOPPED if result.reason == SIGTERM else 0
 
@@ -127,17 +144,23 @@ def _callbacks(asked: Asked, plan: Plan, opened: ExitStack) -> list[Callback]:
         callbacks.append(opened.enter_context(JsonLines(asked.log)))
     if asked.tensorboard is not None:
         callbacks.append(opened.enter_context(TensorBoard(asked.tensorboard)))
+    if asked.mlflow is not None:
+        callbacks.append(opened.enter_context(MLflow(asked.mlflow)))
+    if asked.trackio is not None:
+        callbacks.append(opened.enter_context(Trackio(asked.trackio)))
     return callbacks
 
 
-def _trained(plan: Plan, steps: int | None, callbacks: list[Callback]) -> Result:
+def _trained(plan: Plan, asked: Asked, callbacks: list[Callback]) -> Result:
     return train(
         plan.session,
         plan.source,
         epochs=plan.epochs,
-        steps=steps,
+        steps=asked.steps,
         hypers=plan.hypers,
         schedule=plan.schedule,
+        prefetch=asked.prefetch,
+        ema=asked.ema,
         evaluation=plan.evaluation,
         checkpoints=plan.checkpoints,
         start=plan.start,

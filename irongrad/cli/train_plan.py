@@ -56,6 +56,10 @@ class Asked:
     keep_best: bool
     log: Path | None
     tensorboard: Path | None
+    mlflow: str | None
+    trackio: str | None
+    prefetch: int
+    ema: float | None
     seed: int | None
     on_nonfinite: OnNonFinite
     strict: bool
@@ -126,6 +130,7 @@ def _refuse_useless(asked: Asked) -> None:
     for option, value, needing in (
         ("--validation", asked.validation, {"--eval-every": asked.eval_every, "--patience": asked.patience, **best}),
         ("--checkpoint", asked.checkpoint, {"--save-every": asked.save_every, "--keep": asked.keep, **best}),
+        ("--checkpoint or --validation", asked.checkpoint or asked.validation, {"--ema": asked.ema}),
         ("--resume", asked.resume, {"--fresh": asked.fresh}),
     ):
         if not value and (useless := [name for name, setting in needing.items() if setting]):

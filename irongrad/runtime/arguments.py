@@ -227,14 +227,15 @@ def refuse_no_mapping(value: Any, what: str) -> None:
         raise UserError(f"{what} must be a mapping of names to arrays, not {value!r:.60}")
 
 
-def check_whole(what: str, value: object, least: int = 0) -> None:
-    """Check that a value is an integer of at least `least`, and no boolean.
+def check_whole(what: str, value: object, least: int = 0) -> int:
+    """Return a value that is an integer, one of numpy's too, of at least `least`, and no boolean.
 
     Raises:
         UserError: begins with `what`, and says what it should be.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise UserError(f"{what} is {value!r:.60}: it must be a whole number of {least} or more")
+    return int(value)
 
 
 def as_seed(value: Any) -> Array:

@@ -27,6 +27,9 @@ from irongrad.runtime.safetensors_file import Checksum, Header, Tensor, metadata
 # One of the trainable state alone says on which frozen state it relies.
 ARTIFACT, FINITE, BASE = "artifact", "finite", "base"
 
+# What the names of tensors begin with that are no state: the moving averages of parameters during training.
+AVERAGE = "ema/"
+
 
 def write(
     path: Path,
@@ -36,6 +39,7 @@ def write(
     finite: bool,
     trainable: bool = False,
     about: Mapping[str, Any] = MappingProxyType({}),
+    beside: Mapping[str, Array] = MappingProxyType({}),
 ) -> None:
     """Write `state` to `path` atomically: a reader sees the old file or the complete new one.
 
@@ -48,12 +52,14 @@ def write(
         finite: whether no tensor became NaN or infinite.
         trainable: whether to leave frozen tensors out.
         about: what else the file says about itself, in the types of JSON.
+        beside: tensors that are no state, under names that begin with `AVERAGE`.
 
     Raises:
         OSError: the file cannot be written.
     """
     kept = [s for s in manifest.state if not (trainable and s.frozen)]
     arrays = {key: np.asarray(state[s.name], order="C") for s in kept for key in (s.name, *s.aliases)}
+    arrays |= beside
     said: dict[str, Any] = {**about, ARTIFACT: manifest.digest, FINITE: finite}
     recorded = metadata(arrays.items(), said | ({BASE: manifest.base} if trainable else {}))
     atomic_write(path, safetensors.numpy.save(arrays, metadata=recorded))
@@ -217,7 +223,7 @@ def _compare(
 ) -> None:
     wanted: dict[str, StateSpec] = {s.name: s for s in manifest.state}
     aliases = {a for s in manifest.state for a in s.aliases}
-    unused = {n for n in found if n.startswith(_OF_UPDATES)} if not _updates(manifest) else set()
+    unused = {n for n in found if n.startswith((AVERAGE, *(() if _updates(manifest) else _OF_UPDATES)))}
     problems = [f"{n} is missing" for n in wanted if n not in found and n not in optional]
     problems += [f"{n} is unknown" for n in found if n not in wanted and n not in aliases and n not in unused]
     for name, spec in wanted.items():

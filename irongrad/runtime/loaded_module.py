@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +135,11 @@ class LoadedModule:
         with self.lock:
             return self._run(entry, values)
 
-    def call(self, entry: EntryPoint, values: Sequence[Any]) -> list[Array]:
-        """As `run`, with the outputs as arrays of the host."""
+    def call(self, entry: EntryPoint, values: Sequence[Any], wanted: Container[str] | None = None) -> list[Array]:
+        """As `run`, with the outputs as arrays of the host; `wanted` names them, if not all are wanted."""
         with self.lock:
-            outputs = self._run(entry, values)
-            return [self._to_host(view, spec) for view, spec in zip(outputs, entry.outputs, strict=True)]
+            outputs = zip(self._run(entry, values), entry.outputs, strict=True)
+            return [self._to_host(view, spec) for view, spec in outputs if wanted is None or spec.name in wanted]
 
     def on_device(self, array: Any) -> ireert.DeviceArray:
         """Copy an array to the device.

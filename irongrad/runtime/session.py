@@ -7,7 +7,7 @@ names and readable errors, and repeats none of these checks.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from types import MappingProxyType
@@ -277,9 +277,17 @@ class Session:
 
     # --- state ----------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Array]:
-        """Return a copy of every state tensor by name; tied tensors are one array under each of their names."""
-        return checkpoints.under_all_names(self._call("export_state", {}), self.manifest)
+    def state(self, names: Container[str] | None = None) -> dict[str, Array]:
+        """Return a copy of every state tensor by name; tied tensors are one array under each of their names.
+
+        Args:
+            names: the names of the tensors to copy, those of the manifest; all by default, under all their names.
+        """
+        if names is None:
+            return checkpoints.under_all_names(self._call("export_state", {}), self.manifest)
+        entry = self.entry("export_state")
+        kept = [spec.name for spec in entry.outputs if spec.name in names]
+        return dict(zip(kept, self._module.call(entry, [], names), strict=True))
 
     def initial_state(self) -> dict[str, Array]:
         """Return the state that the artifact was compiled with, whatever state this session started from.
@@ -352,6 +360,7 @@ class Session:
         *,
         trainable: bool | None = None,
         about: Mapping[str, Any] = MappingProxyType({}),
+        beside: Mapping[str, Array] = MappingProxyType({}),
     ) -> None:
         """Write the state to a safetensors checkpoint, atomically.
 
@@ -366,6 +375,8 @@ class Session:
                 parameters are frozen.
             about: what the file says about itself beside that, in the types of JSON: `irongrad.training` records the
                 place in a training run.
+            beside: tensors that are no state, under names that begin with `ema/`; `load` and `restore` pass over them.
+                `irongrad.training` keeps moving averages there.
 
         Raises:
             NonFiniteError: the state became NaN or infinite, and `on_nonfinite` is `stop`; nothing is written.
@@ -377,7 +388,8 @@ class Session:
         if spoilt:
             self._check.state(spoilt, self._kept(path))
         part = self.manifest.is_mostly_frozen if trainable is None else trainable
-        checkpoints.write(path, state, self.manifest, finite=not spoilt, trainable=part, about=about)
+        finite = not spoilt
+        checkpoints.write(path, state, self.manifest, finite=finite, trainable=part, about=about, beside=beside)
 
     def _kept(self, path: Path) -> str:
         """Keep the last checkpoint with a finite state, before `path` is written; say what was kept."""

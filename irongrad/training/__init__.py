@@ -10,13 +10,17 @@ if TYPE_CHECKING:
     from irongrad.training.evaluation import Evaluation, InOrder, evaluate
     from irongrad.training.events import Callback, JsonLines
     from irongrad.training.loop import Result, train
+    from irongrad.training.mlflow import MLflow
     from irongrad.training.position import Position, read_position, restore
+    from irongrad.training.prefetch import Prefetched
     from irongrad.training.saving import Checkpoints
     from irongrad.training.schedules import Schedule
     from irongrad.training.shards import Shards, map_shards, matching
     from irongrad.training.sources import Arrays, Samples, Stream
     from irongrad.training.stop import Stop
     from irongrad.training.tensorboard import TensorBoard
+    from irongrad.training.tracker import Tracker
+    from irongrad.training.trackio import Trackio
 
 __all__ = [
     "Arrays",
@@ -25,8 +29,10 @@ __all__ = [
     "Evaluation",
     "InOrder",
     "JsonLines",
+    "MLflow",
     "Padded",
     "Position",
+    "Prefetched",
     "Result",
     "Samples",
     "Schedule",
@@ -34,6 +40,8 @@ __all__ = [
     "Stop",
     "Stream",
     "TensorBoard",
+    "Tracker",
+    "Trackio",
     "evaluate",
     "map_shards",
     "matching",
@@ -50,8 +58,10 @@ _HOME = {
     "Evaluation": "evaluation",
     "InOrder": "evaluation",
     "JsonLines": "events",
+    "MLflow": "mlflow",
     "Padded": "collate",
     "Position": "position",
+    "Prefetched": "prefetch",
     "Result": "loop",
     "Samples": "sources",
     "Schedule": "schedules",
@@ -59,6 +69,8 @@ _HOME = {
     "Stop": "stop",
     "Stream": "sources",
     "TensorBoard": "tensorboard",
+    "Tracker": "tracker",
+    "Trackio": "trackio",
     "evaluate": "evaluation",
     "map_shards": "shards",
     "matching": "shards",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from irongrad.runtime.arguments import check_whole
 from irongrad.runtime.errors import GuardError, UserError
+from irongrad.training.average import MovingAverage
 from irongrad.training.evaluation import Evaluation, Monitor, evaluate
 from irongrad.training.events import Callback, Ended, EpochEnded, Evaluated, Event, Recorder, Saved, Started, Stepped
 from irongrad.training.means import Batch, Reported, mean_of, reported, samples_in, values_of
 from irongrad.training.position import Position, position_of
+from irongrad.training.prefetch import Prefetched
 from irongrad.training.saving import Checkpoints, Saver
 from irongrad.training.schedules import Schedule, compiled_rates
 from irongrad.training.sources import Parts, Source, source_of
@@ -55,6 +58,8 @@ def train(
     hypers: Mapping[str, float] = MappingProxyType({}),
     schedule: Callable[[int], Mapping[str, float]] | None = None,
     accumulate: int = 1,
+    prefetch: int = 0,
+    ema: float | None = None,
     evaluation: Evaluation | None = None,
     checkpoints: Checkpoints | None = None,
     start: Position | None = None,
@@ -75,6 +80,9 @@ def train(
         schedule: the hyperparameters of a step by name, as a function of its number from 0 on; they come before
             `hypers`.
         accumulate: the number of batches of an iterable whose gradients make one step.
+        prefetch: the number of steps whose batches a thread reads in advance.
+        ema: the decay of a moving average of the trained parameters, such as 0.999. Evaluations, and the best
+            checkpoint, are of the averages then; the state trains on as it would without.
         evaluation: the evaluation of held-out data.
         checkpoints: the checkpoints to write.
         start: where the run stands, from `restore`; by default it is at the number of updates of the session's state.
@@ -87,9 +95,8 @@ def train(
         UserError: the run has no end, the schedule ends before it does, or the data cannot be read again.
         OSError: a checkpoint cannot be written; an old one is unchanged.
     """
-    for name, value in (("epochs", epochs), ("steps", steps)):
-        if value is not None:
-            check_whole(name, value, 1)
+    given = (("epochs", epochs), ("steps", steps))
+    epochs, steps = (None if value is None else check_whole(name, value, 1) for name, value in given)
     if epochs is None and steps is None:
         raise UserError("training has no end: give epochs or steps")
     if session.manifest.steps and not session.step_name:
@@ -98,9 +105,25 @@ def train(
         )
     if stop is None:
         stop = Stop()
-    run = _Run(session, source_of(data, accumulate), hypers, schedule, evaluation, checkpoints, callbacks, stop)
+    source = source_of(data, accumulate)
+    if check_whole("prefetch", prefetch):
+        source = Prefetched(source, prefetch)
+    start = start or position_of(session)
+    average = _average(session, ema, start)
+    run = _Run(session, source, hypers, schedule, evaluation, checkpoints, callbacks, stop, average)
     with on_sigterm(stop):
-        return run.to_end(start or position_of(session), epochs, steps)
+        return run.to_end(start, epochs, steps)
+
+
+def _average(session: Session, decay: float | None, start: Position) -> MovingAverage | None:
+    if decay is not None:
+        return MovingAverage(session, decay, start.averages)
+    if start.averages:
+        raise UserError(
+            "the checkpoint has moving averages, which a run without them would lose: give their decay (ema), or begin "
+            "a new run with its state"
+        )
+    return None
 
 
 def last_step(source: Source, start: Position, epochs: int | None, steps: int | None) -> int | None:
@@ -129,13 +152,15 @@ class _Run:
         checkpoints: Checkpoints | None,
         callbacks: Sequence[Callback],
         stop: Stop,
+        average: MovingAverage | None,
     ) -> None:
         self._session, self._source, self._stop = session, source, stop
         self._hypers, self._schedule = dict(hypers), schedule
         self._evaluation = evaluation
         self._every = None if checkpoints is None else checkpoints.every
         self._keep_best = checkpoints is not None and checkpoints.best
-        self._saver = None if checkpoints is None else Saver(session, checkpoints)
+        self._saver = None if checkpoints is None else Saver(session, checkpoints, average)
+        self._average = average
         self._recorder = Recorder()
         self._callbacks: tuple[Callback, ...] = (self._recorder, *callbacks)
         self._rates = compiled_rates(session.manifest)
@@ -197,6 +222,8 @@ class _Run:
         else:
             result = mean_of([reported(self._session.grad_step(**part)) for part in parts])
             self._session.apply_step(**hypers)
+        if self._average is not None:
+            self._average.update()
         self._used = hypers
         self._at = replace(self._at, step=self._at.step + 1, batch=self._at.batch + 1)
         return result
@@ -226,7 +253,8 @@ class _Run:
 
     def _evaluate(self) -> Evaluated:
         assert self._evaluation is not None
-        means = evaluate(self._session, self._evaluation.batches)
+        with nullcontext() if self._average is None else self._average.in_place():
+            means = evaluate(self._session, self._evaluation.batches)
         best = self._monitor.improved(means)
         evaluated = Evaluated(self._at.step, self._epoch, means["loss"], values_of(means), best)
         self._tell(evaluated)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from irongrad.runtime.arguments import as_path, check_whole
 from irongrad.runtime.atomic_files import atomic_link
+from irongrad.training.average import MovingAverage
 from irongrad.training.position import Position
 
 if TYPE_CHECKING:
@@ -20,13 +22,14 @@ if TYPE_CHECKING:
 class Checkpoints:
     """Which checkpoints a training run writes.
 
-    `path` has the latest state. The others lie beside it: `NAME.best.SUFFIX`, and `NAME.step-N.SUFFIX` after N steps.
+    `path` has the latest state. The others lie beside it: `NAME.best.SUFFIX`, and `NAME.step-N.SUFFIX` after N steps. A
+    run with moving averages also writes `NAME.ema.SUFFIX`: the latest state with the averages as its parameters.
 
     Attributes:
         path: the file of the latest state.
         every: the number of steps from one checkpoint to the next; one is also written after each epoch and at the end.
         last: the number of checkpoints `NAME.step-N.SUFFIX` to keep; older ones of the run are removed.
-        best: whether the state of the best evaluation is kept.
+        best: whether the state of the best evaluation is kept; with averages it has them as its parameters.
     """
 
     path: str | os.PathLike[str]
@@ -44,8 +47,8 @@ class Checkpoints:
 class Saver:
     """Writes the checkpoints of a run."""
 
-    def __init__(self, session: Session, wanted: Checkpoints) -> None:
-        self._session, self._wanted = session, wanted
+    def __init__(self, session: Session, wanted: Checkpoints, average: MovingAverage | None) -> None:
+        self._session, self._wanted, self._average = session, wanted, average
         self.path = as_path(wanted.path, "a checkpoint")
 
     @property
@@ -60,18 +63,32 @@ class Saver:
             NonFiniteError: the state became NaN or infinite, and the session was told to stop then.
             OSError: a file cannot be written; an old one is unchanged.
         """
+        evaluated = [self.best] if best else []
+        if self._average is not None:
+            evaluated += [_beside(self.path, "ema")] if latest else []
+            self._save_averages(evaluated)
+        elif best and not latest:
+            self._session.save(self.best, about=position.about)
         if not latest:
-            if best:
-                self._session.save(self.best, about=position.about)
-            return [self.best] if best else []
-        self._session.save(self.path, about=position.about)
-        written = [self.path]
-        if best:
-            written.append(_named(self.path, self.best))
+            return evaluated
+        beside = {} if self._average is None else self._average.tensors
+        self._session.save(self.path, about=position.about, beside=beside)
+        written = [self.path, *evaluated]
+        if best and self._average is None:
+            _named(self.path, self.best)
         if self._wanted.last:
             written.append(_named(self.path, _beside(self.path, f"step-{position.step}")))
             self._prune(position.step)
         return written
+
+    def _save_averages(self, paths: Sequence[Path]) -> None:
+        """Write the state with the averages as its parameters. No run goes on from there, so it records no place."""
+        assert self._average is not None
+        if paths:
+            with self._average.in_place():
+                self._session.save(paths[0])
+            for path in paths[1:]:
+                _named(paths[0], path)
 
     def _prune(self, step: int) -> None:
         """Remove all numbered checkpoints but the newest; those of later steps are of another run, and stay."""

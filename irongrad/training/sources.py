@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from irongrad.runtime.arguments import check_whole
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import GuardError, UserError
 from irongrad.training.means import Batch
@@ -56,10 +57,8 @@ class Shuffled(ABC):
             GuardError: there are fewer samples than a step takes.
             UserError: a number is out of its range.
         """
-        for name, value, least in (("batch", batch, 1), ("accumulate", accumulate, 1), ("seed", seed, 0)):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-                raise UserError(f"{name} is {value!r:.60}: it must be a whole number of {least} or more")
-        self.samples, self.batch, self.accumulate, self.seed = samples, int(batch), int(accumulate), int(seed)
+        self.samples, self.batch = samples, check_whole("batch", batch, 1)
+        self.accumulate, self.seed = check_whole("accumulate", accumulate, 1), check_whole("seed", seed)
         self.steps = samples // (self.batch * self.accumulate)
         if not self.steps:
             raise GuardError(f"the data has {samples} samples, fewer than one batch of {batch * accumulate}")
@@ -214,9 +213,7 @@ class Stream:
         """
         if isinstance(batches, str | bytes | Mapping) or not isinstance(batches, Iterable):
             raise UserError(f"the data is a {type(batches).__name__}; it must be an iterable of dictionaries of arrays")
-        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-            raise UserError(f"accumulate is {accumulate!r:.60}: it must be a whole number of 1 or more")
-        self._batches, self._accumulate = batches, accumulate
+        self._batches, self._accumulate = batches, check_whole("accumulate", accumulate, 1)
         self._begun = False
 
     @property

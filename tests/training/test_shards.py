@@ -110,7 +110,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from irongrad.runtime import load
-from irongrad.training import Shards, map_shards
+from irongrad.training import Prefetched, Shards, map_shards
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -118,6 +118,8 @@ def resident():
 session = load(sys.argv[1])
 rows = map_shards(sorted(Path(sys.argv[2]).glob("*.npz")), session.manifest)
 source = Shards(rows, 6)
+if ahead := int(sys.argv[3]):
+    source = Prefetched(source, ahead)
 before = most = resident()
 total = sum(rows.starts[-1:]) * 40
 read = 0
@@ -129,15 +131,15 @@ print(most - before, total, read)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("count", [1, 12])
-def test_memory_is_bounded(mlp_artifact: Path, tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize(("count", "ahead"), [(1, 0), (12, 4)])
+def test_memory_is_bounded(mlp_artifact: Path, tmp_path: Path, count: int, ahead: int) -> None:
     samples = 8_000_000 // count
     for number in range(count):
         x = np.ones((samples, 8), np.float32)
         np.savez(tmp_path / f"{number:02}.npz", x=x, y=np.zeros(samples, np.int64))
     script = MEMORY.replace("source.epoch(0, 0)", "(p for p, _ in zip(source.epoch(0, 0), range(40000)))")
     done = subprocess.run(
-        [sys.executable, "-c", script, mlp_artifact, tmp_path], capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, mlp_artifact, tmp_path, str(ahead)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     grown, total, read = map(int, done.stdout.split())
